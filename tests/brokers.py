@@ -55,8 +55,10 @@ class Nats:
             async def ignore(_):
                 pass
 
-            options = {"allow_reconnect": False, "max_reconnect_attempts": 1, "error_cb": ignore}
-            connection = await self.nats.connect(f"nats://127.0.0.1:{self.port}", **self.login, **options)
+            options = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0.02}
+            connection = await self.nats.connect(
+                f"nats://127.0.0.1:{self.port}", **self.login, **options, error_cb=ignore
+            )
             try:
                 return await work(connection.jetstream())
             finally:

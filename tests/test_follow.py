@@ -236,7 +236,7 @@ def test_a_store_that_penstock_did_not_write_is_not_overwritten(tmp_path, refuse
 @pytest.mark.parametrize(
     ("target", "line"),
     [
-        ("somewhere", "--into somewhere: expected redis://HOST:PORT/DATABASE, lmdb:PATH"),
+        ("somewhere", "--into somewhere: expected redis://HOST:PORT/DATABASE, kafka://BROKER:PORT/TOPIC, lmdb:PATH"),
         ("lmdb:", "lmdb:: expected lmdb:PATH"),
         ("json:dumps", "json:dumps: give --state FILE"),
         ("redis://localhost:port/0", "redis://localhost:port/0: .*; expected redis://HOST:PORT/DATABASE"),
@@ -248,8 +248,8 @@ def test_a_target_that_is_misspelled(target, line, refused):
 
 @pytest.mark.parametrize("kind", [kind for kind in STORES if STORES[kind].extra])
 def test_a_library_that_is_missing_is_named(kind, monkeypatch, refused):
-    module = {"delta": "deltalake"}.get(kind, kind)
+    module = {"delta": "deltalake", "kafka": "confluent_kafka"}.get(kind, kind)
     monkeypatch.setitem(sys.modules, module, None)
-    target = "redis://h:1/0" if kind == "redis" else f"{kind}:x"
+    target = f"{kind}://h:1/0" if kind in ("redis", "kafka") else f"{kind}:x"
     line = refused(2, "follow", "grpc://127.0.0.1:1", "--into", target)
     assert f"needs the package {module}: pip install -e '.[{kind}]'" in line

@@ -5,7 +5,7 @@ from brokers import MockKafka, message_of
 from limits import HANG_S, until
 from services import client_of, config_of, frame, replayed, service_of
 
-from penstock.errors import StateError, UsageError
+from penstock.errors import InputError, StateError, UsageError
 from penstock.io.brokers.kafka_partition import kafka_partitions
 
 kafka = pytest.importorskip("confluent_kafka")
@@ -85,6 +85,43 @@ def test_a_replay_reads_the_partitions_in_order_and_continues(brokers, tmp_path,
         engine = restored(tmp_path) if stop is None else ps.Engine(config_of())
         engine.run(uri, merge=merge, limit=stop, checkpoint=tmp_path / "c", resume=stop is None)
     assert engine.state_hash() == replayed(order).state_hash()
+
+
+def committed(brokers):
+    """The offset that Kafka shows for partition 0."""
+    reader = kafka.Consumer({"bootstrap.servers": brokers, "group.id": "penstock"})
+    (found,) = reader.committed([kafka.TopicPartition("gradients", 0)], timeout=HANG_S)
+    reader.close()
+    return found.offset
+
+
+def test_kafka_shows_the_offsets_of_commits(brokers, tmp_path):
+    import penstock as ps
+
+    send(brokers, FRAMES[:9])
+    uri = f"kafka://{brokers}/gradients"
+    ps.Engine(config_of()).run(uri, limit=6, checkpoint=tmp_path / "c", every=2)
+    assert committed(brokers) == 6
+    with service_of(restored(tmp_path), folder=tmp_path / "c", resume=True, partitions=kafka_partitions(uri)):
+        until(lambda: committed(brokers) == 9)
+
+
+def test_brokers_that_are_gone_are_bad_input_after_patience(tmp_path):
+    import penstock as ps
+
+    cluster = MockKafka()
+    send(cluster.brokers, FRAMES[:3])
+    engine = ps.Engine(config_of())
+
+    def close(*_):
+        if engine.global_step == 3:
+            cluster.close()
+
+    with pytest.raises(InputError, match=r"partition 0: the broker cannot be reached: .*brokers are down"):
+        engine.run(
+            f"kafka://{cluster.brokers}/gradients", follow=True, patience=0.2, checkpoint=tmp_path / "c", progress=close
+        )
+    assert restored(tmp_path).state_hash() == replayed(FRAMES[:3]).state_hash()
 
 
 def test_settings_are_those_of_the_client(brokers):

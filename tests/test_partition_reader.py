@@ -34,9 +34,9 @@ class Scripted(Partition):
         self._may_fail()
         found = [number for number in self.numbers if number >= max(self.next, self.low)]
         if not found:
-            return None
+            return []
         self.next = found[0] + 1
-        return Message(found[0], b"")
+        return [Message(found[0], b"")]
 
     def close(self):
         self.next = None
@@ -46,20 +46,19 @@ def numbers_of(reader, count):
     """The numbers of so many reads that return a message."""
     found = []
     while len(found) < count:
-        message = reader.read(0)
-        found += [] if message is None else [message.number]
+        found += [message.number for message in reader.read(0)]
     return found
 
 
 def test_markers_and_aborted_transactions_leave_gaps():
     reader = PartitionReader(Scripted([1, 2, 5, 9, 10]), 0, 60)
     assert numbers_of(reader, 5) == [1, 2, 5, 9, 10]
-    assert reader.read(0) is None
+    assert not reader.read(0)
 
 
 def test_a_new_job_begins_with_the_oldest_message_that_is_retained():
     assert numbers_of(PartitionReader(Scripted([7, 8], low=7), 0, 60), 2) == [7, 8]
-    assert PartitionReader(Scripted([], low=7), 0, 60).read(0) is None
+    assert not PartitionReader(Scripted([], low=7), 0, 60).read(0)
 
 
 def test_a_message_that_is_delivered_again_is_passed_over():
@@ -98,5 +97,5 @@ def test_retention_that_passes_the_position_is_an_incompatible_state():
 def test_a_topic_that_ends_before_the_position_was_replaced():
     with pytest.raises(StateError, match=r"offset 8 is in the tables, and the topic ends before it, after 3 messages"):
         PartitionReader(Scripted([1, 2, 3]), 9, 60).read(0)
-    assert PartitionReader(Scripted([1, 2, 3]), 3, 60).read(0) is None
-    assert PartitionReader(Scripted([], low=4), 3, 60).read(0) is None
+    assert not PartitionReader(Scripted([1, 2, 3]), 3, 60).read(0)
+    assert not PartitionReader(Scripted([], low=4), 3, 60).read(0)

@@ -183,10 +183,9 @@ class Kept9(Partition):
         self.next = number
 
     def read(self, timeout_s):
-        if self.next > len(self.messages):
-            return None
-        self.next += 1
-        return Message(self.next - 1, self.messages[self.next - 2])
+        found = [Message(n + 1, message) for n, message in enumerate(self.messages)][self.next - 1 : self.next + 1]
+        self.next += len(found)
+        return found
 
     def close(self):
         pass
@@ -246,8 +245,13 @@ def test_merging_by_step_needs_a_step_in_every_message():
         ps.Engine(config_of()).run(sources, merge="step")
 
 
-def test_several_processes_do_not_read_a_topic(config, refused):
-    line = refused(2, "replay", config, "nats://127.0.0.1:1/t", "--distributed")
-    assert "--distributed: one process reads topics and tables with versions" in line
+@pytest.mark.parametrize("source", ["nats://127.0.0.1:1/t", "delta:rows"])
+def test_a_job_on_a_cluster_reads_no_topic(source, config, refused):
+    line = refused(2, "replay", config, source, "--ray", "auto", "--shares", 2)
+    problem = "one process reads topics and tables with versions, without --ray"
+    assert line == f"penstock: --ray: {source.partition(':')[0]}: {problem}\n"
+
+
+def test_a_topic_that_is_misspelled():
     with pytest.raises(UsageError, match="nats://x: expected nats://HOST:PORT/STREAM"):
         ps.Engine(config_of()).run("nats://x")

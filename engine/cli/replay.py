@@ -48,7 +48,7 @@ from penstock.engine import Engine
 from penstock.errors import MOST_LISTED, InputError, StaleInputError, UsageError
 from penstock.io.decoding.reader import ReadOptions
 from penstock.io.sources.opening import open_sources
-from penstock.io.sources.seekable_source import check_order
+from penstock.io.sources.seekable_source import check_order, names_seekable
 from penstock.io.storage.quarantine import check_new, parse_on_bad_row
 from penstock.learning_rates import check_given
 from penstock.run import RunOptions
@@ -114,6 +114,10 @@ def replay_on_ray(args: argparse.Namespace) -> int:
         raise UsageError("--ray: give the number of shares, --shares N")
     if args.merge == "step" or "-" in args.sources:
         raise UsageError("--ray: takes a frame of each source in turn (--merge round), from files and URIs")
+    for source in args.sources:
+        if names_seekable(source):
+            scheme = source.partition(":")[0]
+            raise UsageError(f"--ray: {scheme}: one process reads topics and tables with versions, without --ray")
     deltas = deltas_of(args)
     if "per_rows" in deltas or "per_seconds" in deltas:
         raise UsageError("--deltas-per: with --ray, expected steps=N")

@@ -10,9 +10,8 @@ from penstock.errors import InputError, ServiceError
 from penstock.io.brokers.broker_partition import Message, Partition
 from penstock.io.brokers.message_frames import BAD_MESSAGE, MessageFrames
 from penstock.io.brokers.partition_reader import PartitionReader
-from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.messages import Ack, PutRequest
-from penstock.io.sources.batch import Source
 from penstock.service.sequencer import Sequencer
 from penstock.service.streams import Stream
 
@@ -33,11 +32,10 @@ class BrokerIntake:
         sequencer: Sequencer,
         options: ReadOptions,
         partitions: Sequence[Partition],
-        most_bytes: int,
         patience_s: float,
         failed: Callable[[], object],
     ) -> None:
-        self._sequencer, self._options, self._most_bytes = sequencer, options, most_bytes
+        self._sequencer, self._options = sequencer, options
         self._patience_s, self._on_failure = patience_s, failed
         self._over = threading.Event()
         self.error: BaseException | None = None
@@ -77,22 +75,19 @@ class BrokerIntake:
         stream = self._sequencer.open(request, acked.append)
         try:
             reader = PartitionReader(partition, position, self._patience_s)
-            frames = MessageFrames(self._frames, self._most_bytes, self._options.allow_missing_end)
+            frames = MessageFrames(self._options, self._sequencer.first_bad)
             while not self._over.is_set():
-                message = reader.read(WAIT_S)
-                if message is not None:
+                messages = reader.read(WAIT_S)
+                for message in messages:
                     self._push(stream, frames, partition, message)
-                elif stream.acked.position < stream.position:
+                    if self._over.is_set():
+                        break
+                if not messages and stream.acked.position < stream.position:
                     self._sequencer.ask_for_commit()
-                if acked:
-                    self._acknowledge(partition, acked.pop())
+                if acked and (ack := acked.pop()).durable and ack.position:
+                    partition.acknowledge(ack.position)
         finally:
             self._sequencer.close(stream)
-
-    def _frames(self, source: Source) -> FrameReader:
-        reader = FrameReader(source, self._options)
-        reader.first_bad = self._sequencer.first_bad
-        return reader
 
     def _push(self, stream: Stream, frames: MessageFrames, partition: Partition, message: Message) -> None:
         try:
@@ -107,10 +102,3 @@ class BrokerIntake:
             self._sequencer.pass_over(stream, message.number)
         else:
             self._sequencer.push(stream, frame, message.number)
-
-    def _acknowledge(self, partition: Partition, ack: Ack) -> None:
-        if ack.durable and ack.position:
-            try:
-                partition.acknowledge(ack.position)
-            except OSError:
-                return  # for display only; the next read reports that the broker has left

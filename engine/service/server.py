@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -100,9 +100,8 @@ class Service:
             raise
         self.address = Address(address.host, self._server.port, address.tls)
         self.connections.watch(self._server.port)
-        self._intake = BrokerIntake(
-            self.sequencer, reading, partitions, limits.message_bytes, patience_s, self.wants_to_end.set
-        )
+        messages = replace(reading, max_message=limits.message_bytes)
+        self._intake = BrokerIntake(self.sequencer, messages, partitions, patience_s, self.wants_to_end.set)
 
     def end(self) -> None:
         """Take no more frames, commit, and notify all streams. Raises the error of the last commit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -48,8 +49,8 @@ class Partition(ABC):
         """Continue with the first message of at least this number."""
 
     @abstractmethod
-    def read(self, timeout_s: float) -> Message | None:
-        """Return the next message; None if none arrives in time. Raises OSError if the broker has left meanwhile."""
+    def read(self, timeout_s: float) -> Sequence[Message]:
+        """Return the next messages; none if none arrives in time. Raises OSError if the broker has left meanwhile."""
 
     def acknowledge(self, number: int) -> None:  # noqa: B027 (not every broker shows it)
         """Report that all frames up to a number are durable. For display only: nothing depends on its success."""

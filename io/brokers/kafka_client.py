@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from penstock.errors import StateError, UsageError
+from penstock.errors import UsageError
 from penstock.io.optional import library
 
 TIMEOUT_S = 5.0
 # The name of the error that is the end of a partition.
 PARTITION_EOF = "_PARTITION_EOF"
+_ALL_LOST = "_ALL_BROKERS_DOWN"
 _URI = re.compile(r"kafka://([^/?#\s]+)/([^/?#\s]+)(?:\?(\S*))?")
 # Names of librdkafka's errors that no retry can fix.
-_GONE = {"OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET"}
 _UNKNOWN = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "TOPIC_EXCEPTION", "_INVALID_ARG"}
 _REFUSED = {
     "_AUTHENTICATION",
@@ -47,12 +47,21 @@ class Topic(NamedTuple):
                 raise self.client.KafkaException(metadata.error)
             return sorted(metadata.partitions)
 
-    def consumer(self, **settings: str) -> Any:
-        """Return a consumer of committed messages that commits nothing by itself. settings : defaults of the URI's"""
+    def consumer(self, lost: Callable[[Any], object] = lambda _: None) -> Any:
+        """Return a consumer of committed messages that commits nothing by itself.
+
+        lost : called by a read, with the error, if no broker is reachable: the client itself only waits for one
+        """
         fixed = {"enable.auto.commit": "false", "enable.partition.eof": "true", "auto.offset.reset": "error"}
+
+        def report(error: Any) -> None:
+            if error.name() == _ALL_LOST:
+                lost(error)
+
+        defaults = {"group.id": "penstock", "isolation.level": "read_committed"}
         with kafka_failures(self.where, self.client):
             return self.client.Consumer(
-                {"group.id": "penstock", "isolation.level": "read_committed", **settings, **self.settings, **fixed},
+                {**defaults, **self.settings, **fixed, "error_cb": report},
                 logger=silent(),
             )
 
@@ -80,14 +89,12 @@ def silent() -> logging.Logger:
 
 @contextmanager
 def kafka_failures(where: str, kafka: Any) -> Iterator[None]:
-    """Convert the client's errors: to StateError, UsageError, or OSError where a retry may help."""
+    """Convert the client's errors: to UsageError, or to OSError where a new connection may help."""
     try:
         yield
     except kafka.KafkaException as error:
         found = error.args[0]
         kind, text = found.name(), found.str()
-        if kind in _GONE:
-            raise StateError(f"{where}: the next frame is no longer retained ({text})") from error
         if kind in _UNKNOWN:
             raise UsageError(f"{where}: {text}") from error
         if kind in _REFUSED:

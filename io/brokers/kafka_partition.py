@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from penstock.io.brokers.broker_partition import Kept, Message, Partition
 from penstock.io.brokers.kafka_client import PARTITION_EOF, TIMEOUT_S, Topic, kafka_failures, kafka_topic
+
+# Messages that one read takes.
+BATCH = 256
 
 
 class KafkaPartition(Partition):
@@ -15,6 +20,7 @@ class KafkaPartition(Partition):
         super().__init__(f"kafka/{topic.name}/{number}", f"{topic.where}, partition {number}")
         self._topic, self._number = topic, number
         self._consumer: Any = None
+        self._lost: Any = None  # the error with which all brokers were lost
 
     def place(self, number: int) -> str:
         return f"{self.where}, offset {number - 1}"
@@ -29,21 +35,30 @@ class KafkaPartition(Partition):
             self.drained = 0
             self._opened().assign([self._at(number - 1)])
 
-    def read(self, timeout_s: float) -> Message | None:
+    def read(self, timeout_s: float) -> Sequence[Message]:
+        found: list[Message] = []
         with self._failures():
-            message = self._opened().poll(timeout_s)
-            if message is None:
-                self.kept()  # fails where the broker has left: the client only waits for it
-                return None
-            if message.error() and message.error().name() == PARTITION_EOF:
-                self.drained = message.offset()  # also where markers of transactions follow the last message
-                return None
-            if message.error():
-                raise self._topic.client.KafkaException(message.error())
-            return Message(message.offset() + 1, message.value())
+            consumer = self._opened()
+            first = consumer.poll(timeout_s)
+            if first is None:
+                if self._lost is not None:
+                    raise self._topic.client.KafkaException(self._lost)
+                return found
+            for message in (first, *consumer.consume(BATCH, 0)):  # those that have arrived: no further wait
+                error = message.error()
+                if error is None:
+                    found.append(Message(message.offset() + 1, message.value()))
+                elif error.name() == PARTITION_EOF:
+                    self.drained = message.offset()  # also where markers of transactions follow the last message
+                elif found:
+                    self.seek(found[-1].number + 1)  # the next read meets the error again
+                    break
+                else:
+                    raise self._topic.client.KafkaException(error)
+        return found
 
     def acknowledge(self, number: int) -> None:
-        with self._failures():
+        with suppress(self._topic.client.KafkaException):
             self._opened().commit(offsets=[self._at(number)], asynchronous=True)
 
     def close(self) -> None:
@@ -56,8 +71,12 @@ class KafkaPartition(Partition):
 
     def _opened(self) -> Any:
         if self._consumer is None:
-            self._consumer = self._topic.consumer()
+            self._lost = None
+            self._consumer = self._topic.consumer(self._note)
         return self._consumer
+
+    def _note(self, lost: Any) -> None:
+        self._lost = lost
 
     def _failures(self) -> Any:
         return kafka_failures(self.where, self._topic.client)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from penstock.errors import PenstockError, UsageError
@@ -19,6 +18,10 @@ _URI = re.compile(r"(nats|tls)://([^/\s]+)/([^/\s.*>]+)")
 BATCH = 256
 _IDLE_S = 3600.0
 _TIMEOUT_S = 5.0
+# Pause before the client's one retry; more of them are up to the caller.
+_RETRY_S = 0.1
+# A request for messages that have arrived.
+_SHORTEST_S = 0.01
 
 
 class NatsStream(Partition):
@@ -35,7 +38,6 @@ class NatsStream(Partition):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connection: Any = None
         self._consumer: Any = None
-        self._waiting: deque[Message] = deque()
         self._next = 1
 
     def place(self, number: int) -> str:
@@ -46,12 +48,9 @@ class NatsStream(Partition):
 
     def seek(self, number: int) -> None:
         self._next, self._consumer, self.drained = number, None, 0
-        self._waiting.clear()
 
-    def read(self, timeout_s: float) -> Message | None:
-        if not self._waiting:
-            self._run(self._fetch(timeout_s))
-        return self._waiting.popleft() if self._waiting else None
+    def read(self, timeout_s: float) -> Sequence[Message]:
+        return self._run(self._fetch(timeout_s))
 
     def close(self) -> None:
         if self._loop is None:
@@ -88,6 +87,7 @@ class NatsStream(Partition):
                     self._server,
                     allow_reconnect=False,
                     max_reconnect_attempts=1,
+                    reconnect_time_wait=_RETRY_S,
                     connect_timeout=_TIMEOUT_S,
                     error_cb=report,
                 )
@@ -99,7 +99,7 @@ class NatsStream(Partition):
         state = (await (await self._opened()).stream_info(self._stream)).state
         return Kept(max(state.first_seq, 1), state.last_seq)
 
-    async def _fetch(self, timeout_s: float) -> None:
+    async def _fetch(self, timeout_s: float) -> list[Message]:
         stream = await self._opened()
         api = self._nats.js.api
         if self._consumer is None:
@@ -114,7 +114,7 @@ class NatsStream(Partition):
                 ),
             )
         try:
-            messages = await self._consumer.fetch(BATCH, timeout=timeout_s)
+            messages = await self._consumer.fetch(BATCH, timeout=max(timeout_s, _SHORTEST_S))
         except self._nats.errors.TimeoutError:
             if self._connection.is_closed:
                 raise
@@ -125,9 +125,11 @@ class NatsStream(Partition):
                     self.drained = last
             except self._nats.js.errors.NotFoundError:
                 self._consumer = None
-            return
+            return []
+        found = []
         for message in messages:
             number = message.metadata.sequence.stream
             if number >= self._next:
-                self._waiting.append(Message(number, message.data or None))
+                found.append(Message(number, message.data or None))
                 self._next = number + 1
+        return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from penstock.errors import InputError, StateError
@@ -25,17 +25,16 @@ class PartitionReader:
         self._patience = Patience(patience_s, starts_over=False)
         self._is_open = False
 
-    def read(self, timeout_s: float) -> Message | None:
-        """Return the next message; None if none arrives in time, or the broker is unreachable.
+    def read(self, timeout_s: float) -> Sequence[Message]:
+        """Return the next messages; none if none arrives in time, or the broker is unreachable.
 
         Raises InputError if the broker stays unreachable, StateError if messages after the position are gone,
         UsageError if the broker refuses the caller.
         """
-        message = self._tried(lambda: self._read(timeout_s))
-        if message is None or message.number <= self.position:  # delivered again
-            return None
-        self.position = message.number
-        return message
+        messages = self._tried(lambda: self._read(timeout_s)) or []
+        if messages:
+            self.position = messages[-1].number
+        return messages
 
     def last(self) -> int | None:
         """Return the highest number that the broker has now; None if it is unreachable at the moment. Raises as read"""
@@ -56,17 +55,21 @@ class PartitionReader:
         self._patience.good()
         return found
 
-    def _read(self, timeout_s: float) -> Message | None:
-        message = self.partition.read(timeout_s)
-        if message is not None and message.number > self.position + 1:
-            self._check_kept(message.number)
-        return message
+    def _read(self, timeout_s: float) -> Sequence[Message]:
+        found, position = [], self.position
+        for message in self.partition.read(timeout_s):
+            if message.number > position:  # else it was delivered again
+                if message.number > position + 1:
+                    self._check_kept(position, message.number)
+                position = message.number
+                found.append(message)
+        return found
 
     def _open(self) -> None:
         kept = self.partition.kept()
         if not self.position:
             self.position = kept.first - 1
-        self._check(kept.first)
+        self._check(self.position, kept.first)
         if self.position > kept.last and self.position >= kept.first:
             raise StateError(
                 f"{self.partition.place(self.position)} is in the tables, and the topic ends before it, after "
@@ -75,14 +78,14 @@ class PartitionReader:
         self.partition.seek(self.position + 1)
         self._is_open = True
 
-    def _check_kept(self, number: int) -> None:
+    def _check_kept(self, position: int, number: int) -> None:
         """Check that the numbers before a message were never messages, and are not ones that are no longer retained."""
-        self._check(min(self.partition.kept().first, number))
+        self._check(position, min(self.partition.kept().first, number))
 
-    def _check(self, first: int) -> None:
-        if first > self.position + 1:
+    def _check(self, position: int, first: int) -> None:
+        if first > position + 1:
             raise StateError(
-                f"{self.partition.place(self.position + 1)} is next, and the topic retains only what follows "
+                f"{self.partition.place(position + 1)} is next, and the topic retains only what follows "
                 f"{self.partition.place(first - 1)}; it needs a longer retention, and this state can get no further: "
                 "start again from an older checkpoint and another copy of the messages"
             )

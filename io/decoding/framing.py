@@ -86,6 +86,8 @@ class PartialFrame:
         batch = piece.batch
         if not self.num_units:
             self.key, self._source = piece.key, batch.raw.source
+        if batch.raw.after is not None:
+            self._place = batch.raw.after(piece.stop)
         if batch.plain is not None:
             table, whole = batch.plain
             self.num_units += piece.num_units
@@ -98,8 +100,6 @@ class PartialFrame:
         if content.frame_columns.times is not None:
             self._add_time(piece, content.frame_columns.times[piece.start : piece.stop])
         self.num_units += piece.num_units
-        if batch.raw.after is not None:
-            self._place = batch.raw.after(piece.stop)
         if content.truncated is not None:
             self._truncated += int(content.truncated[piece.start : piece.stop].sum())
         bad = None if batch.bad is None else batch.bad_rows(piece.start, piece.stop)

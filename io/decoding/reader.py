@@ -9,29 +9,23 @@ after it has verified the source's end.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
 
 import penstock.interrupts as interrupts
-from penstock.errors import ConfigError, InputError, listed
+from penstock.errors import InputError
 from penstock.frames import Frame
-from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve_examples
-from penstock.io.decoding.framing import FrameBuilder, Piece
+from penstock.io.decoding.batch_pieces import BatchPieces
+from penstock.io.decoding.framing import FrameBuilder
 from penstock.io.decoding.read_options import MOST_BYTES, ReadOptions
-from penstock.io.decoding.row_columns import decode_rows
-from penstock.io.decoding.rows import DecodedBatch, PlainColumns, plain_columns
-from penstock.io.decoding.schema import Roles, column_hint, resolve
-from penstock.io.decoding.source_batch import SourceBatch, find_all_bad_rows
-from penstock.io.sources.opening import Batch, Part, Source, open_sources
+from penstock.io.sources.opening import Source, open_sources
 from penstock.io.sources.seekable_source import SeekableSource, check_order
 from penstock.validation import INT64_MIN
 
 __all__ = ["MOST_BYTES", "FrameReader", "ReadOptions"]
 
-Decoder = Callable[[Batch], DecodedBatch]
 Frames = Generator[Frame, None, None]
 Numbered = Generator[tuple[int, Frame], None, None]
 
@@ -78,6 +72,8 @@ class FrameReader:
     def _growing_sources(self, growing: Mapping[int, SeekableSource]) -> Numbered:
         """Yield what the sources have and, if the run follows them, what those that grow have got since."""
         only: Container[int] = range(len(self.sources))
+        longest_s = min(source.pause_s for source in growing.values())
+        pause_s = 0.0
         try:
             while True:
                 for source in growing.values():
@@ -90,9 +86,13 @@ class FrameReader:
                 if not self.options.follow:
                     return
                 only = growing
-                if is_idle:
+                if not is_idle:
+                    pause_s = 0.0
+                    continue
+                pause_s = min(2 * pause_s or min(each.shortest_pause_s for each in growing.values()), longest_s)
+                if pause_s == longest_s:
                     yield 0, Frame({}, 0, is_void=True)
-                    interrupts.pause(min(source.pause_s for source in growing.values()))
+                interrupts.pause(pause_s)
         finally:
             for source in growing.values():
                 source.close()
@@ -122,7 +122,7 @@ class FrameReader:
     def _frames(self, number: int, source: Source) -> Frames:
         self._reading = number
         if isinstance(source, SeekableSource):
-            frames = source.frames(self.options, self.first_bad, self._inside)
+            frames = source.frames(self.options, self.first_bad)
             if frames is not None:
                 self.checksums.add(False)
                 self._verified.append(False)
@@ -132,19 +132,15 @@ class FrameReader:
         verified: list[bool] = []
         with closing(source.parts()) as parts:
             for part in parts:
-                roles = self._roles(part)
-                decode, plain = self._decoder(roles), self._plain_columns(roles)
-                has_no_step = roles.step is None and self.options.contribution_rows is None
+                columns = BatchPieces(part, self.options)
                 part.verifies = not self.options.ids_only
-                batch_is_frame = has_no_step and part.has_boundaries and not part.ends_are_marked
-                with closing(part.batches(roles.names)) as batches:
+                batch_is_frame = columns.have_no_step and part.has_boundaries and not part.ends_are_marked
+                with closing(part.batches(columns.names)) as batches:
                     for batch in batches:
                         interrupts.check()
                         self.checksums.add(part.has_checksums)
                         if batch.data.num_rows:
-                            if has_no_step and not part.has_boundaries:
-                                raise _unknown_frames(part)
-                            for piece in self._pieces(batch, roles, decode, plain):
+                            for piece in columns.pieces(batch):
                                 yield from builder.add(piece)
                         if batch.ends_frame or batch_is_frame:
                             yield from builder.end()
@@ -152,73 +148,6 @@ class FrameReader:
                 verified.append(part.verified)
         self._verified.append(bool(verified) and all(verified))
         yield from builder.end()
-
-    def _inside(self, source: Source) -> Iterable[Frame]:
-        """Return the frames of a part of a source, which is read to its end."""
-        reader = FrameReader(source, replace(self.options, merge=None, follow=False))
-        reader.first_bad = self.first_bad
-        return reader
-
-    def _roles(self, part: Part) -> Roles:
-        options = self.options
-        roles = resolve_examples(part.schema, part.name, options) or resolve(
-            part.schema, part.name, options.columns, options.gradient_dtype, options.needs_time, options.ids_only
-        )
-        if roles.table is None and self._default_table(roles) is None:
-            raise InputError(
-                "the rows name no table: no 'table' column, no 'penstock.table' in the schema's metadata, "
-                f"and the configuration has several ({listed(options.sizes)}); give --table"
-                + column_hint("table", part.schema),
-                source=part.name,
-            )
-        if options.rates_needed and roles.learning_rates is None:
-            raise ConfigError(
-                "the configuration has dynamic learning rates and nothing gives the value of tag "
-                f"{', '.join(map(str, options.rates_needed))}: add --learning-rate {options.rates_needed[0]}=VALUE, "
-                f"or a 'learning_rates' column ({part.name})"
-            )
-        return roles
-
-    def _default_table(self, roles: Roles) -> str | None:
-        """Return the table of rows that name none."""
-        only = next(iter(self.options.sizes)) if len(self.options.sizes) == 1 else None
-        return next((name for name in (roles.default_table, self.options.table) if name is not None), only)
-
-    def _decoder(self, roles: Roles) -> Decoder:
-        options, table = self.options, self._default_table(roles)
-        if isinstance(roles, ExampleRoles):
-            return lambda batch: decode_examples(batch, roles, options)
-        return lambda batch: decode_rows(batch, roles, table, options.num_tags)
-
-    def _plain_columns(self, roles: Roles) -> PlainColumns | None:
-        if isinstance(roles, ExampleRoles) or not self.options.unvalidated:
-            return None
-        return plain_columns(roles, self._default_table(roles), self.options.sizes)
-
-    def _pieces(self, batch: Batch, roles: Roles, decode: Decoder, plain: PlainColumns | None) -> Iterator[Piece]:
-        """Cut a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
-        found = None if plain is None else plain.read(batch.data)
-        if found is not None:
-            rows, runs = found
-            source = SourceBatch(batch, roles, decode, True, rows)
-            for start, stop, step in runs:
-                yield Piece(source, start, stop, (step, None))
-            return
-        content, sizes = decode(batch), self.options.sizes
-        unvalidated = self.options.unvalidated and not content.may_be_bad(sizes)
-        bad = None if unvalidated else find_all_bad_rows(content, sizes)
-        source = SourceBatch(batch, roles, decode, unvalidated, None, bad, content)
-        for start, stop, key in content.frame_columns.runs(batch):
-            yield Piece(source, start, stop, key)
-
-
-def _unknown_frames(part: Part) -> InputError:
-    return InputError(
-        f"the batches of this {part.container or 'source'} mean nothing by themselves, so without a 'step' "
-        "column its frames are unknown: give --contribution-rows N (contribution_rows=N)"
-        + column_hint("step", part.schema),
-        source=part.name,
-    )
 
 
 def in_order(sources: Sequence[Frames], merge: str | None, first: int = 0) -> Numbered:

@@ -17,7 +17,7 @@ from penstock.io.sources.seekable_source import SeekableSource
 class VersionedSource(SeekableSource):
     """The frames of one table. The end of a version ends its frame."""
 
-    pause_s = 2.0
+    shortest_pause_s = pause_s = 2.0
 
     def __init__(self, versions: TableVersions) -> None:
         super().__init__(versions.name, self._open_parts)

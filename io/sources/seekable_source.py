@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import UsageError
@@ -23,10 +23,10 @@ class SeekableSource(Source, ABC):
     Each reading ends where the source ends at its start, and the next one continues there.
 
     name : in checkpoints, and therefore without hosts
-    pause_s : between two checks for more, where a run follows it
+    pause_s : between two checks for more, where a run follows it and nothing arrives; shortest_pause_s : the first ones
     """
 
-    pause_s = 0.2
+    shortest_pause_s = pause_s = 0.2
 
     @abstractmethod
     def seek(self, place: Place) -> None:
@@ -36,14 +36,15 @@ class SeekableSource(Source, ABC):
     def fix_end(self) -> None:
         """Let the next reading end where the source ends now."""
 
-    def frames(
-        self, options: ReadOptions, first_bad: dict[str, str], read: Callable[[Source], Iterable[Frame]]
-    ) -> Generator[Frame, None, None] | None:
-        """Return the frames of a reading; None: its parts have them. read : returns the frames of a source inside"""
+    def frames(self, options: ReadOptions, first_bad: dict[str, str]) -> Generator[Frame, None, None] | None:
+        """Return the frames of a reading; None: its parts have them. first_bad : see FrameReader"""
         return None
 
+    def acknowledge(self, place: Place) -> None:
+        """Report that the frames up to a place are durable. For display only: nothing depends on its success."""
+
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; the next method opens another one."""
 
 
 def names_seekable(text: object) -> bool:
