@@ -29,7 +29,8 @@ class Nats:
         if shutil.which("nats-server") is None:
             pytest.skip("nats-server is not installed")
         self.folder, self.port, self.options = folder, free_port(), options
-        self.uri = f"nats://127.0.0.1:{self.port}/gradients"
+        self.address = f"127.0.0.1:{self.port}"
+        self.uri = f"nats://{self.address}/gradients"
         self.limits, self.num_sent = limits, 0
         self.start()
 
@@ -56,9 +57,7 @@ class Nats:
                 pass
 
             options = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0.02}
-            connection = await self.nats.connect(
-                f"nats://127.0.0.1:{self.port}", **self.login, **options, error_cb=ignore
-            )
+            connection = await self.nats.connect(f"nats://{self.address}", **self.login, **options, error_cb=ignore)
             try:
                 return await work(connection.jetstream())
             finally:
@@ -96,13 +95,19 @@ class Nats:
 
 
 class MockKafka:
-    """librdkafka's mock cluster in a process of its own. brokers : its address"""
+    """librdkafka's mock cluster in a process of its own. brokers, address : where it is"""
 
     def __init__(self):
         pytest.importorskip("confluent_kafka")
         words = [sys.executable, str(Path(__file__).with_name("mock_kafka.py"))]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.brokers = self.process.stdout.readline().strip()
+        self.brokers = self.address = self.process.stdout.readline().strip()
 
     def close(self):
         self.process.communicate(timeout=HANG_S)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()

@@ -1,9 +1,7 @@
 """Frames from a NATS server: applied once and in order, over kills of the service and of the server."""
 
 import json
-import re
 import signal
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -182,12 +180,3 @@ def test_a_broker_that_is_misspelled(tmp_path, refused):
     assert line == "penstock: nats://here: expected nats://HOST:PORT/STREAM\n"
     line = refused(2, "serve", tmp_path / "t.pbtxt", "--kafka", "kafka://here")
     assert line == "penstock: kafka://here: expected kafka://BROKER:PORT,…/TOPIC?SETTING=VALUE&…\n"
-
-
-def test_the_pages_lines_for_a_producer_run(nats, tmp_path):
-    page = (Path(__file__).resolve().parents[1] / "docs" / "brokers.md").read_text()
-    (code,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
-    exec(code.replace("4222", str(nats.port)), {"batches": FRAMES[:3]})
-    with service_of(partitions=[NatsStream(nats.uri)]) as service, client_of(service) as client:
-        until(lambda: position(client) == 3)
-        assert service.engine.state_hash() == replayed(FRAMES[:3]).state_hash()
