@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs
 
-from penstock.io.lakehouse.table_versions import RowFile, TableVersions
+from penstock.io.lakehouse.table_versions import RowFile, TableVersions, is_remote
 from penstock.io.optional import library
 from penstock.io.sources.batch import Batches, Part
 from penstock.io.sources.files import open_file
@@ -25,7 +25,7 @@ class DeltaVersions(TableVersions):
     """The table of ``delta:URI``."""
 
     def __init__(self, uri: str) -> None:
-        super().__init__(f"delta:{uri}")
+        super().__init__(f"delta:{uri}", is_remote(uri))
         self._uri = uri
         self._library = library("deltalake", "delta", "delta:")
         with self._failures():

@@ -27,7 +27,7 @@ class IcebergVersions(TableVersions):
     first = 1
 
     def __init__(self, spelling: str) -> None:
-        super().__init__(f"iceberg:{spelling}")
+        super().__init__(f"iceberg:{spelling}", is_remote=True)
         catalog, _, table = spelling.partition("/")
         if not catalog or "." not in table:
             raise UsageError(f"iceberg:{spelling}: expected iceberg:CATALOG/NAMESPACE.TABLE")
@@ -71,6 +71,11 @@ class IcebergVersions(TableVersions):
                 for entry in entries
                 if entry.status == _ADDED and entry.snapshot_id in (None, snapshot.snapshot_id)
             ]
+
+    def _is_gone(self, error: Exception) -> bool:
+        from pyiceberg.exceptions import ServerError, ServiceUnavailableError
+
+        return isinstance(error, OSError | ServerError | ServiceUnavailableError)
 
     def _snapshots(self) -> dict[int, Any]:
         """Return the snapshots of the table's current branch, by sequence number."""

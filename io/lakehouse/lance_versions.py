@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from penstock.io.lakehouse.table_versions import RowFile, TableVersions
+from penstock.io.lakehouse.table_versions import RowFile, TableVersions, is_remote
 from penstock.io.optional import library
 from penstock.io.sources.batch import Part
 from penstock.io.sources.in_memory import scanned_part
@@ -18,7 +18,7 @@ class LanceVersions(TableVersions):
     first = 1
 
     def __init__(self, uri: str) -> None:
-        super().__init__(f"lance:{uri}")
+        super().__init__(f"lance:{uri}", is_remote(uri))
         self._uri = uri
         self._library = library("lance", "lance", "lance:")
 

@@ -18,9 +18,12 @@ _BY_SCHEME: dict[str, Callable[[str], TableVersions]] = {
 }
 
 
-def versioned_source(text: str) -> VersionedSource:
-    """Return the source that a text names. Raises UsageError if it is empty, or a library is not installed."""
+def versioned_source(text: str, patience_s: float) -> VersionedSource:
+    """Return the source that a text names. patience_s : how long to retry while its server is gone
+
+    Raises UsageError if it is empty, or a library is not installed.
+    """
     scheme, _, rest = text.partition(":")
     if not rest:
         raise UsageError(f"{text}: expected {scheme}:{'CATALOG/NAMESPACE.TABLE' if scheme == 'iceberg' else 'URI'}")
-    return VersionedSource(_BY_SCHEME[scheme](rest))
+    return VersionedSource(_BY_SCHEME[scheme](rest), patience_s)

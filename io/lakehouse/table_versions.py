@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import penstock.interrupts as interrupts
-from penstock.errors import InputError, PenstockError, StateError
+from penstock.errors import InputError, PenstockError, StateError, UsageError, short
 from penstock.io.sources.batch import Part
+
+# What servers and libraries say, for want of classes: the caller may not, or what is named does not exist.
+_REFUSED = re.compile(
+    r"access.?denied|forbidden|unauthori[sz]ed|InvalidAccessKeyId|SignatureDoesNotMatch|\b40[13]\b", re.I
+)
+_MISSING = re.compile(r"not.?found|no such|does not exist|not a delta table|\b404\b", re.I)
 
 
 class RowFile(NamedTuple):
@@ -23,14 +30,16 @@ class TableVersions(ABC):
     """The versions of one table.
 
     name : its spelling, for messages and in checkpoints; first : the number of its first version
+    is_remote : whether a server has it
 
-    Methods raise InputError if the table cannot be read, StateError if a version is no longer there.
+    Methods raise OSError if the server cannot be reached, and may then be called again; InputError if the table cannot
+    be read, UsageError if the server refuses the caller, StateError if a version is no longer there.
     """
 
     first = 0
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, is_remote: bool) -> None:
+        self.name, self.is_remote = name, is_remote
 
     @abstractmethod
     def latest(self) -> int:
@@ -72,4 +81,22 @@ class TableVersions(ABC):
         except kinds as error:
             interrupts.check()
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise InputError(f"the table cannot be read: {lines[0]}", source=self.name) from error
+            text = f"{type(error).__name__}: {error}"
+            if self.is_remote and _REFUSED.search(text):
+                raise UsageError(f"{self.name}: {short(lines[0])}; check the credentials in the environment") from error
+            if self._is_gone(error) and not _MISSING.search(text):
+                raise OSError(lines[0]) from error
+            raise self.unreadable(lines[0]) from error
+
+    def _is_gone(self, error: Exception) -> bool:
+        """Return whether an error may be that of a server that is gone for a while."""
+        return self.is_remote
+
+    def unreadable(self, problem: object) -> InputError:
+        """Return the error of a table that cannot be read."""
+        return InputError(f"the table cannot be read: {problem}", source=self.name)
+
+
+def is_remote(uri: str) -> bool:
+    """Return whether a URI names a server rather than files of this machine."""
+    return "://" in uri and not uri.startswith("file://")

@@ -47,16 +47,18 @@ def open_sources(
 
             opened += [PartitionSource(partition, patience_s) for partition in open_partitions(each, patience_s)]
         else:
-            opened.append(open_source(each, allow_missing_end, as_files))
+            opened.append(open_source(each, allow_missing_end, as_files, patience_s))
     return opened
 
 
-def open_source(source: Any, allow_missing_end: bool = False, as_files: bool = False) -> Source:
+def open_source(
+    source: Any, allow_missing_end: bool = False, as_files: bool = False, patience_s: float = 60.0
+) -> Source:
     """Choose how to read a source and check that it exists, without opening it."""
     if isinstance(source, Source):
         return source
     if isinstance(source, str | os.PathLike):
-        return _named_source(os.fsdecode(source), allow_missing_end, as_files)
+        return _named_source(os.fsdecode(source), allow_missing_end, as_files, patience_s)
     if isinstance(source, pa.RecordBatch):
         return Source("<record batch>", lambda: parts_of_batches([source], "<record batch>"))
     if isinstance(source, pa.RecordBatchReader):
@@ -98,7 +100,7 @@ def _one_part(name: str, open_part: Callable[[str, ExitStack], Part]) -> Source:
     return Source(name, parts)
 
 
-def _named_source(text: str, allow_missing_end: bool, as_files: bool) -> Source:
+def _named_source(text: str, allow_missing_end: bool, as_files: bool, patience_s: float) -> Source:
     if text == "-":
         return _stream_source(sys.stdin.buffer, "<stdin>", allow_missing_end)
     if not text:
@@ -110,7 +112,7 @@ def _named_source(text: str, allow_missing_end: bool, as_files: bool) -> Source:
     if text.startswith(LAKEHOUSES):
         from penstock.io.lakehouse.table_uri import versioned_source  # loads the library of the format
 
-        return versioned_source(text)
+        return versioned_source(text, patience_s)
     with arrow_errors("cannot open", text):
         fs, path = _filesystem(text)
         kind = fs.get_file_info(path).type
