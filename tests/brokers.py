@@ -1,6 +1,7 @@
 """Brokers for tests: a NATS server of its own, and the messages that producers send."""
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
@@ -21,13 +22,18 @@ def message_of(batch, *more):
     return sink.getvalue().to_pybytes()
 
 
+def server_path(name):
+    """The path of a server; skip the test without it. Debian's is not on every user's PATH."""
+    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+    return found or pytest.skip(f"{name} is not installed")
+
+
 class Nats:
     """A NATS server with JetStream and one stream. limits : of the stream, as JetStream names them"""
 
     def __init__(self, folder, *options, **limits):
         self.nats = pytest.importorskip("nats")
-        if shutil.which("nats-server") is None:
-            pytest.skip("nats-server is not installed")
+        self.server = server_path("nats-server")
         self.folder, self.port, self.options = folder, free_port(), options
         self.address = f"127.0.0.1:{self.port}"
         self.uri = f"nats://{self.address}/gradients"
@@ -36,7 +42,7 @@ class Nats:
 
     def start(self):
         self.process = subprocess.Popen(
-            ["nats-server", "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self.folder), *self.options],
+            [self.server, "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self.folder), *self.options],
             stderr=subprocess.DEVNULL,
         )
         until(self._has_stream)

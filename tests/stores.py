@@ -1,7 +1,6 @@
 """What the tests of ``penstock follow`` share: a job with a static and a dynamic table, and stores that they read."""
 
 import json
-import shutil
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from brokers import MockKafka
+from brokers import MockKafka, server_path
 from dynamic import churning_steps, physical
 from limits import until
 from services import free_port
@@ -59,8 +58,7 @@ class Redis:
 
     def __init__(self, folder, *options):
         self.redis = pytest.importorskip("redis")
-        if shutil.which("redis-server") is None:
-            pytest.skip("redis-server is not installed")
+        self.server = server_path("redis-server")
         self.folder, self.port, self.options = folder, free_port(), options
         self.target = f"redis://127.0.0.1:{self.port}/0"
         self.start()
@@ -68,7 +66,7 @@ class Redis:
     def start(self):
         durable = ["--appendonly", "yes", "--appendfsync", "always", "--save", "", "--dir", str(self.folder)]
         self.process = subprocess.Popen(
-            ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", *durable, *self.options],
+            [self.server, "--port", str(self.port), "--bind", "127.0.0.1", *durable, *self.options],
             stdout=subprocess.DEVNULL,
         )
         self.client = self.redis.Redis(port=self.port)
