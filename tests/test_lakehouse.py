@@ -175,7 +175,7 @@ def test_versions_that_are_gone_are_an_incompatible_state(compactable, tmp_path)
         engine.run(compactable.spelling, checkpoint=tmp_path / "c", resume=True)
 
 
-def test_following_goes_on_with_new_versions_until_a_signal(table, tmp_path):
+def test_following_continues_with_new_versions_until_a_signal(table, tmp_path):
     config_of().save(tmp_path / "tables.pbtxt")
     table.append(VERSIONS[0])
     saving = ("--checkpoint", tmp_path / "c", "--every", 1)

@@ -153,7 +153,7 @@ def test_validate_reads_a_topic(nats, config, capsys):
     assert (code, source["frames"], source["bad_rows"]) == (3, 3, {"bad_message": 1})
 
 
-def test_what_cannot_be_read_together(nats, config, tmp_path, refused):
+def test_sources_that_cannot_be_read_together(nats, config, tmp_path, refused):
     with LogWriter(tmp_path / "log.arrows", FRAMES[0].schema) as log:
         log.write(FRAMES[0])
     line = refused(2, "replay", config, nats.uri, tmp_path / "log.arrows")

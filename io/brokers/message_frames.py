@@ -40,7 +40,8 @@ class MessageFrames:
         if len(data) > most:
             problem = f"{len(data):,} bytes, expected {most:,} at most (--max-message)"
             raise InputError(problem, source=name, reason=BAD_MESSAGE)
-        builder, frames = FrameBuilder(self._options, self._first_bad), []
+        builder = FrameBuilder(self._options, self._first_bad)
+        frames: list[Frame] = []
         with closing(self._batches(data, name)) as batches:
             for columns, batch in batches:
                 batch.after = lambda _: place
