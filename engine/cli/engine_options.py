@@ -105,7 +105,7 @@ def add_reading_options(command: argparse.ArgumentParser) -> None:
         type=number("seconds, at least 0", 0, 86_400),
         default=60.0,
         metavar="S",
-        help="seconds to retry while a broker is gone (default 60)",
+        help="seconds to retry while a broker, or the server of a table, is gone (default 60)",
     )
     reading.add_argument(
         "--max-message",
