@@ -38,6 +38,7 @@ _NAMES = {
         "RowWiseAdagrad",
         "UserDefinedProgram",
     ),
+    "penstock.config.placement": ("Placement",),
     "penstock.config.tables": (
         "Constant",
         "QuantizationConfig",

@@ -35,6 +35,7 @@ from penstock.config.optimizers import (
     RowWiseAdagrad as RowWiseAdagrad,
     UserDefinedProgram as UserDefinedProgram,
 )
+from penstock.config.placement import Placement as Placement
 from penstock.config.tables import (
     Constant as Constant,
     QuantizationConfig as QuantizationConfig,

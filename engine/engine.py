@@ -25,6 +25,7 @@ from penstock.processes.lockstep import core_of
 from penstock.run import Progress, RunOptions, SourceRun
 from penstock.stats import Report
 from penstock.table_access import ActivationAccess, TableAccess
+from penstock.tables.table_programs import Variant
 from penstock.tables.table_set import TableSet
 from penstock.telemetry import Telemetry
 from penstock.threads import num_threads
@@ -48,6 +49,7 @@ class Engine(TableAccess, ActivationAccess):
         configuration's, else "mean"
     seed : of the random initial values; threads : of the host, and of CPU devices; None: all CPUs of this process
     share : (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md)
+    variant : of the programs that update rows, or table → variant (docs/tpu.md); PENSTOCK_VARIANT takes precedence
 
     Thread-safe: frames enter in the order in which they get the gate's lock; tables are read and written between steps.
 
@@ -63,11 +65,12 @@ class Engine(TableAccess, ActivationAccess):
         seed: int = 0,
         threads: int | None = None,
         share: tuple[int, int] | None = None,
+        variant: Variant = "auto",
     ) -> None:
         self.reduction = checked_reduction(config, mesh, reduction)
         self.config, self.seed = config, whole("seed", seed)
         num_required = None if num_required is None else whole("num_required", num_required, 1)
-        tables = TableSet(config, mesh, self.seed, num_threads(threads), share)
+        tables = TableSet(config, mesh, self.seed, num_threads(threads), share, variant)
         self.core = core_of(tables)(config, tables, num_required, self.reduction, self.seed, threads)
         # The first observer is the innermost: telemetry times the step alone.
         self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.ids)
@@ -157,10 +160,9 @@ class Engine(TableAccess, ActivationAccess):
         per_steps, per_rows, per_seconds : one delta per so many steps, rows touched or seconds, whichever comes first,
             with the last value of every row that changed; none of them: one per step
 
-        Raises InputError or ConfigError; the frames before the bad one stay applied, that frame and the rest are
-        not. Frames still in the gate at the end stay there for the next run and count as ``pending``. While other
-        threads push, the report counts this source's frames and the steps that they opened; its tables count
-        everything that entered since the run began.
+        Raises InputError or ConfigError; the frames before the bad one stay applied, that frame and the rest are not.
+        Frames still in the gate at the end stay there for the next run and count as ``pending``. While other threads
+        push, the report counts this source's frames and steps; its tables count all that entered since the run began.
         """
         options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
         with self.core.in_lockstep():

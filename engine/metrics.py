@@ -165,6 +165,8 @@ class Metrics(Collector):
             watch.stage_s["step"],
         )
         yield labelled("penstock_stage_seconds_total", Counter, "time by stage", "stage", watch.stage_s)
+        problems = "failed canaries, kernels that did not compile, tables that moved or resumed by another variant"
+        yield Counter("penstock_device_problems_total", problems, len(self._engine.core.tables.programs.problems))
         yield Counter("penstock_compiles_total", "programs JAX compiled or took from its cache", self._compiles())
 
     def _checkpoint(self) -> Iterator[Metric]:

@@ -68,15 +68,15 @@ class Report:
     pending : frames buffered in the gate at the end, not applied
     steps : openings in this run; global_step : openings in total
     seconds, rows_per_s : of the run, including reading
-    dropped : reason → dropped rows
+    dropped : reason → dropped rows; tables : name → TableReport
     skipped : frames that were read again and skipped, because the checkpoint already contains them
     truncated : ids of example streams beyond ``max_sequence_length``; they do not count as rows
     verified : whether all of the input was read and had matching checksums; unverified : the reason why it is not
-    tables : name → TableReport
     learning_rates : the value of every dynamic tag at the last opening
     held_bytes : peak memory of the sums behind the gate
     state_hash : of the tables after the run, if requested
     notes : hints for the user, a sentence each
+    variants : table → the variant that updates it (docs/tpu.md); device_problems : of the programs, in ``notes``
     """
 
     rows: int
@@ -98,6 +98,8 @@ class Report:
     truncated: int = 0
     stale_rows: int = 0
     unverified: str | None = None
+    variants: Mapping[str, str] = field(default_factory=dict)
+    device_problems: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists and numbers, as ``--json`` prints them."""
@@ -178,9 +180,8 @@ class Counters:
         """Return hints for the user, a sentence each. first_bad : reason → the first row dropped for it, if known"""
         notes = [self.stale_note("was" if self.stale == 1 else "were")] if self.stale else []
         for reason, n in self.dropped.items():
-            notes.append(
-                f"dropped {n} rows, {reason}" + (f"; first: {first_bad[reason]}" if reason in first_bad else "")
-            )
+            first = f"; first: {first_bad[reason]}" if reason in first_bad else ""
+            notes.append(f"dropped {n} rows, {reason}{first}")
         return tuple(notes)
 
     def stale_note(self, verb: str) -> str:

@@ -22,6 +22,7 @@ BELOW_CORE = [
         {"penstock.frames", "penstock.stats", "penstock.tables.dynamic_table", "penstock.tables.initializers"},
         set(),
     ),
+    ("penstock.tables.table_programs", {"penstock.bridge.device_tables", "penstock.errors"}, set()),
     # What an engine would do to the keys of a log, without its tables: no jax.
     (
         "penstock.planning",
@@ -106,6 +107,7 @@ BELOW_CORE = [
             "penstock.tables.key_directory",
             "penstock.tables.shares",
             "penstock.tables.table_keys",
+            "penstock.tables.table_programs",
             "penstock.tables.tables_by_id",
         },
         {"numpy"},

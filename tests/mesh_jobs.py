@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from limits import HANG_S
+from mesh_kernel_jobs import with_a_kernel
 
 ROWS = {"a": 24, "b": 24, "m": 20, "n": 20, "r": 20, "s": 16, "h": 24}
 DIMS = {"a": 8, "b": 8, "m": 4, "n": 4, "r": 8, "s": 4, "h": 6}
@@ -203,6 +204,7 @@ def failed(mesh, rank, count, folder):
     bad = {"t": (np.array([1, 99 if rank else 2]), np.ones((2, 4), np.float32))}
     missing = folder / "missing.arrows"
     dynamic = ps.EmbeddingConfig.from_tables([ps.TableConfig(24, 4, name="d", dynamic=ps.Dynamic())], ps.SGD(0.1))
+    placed = ps.EmbeddingConfig.from_tables([ps.TableConfig(24, 4, placement=ps.Placement("host"))], ps.SGD(0.1))
     uneven = jax.sharding.Mesh(np.asarray(jax.devices()[1:]), ("x",))
 
     def source():
@@ -221,6 +223,7 @@ def failed(mesh, rank, count, folder):
         "deltas": error_of(lambda: engine.run(batches(0, count), deltas=folder / f"d{rank}")),
         "stage": error_of(lambda: engine.stage(batches(0, count))),
         "dynamic": error_of(lambda: ps.Engine(dynamic, mesh)),
+        "placed": error_of(lambda: ps.Engine(placed, mesh)),
         "uneven": error_of(lambda: ps.Engine(small_config(), uneven)),
         "after": before == engine.state_hash() and not (folder / "c").exists(),
         "source": error_of(lambda: engine.run(source())),
@@ -243,7 +246,7 @@ def served_rates(mesh, rank, count, _):
 
 JOBS = {
     job.__name__: job
-    for job in (applied, one_frame_per_step, sliced, ran, trained, saved, loaded, failed, served_rates)
+    for job in (applied, one_frame_per_step, sliced, ran, trained, saved, loaded, failed, served_rates, with_a_kernel)
 }
 
 

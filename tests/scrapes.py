@@ -33,6 +33,7 @@ METRIC_OF = {
     "skipped": "penstock_skipped_frames_total",
     "truncated": "penstock_truncated_ids_total",
     "stale_rows": "penstock_stale_rows_total",
+    "device_problems": "penstock_device_problems_total",
 }
 # Every number of the keys of a dynamic table, and its metric.
 METRIC_OF_KEYS = {
@@ -48,7 +49,7 @@ METRIC_OF_KEYS = {
     "rejected": "penstock_table_rejected_keys_total",
     "unadmitted_rows": "penstock_table_unadmitted_rows_total",
 }
-NO_NUMBERS = {"verified", "unverified", "state_hash", "notes"}
+NO_NUMBERS = {"verified", "unverified", "state_hash", "notes", "variants"}
 
 
 def config_of(*more):

@@ -165,6 +165,8 @@ def test_all_processes_raise_the_mistake_of_one_and_continue(tmp_path):
     assert "missing.arrows" in first["missing"][1]
     assert order in first["config"][1]
     assert "table 'd' is dynamic, and the mesh spans 2 processes" in first["dynamic"][1]
+    placed = "table 'table_0' has the placement HOST, and the mesh spans 2 processes: create the engine on the devices"
+    assert placed in first["placed"][1]
     assert "of every process, got 1 of process 0, 2 of process 1" in first["uneven"][1]
 
 
@@ -175,3 +177,26 @@ def test_orbax_saves_the_rows_of_each_process_and_any_other_job_restores_them(tm
     one.read_tables(tmp_path / "orbax")
     for found in (one.retrieve_parameters("t"), *jobs.started("loaded", 3, 1, tmp_path)):
         assert {name: rows.tobytes() for name, rows in found.items()} == wanted
+
+
+def test_a_kernel_is_used_only_if_every_process_can_use_it(tmp_path):
+    (first, mixed), (second, other) = jobs.started("with_a_kernel", 2, 1, tmp_path)
+    assert [variant for variant, *_ in first] == [variant for variant, *_ in second] == ["pallas", "xla", "xla", "xla"]
+    assert {state_hash for *_, state_hash in first + second} == {first[0][4]}
+    assert [kept for *_, kept, _ in first + second] == [1] * 8  # each process has its verdict, whatever the others say
+    failed = "the kernel failed its canary, XLA's program updates: "
+    fell_back = "; XLA's program updates from here on"
+    large = "step 0, table 't': the kernel does not compile for 128 lines: "
+    moved = "step 0, table 't': the step moved the table instead of updating it in place"
+    assert [notes for _, notes, *_ in first] == [
+        (),
+        (f"table 't': {failed}in process 1",),
+        (f"{large}it fails in another process{fell_back}",),
+        (f"{moved}{fell_back}",),
+    ]
+    (_, (spoilt,), *_), (_, (compiled,), *_) = second[1:3]
+    assert spoilt.startswith(f"table 't': {failed}step 0: line ")
+    assert compiled == f"{large}scoped vmem: 16.03 MB of 16.00 MB{fell_back}"
+    assert [problems for _, _, problems, *_ in first + second] == [0, 1, 1, 1] * 2
+    assert mixed.startswith("process 0 is at the canary of table 't' and process 1 at Engine(…), tables by ['xla']")
+    assert "the canary of table 't'" in other

@@ -61,6 +61,7 @@ def test_a_job_ends_as_one_process_does(cluster, logs, tmp_path, shares, readers
     assert report.state_hash == state
     for what in ("rows", "frames", "steps", "stale", "pending", "tables", "notes", "dropped", "global_step"):
         assert getattr(report, what) == getattr(wanted, what), what
+    assert (report.variants, report.device_problems) == (wanted.variants, 0)
     assert (tmp_path / "got.arrows").read_bytes() == (tmp_path / "wanted.arrows").read_bytes()
     assert ps.Engine.restore(tmp_path / "c").state_hash() == state
 

@@ -223,7 +223,7 @@ def test_the_layout_and_the_kernel_for_a_tpu_run_anywhere_and_give_the_same_stat
 @pytest.mark.parametrize(
     ("variant", "problem"),
     [
-        ("cuda", "expected one of ffi, xla, pallas, got 'cuda'"),
+        ("cuda", "expected one of auto, ffi, xla, pallas, got 'cuda'"),
         ("sparsecore", "'sparsecore' is an experiment in bench/experiments/sparsecore .* use 'pallas'"),
     ],
 )

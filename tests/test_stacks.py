@@ -1,11 +1,15 @@
 """Which tables share arrays, and where their rows lie."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow_stacker import StackTable, stack_tables
 
+from penstock.bench.tpu.moved_bytes import walk
 from penstock.bridge import stacking
+from penstock.bridge.device_tables import make_mesh
+from penstock.bridge.program_cache import Programs, jitted, shapes
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import Stack, stacked
 from penstock.updates import UpdateRule
@@ -94,3 +98,17 @@ def test_rows_to_read_are_distributed_to_their_devices_and_padded_with_rows_of_n
         beyond = np.delete(padded.reshape(-1), cells)
         assert (beyond >= stack.lines_per_device * layout.line.group).all()
         assert all(len(set(of_device)) == padded.shape[1] for of_device in padded.tolist())
+
+
+@pytest.mark.parametrize("dim", [8, 24, 100])
+def test_reads_are_one_program_in_three_sizes_that_gathers_whole_lines(dim, mesh_of):
+    rule = UpdateRule("adam", 2)
+    layout = Layout("t", 100_000, dim, 2, 1, False, 128)
+    mesh, stack = make_mesh(mesh_of(1)), Stack.of([layout], rule)
+    reads = [(size, line) for what, size, line in Programs(mesh, stack, rule, "xla").needed() if what == "read"]
+    assert [size for size, _ in reads] == [512, 4096, 32768]
+    num_lines = stack.lines_per_device
+    for size, line in reads:
+        traced = jitted("read", mesh, None, line, "xla", num_lines).trace(*shapes("read", mesh, line, num_lines, size))
+        gathers = [eqn for eqn in walk(traced.jaxpr) if eqn.primitive.name == "gather"]
+        assert [eqn.params["slice_sizes"] for eqn in gathers] == [(1, *of[1:]) for of in stack.shapes]

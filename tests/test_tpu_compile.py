@@ -69,7 +69,7 @@ def test_the_written_table_replaces_an_earlier_one(tmp_path):
     page.write_text("old")
     m.write(page, [m.Result(case, 0, 3588.0, 3588.0, 1.0)])
     head, _, last = page.read_text().rstrip("\n").rpartition("\n")
-    assert "4,194,304 rows per device and\n4,096 lines" in head
+    assert "4,194,304 rows over all chips\nand 4,096 lines per chip" in head
     assert last == "| v5e | Adam | 128 | pallas | 3,588 | 1.00 | 0.00 MB | 1.0 s |"
 
 

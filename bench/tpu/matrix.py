@@ -37,8 +37,9 @@ ROWS, LINES = 1 << 22, 4096
 MOST_BY_KERNEL, MOST_BY_XLA = 1.25, 2.5
 HEAD = """# The compile matrix of TPU steps
 
-Written by `make tpu-matrix` on {date}, with jax {jax} and the libtpu that it pins: {rows:,} rows per device and
-{lines:,} lines a step. [docs/tpu.md](../../docs/tpu.md) explains the columns. "4 hosts" is a v5e:4x4 topology.
+Written by `make tpu-matrix` on {date}, with jax {jax} and the libtpu that it pins: {rows:,} rows over all chips
+and {lines:,} lines per chip and step. [docs/tpu.md](../../docs/tpu.md) explains the columns.
+"4 hosts" is a v5e:4x4 topology.
 
 """
 

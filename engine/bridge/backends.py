@@ -1,6 +1,7 @@
 """The backends of tables: which variant updates a table's rows, in which line format, and the creation of tables.
 
-The platform decides unless the environment overrides it.
+The environment decides, else the caller, else the platform. A TPU's tables use our kernel once it has passed a canary
+on this machine (pallas/canary.py), and XLA's programs until then.
 
 | variant | where | implementation |
 |---|---|---|
@@ -12,9 +13,12 @@ The platform decides unless the environment overrides it.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
+import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from penstock.bridge import cpu_ffi
@@ -22,14 +26,14 @@ from penstock.bridge.cpu_ffi import CpuTables
 from penstock.bridge.dispatcher import Dispatcher
 from penstock.bridge.processes.agreement import Processes
 from penstock.bridge.processes.process_tables import ProcessTables
-from penstock.bridge.programs import BY_ROW
+from penstock.bridge.programs import AXIS, BY_ROW
 from penstock.bridge.sharding import Layout, TableDefinition
-from penstock.bridge.stacking import stacked
+from penstock.bridge.stacking import form, stacked
 from penstock.bridge.xla_tables import XlaTables
 from penstock.errors import ConfigError
 from penstock.updates import UpdateRule
 
-VARIANTS = ("ffi", "xla", "pallas")
+VARIANTS = ("auto", "ffi", "xla", "pallas")
 FORMS = {"plain": 1, "tiled": 128}
 # Environment variables that override variant and layout, or disable stacks, for tests, benchmarks and debugging.
 VARIANT, FORM, STACKS = "PENSTOCK_VARIANT", "PENSTOCK_LAYOUT", "PENSTOCK_STACKS"
@@ -40,36 +44,48 @@ def create_tables(
     definitions: Sequence[TableDefinition],
     threads: int = 0,
     variant: str | None = None,
+    preferred: Mapping[str, str] = MappingProxyType({}),
     processes: Processes | None = None,
 ) -> list[CpuTables | XlaTables]:
     """Create tables on the devices of a mesh, with weights of 0; those that share arrays are one object.
 
     mesh : one axis, ``programs.AXIS``
     threads : at most this many update one device's rows, on CPUs; 0: all the host has
-    variant : for tests and benchmarks; None: chosen for each table by devices and rule
+    variant : for tests and benchmarks; None: chosen for each table by ``choose``
+    preferred : table → the variant that the caller prefers
     processes : that the mesh spans; None: only this one
     """
     on_cpu: list[TableDefinition] = []
     others: list[TableDefinition] = []
     variants: list[str] = []  # of the others
+    problems: dict[str, str] = {}
     for definition in definitions:
-        its_variant = variant or choose(mesh, definition.layout, definition.rule)
+        layout, rule, *_ = definition
+        name = layout.name
+        its_variant, problem = variant or "", ""
+        if variant is None:
+            its_variant, problem = choose(mesh, layout, rule, preferred.get(name), processes)
+        if problem:
+            problems[name] = problem
         if its_variant == "ffi":
             on_cpu.append(definition)
         else:
             variants.append(its_variant)
             others.append(definition._replace(layout=formatted(definition.layout, its_variant)))
+    if processes is not None:  # one program runs on the devices of all
+        processes.agree(f"Engine(…), tables by {[*variants, *('ffi' for _ in on_cpu)]}")
     share = _requested(STACKS, ("on", "off")) != "off"
     groups = [on_cpu] if share else [[definition] for definition in on_cpu]
     created: list[CpuTables | XlaTables] = [CpuTables(mesh, group, threads) for group in groups if group]
     dispatcher = Dispatcher()  # shared by all tables, as are its arenas
     for members in stacked(others) if share else [[member] for member in range(len(others))]:
         group = [others[member] for member in members]
-        its_variant = variants[members[0]]  # a stack has one
+        # The tables of a stack have one variant, and had one canary.
+        its_variant, problem = variants[members[0]], problems.get(group[0].layout.name, "")
         if processes is None:
-            created.append(XlaTables(mesh, group, its_variant, dispatcher))
+            created.append(XlaTables(mesh, group, its_variant, dispatcher, problem))
         else:
-            created.append(ProcessTables(mesh, group, its_variant, processes))
+            created.append(ProcessTables(mesh, group, its_variant, processes, problem))
     return created
 
 
@@ -78,17 +94,63 @@ def lanes(mesh: Mesh) -> int:
     requested = _requested(FORM, tuple(FORMS))
     if requested is not None:
         return FORMS[requested]
-    on_tpu = platform(mesh) == "tpu" or _requested(VARIANT, VARIANTS) == "pallas"
+    on_tpu = platform(mesh) == "tpu" or requested_variant() == "pallas"
     return FORMS["tiled"] if on_tpu else FORMS["plain"]
 
 
-def choose(mesh: Mesh, layout: Layout, rule: UpdateRule) -> str:
-    """Return the variant for a table: the requested one if possible, else the first that suits the platform."""
+def host_mesh() -> Mesh:
+    """Return a mesh of the host itself, for tables in its memory. Raises ConfigError if jax may not use its CPU."""
+    try:
+        return Mesh(np.asarray(jax.local_devices(backend="cpu")[:1]), (AXIS,))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"placement HOST needs jax's platform cpu, and JAX_PLATFORMS is '{os.environ.get('JAX_PLATFORMS')}'; add "
+            "',cpu' to it, or unset it"
+        ) from error
+
+
+def create_on_host(mesh: Mesh, definitions: Sequence[TableDefinition], threads: int = 0) -> list[CpuTables | XlaTables]:
+    """Create tables in the host's memory, by the variant that suits each: an override is for devices.
+
+    mesh : that of ``host_mesh``; threads : as for ``create_tables``
+    """
+    by_variant: dict[str, list[TableDefinition]] = {"ffi": [], "xla": []}
+    for definition in definitions:
+        variant = next(of for of in by_variant if possible(of, mesh, definition.layout, definition.rule))
+        by_variant[variant].append(definition)
+    return [table for variant, its in by_variant.items() for table in create_tables(mesh, its, threads, variant)]
+
+
+def requested_variant() -> str | None:
+    """Return the variant that the environment requests; None: it leaves the choice to others. Raises ConfigError."""
     requested = _requested(VARIANT, VARIANTS)
+    return None if requested == "auto" else requested
+
+
+def choose(
+    mesh: Mesh, layout: Layout, rule: UpdateRule, preferred: str | None = None, processes: Processes | None = None
+) -> tuple[str, str]:
+    """Return the variant for a table, and why its kernel failed its canary ("": it did not, or there was none).
+
+    The variant that the environment requests needs no canary. Without it: the preferred one, or what suits the
+    platform; of these, the first that is possible. Each process runs the canary on a device of its own, and the kernel
+    must pass in all of them.
+    """
+    requested = requested_variant()
     if requested is not None and possible(requested, mesh, layout, rule):
-        return requested
+        return requested, ""
     usual = ("pallas", "xla") if platform(mesh) == "tpu" else ("ffi", "xla")
-    return next(variant for variant in usual if possible(variant, mesh, layout, rule))
+    order = usual if preferred is None else (preferred, *usual)
+    variant = next(variant for variant in order if possible(variant, mesh, layout, rule))
+    if variant != "pallas":
+        return variant, ""
+    from penstock.bridge.pallas import canary
+
+    problem = canary.failure(mesh, rule, form(formatted(layout, variant), rule))
+    if processes is not None:
+        failed = processes.agree(f"the canary of table '{layout.name}'", [bool(problem)])[:, 0]
+        problem = problem or (f"in process {failed.argmax()}" if failed.any() else "")
+    return ("xla" if problem else variant), problem
 
 
 def formatted(layout: Layout, variant: str) -> Layout:
@@ -103,7 +165,11 @@ def possible(variant: str, mesh: Mesh, layout: Layout, rule: UpdateRule) -> bool
     if variant == "pallas":
         # Rounding to bfloat16 and rules on whole rows need divisions and shuffles that a vector unit lacks.
         tiled = layout.lanes == FORMS["tiled"] and not layout.bfloat16 and rule.algorithm not in BY_ROW
-        return tiled and platform(mesh) in ("tpu", "cpu")
+        if not tiled or platform(mesh) not in ("tpu", "cpu"):
+            return False
+        from penstock.bridge.pallas import tensorcore
+
+        return tensorcore.fits(formatted(layout, variant).line, mesh.devices.flat[0].device_kind)
     return True
 
 

@@ -113,6 +113,7 @@ class CpuTables:
     """
 
     variant = "ffi"
+    problems: Sequence[str] = ()  # as of XlaTables: none, because nothing is compiled for a size
     copies_any_number = True
 
     def __init__(self, mesh: Mesh, definitions: Sequence[TableDefinition], threads: int = 0, target: str = "") -> None:

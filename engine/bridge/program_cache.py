@@ -1,4 +1,4 @@
-"""A cache of compiled programs by size, filled ahead of the first step (``Programs.warm``) or on first use of a size.
+"""A cache of compiled programs by size, filled ahead of the first step (``Programs.needed``) or on first use of a size.
 
 It holds the results of `lower().compile()`: a call of a jitted function would not find them in JAX's cache, and would
 depend on the caller's mesh and transfer guard.
@@ -12,12 +12,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.backend import get_backend
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bridge import programs
 from penstock.bridge.programs import AXIS, Program
 from penstock.bridge.row_format import Line
-from penstock.bridge.sharding import GROWTH, MAX_BUCKET, WRITE_GROWTH, buckets
+from penstock.bridge.sharding import GROWTH, MAX_BUCKET, READ_GROWTH, READ_ROWS, WRITE_GROWTH, buckets
 from penstock.bridge.stacking import Stack, multiple_of
 from penstock.updates import UpdateRule
 
@@ -28,11 +29,11 @@ BY_RULE = ("apply", "sweep")
 class Programs:
     """The programs of one stack of tables.
 
-    variant : implementation of ``apply``: "xla" or "pallas"; XLA compiles all other programs
+    variant : implementation of ``apply`` from now on: "xla" or "pallas"; XLA compiles all other programs
     """
 
     def __init__(self, mesh: Mesh, stack: Stack, rule: UpdateRule, variant: str) -> None:
-        self._mesh, self._stack, self._rule, self._variant = mesh, stack, rule, variant
+        self._mesh, self._stack, self._rule, self.variant = mesh, stack, rule, variant
         self._num_lines = stack.num_devices * stack.lines_per_device
 
     def at(self, what: str, size: int = 0, line: Line | None = None) -> Program:
@@ -42,11 +43,11 @@ class Programs:
         """
         line = line or self._stack.line
         rule = self._rule if what in BY_RULE else None  # so that stacks of all rules share the others
-        variant = self._variant if what == "apply" else "xla"
+        variant = self.variant if what == "apply" else "xla"
         return compiled(what, self._mesh, rule, line, variant, self._num_lines, size)
 
-    def warm(self) -> int:
-        """Compile every program that steps, lookups and checkpoints may need; return their number."""
+    def needed(self) -> list[tuple[str, int, Line]]:
+        """Return every program that steps, lookups and checkpoints may need, as the arguments of ``at``."""
         stack = self._stack
         needed: list[tuple[str, int, Line]] = []
         largest = max(table.lines_per_device for table in stack.tables)
@@ -55,13 +56,11 @@ class Programs:
             needed += [(what, size, stack.line) for size in sizes]
         for line in {table.line: None for table in stack.tables}:  # each once, in order
             most = max(table.rows_per_device for table in stack.tables if table.line == line)
-            sizes = buckets(min(MAX_BUCKET, most))
-            needed += [(what, size, line) for what in ("read", "copy_rows") for size in sizes]
+            sizes = buckets(min(MAX_BUCKET, most), READ_ROWS, READ_GROWTH)
+            needed += [("read", size, line) for size in sizes]
             if self._rule.non_lazy:
                 needed += [("no_rows", 0, line), ("sweep", 0, line), *(("mark", size, line) for size in sizes)]
-        for what, size, line in needed:
-            self.at(what, size, line)
-        return len(needed)
+        return needed
 
 
 @lru_cache(maxsize=4096)
@@ -76,6 +75,11 @@ def compiled(
         lowered = jitted(what, mesh, rule, line, variant, num_lines).lower(*shapes(what, mesh, line, num_lines, size))
         program: Program = lowered.compile()
     return program
+
+
+def compiler_of(device: jax.Device) -> str:
+    """Return the versions of jax and of the compiler of a device."""
+    return f"jax {jax.__version__}, {' '.join(get_backend(device.platform).platform_version.split())}"
 
 
 def jitted(what: str, mesh: Mesh, rule: UpdateRule | None, line: Line, variant: str, num_lines: int) -> Any:
@@ -108,8 +112,7 @@ def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int) -> Sequ
     return {
         "apply": (table, numbers, words, split(mesh.size), *keys, *step),
         "write": (table, numbers, words, scalar(np.int32), scalar(np.float32, 1 + line.num_slots)),
-        "read": (table, numbers, scalar(np.int32)),
-        "copy_rows": (table, numbers),
+        "read": (table, numbers),
         "no_rows": (),
         "mark": (touched, numbers),
         "sweep": (table, touched, *step),

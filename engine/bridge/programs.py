@@ -87,7 +87,7 @@ def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
         new = updated(ops, rule, line, lr, line.received(words[0]), planes, *rounding)
         return line.scatter(table, lines[0], new), _fence()
 
-    return sharded(mesh, local, num_row_args=4 + (line.halves > 1), num_scalars=3, num_out=2, donate=True)
+    return sharded(mesh, local, num_row_args=4 + (line.halves > 1), num_scalars=3, donate=True)
 
 
 @lru_cache(maxsize=256)
@@ -103,7 +103,7 @@ def mark(mesh: Mesh) -> Program:
     def local(touched: jax.Array, rows: jax.Array) -> jax.Array:
         return touched.at[rows[0]].set(True, mode="drop", unique_indices=True)
 
-    return sharded(mesh, local, num_row_args=2, num_scalars=0, num_out=1, donate=True)
+    return sharded(mesh, local, num_row_args=2, num_scalars=0, donate=True)
 
 
 @lru_cache(maxsize=256)
@@ -143,7 +143,7 @@ def sweep(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
 
         return jax.lax.fori_loop(0, -(-num_lines // size), block, table), _fence()
 
-    return sharded(mesh, local, num_row_args=2, num_scalars=3, num_out=2, donate=True)
+    return sharded(mesh, local, num_row_args=2, num_scalars=3, donate=True)
 
 
 @lru_cache(maxsize=64)
@@ -166,32 +166,20 @@ def write(mesh: Mesh, line: Line) -> Program:
             new.append(after)
         return line.scatter(table, lines[0], line.pack(new)), _fence()
 
-    return sharded(mesh, local, num_row_args=3, num_scalars=2, num_out=2, donate=True)
+    return sharded(mesh, local, num_row_args=3, num_scalars=2, donate=True)
 
 
 @lru_cache(maxsize=64)
 def read(mesh: Mesh, line: Line) -> Program:
-    """Return a program: (table, rows i32[n,K], part i32[]) → f32[n,K,dim], a copy: a view would prevent donation.
+    """Return a program: (table, rows i32[n,K]) → the parts of the rows, each f32[n,K,floats per row].
 
-    A slot of one number per row repeats it.
+    They are copies: a view would prevent donation. The caller transfers the parts that it needs to the host.
     """
 
-    def local(table: Arrays, rows: jax.Array, part: jax.Array) -> jax.Array:
-        parts = [jnp.broadcast_to(of, (of.shape[0], line.dim)) for of in _rows(line, table, rows[0])]
-        taken: jax.Array = jax.lax.dynamic_index_in_dim(jnp.stack(parts, axis=1), part, 1, keepdims=False)
-        return taken[None]
+    def local(table: Arrays, rows: jax.Array) -> Planes:
+        return [part[None] for part in _rows(line, table, rows[0])]
 
-    return sharded(mesh, local, num_row_args=2, num_scalars=1, num_out=1, donate=False)
-
-
-@lru_cache(maxsize=64)
-def copy_rows(mesh: Mesh, line: Line) -> Program:
-    """Return a program: (table, rows i32[n,K]) → f32[n,K,floats of all parts], a copy of the rows, part after part."""
-
-    def local(table: Arrays, rows: jax.Array) -> jax.Array:
-        return jnp.concatenate(_rows(line, table, rows[0]), axis=1)[None]
-
-    return sharded(mesh, local, num_row_args=2, num_scalars=0, num_out=1, donate=False)
+    return sharded(mesh, local, num_row_args=2, num_scalars=0, donate=False)
 
 
 def _rows(line: Line, table: Arrays, rows: jax.Array, unique: bool = True) -> Planes:
@@ -261,16 +249,13 @@ def _rounded(zero: jax.Array, x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def sharded(
-    mesh: Mesh, local: Callable[..., Any], *, num_row_args: int, num_scalars: int, num_out: int, donate: bool
-) -> Program:
+def sharded(mesh: Mesh, local: Callable[..., Any], *, num_row_args: int, num_scalars: int, donate: bool) -> Program:
     """Return ``local``, which processes one device's part of each argument, mapped over the mesh and jitted."""
     rows, scalar = PartitionSpec(AXIS), PartitionSpec()
     in_specs = (rows,) * num_row_args + (scalar,) * num_scalars
-    out_specs = rows if num_out == 1 else (rows,) * num_out
     return jax.jit(
-        jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False),
+        jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=rows, check_vma=False),
         in_shardings=tuple(NamedSharding(mesh, spec) for spec in in_specs),
-        out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), out_specs),
+        out_shardings=NamedSharding(mesh, rows),
         donate_argnums=(0,) if donate else (),
     )

@@ -262,12 +262,17 @@ class Line:
         return jnp.pad(elements, ((0, 0), (0, self.width - elements.shape[1])))
 
     def pick(self, planes: Sequence[jax.Array], inside: jax.Array) -> list[jax.Array]:
-        """Return one row of each plane's line, (n, dim) or (n, 1). inside : int32 (n,), which of the packed rows"""
+        """Return one row of each plane's line, (n, dim) or (n, 1). inside : int32 (n,), which of the packed rows
+
+        It selects among the rows of whole lines, because a TPU would gather single elements one by one. The words of
+        the other rows become 0, so the sum has the bits of the selected one.
+        """
         if self.packed == 1:
             return [plane[:, : self.dim] for plane in planes]
-        dims = [self.dim if plane.shape[1] == self.width else 1 for plane in planes]
-        places = {dim: (inside * dim)[:, None] + jnp.arange(dim) for dim in dims}
-        return [jnp.take_along_axis(plane, places[dim], axis=1) for plane, dim in zip(planes, dims, strict=True)]
+        selected = (inside[:, None] == jnp.arange(self.packed))[:, :, None]
+        rows = [self.rows(plane) for plane in planes]
+        words = [_bits(of).reshape(-1, self.packed, of.shape[1]) for of in rows]
+        return [_floats(jnp.where(selected, of, 0).sum(axis=1)) for of in words]
 
 
 def _cut_words(part: jax.Array) -> jax.Array:

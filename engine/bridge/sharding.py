@@ -38,6 +38,8 @@ MAX_BUCKET = 32_768
 # How much larger each bucket is than the one before. Writes have fewer buckets: the number of new rows of a dynamic
 # table varies from step to step, and compiling a program takes longer than copying pads.
 GROWTH, WRITE_GROWTH = 1.5, 4.0
+# Reads have three sizes: this many rows, and twice its growth.
+READ_ROWS, READ_GROWTH = 512, 8.0
 # Where rows share lines, the number of lines per dispatch is a multiple of this, the block size of a kernel.
 LINES = 128
 

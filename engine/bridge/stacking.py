@@ -21,7 +21,17 @@ import numpy.typing as npt
 
 from penstock.bridge.programs import BY_ROW
 from penstock.bridge.row_format import UNTOUCHED, Line
-from penstock.bridge.sharding import GROWTH, LINES, MAX_BUCKET, Layout, Room, TableDefinition, bucket
+from penstock.bridge.sharding import (
+    GROWTH,
+    LINES,
+    MAX_BUCKET,
+    READ_GROWTH,
+    READ_ROWS,
+    Layout,
+    Room,
+    TableDefinition,
+    bucket,
+)
 from penstock.pyx import partition
 from penstock.pyx.id_table import IdTable
 from penstock.updates import UpdateRule
@@ -167,8 +177,9 @@ class Stack:
         """
         table = self.tables[member]
         devices, rows = self.rows_of(member, ids)
+        beyond = self.lines_per_device * table.line.group
         for some in self.slices(devices):
-            padded, cells, _ = self.padded(devices[some], rows[some], self.lines_per_device * table.line.group, 8)
+            padded, cells, _ = self.padded(devices[some], rows[some], beyond, READ_ROWS, growth=READ_GROWTH)
             yield some, padded, cells
 
     def rows_of(self, member: int, ids: Int64) -> tuple[Int32, Int32]:

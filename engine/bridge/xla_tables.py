@@ -6,6 +6,7 @@ what to dispatch when, and from which host memory; the Stack (stacking.py), wher
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +20,7 @@ from jax.sharding import Mesh
 from penstock.bridge import programs
 from penstock.bridge.dispatcher import Dispatcher
 from penstock.bridge.program_cache import Programs
-from penstock.bridge.row_format import UNTOUCHED
+from penstock.bridge.row_format import UNTOUCHED, Line
 from penstock.bridge.sharding import GROWTH, WRITE_GROWTH, TableDefinition
 from penstock.bridge.stacking import Stack, TableRows
 from penstock.bridge.stochastic_rounding import key_of, nearest, words_of
@@ -28,12 +29,20 @@ Int64 = npt.NDArray[np.int64]
 UInt32 = npt.NDArray[np.uint32]
 Float32 = npt.NDArray[np.float32]
 
+log = logging.getLogger("penstock")
+
+# Steps after which the addresses of the arrays are compared: the compiler may guard a full copy at run time.
+WATCHED_STEPS = 3
+
 
 class XlaTables:
     """Tables that share arrays and are updated by one dispatch. ``DeviceTable`` documents the methods.
 
     definitions : of one group of ``stacking.stacked``
     variant : "xla" or "pallas"; dispatcher : runs the dispatches; None: a separate one
+    problem : why the variant is not the kernel, if that failed its canary
+
+    problems : of the programs on these devices, a sentence each
     """
 
     copies_any_number = False
@@ -44,8 +53,9 @@ class XlaTables:
         definitions: Sequence[TableDefinition],
         variant: str,
         dispatcher: Dispatcher | None = None,
+        problem: str = "",
     ) -> None:
-        self.mesh, self.layouts, self.variant = mesh, [definition.layout for definition in definitions], variant
+        self.mesh, self.layouts = mesh, [definition.layout for definition in definitions]
         _, self._rule, starts, _ = definitions[0]
         self._starts = np.array([0.0, *starts], np.float32)
         self._keys: list[Callable[[Int64], Int64]] = [layout.ids for layout in self.layouts]
@@ -56,6 +66,13 @@ class XlaTables:
         self.programs = Programs(mesh, self._stack, self._rule, variant)
         lines = self._stack.num_devices * self._stack.lines_per_device
         self.arrays: tuple[jax.Array, ...] = programs.create(mesh, self._stack.line, lines, tuple(starts))()
+        self._num_watched, self._tried = 0, set[int]()  # the sizes for which the kernel was compiled
+        names = quoted([layout.name for layout in self.layouts])
+        self.problems = [f"{names}: the kernel failed its canary, XLA's program updates: {problem}"] if problem else []
+
+    @property
+    def variant(self) -> str:
+        return self.programs.variant
 
     def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
         """Queue one optimizer application to rows of several tables.
@@ -75,10 +92,49 @@ class XlaTables:
         self._dispatcher.submit(reader, partial(self._apply, reader, rows, numbers))
 
     def _apply(self, reader: str, rows: Sequence[TableRows], numbers: Sequence[Any]) -> None:
-        with self._own_mesh():
+        with self._own_mesh(), self._watching(reader):
             if self._rule.non_lazy:
                 self._sweep_around(reader, rows, numbers)
             self._dispatch("apply", reader, rows, 3 + (self._stack.line.halves > 1), numbers)
+
+    @contextmanager
+    def _watching(self, reader: str) -> Iterator[None]:
+        """Report if one of the first steps moves a shard of the arrays."""
+        watched = self._num_watched < WATCHED_STEPS
+        before = self._addresses() if watched else []
+        yield
+        self._num_watched += watched
+        if watched and self._in_any(reader, self._addresses() != before):
+            self._report(f"{reader}: the step moved the table instead of updating it in place")
+
+    def _in_any(self, call: str, problem: bool) -> bool:
+        """Return whether any process that updates the table has a problem. call : what it does, for messages"""
+        return problem
+
+    def _addresses(self) -> list[int]:
+        """Return the addresses of the arrays' shards: an in-place update keeps them, a hidden copy does not."""
+        return [shard.data.unsafe_buffer_pointer() for array in self.arrays for shard in array.addressable_shards]
+
+    def _report(self, problem: str) -> None:
+        """Log a problem of a program, and stop using the kernel."""
+        if self.programs.variant == "pallas":
+            self.programs.variant, problem = "xla", f"{problem}; XLA's program updates from here on"
+        self.problems.append(problem)
+        log.warning(problem)
+
+    def _program(self, what: str, reader: str, size: int, line: Line | None = None) -> programs.Program:
+        """Return a program. If the kernel does not compile for a size, continue with XLA's program: nothing is lost."""
+        if what == "apply" and self.variant == "pallas" and size not in self._tried:
+            self._tried.add(size)
+            problem = ""
+            try:
+                self.programs.at(what, size, line)
+            except Exception as error:  # a compiler may raise any type
+                problem = str(error).partition("\n")[0] or type(error).__name__
+            if self._in_any(f"{reader}, compiling", bool(problem)):
+                problem = problem or "it fails in another process"
+                self._report(f"{reader}: the kernel does not compile for {size} lines: {problem}")
+        return self.programs.at(what, size, line)
 
     def key_by(self, member: int, keys: Callable[[Int64], Int64]) -> None:
         self._keys[member] = keys
@@ -107,7 +163,7 @@ class XlaTables:
         for some in self._stack.slices(routed.devices):
             arena = self._dispatcher.arena()
             packed = self._stack.pack(routed, some, arena.room, WRITE_GROWTH if program == "write" else GROWTH)
-            run = self.programs.at(program, packed.lines.shape[1])
+            run = self._program(program, reader, packed.lines.shape[1])
             self.arrays, fence = run(self.arrays, *map(self._put, packed[:num_packed]), *numbers)
             arena.read_by(reader, fence)
 
@@ -149,7 +205,7 @@ class XlaTables:
         with self._own_mesh():
             for some, padded, cells in self._stack.locate(member, ids):
                 read = self.programs.at("read", padded.shape[1], self.layouts[member].line)
-                out[some] = _flat(read(self.arrays, padded, np.int32(part)))[cells, : out.shape[1]]
+                out[some] = _flat(read(self.arrays, padded)[part])[cells]
 
     def copy_rows(self, member: int, ids: Int64, out: Float32) -> Callable[[], object]:
         """Copy rows without waiting for a device: the copy runs after updates in flight and before later ones."""
@@ -157,13 +213,15 @@ class XlaTables:
         copies = []
         with self._own_mesh():
             for some, padded, cells in self._stack.locate(member, ids):
-                copy = self.programs.at("copy_rows", padded.shape[1], self.layouts[member].line)
-                copies.append((out[some], cells, copy(self.arrays, padded)))
+                read = self.programs.at("read", padded.shape[1], self.layouts[member].line)
+                copies.append((out[some], cells, read(self.arrays, padded)))
 
         def wait() -> None:
             with jax.transfer_guard("allow"):
-                for room, cells, answers in copies:
-                    room[...] = _flat(answers)[cells[: len(room)]]
+                for room, cells, parts in copies:
+                    ends = np.cumsum([part.shape[2] for part in parts])[:-1]
+                    for columns, part in zip(np.split(room, ends, axis=1), parts, strict=True):
+                        columns[...] = _flat(part)[cells[: len(room)]]
 
         return wait
 
@@ -171,7 +229,11 @@ class XlaTables:
         self._dispatcher.wait()
 
     def warm(self) -> int:
-        return self.programs.warm()
+        needed = self.programs.needed()
+        log.info("warm-up: compiling %d programs of %s", len(needed), quoted([layout.name for layout in self.layouts]))
+        for what, size, line in needed:
+            self._program(what, "warm-up", size, line)
+        return len(needed)
 
     @contextmanager
     def _own_mesh(self) -> Iterator[None]:

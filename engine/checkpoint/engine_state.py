@@ -63,6 +63,7 @@ def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], t
         "global_step": core.global_step,
         "changed_step": core.changed_step,
         "tables": [_described(spec) for spec in core.config.tables],
+        "programs": core.tables.programs.get_state(),
         "num_required": core.gate.num_required,
         "reduction": core.reduction,
         "seed": core.seed,
@@ -134,6 +135,7 @@ def restore(
                 reduction=commit.contents["reduction"],
                 seed=seed,
                 threads=threads,
+                variant={name: its["variant"] for name, its in commit.contents.get("programs", {}).items()},
                 **more,
             )
             _load(engine.core, folder, replace(commit, files=files))
@@ -200,6 +202,7 @@ def _load(core: EngineCore, folder: Folder, commit: Commit) -> None:
     core.tables.dynamic.forget_changes()
     stores = _stores_of(folder, commit)
     contents = commit.contents
+    core.tables.programs.resume(contents.get("programs", {}))  # older commits omit it
 
     def put() -> None:
         for name, store in core.pipeline.stores.items():

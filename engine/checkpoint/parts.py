@@ -113,7 +113,8 @@ def join_parts(
                 raise StateError(f"share {rank} and share 0 differ in {name}: {part.contents[name]}, {first[name]}")
     # The last step that changed a row changed one of some share.
     changed_step = max(part.contents["changed_step"] for part in parts)
-    joined = {**first, "changed_step": changed_step, **(contents or {})}
+    programs = _joined_programs([part.contents["programs"] for part in parts])
+    joined = {**first, "changed_step": changed_step, "programs": programs, **(contents or {})}
     commit = Commit(number, tuple(file for part in parts for file in part.files), joined)
     folder.name(commit)
     folder.tidy(keep, commit)
@@ -158,3 +159,9 @@ def directories_of(folder: Folder, commit: Commit) -> dict[str, Mapping[str, Arr
         if record.kind == "directory":
             found.setdefault(record.about["table"], []).append(record.arrays)
     return {name: joined_states(parts) for name, parts in found.items()}
+
+
+def _joined_programs(programs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the programs of a table's shares; where these differ, a resumed engine chooses, and reports it."""
+    several = {"variant": "auto", "compiler": "shares differ"}
+    return {name: its if all(of[name] == its for of in programs) else several for name, its in programs[0].items()}

@@ -105,21 +105,45 @@ def optional() -> Finding:
 
 
 def devices() -> Finding:
-    """Report JAX's devices, and whether penstock's kernels or XLA's programs apply the optimizer's step there."""
+    """Report JAX's devices, and which variant updates tables there; on a TPU, run the kernel's canaries."""
     try:
         mesh = make_devices(None)
+        variants, problems = variants_of(mesh)
     except PenstockError as error:
         return Finding("devices", "none", str(error), broken=True)
     from penstock.bridge.cpu_ffi import registered
 
     all_of = list(mesh.devices.flat)
-    found = f"{len(all_of)} {all_of[0].platform} ({all_of[0].device_kind})"
-    if all_of[0].platform != "cpu":
-        return Finding("devices", f"{found}, steps by XLA's programs")
-    if registered():
-        return Finding("devices", f"{found}, steps by penstock's own kernels")
+    found = f"{len(all_of)} {all_of[0].platform} ({all_of[0].device_kind}), steps by {variants}"
+    if problems:
+        return Finding("devices", found, f"the kernel failed its canary, so XLA's program updates: {problems}")
+    if all_of[0].platform != "cpu" or registered():
+        return Finding("devices", found)
     advice = "this jaxlib does not take penstock's kernels, so steps run as XLA's programs, several times slower: "
-    return Finding("devices", f"{found}, steps by XLA's programs", advice + "install the jax of .ci/constraints.txt")
+    return Finding("devices", found, advice + "install the jax of .ci/constraints.txt")
+
+
+def variants_of(mesh: Any) -> tuple[str, str]:
+    """Return the variant of each main optimizer's tables, and the failures of their canaries.
+
+    One dim serves for all up to 128: on a TPU such tables have the same lines.
+    """
+    from penstock.bridge import backends
+    from penstock.bridge.device_tables import make_mesh
+    from penstock.bridge.sharding import Layout
+
+    mesh = make_mesh(mesh)
+    by_variant: dict[str, list[str]] = {}
+    problems = []
+    for optimizer in (penstock.SGD(0.1), penstock.Adagrad(0.1), penstock.Adam(0.1), penstock.FTRL(0.1)):
+        name = type(optimizer).__name__
+        (spec,) = penstock.EmbeddingConfig.from_tables([penstock.TableConfig(1024, 128, optimizer=optimizer)]).tables
+        layout = Layout(name, 1024, 128, len(spec.slots), mesh.size, False, backends.lanes(mesh))
+        variant, problem = backends.choose(mesh, layout, spec.rule)
+        by_variant.setdefault(variant, []).append(name)
+        problems += [f"{name}: {problem}"] if problem else []
+    several = (f"'{variant}' ({', '.join(names)})" for variant, names in by_variant.items())
+    return " and ".join(several), "; ".join(problems)
 
 
 def kernels(able: list[str]) -> Finding:

@@ -140,12 +140,13 @@ def inspect_config(path: str, out: Output) -> int:
         except ConfigError as error:
             table["optimizer"] = str(error)
         else:
-            table["optimizer"] = type(spec.optimizer).__name__
+            table |= {"optimizer": type(spec.optimizer).__name__, "placement": spec.placement.where}
             if spec.dynamic is not None:
                 table["dynamic"] = asdict(spec.dynamic)
         text = f"{name}: {count(rows)} × {dim}, {table['optimizer']}"
         if "dynamic" in table:
             text += f", dynamic: {settings_text(table['dynamic'])}".removesuffix(": ")
+        text += ", on the host" if table.get("placement") == "host" else ""
         tables.append(table)
         texts.append(text)
     out.say_tables("  table ", texts)

@@ -26,7 +26,7 @@ from penstock.ray.cluster import Actors, LostError, RemoteTables, checked_config
 from penstock.ray.driver import Driver
 from penstock.ray.joined_deltas import JoinedDeltas
 from penstock.ray.owners import Ended
-from penstock.ray.reports import joined_tables
+from penstock.ray.reports import joined_problems, joined_tables, joined_variants
 from penstock.routing import WholeTables
 from penstock.stats import Counters, Report
 from penstock.validation import share, whole
@@ -249,6 +249,7 @@ class Job:
         self, before: Counters, skipped: int, began: float, driver: Driver, ended: list[Ended], state_hash: str | None
     ) -> Report:
         counters, verified = before.plus(driver.counters), driver.verified
+        problems = joined_problems([of.problems for of in ended])
         is_verified = len(verified) == len(self._sources) and all(verified.values())
         return counters.report(
             time.perf_counter() - began,
@@ -258,9 +259,11 @@ class Job:
             unverified=None if is_verified else _unverified(driver.checksums),
             tables=joined_tables([of.tables for of in ended]),
             learning_rates=ended[0].last_rates if self._config.num_tags else None,
-            notes=counters.notes(driver.first_bad),
+            notes=(*counters.notes(driver.first_bad), *problems),
             skipped=skipped,
             state_hash=state_hash,
+            variants=joined_variants([of.variants for of in ended]),
+            device_problems=len(problems),
         )
 
 

@@ -56,11 +56,16 @@ class Applied:
 
 @dataclass(frozen=True)
 class Ended:
-    """The counts of an owner at the end. last_rates : of every tag at the last step"""
+    """The counts of an owner at the end.
+
+    last_rates : of every tag at the last step; variants, problems : of its programs (``TablePrograms``)
+    """
 
     tables: Mapping[str, TableReport]
     held_bytes: int
     last_rates: tuple[float, ...] | None
+    variants: Mapping[str, str]
+    problems: Sequence[str]
 
 
 class Owner:
@@ -146,8 +151,9 @@ class Owner:
             return error
 
     def end(self) -> Ended:
-        core = self._core
-        return Ended(core.table_reports(), self._counters.held_bytes, core.last_rates)
+        core, programs = self._core, self._core.tables.programs
+        held_bytes = self._counters.held_bytes
+        return Ended(core.table_reports(), held_bytes, core.last_rates, programs.variants, programs.problems)
 
     # ---- tables, between two blocks
 

@@ -19,6 +19,20 @@ def joined_tables(reports: Sequence[Mapping[str, TableReport]]) -> dict[str, Tab
     return joined
 
 
+def joined_variants(variants: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the variant of each table; where shares differ, all of theirs. variants : of each share by table"""
+    return {name: ", ".join(sorted({of[name] for of in variants})) for name in variants[0]}
+
+
+def joined_problems(problems: Sequence[Sequence[str]]) -> list[str]:
+    """Return the distinct problems of programs, each with its first share. problems : of each share"""
+    first: dict[str, int] = {}
+    for rank, of in enumerate(problems):
+        for problem in of:
+            first.setdefault(problem, rank)
+    return [f"share {rank}: {problem}" for problem, rank in first.items()]
+
+
 def _joined_keys(shares: Sequence[KeyReport]) -> KeyReport:
     totals = {name: sum(getattr(of, name) for of in shares) for name in vars(shares[0])}
     rows = sum(of.keys / of.load for of in shares if of.load)  # shares without a key count as nothing

@@ -69,7 +69,7 @@ def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
         step = make(_Work(rule, line), table, pad)
         return step(jnp.minimum(lines[0], pad), scalars, words[0]), _fence()
 
-    return sharded(mesh, local, num_row_args=4, num_scalars=3, num_out=2, donate=True)
+    return sharded(mesh, local, num_row_args=4, num_scalars=3, donate=True)
 
 
 def block_of(line: Line) -> int:

@@ -35,10 +35,17 @@ class ProcessTables(XlaTables):
     ``write`` takes the same rows in every process; ``apply`` and ``read`` take those of each.
     """
 
-    def __init__(self, mesh: Mesh, definitions: Sequence[TableDefinition], variant: str, processes: Processes) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        definitions: Sequence[TableDefinition],
+        variant: str,
+        processes: Processes,
+        problem: str = "",
+    ) -> None:
         self._processes = processes
         self._senders = len(processes.by_rank[processes.rank])
-        super().__init__(mesh, definitions, variant)
+        super().__init__(mesh, definitions, variant, problem=problem)
         # As many neighbouring elements of a line certainly belong to one row.
         self._grain = math.gcd(*[layout.dim for layout in self.layouts], self._stack.line.width)
         # The most lines of one device that a process may send to another one in a dispatch.
@@ -54,8 +61,9 @@ class ProcessTables(XlaTables):
         parts = [(member, segment) for member, segments, _ in updates for segment in segments]
         rows = [TableRows(member, of.ids, of.sums, self._rounded_by(member, of.ids)) for member, of in parts]
         frames = [segment.frames for _, segment in parts]
-        with self._own_mesh():
-            arrived = list(self._exchanged(f"step {step}, {quoted(names)}", rows, frames))
+        reader = f"step {step}, {quoted(names)}"
+        with self._own_mesh(), self._watching(reader):
+            arrived = list(self._exchanged(reader, rows, frames))
             if self._rule.non_lazy:
                 touched = self.programs.at("no_rows")()
                 for lines, words, *_ in arrived:
@@ -63,7 +71,11 @@ class ProcessTables(XlaTables):
                     touched = mark(touched, lines, words)
                 self.arrays, _ = self.programs.at("sweep")(self.arrays, touched, *numbers)
             for lines, *others in arrived:
-                self.arrays, _ = self.programs.at("apply", lines.shape[1])(self.arrays, lines, *others, *numbers)
+                run = self._program("apply", reader, lines.shape[1])
+                self.arrays, _ = run(self.arrays, lines, *others, *numbers)
+
+    def _in_any(self, call: str, problem: bool) -> bool:
+        return bool(self._processes.agree(call, [problem]).any())
 
     def _exchanged(
         self, call: str, rows: Sequence[TableRows], frames: Sequence[Int64 | None]

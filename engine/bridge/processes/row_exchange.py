@@ -52,7 +52,7 @@ def exchange(mesh: Mesh, line: Line, by_rank: ByRank, beyond: int, multiple: int
     blocks: list[tuple[tuple[int, ...], Any]] = [((), np.int32), ((width,), np.int32)]
     blocks += [((width // grain,), np.int32)] if grain else []
     blocks += [((line.group,), np.uint32)] * num_keys
-    program = sharded(mesh, local, num_row_args=len(blocks), num_scalars=1, num_out=3 + num_keys, donate=False)
+    program = sharded(mesh, local, num_row_args=len(blocks), num_scalars=1, donate=False)
     arguments = [_split(mesh, mesh.size, mesh.size, k, *shape, dtype=of) for shape, of in blocks]
     return compiled(mesh, program, *arguments, jax.ShapeDtypeStruct((), np.int32))
 
@@ -143,7 +143,7 @@ def mark_lines(mesh: Mesh, line: Line, num_rows: int, size: int) -> Program:
         rows = jnp.where(first.reshape(rows.shape) == UNTOUCHED, beyond, rows)
         return touched.at[rows.reshape(-1)].set(True, mode="drop")
 
-    program = sharded(mesh, local, num_row_args=3, num_scalars=0, num_out=1, donate=True)
+    program = sharded(mesh, local, num_row_args=3, num_scalars=0, donate=True)
     words = _split(mesh, mesh.size, size, line.halves * line.width)
     return compiled(mesh, program, _split(mesh, num_rows, dtype=np.bool_), _split(mesh, mesh.size, size), words)
 
@@ -164,7 +164,7 @@ def fetch(mesh: Mesh, line: Line, num_lines: int, k: int) -> Program:
         answers: jax.Array = jax.lax.all_to_all(taken.reshape(*wanted.shape, line.dim), AXIS, 0, 0, tiled=True)
         return answers[None]
 
-    program = sharded(mesh, local, num_row_args=2, num_scalars=1, num_out=1, donate=False)
+    program = sharded(mesh, local, num_row_args=2, num_scalars=1, donate=False)
     table = tuple(_split(mesh, *shape, dtype=dtype) for shape, dtype in line.arrays(num_lines))
     rows = _split(mesh, mesh.size, mesh.size, k)
     return compiled(mesh, program, table, rows, jax.ShapeDtypeStruct((), np.int32))

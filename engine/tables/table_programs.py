@@ -1,0 +1,71 @@
+"""The programs that update an engine's tables: their variants, the commit's record of them, and their problems."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.errors import UsageError, listed
+
+if TYPE_CHECKING:
+    from penstock.bridge.device_tables import DeviceTable
+
+log = logging.getLogger("penstock")
+
+# The variants that a caller may prefer, in the order of docs/tpu.md.
+VARIANTS = ("auto", "xla", "pallas", "ffi")
+Programs = Mapping[str, Mapping[str, str]]
+Variant = str | Mapping[str, str]  # as ``Engine`` takes it
+
+
+class TablePrograms:
+    """The programs of tables. tables : by name, on the devices of this process"""
+
+    def __init__(self, tables: Mapping[str, DeviceTable]) -> None:
+        self._tables = tables
+        self._resumed: list[str] = []
+        for problem in self.problems:
+            log.warning(problem)
+
+    @property
+    def variants(self) -> dict[str, str]:
+        """The variant of each table."""
+        return {name: table.variant for name, table in self._tables.items()}
+
+    @property
+    def problems(self) -> list[str]:
+        """Problems of the programs on these devices, a sentence each; the tables are whole."""
+        several = [problem for table in self._tables.values() for problem in table.problems]
+        return [*self._resumed, *dict.fromkeys(several)]  # those of a stack once
+
+    def get_state(self) -> Programs:
+        """Return table → variant and compiler, for a commit."""
+        return {name: {"variant": of.variant, "compiler": of.compiler} for name, of in self._tables.items()}
+
+    def resume(self, before: Programs) -> None:
+        """Report the tables that other programs updated before a commit: only equal ones give equal bits."""
+        now = self.get_state()
+        # The handlers of "ffi" are ours: no compiler takes part in their results.
+        compared = {name: ("variant",) if its["variant"] == "ffi" else its.keys() for name, its in before.items()}
+        changed = [name for name, keys in compared.items() if any(before[name][key] != now[name][key] for key in keys)]
+        if changed:
+            old, new = (f"'{of[changed[0]]['variant']}' ({of[changed[0]]['compiler']})" for of in (before, now))
+            problem = f"tables updated by {old} before the commit and by {new} now ({listed(changed)})"
+            self._resumed = [f"{problem}: bits agree only to the bound between variants (docs/tpu.md)"]
+            log.warning(self._resumed[0])
+
+
+def preferred(tables: Iterable[str], variant: Variant) -> dict[str, str]:
+    """Return table → the variant that is preferred for it. Raises UsageError for an unknown variant or table.
+
+    variant : of all tables, or of those that it names; "auto": none is preferred
+    """
+    names: Sequence[str] = list(tables)
+    by_table = variant if isinstance(variant, Mapping) else dict.fromkeys(names, variant)
+    for name, its in by_table.items():
+        if name not in names:
+            raise UsageError(f"variant: no table '{name}' in the configuration ({listed(names)})")
+        if its not in VARIANTS:
+            raise UsageError(f"variant: expected one of {', '.join(VARIANTS)}, got {its!r}")
+    return {name: its for name, its in by_table.items() if its != "auto"}
