@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -146,11 +147,12 @@ class SourceRun:
         """
         core, counters = self._core, self._counters
         reading, summing, committing = map(self._telemetry.timed, ("read", "sum", "save"))
+        limited = _limited if self._options.follow else islice
         with self._opened() as saving:
             try:
                 with (
                     closing(self._reader.numbered()) as numbered,
-                    core.in_lockstep(_limited(numbered, saving.left(self._limit)), self._rates, counters) as frames,
+                    core.in_lockstep(limited(numbered, saving.left(self._limit)), self._rates, counters) as frames,
                 ):
                     with reading:
                         saving.skip(frames, self._limit)
@@ -250,7 +252,7 @@ class SourceRun:
 
 
 def _limited(frames: Iterator[tuple[int, Frame]], most: int | None) -> Iterator[tuple[int, Frame]]:
-    """Yield the first frames, and the void ones between them that have no place. most : None: all"""
+    """Yield the first frames, and the pauses between them: void frames without a place. most : None: all"""
     if most is None:
         yield from frames
         return

@@ -82,6 +82,20 @@ def test_a_server_that_stays_away_is_bad_input(scheme, server):
     server.start()
 
 
+def test_a_file_that_is_damaged_is_not_read_forever(server):
+    uri = "s3://tables/damaged"
+    append("delta", uri, range(2))
+    fs = pa.fs.S3FileSystem(endpoint_override=f"http://127.0.0.1:{server.port}")
+    (path,) = pytest.importorskip("deltalake").DeltaTable(uri, version=0).file_uris()
+    path = path.removeprefix("s3://")
+    data = bytearray(fs.open_input_stream(path).read())
+    data[4:60] = bytes(56)  # the first page; the footer stays
+    with fs.open_output_stream(path) as file:
+        file.write(data)
+    with pytest.raises(InputError, match=r"version 0, .*"):
+        ps.Engine(config_of()).run(f"delta:{uri}", patience=0.1)
+
+
 @pytest.mark.parametrize("scheme", ["delta", "lance"])
 def test_a_refusal_is_a_mistake_of_the_caller(scheme, server, monkeypatch):
     module, opens = {"delta": ("deltalake", "DeltaTable"), "lance": ("lance", "dataset")}[scheme]

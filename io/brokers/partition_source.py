@@ -35,15 +35,16 @@ class PartitionSource(SeekableSource):
         self._reader = PartitionReader(self._partition, place[0] if place else 0, self._patience_s)
         self._waiting.clear()
         self._last = None
+        self._decoder: MessageFrames | None = None  # over all readings, which have messages of the same form
 
     def frames(self, options: ReadOptions, first_bad: dict[str, str]) -> Generator[Frame, None, None]:
         """Return the frames of a reading, among them void ones: messages without rows, and those that are dropped."""
         if options.contribution_rows is not None:
             raise UsageError(f"--contribution-rows: a message of {self._partition.where} is a frame; leave it out")
-        decoder = MessageFrames(options, first_bad)
+        self._decoder = self._decoder or MessageFrames(options, first_bad)
         last = self._last or 0
         while (message := self._next(last)) is not None:
-            yield self._frame(message, decoder, options, first_bad)
+            yield self._frame(message, self._decoder, options, first_bad)
 
     def fix_end(self) -> None:
         if self._last is not None:  # a later reading takes what has arrived: to ask for the end waits for the broker

@@ -27,7 +27,7 @@ class VersionedSource(SeekableSource):
     def __init__(self, versions: TableVersions, patience_s: float) -> None:
         super().__init__(versions.name, self._open_parts)
         self._versions = versions
-        self._patience = Patience(patience_s, starts_over=False)
+        self._patience_s = patience_s
         self._next: Place = ()
         self._last = self._tried(versions.latest)
 
@@ -57,14 +57,12 @@ class VersionedSource(SeekableSource):
 
     def _tried(self, call: Callable[[], T]) -> T:
         """Call, again until patience is over if the table's server is gone."""
+        patience = Patience(self._patience_s, starts_over=False)
         while True:
             try:
-                found = call()
+                return call()
             except OSError as error:
-                self._patience.wait(self._versions.unreadable(error))
-                continue
-            self._patience.good()
-            return found
+                patience.wait(self._versions.unreadable(error))
 
     def _placed(self, open_file: Callable[[], Part], version: int, file: int, skipped: int, is_last: bool) -> Part:
         """Return a file without its first rows, whose batches have places. is_last : its end is that of the version"""
@@ -81,18 +79,19 @@ class VersionedSource(SeekableSource):
                 yield Batch(batch.source, batch.data.slice(start), None, first_row, after=after(first_row))
 
         def batches(columns: list[str]) -> Batches:
-            read, done = inner, skipped
+            read, done, patience = inner, skipped, Patience(self._patience_s, starts_over=False)
             while True:
                 try:
                     with closing(read(columns)) as found:
                         for batch in rest(found, done):
                             yield batch
                             done = batch.first_row + batch.data.num_rows
+                            patience.good()
                     break
                 except InputError as error:
                     if not self._versions.is_remote:
                         raise
-                    self._patience.wait(error)
+                    patience.wait(error)  # the server is gone, or the file is damaged
                     read = open_file().batches
             if is_last:
                 nothing = end[0] if end else pa.RecordBatch.from_pylist([], part.schema)
