@@ -147,7 +147,13 @@ BELOW_CORE = [
     # jax through the bridge: who asks for metrics has an engine.
     (
         "penstock.metrics",
-        {"penstock.bridge.compile_counter", "penstock.engine", "penstock.stats"},
+        {
+            "penstock.bridge.compile_counter",
+            "penstock.checkpoint.store",
+            "penstock.config.embedding",
+            "penstock.engine",
+            "penstock.telemetry",
+        },
         {"prometheus_client"},
     ),
     ("penstock.gate", {"penstock.frames", "penstock.validation", "penstock.errors", "penstock.stats"}, set()),

@@ -97,10 +97,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 # Flags of a single process, or of what a cluster has in another form.
-_NOT_ON_RAY = ("devices", "ui", "metrics", "metrics_file", "report", "follow", "as_files")
+_NOT_ON_RAY = ("devices", "report", "follow", "as_files")
 
 # Options of runs that jobs do not have.
-_OF_ONE_PROCESS = {"merge", "progress", "follow", "patience", "max_message", "as_files"}
+_OF_ONE_PROCESS = {"merge", "follow", "patience", "max_message", "as_files"}
 
 
 def replay_on_ray(args: argparse.Namespace) -> int:
@@ -138,10 +138,12 @@ def replay_on_ray(args: argparse.Namespace) -> int:
         out=args.out,
         state_hash=not args.no_hash,
     )
+    watching = Watching(args, job)
+    job.progress = lambda *_: watching.tick()
     failures = logging.StreamHandler()  # a line per failure of an actor or node, to standard error
     logging.getLogger("penstock").addHandler(failures)
     try:
-        with writing(place) if place else nullcontext():
+        with watching, writing(place) if place else nullcontext():
             report = job.run()
     finally:
         logging.getLogger("penstock").removeHandler(failures)
