@@ -39,8 +39,11 @@ log = logging.getLogger("penstock")
 MOST_FAILURES = 10
 
 
-# Options of runs and deltas that a job does not have: its order is by rounds, and no share counts all rows.
-_NOT_OF_JOBS = frozenset({"merge", "per_rows", "per_seconds", "progress"})
+# Options of runs and deltas that a job does not have: its order is by rounds, no share counts all rows, and one process
+# reads topics and tables with versions.
+_NOT_OF_JOBS = frozenset(
+    {"merge", "per_rows", "per_seconds", "progress", "follow", "patience", "max_message", "as_files"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
