@@ -35,6 +35,7 @@ PACKAGE_DIR = {
     "penstock.config.lint": "engine/config/lint",
     "penstock.config.optimizers": "engine/config/optimizers",
     "penstock.filesystem": "engine/filesystem",
+    "penstock.functional": "engine/functional",
     "penstock.io": "io",
     "penstock.io.decoding": "io/decoding",
     "penstock.io.flight": "io/flight",
