@@ -23,6 +23,7 @@ PACKAGE_DIR = {
     "penstock.accumulators": "engine/accumulators",
     "penstock.activations": "engine/activations",
     "penstock.bench": "bench",
+    "penstock.bench.gpu": "bench/gpu",
     "penstock.bench.peers": "bench/peers",
     "penstock.bench.report": "bench/report",
     "penstock.bench.tpu": "bench/tpu",

@@ -85,8 +85,8 @@ def test_the_kept_matrix_holds_every_case_within_its_bound():
         assert float(ratio) <= (m.MOST_BY_XLA if by_xla else m.MOST_BY_KERNEL)
 
 
-@pytest.mark.parametrize("command", ["matrix --small", "exchanged_step"])
-def test_a_sample_of_the_steps_compiles_for_every_generation_and_for_several_hosts(command):
+@pytest.mark.parametrize("command", ["matrix --small", "functional_step --small", "exchanged_step"])
+def test_a_sample_of_the_steps_compiles_for_every_generation_for_several_hosts_and_in_a_users_step(command):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed: pip install -e '.[tpu-aot]', or make tpu-small")
     module, *words = command.split()

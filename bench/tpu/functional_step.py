@@ -117,10 +117,10 @@ def faults(layout: Any, program: Any) -> Iterator[str]:
 
 
 def temporary_bound(layout: Any) -> int:
-    """Return the bytes that a step may need beside the table: a few times what the batch touches."""
+    """Return the bytes that a step may need beside the table: its lines three times, and the lookups once."""
     lines = LOOKUPS // 2 * (layout.line.nbytes(1) + 4 * layout.line.width)
     rows = (LOOKUPS + SAMPLES) * 4 * max(128, layout.line.width)
-    return (1 << 20) + 3 * lines + 4 * rows
+    return (1 << 20) + 3 * lines + rows
 
 
 def main(words: Sequence[str] | None = None) -> int:
