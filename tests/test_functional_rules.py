@@ -207,6 +207,12 @@ def test_arguments_that_do_not_fit_the_table_are_refused(mesh_of):
         embedding.load(tables, "t", np.ones((ROWS, DIM)))
     with pytest.raises(ps.UsageError, match="rules: no table 'u' in the configuration"):
         EmbeddingTables(config_of(), mesh_of(1), {"u": from_optax(counted_momentum(0.1))})
+    with pytest.raises(
+        ps.UsageTypeError, match=r"rules, table 't': expected a rule of updates\.from_optax, got Transform"
+    ):
+        EmbeddingTables(config_of(), mesh_of(1), {"t": counted_momentum(0.1)})
+    with pytest.raises(ps.UsageError, match="preprocess_steps: expected at least one batch, got none"):
+        embedding.preprocess_steps([])
 
 
 def test_a_configuration_without_features_is_refused(mesh_of):

@@ -26,7 +26,7 @@ from penstock.bridge.xla_tables import XlaTables
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
 from penstock.config.specs import TableSpec
-from penstock.errors import UsageError, listed
+from penstock.errors import UsageError, UsageTypeError, listed
 from penstock.frames import Float32
 from penstock.tables.initializers import start_of
 from penstock.tables.orbax import WEIGHTS
@@ -63,8 +63,12 @@ class EmbeddingTables:
         self.config, self.mesh = config, make_mesh() if mesh is None else mesh
         if self.mesh.is_multi_process:
             raise UsageError("a mesh over several processes: EmbeddingTables needs one whose devices are all local")
-        if rules.keys() - set(config.table_names):
-            raise UsageError(f"rules: no table '{min(rules.keys() - set(config.table_names))}' in the configuration")
+        for name, rule in rules.items():
+            if name not in config.table_names:
+                raise UsageError(f"rules: no table '{name}' in the configuration ({listed(config.table_names)})")
+            if not isinstance(rule, OptaxRule):
+                got = type(rule).__name__
+                raise UsageTypeError(f"rules, table '{name}': expected a rule of updates.from_optax, got {got}")
         own_mesh = make_mesh(self.mesh)
         self._specs = {spec.name: spec for spec in config.tables}
         self.rules: dict[str, UpdateRule | OptaxRule] = {n: rules.get(n, s.rule) for n, s in self._specs.items()}
@@ -72,7 +76,7 @@ class EmbeddingTables:
         self._formats: dict[str, Format] = {}
         self._definitions: dict[str, TableDefinition] = {}
         for name, spec in self._specs.items():
-            _check(spec)
+            _check(spec, self.rules[name])
             definition = _definition(config, spec, rules.get(name), own_mesh)
             on_cpu = backends.platform(own_mesh) == "cpu"
             variant, problem = backends.choose(own_mesh, *definition[:2], preferred="xla" if on_cpu else None)
@@ -121,6 +125,8 @@ class EmbeddingTables:
 
     def preprocess_steps(self, features: Sequence[Any], weights: Sequence[Any] | None = None) -> dict[str, Uses]:
         """Return the lookups of several batches, on a new first axis: for ``jax.lax.scan`` over steps."""
+        if not len(features):
+            raise UsageError("preprocess_steps: expected at least one batch, got none")
         of = [None] * len(features) if weights is None else weights
         plans = [self._plans(batch, its) for batch, its in zip(features, of, strict=True)]
         stacked = {}
@@ -227,13 +233,13 @@ class EmbeddingTables:
         return Table(tuple(arrays), tuple(jax.device_put(number, same) for number in numbers), form)
 
 
-def _check(spec: TableSpec) -> None:
+def _check(spec: TableSpec, rule: UpdateRule | OptaxRule) -> None:
     """Raise UsageError for a table that only an Engine can update."""
     problems = {
         "it is dynamic": spec.dynamic is not None,
         "its weights have 16 bits": spec.storage_dtype == "bfloat16",
         "it is updated once per gradient": not spec.accumulate,
-        "its optimizer changes rows without gradients": spec.rule.non_lazy,
+        "its optimizer changes rows without gradients": isinstance(rule, UpdateRule) and rule.non_lazy,
     }
     for problem, found in problems.items():
         if found:
