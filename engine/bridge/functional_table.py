@@ -110,7 +110,8 @@ def gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
     Differentiate your loss by the activations, and pass their gradients to ``apply``. Over several devices, axis 0 of
     an activation is distributed like the table's; inside ``shard_map`` it is the device's share of the batch.
     """
-    return _mapped(table.format, _gather, _specs(table), table.format.spec)(table, uses)
+    activations: dict[str, jax.Array] = _mapped(table.format, _gather, _specs(table), table.format.spec)(table, uses)
+    return activations
 
 
 def apply(
@@ -133,7 +134,8 @@ def apply(
         raise UsageError(f"{rule.algorithm}: expected a learning_rate, got none; pass the rate of this step")
     rate = jnp.asarray(0.0 if learning_rate is None else learning_rate, jnp.float32)
     specs = (*_specs(table), table.format.spec, PartitionSpec())
-    return _mapped(table.format, partial(_apply, rule), specs, specs[0])(table, uses, dict(gradients), rate)
+    updated: Table = _mapped(table.format, partial(_apply, rule), specs, specs[0])(table, uses, dict(gradients), rate)
+    return updated
 
 
 def _specs(table: Table) -> tuple[Any, ...]:

@@ -83,12 +83,8 @@ class Plan:
         """The smallest sizes of the ladder that fit."""
         asked = max(int(one.places.max(initial=-1)) + 1 for one in self.asking)
         lookups = max(len(one.samples) for one in self.asking)
-        lines = max(len(lines) for lines, _ in self.owned)
-        return Sizes(*(bucket(size, 8, GROWTH) for size in (asked, lookups)), bucket(lines, self._unit, GROWTH))
-
-    @property
-    def _unit(self) -> int:
-        return multiple_of(self.layout.line)
+        lines = bucket(max(len(lines) for lines, _ in self.owned), multiple_of(self.layout.line), GROWTH)
+        return Sizes(bucket(asked, growth=GROWTH), bucket(lookups, growth=GROWTH), lines)
 
     def padded(self, sizes: Sizes) -> Uses:
         """Return the plan as NumPy arrays of these sizes, none of them smaller than ``self.sizes``."""
