@@ -130,7 +130,8 @@ def faults(layout: Any, memory: Any, text: str, ptx: str) -> Iterator[str]:
 
 def temporary_bound(layout: Any) -> int:
     """Return the bytes that a program may need beside the table: its rows three times."""
-    return (1 << 20) + 3 * LINES * (layout.line.nbytes(1) + 4 * layout.line.width)
+    bound: int = (1 << 20) + 3 * LINES * (layout.line.nbytes(1) + 4 * layout.line.width)
+    return bound
 
 
 def main(words: Sequence[str] | None = None) -> int:

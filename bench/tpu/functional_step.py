@@ -120,7 +120,8 @@ def temporary_bound(layout: Any) -> int:
     """Return the bytes that a step may need beside the table: its lines three times, and the lookups once."""
     lines = LOOKUPS // 2 * (layout.line.nbytes(1) + 4 * layout.line.width)
     rows = (LOOKUPS + SAMPLES) * 4 * max(128, layout.line.width)
-    return (1 << 20) + 3 * lines + rows
+    bound: int = (1 << 20) + 3 * lines + rows
+    return bound
 
 
 def main(words: Sequence[str] | None = None) -> int:

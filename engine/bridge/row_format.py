@@ -141,13 +141,14 @@ class Line:
     def gather(self, arrays: Arrays, lines: jax.Array) -> Planes:
         """Return the planes of lines, which may repeat; pads lie beyond the arrays.
 
-        Pads read ones, not zeros: their update is dropped, but a division by a zero accumulator would trip
-        jax_debug_nans.
+        Where rows share lines pads read ones: a division by a zero accumulator would trip jax_debug_nans, though their
+        update is dropped. Elsewhere they read the last line: on a GPU the ones would be a separate kernel.
         """
+        mode = "clip" if self.lanes == 1 else "fill"
         fills = {jnp.dtype(jnp.float32): 1.0, jnp.dtype(jnp.int32): TWO_ONES, jnp.dtype(jnp.int16): TWO_ONES & 0x7FFF}
         places = [lines] * len(self.groups) + [self.rows_of(lines)] * (len(arrays) - len(self.groups))
         return self.planes(
-            [a.at[at].get(mode="fill", fill_value=fills[a.dtype]) for a, at in zip(arrays, places, strict=True)]
+            [a.at[at].get(mode=mode, fill_value=fills[a.dtype]) for a, at in zip(arrays, places, strict=True)]
         )
 
     def scatter(self, arrays: Arrays, lines: jax.Array, planes: Planes) -> Arrays:

@@ -12,11 +12,11 @@ from penstock.bridge import Table, Uses
 from penstock.functional.embedding_tables import EmbeddingTables
 
 
-class EmbeddingTable(nnx.Variable[jax.Array]):
+class EmbeddingTable(nnx.Variable[jax.Array]):  # type: ignore[misc]
     """An array of a table. It is no ``nnx.Param``: ``nnx.grad`` and optimizers leave it alone."""
 
 
-class Embedding(nnx.Module):
+class Embedding(nnx.Module):  # type: ignore[misc]
     """The tables of a configuration as a module: it looks up activations, and updates the tables by their gradients.
 
     embedding_tables : which prepares the batches (``preprocess``)
