@@ -34,6 +34,7 @@ def on_tpu(monkeypatch, tmp_path):
     def set_up(kernel=None):
         monkeypatch.setattr(backends, "platform", lambda mesh: "tpu")
         monkeypatch.setattr(tensorcore, "BLOCK", 8)
+        monkeypatch.setattr(tensorcore, "UNROLLED", 2)
         monkeypatch.setattr(tensorcore, "apply", kernel or OURS)
         kernels = lru_cache(SHARED.__wrapped__)
         monkeypatch.setattr(program_cache, "compiled", lambda *key: (kernels if "pallas" in key else SHARED)(*key))

@@ -1,5 +1,6 @@
 """Optax transforms as rules of tables, tables in and out of an Engine, and what EmbeddingTables refuses."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -201,6 +202,9 @@ def test_arguments_that_do_not_fit_the_table_are_refused(mesh_of):
     non_lazy = config_of(ps.Adam(lazy_adam=False)).table("t").rule
     with pytest.raises(ps.UsageError, match="adam with non-lazy updates changes every row"):
         apply(non_lazy, tables["t"], uses["t"], {"f": jnp.ones((4, 2))}, 0.1)
+    message = "expected uses of a table of 1024 lines per device, got some for 2048; preprocess them for this table"
+    with pytest.raises(ps.UsageError, match=message):
+        embedding.gather(tables, {"t": replace(uses["t"], num_lines=2048)})
     with pytest.raises(ps.UsageError, match="no table 'u' in the configuration"):
         embedding.parameters(tables, "u")
     with pytest.raises(ps.UsageError, match="table 't': expected the slots accumulators; got none"):

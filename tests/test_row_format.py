@@ -1,6 +1,7 @@
 """Tables whose lines several rows share, and kernels that fetch lines: the same rows as anywhere."""
 
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -164,6 +165,7 @@ def interpreted(monkeypatch):
     def set_up(how):
         monkeypatch.setattr(tensorcore, "INTERPRET", how)
         monkeypatch.setattr(tensorcore, "BLOCK", 8)
+        monkeypatch.setattr(tensorcore, "UNROLLED", 2)
         shared = program_cache.compiled
         kernels = lru_cache(shared.__wrapped__)
         monkeypatch.setattr(tensorcore, "apply", tensorcore.apply.__wrapped__)
@@ -180,22 +182,27 @@ def by_both(name, dim, mesh_of):
     return [bytes_of(table) for table in tables]
 
 
-@pytest.mark.parametrize(("name", "dim"), [("adam", 30), *((name, 130) for name in KERNELS)])
-def test_the_kernel_has_xlas_bits(name, dim, interpreted, mesh_of):
-    interpreted(True)
-    by_xla, by_kernel = by_both(name, dim, mesh_of)
-    assert by_kernel == by_xla
-
-
-@pytest.mark.parametrize("name", ["adagrad", "adam"])  # one array, two arrays: the rule has no part in what is moved
-def test_the_kernel_has_no_race(name, interpreted, mesh_of):
+@pytest.mark.parametrize(
+    ("name", "dim"),
+    [*((name, 130) for name in KERNELS), *product(("stochastic_gradient_descent", "adagrad", "adam"), (30, 128, 300))],
+)
+def test_the_kernel_has_xlas_bits_and_no_race(name, dim, interpreted, mesh_of):
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 
     interpreted(pltpu.InterpretParams(detect_races=True))
-    by_xla, by_kernel = by_both(name, 130, mesh_of)
+    by_xla, by_kernel = by_both(name, dim, mesh_of)
     assert by_kernel == by_xla
     assert interpreter.races is not None
     assert not interpreter.races.races_found
+
+
+@pytest.mark.parametrize("rows", [0, 5, 600])
+def test_the_kernel_updates_tables_smaller_than_a_block_and_steps_without_rows(rows, interpreted, mesh_of):
+    interpreted(True)
+    tables = [started(table_of(mesh_of, rule_of("adam"), rows or 600, 130, variant=v)) for v in ("xla", "pallas")]
+    for table in tables:
+        table.apply(*some_rows(0, min(rows, 8), rows or 600, 130), 0.1)
+    assert bytes_of(tables[0]) == bytes_of(tables[1])
 
 
 # ---- what may be asked for

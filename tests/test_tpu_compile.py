@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.bench.tpu import matrix as m
+from penstock.bench.tpu.bundles import bundles_per_line
 from penstock.bench.tpu.moved_bytes import dma_bytes, hbm_bytes
+from penstock.bench.tpu.results_page import bundles_in
 
 HLO = """HloModule jit_local
 %fused (p: f32[8,2,128]) -> f32[8,2,128] {
@@ -67,10 +69,10 @@ def test_the_written_table_replaces_an_earlier_one(tmp_path):
     case = m.Case("v5e", "Adam", 128, "pallas")
     page = tmp_path / "page.md"
     page.write_text("old")
-    m.write(page, [m.Result(case, 0, 3588.0, 3588.0, 1.0)])
+    m.write(page, [m.Result(case, 0, 3588.0, 3588.0, 1794.0, 1.0)], {case: 34.04})
     head, _, last = page.read_text().rstrip("\n").rpartition("\n")
-    assert "4,194,304 rows over all chips\nand 4,096 lines per chip" in head
-    assert last == "| v5e | Adam | 128 | pallas | 3,588 | 1.00 | 0.00 MB | 1.0 s |"
+    assert "4,194,304 rows over all chips\nand, unless a row says otherwise, 4,096 lines per chip" in head
+    assert last == "| v5e | Adam | 128 | pallas | 3,588 | 1.00 | 2.00 | 34.0 | 0.00 MB | 1.0 s |"
 
 
 def test_the_kept_matrix_holds_every_case_within_its_bound():
@@ -83,6 +85,41 @@ def test_the_kept_matrix_holds_every_case_within_its_bound():
     for _, what, _, variant, _, ratio, *_ in cells:
         by_xla = variant == "xla" or what.endswith(", write")
         assert float(ratio) <= (m.MOST_BY_XLA if by_xla else m.MOST_BY_KERNEL)
+
+
+LISTING = """
+     0   :  { %1 = smov 0 }
+   0x1 LB: > { %2 = sadd 1 }
+   0x2   : > { %3 = dma.hbm_to_vmem }
+   0x3 LB: >> { %4 = dma.hbm_to_vmem }
+   0x4   : > { %5 = sbr.rel (!%p) target = $region1 }
+   0x5   : >> { %6 = dma.hbm_to_vmem }
+   0x6 PF: > { %7 = vmul }
+   0x7 LB: >> { %8 = dma.hbm_to_vmem }
+   0x8 PF: > { %9 = vadd }
+   0x9 LB: >> { %10 = dma.vmem_to_hbm ;;  %11 = dma.vmem_to_hbm }
+   0xa PF: > { %12 = sbr.rel (!%p) target = $region9 }
+   0xb LE:  { %13 = vsyncpa }
+"""
+
+
+def test_bundles_are_those_of_a_full_block():
+    # 5 around the loops that copy; 3 for each two lines that arrive, 1 for each two that leave
+    assert bundles_per_line(LISTING, block=8, unrolled=2) == (5 + 4 * 3 + 4 * 1) / 8
+    with pytest.raises(ValueError, match=r"no loop starts 4 copies by dma\.hbm_to_vmem"):
+        bundles_per_line(LISTING, block=8, unrolled=4)
+
+
+def test_the_kernel_needs_at_most_24_bundles_per_line_of_adagrad(tmp_path):
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed: pip install -e '.[tpu-aot]', or make tpu-small")
+    results = tmp_path / "results.jsonl"
+    module = "penstock.bench.tpu.bundles"
+    command = [sys.executable, "-m", module, str(results), "--only", "v5e Adagrad 128"]
+    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    ((case, found),) = bundles_in(results).items()
+    assert (case.generation, case.optimizer, case.dim) == ("v5e", "Adagrad", 128)
+    assert 10 < found <= 24
 
 
 @pytest.mark.parametrize("command", ["matrix --small", "functional_step --small", "exchanged_step"])

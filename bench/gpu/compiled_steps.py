@@ -22,8 +22,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.tpu.matrix import on_device, optimizers
+from penstock.bench.tpu.matrix import on_device
 from penstock.bench.tpu.moved_bytes import instructions
+from penstock.bench.tpu.step_cases import optimizers
 
 H200 = """
 gpu_device_info {

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from penstock.bench.tpu.matrix import OF_FOUR_HOSTS, ROWS, Case, Compiler, faults, on_device
+from penstock.bench.tpu.matrix import Compiler, faults, on_device
+from penstock.bench.tpu.step_cases import OF_FOUR_HOSTS, ROWS, Case
 
 # Dim and optimizer of the tables; whether the sums are divided by numbers of frames; 16-bit weights.
 TABLES = ((32, "Adagrad", True, False), (128, "Adam", False, False), (128, "Adagrad", True, True))

@@ -11,7 +11,6 @@ chip, on four of them as whole arrays and inside ``shard_map``, and in a ``lax.s
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 import time
@@ -20,7 +19,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from penstock.bench.tpu.matrix import TOPOLOGIES, Case, Compiler, on_device
+from penstock.bench.tpu.matrix import Compiler, on_device, prepare
+from penstock.bench.tpu.step_cases import TOPOLOGIES, Case
 
 DIMS = (8, 16, 32, 64, 100, 128, 256, 300)
 OPTIMIZERS = ("SGD", "Adagrad", "Adam")
@@ -81,6 +81,7 @@ def compiled(compiler: Compiler, step: Step) -> tuple[Any, Any]:
         cells=split(n, size),
         touched=split(n, size, line.group, dtype=np.bool_),
         features=(Feature("f", (SAMPLES * n,)),),
+        num_lines=layout.lines_per_device,
     )
 
     def trained(table: Table, uses: Uses) -> tuple[Table, Any]:
@@ -130,7 +131,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="WORDS", help="steps whose line has all these words")
     parser.add_argument("generations", nargs="*", default=list(TOPOLOGIES), metavar="GENERATION")
     args = parser.parse_args(words)
-    os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
+    prepare()
     compiler, bad, number = Compiler(), 0, 0
     print("| generation | optimizer | dim | variant | where | temporary | bound | compiled in | |")
     print("|---|---|---|---|---|---|---|---|---|")

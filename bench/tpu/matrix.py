@@ -18,116 +18,16 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from datetime import date
-from importlib.metadata import version
-from itertools import product
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from penstock.bench.tpu.moved_bytes import dma_bytes, hbm_bytes
+from penstock.bench.tpu.results_page import bundles_in, kept, row_of, write
+from penstock.bench.tpu.step_cases import LINES, OF_FOUR_HOSTS, ROWS, TOPOLOGIES, Case, Result, cases, optimizers
 
-TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
-FOUR_HOSTS = "v5e, 4 hosts"
-OF_FOUR_HOSTS = {FOUR_HOSTS: "v5e:4x4", "v5p, 4 hosts": "v5p:2x2x4"}
-DIMS = (8, 32, 64, 128, 200)
-MAIN = ("SGD", "Adagrad", "Adam", "FTRL")
-ROWS, LINES = 1 << 22, 4096
-# Bytes moved, as a multiple of the floor.
-MOST_BY_KERNEL, MOST_BY_XLA = 1.25, 2.5
-HEAD = """# The compile matrix of TPU steps
-
-Written by `make tpu-matrix` on {date}, with jax {jax} and the libtpu that it pins: {rows:,} rows over all chips
-and {lines:,} lines per chip and step. [docs/tpu.md](../../docs/tpu.md) explains the columns.
-"4 hosts" is a v5e:4x4 topology.
-
-"""
-
-
-@dataclass(frozen=True)
-class Case:
-    generation: str
-    optimizer: str
-    dim: int
-    variant: str
-    bfloat16: bool = False
-    program: str = "apply"
-
-    @property
-    def what(self) -> str:
-        """The optimizer, and in what a case differs from its usual step."""
-        return self.optimizer + ", bfloat16" * self.bfloat16 + ", write" * (self.program == "write")
-
-    @property
-    def by_xla(self) -> bool:
-        """Whether XLA compiles the program, and not Pallas."""
-        return self.variant == "xla" or self.program == "write"
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of compiling a case.
-
-    bytes_per_line : bytes moved; None: nothing was compiled
-    failed : the faults
-    """
-
-    case: Case
-    temp_bytes: int
-    bytes_per_line: float | None
-    floor: float
-    seconds: float
-    failed: tuple[str, ...] = ()
-
-    @property
-    def ratio(self) -> float | None:
-        return None if self.bytes_per_line is None else self.bytes_per_line / self.floor
-
-
-def optimizers() -> dict[str, Any]:
-    """Return every optimizer that has a formula, by name."""
-    from penstock.config import optimizers as o
-
-    plain = ["Momentum", "Lion", "RMSProp", "CenteredRMSProp", "Adadelta", "ProximalAdagrad", "BoundedAdagrad"]
-    plain += ["OnlineYogi", "ProximalYogi", "FrequencyEstimator", "RowWiseAdagrad"]
-    made = {name: getattr(o, name)(learning_rate=0.1) for name in plain}
-    made |= {"SGD": o.SGD(0.1), "Adagrad": o.Adagrad(0.1), "Adam": o.Adam(0.1), "FTRL": o.FTRL(0.1)}
-    return made | {"AdagradMomentum": o.AdagradMomentum(0.1, momentum=0.9), "Assign": o.Assign()}
-
-
-def cases(small: bool) -> Iterator[Case]:
-    """Yield the cases of the grid. small : each generation and each optimizer once, the rest sampled"""
-    for generation in TOPOLOGIES:
-        for optimizer in MAIN:
-            for dim in DIMS:
-                if small and (generation, optimizer, dim) not in SMALL:
-                    continue
-                yield Case(generation, optimizer, dim, "pallas")
-                yield Case(generation, optimizer, dim, "xla")
-    if not small:
-        for optimizer in sorted(set(optimizers()) - set(MAIN)):
-            for dim in (32, 128):
-                if optimizer != ROW_WISE:
-                    yield from (Case("v5e", optimizer, dim, variant) for variant in ("pallas", "xla"))
-        for optimizer in MAIN:
-            yield from (Case(FOUR_HOSTS, optimizer, dim, "pallas") for dim in (32, 128))
-            yield from (Case(generation, optimizer, 128, "xla", True) for generation in TOPOLOGIES)
-    for generation, dim in [("v5e", 32)] if small else product(TOPOLOGIES, (8, 32, 128, 200)):
-        if dim >= 128 or generation not in SEPARATED:
-            yield from (Case(generation, ROW_WISE, dim, "xla", program=program) for program in ("apply", "write"))
-    for generation, dim in SMALL_WRITES if small else product(TOPOLOGIES, DIMS):
-        for variant in ("pallas", "xla"):
-            yield Case(generation, "Adagrad", dim, variant, program="write")
-        if dim == 128:
-            yield Case(generation, "Adagrad", dim, "xla", True, "write")
-
-
-ROW_WISE = "RowWiseAdagrad"  # the one whose slots are no lines; XLA compiles its steps
-# There XLA separates the rows of a line in HBM: more than MOST_BY_XLA times the floor (docs/tpu.md, limits).
-SEPARATED = ("v5p", "tpu7x")
-SMALL = {("v4", "SGD", 8), ("v5e", "Adagrad", 32), ("v5e", "Adam", 128), ("v5p", "FTRL", 64), ("v6e", "Adam", 200)}
-SMALL |= {("tpu7x", "Adagrad", 128)}
-SMALL_WRITES = [("v4", 8), ("v5e", 128), ("v5p", 32), ("v6e", 200), ("tpu7x", 64)]
+# Bytes moved, as a multiple of the floor. XLA's staging leaves the chip beyond this dim, and beyond ``LINES`` lines.
+MOST_BY_KERNEL, MOST_BY_XLA, MOST_DIM_BY_XLA = 1.25, 2.5, 200
 
 
 class Compiler:
@@ -170,25 +70,25 @@ class Compiler:
 
         layout, rule, mesh = self.made(case)
         line, num_lines = layout.line, layout.num_devices * layout.lines_per_device
-        floor = floor_of(line)
+        floors = floor_of(line), floor_of_row(line)
         began = time.perf_counter()
         try:
             variant = "xla" if case.by_xla else case.variant
-            program: Any = compiled(case.program, mesh, rule, line, variant, num_lines, LINES)
+            program: Any = compiled(case.program, mesh, rule, line, variant, num_lines, case.lines)
         except Exception as error:  # the compiler may raise anything
-            return Result(case, 0, None, floor, 0.0, (f"does not compile: {str(error).splitlines()[0][:200]}",))
+            return Result(case, 0, None, *floors, 0.0, (f"does not compile: {str(error).splitlines()[0][:200]}",))
         seconds = time.perf_counter() - began
         memory, text = program.memory_analysis(), program.as_text()
         if case.by_xla:
-            touched = [shape for shape, _ in line.arrays(LINES)]
-            moved = hbm_bytes(text, dict(zip(on_device(layout), touched, strict=True))) / LINES
+            touched = [shape for shape, _ in line.arrays(case.lines)]
+            moved = hbm_bytes(text, dict(zip(on_device(layout), touched, strict=True))) / case.lines
         else:
             with set_mesh(mesh):
                 traced = jitted("apply", mesh, rule, line, case.variant, num_lines)
-                jaxpr = traced.trace(*shapes("apply", mesh, line, num_lines, LINES)).jaxpr
+                jaxpr = traced.trace(*shapes("apply", mesh, line, num_lines, case.lines)).jaxpr
             moved = dma_bytes(jaxpr) + 4 * line.width + 4  # Pallas loads the words and the number
-        failed = (*faults(case, layout, memory, text), *too_many_bytes(case, moved, floor))
-        return Result(case, memory.temp_size_in_bytes, moved, floor, seconds, failed)
+        failed = (*faults(case, layout, memory, text), *too_many_bytes(case, moved, floors[0]))
+        return Result(case, memory.temp_size_in_bytes, moved, *floors, seconds, failed)
 
 
 def on_device(layout: Any) -> list[tuple[int, ...]]:
@@ -203,7 +103,15 @@ def floor_of(line: Any) -> float:
     return floor
 
 
+def floor_of_row(line: Any) -> float:
+    """Return the least bytes of a row: its weights and slots read and written, its gradient, number and key read."""
+    weights, slots = line.dim * 4 // line.halves, line.num_slots * (1 if line.row_slots else line.dim) * 4
+    return float(2 * (weights + slots) + 4 * line.dim + 4 + 4 * (line.halves > 1))
+
+
 def too_many_bytes(case: Case, moved: float, floor: float) -> Iterator[str]:
+    if case.by_xla and (case.dim > MOST_DIM_BY_XLA or case.lines > LINES):
+        return
     most = MOST_BY_XLA if case.by_xla else MOST_BY_KERNEL
     if moved > most * floor:
         yield f"moves {moved / floor:.2f} times the floor, more than {most}"
@@ -216,7 +124,7 @@ def faults(case: Case, layout: Any, memory: Any, text: str) -> Iterator[str]:
         yield f"aliases {memory.alias_size_in_bytes} bytes of a table of {of_device}"
     # XLA keeps lines three times: before the update, after it, and for the write into the table.
     line_bytes = layout.line.nbytes(1) + 4 * layout.line.halves * layout.line.width
-    bound = (1 << 20) + (3 * LINES * line_bytes if case.by_xla else 0)
+    bound = (1 << 20) + (3 * case.lines * line_bytes if case.by_xla else 0)
     if memory.temp_size_in_bytes > bound:
         yield f"needs {memory.temp_size_in_bytes} bytes beside the table, more than {bound}"
     for shape in on_device(layout):
@@ -225,34 +133,9 @@ def faults(case: Case, layout: Any, memory: Any, text: str) -> Iterator[str]:
             yield f"copies a table of {shape}"
 
 
-def markdown_table(results: Sequence[Result]) -> str:
-    """Return a row per result."""
-    rows = ["| generation | optimizer | dim | variant | bytes per line | × floor | temporary | compiled in |"]
-    rows.append("|---|---|---|---|---|---|---|---|")
-    for result in results:
-        case = result.case
-        moved = "; ".join(result.failed) or f"{result.bytes_per_line:,.0f} | {result.ratio:.2f}"
-        rows.append(
-            f"| {case.generation} | {case.what} | {case.dim} | {case.variant} | {moved} "
-            f"| {result.temp_bytes / 1e6:.2f} MB | {result.seconds:.1f} s |"
-        )
-    return "\n".join(rows)
-
-
-def kept(path: Path | None) -> dict[Case, Result]:
-    """Return the results of an earlier run."""
-    found = {}
-    for line in path.read_text().splitlines() if path is not None and path.exists() else ():
-        result = json.loads(line)
-        case = Case(**result.pop("case"))
-        found[case] = Result(case, **{**result, "failed": tuple(result["failed"])})
-    return found
-
-
-def write(path: Path, results: Sequence[Result]) -> None:
-    """Write the results as a page, which replaces an earlier one."""
-    head = HEAD.format(date=date.today(), jax=version("jax"), rows=ROWS, lines=LINES)
-    path.write_text(f"{head}{markdown_table(results)}\n")
+def prepare() -> None:
+    """Set the environment: no TPU is here for libtpu to find, and several processes may load it to compile."""
+    os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -265,23 +148,24 @@ def main(words: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="one JSON object per case; cases that it holds are not compiled again",
     )
+    parser.add_argument("--bundles", type=Path, metavar="FILE", help="the results of bundles.py, for the table")
     parser.add_argument("--only", default="", metavar="WORDS", help="cases whose line has all these words")
     args = parser.parse_args(words)
-    # The host has no TPU: libtpu must not look for one, and several processes may load it to compile.
-    os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
+    prepare()
     compiler, results, known = Compiler(), [], kept(args.results)
+    listed = bundles_in(args.bundles)
     for case in cases(args.small):
-        if not set(args.only.split()) <= {str(word) for word in asdict(case).values()}:
+        if not case.has(args.only):
             continue
         if case not in known:
             known[case] = compiler.compile(case)
-            print(markdown_table([known[case]]).splitlines()[-1], flush=True)
+            print(row_of(known[case], listed), flush=True)
             if args.results is not None:
                 with args.results.open("a") as file:
                     file.write(json.dumps(asdict(known[case])) + "\n")
         results.append(known[case])
     if args.write is not None:
-        write(args.write, results)
+        write(args.write, results, listed)
     bad = [result for result in results if result.failed]
     print(f"{len(results)} compiled, {len(bad)} not as they must be", file=sys.stderr)
     return 1 if bad or not results else 0

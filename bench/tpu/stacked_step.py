@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.bench.tpu.matrix import LINES, ROWS, TOPOLOGIES, Case, Compiler, faults
+from penstock.bench.tpu.matrix import Compiler, faults
+from penstock.bench.tpu.step_cases import LINES, ROWS, TOPOLOGIES, Case
 
 DIMS = (8, 32, 64, 128)
 OPTIMIZERS = ("SGD", "Adagrad", "Adam")

@@ -70,7 +70,7 @@ class Feature(NamedTuple):
 PARTS = ["asked", "rows", "samples", "gains", "lines", "counts", "cells", "touched"]
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=PARTS, meta_fields=["features"])
+@partial(jax.tree_util.register_dataclass, data_fields=PARTS, meta_fields=["features", "num_lines"])
 @dataclass(frozen=True)
 class Uses:
     """The lookups of one batch in one table, a pytree; axis 0 of every array is the device.
@@ -84,7 +84,7 @@ class Uses:
     cells : int32 (devices, devices * A), of every requested row, device by device: its place in ``lines``, times the
         rows of a line, plus its place there; pads lie beyond
     touched : bool (devices, K, rows of a line), the rows that are requested
-    features : in the order of ``samples``
+    features : in the order of ``samples``; num_lines : of the table on each device
     """
 
     asked: Any
@@ -96,6 +96,7 @@ class Uses:
     cells: Any
     touched: Any
     features: tuple[Feature, ...]
+    num_lines: int
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -160,6 +161,7 @@ def _mapped(of: Format, local: Callable[..., Any], in_specs: tuple[Any, ...], ou
 
 
 def _gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
+    _check_same(table, uses)
     line, (num_devices, room) = table.format.line, uses.asked.shape[1:]
     wanted = _exchanged(table.format, uses.asked[0])
     read, *_ = programs.rows_of(line, table.arrays, wanted.reshape(-1))
@@ -180,6 +182,7 @@ def _gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
 def _apply(
     rule: UpdateRule | OptaxRule, table: Table, uses: Uses, gradients: dict[str, jax.Array], rate: jax.Array
 ) -> Table:
+    _check_same(table, uses)
     line, (num_devices, room) = table.format.line, uses.asked.shape[1:]
     of_samples = _joined(uses.shapes, gradients, line.dim)
     found = of_samples.at[uses.samples[0]].get(mode="fill", fill_value=0.0) * uses.gains[0][:, None]
@@ -199,6 +202,13 @@ def _apply(
         counts = jnp.clip(uses.counts - first, 0, MAX_BUCKET)
         arrays, _ = step(arrays, uses.lines[:, some], words[None, some], counts, rate, jnp.int32(0), jnp.uint32(0))
     return Table(arrays, numbers, table.format)
+
+
+def _check_same(table: Table, uses: Uses) -> None:
+    """Raise UsageError for the lookups of another table: our kernel does not check the bounds of its lines."""
+    if table.arrays[0].shape[0] != uses.num_lines:
+        of_table = f"a table of {table.arrays[0].shape[0]} lines per device"
+        raise UsageError(f"expected uses of {of_table}, got some for {uses.num_lines}; preprocess them for this table")
 
 
 def _step_of(of: Format, rule: UpdateRule) -> Callable[..., Any]:

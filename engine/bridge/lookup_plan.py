@@ -112,7 +112,7 @@ class Plan:
             touched[owner, cells[owner, requested]] = True
         counts = np.array([len(numbers) for numbers, _ in self.owned], np.int32)
         by_line = touched.reshape(n, sizes.lines, line.group)
-        return Uses(asked, rows, samples, gains, lines, counts, cells, by_line, self.features)
+        return Uses(asked, rows, samples, gains, lines, counts, cells, by_line, self.features, beyond)
 
 
 def _asking(

@@ -34,6 +34,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         self.embedding_tables = embedding_tables
         tables = embedding_tables.create(seed)
         _check(embedding_tables, tables)
+        self._num_lines = {name: len(table.arrays[0]) for name, table in tables.items()}  # on the only device
         leaves, self._structure = jax.tree.flatten(tables)
         self._lookup = _lookup_of(embedding_tables, self._structure)
         for number, leaf in enumerate(leaves):
@@ -61,7 +62,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         features = self.embedding_tables.features
         return self._lookup(
             [array.value for array in self.trainable_weights],
-            {name: Uses(**of, features=features[name]) for name, of in uses.items()},
+            {name: Uses(**of, features=features[name], num_lines=self._num_lines[name]) for name, of in uses.items()},
         )
 
 

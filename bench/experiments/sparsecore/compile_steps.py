@@ -16,22 +16,24 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.bench.tpu import matrix
+from penstock.bench.tpu.moved_bytes import dma_bytes
+from penstock.bench.tpu.step_cases import DIMS, LINES, MAIN, Case, Result, optimizers
 
 GENERATIONS = ("v5p", "v6e", "tpu7x")
 
 
-def cases(small: bool) -> Iterator[matrix.Case]:
+def cases(small: bool) -> Iterator[Case]:
     """Yield the matrix's cases for the kernel. small : one for each generation"""
-    optimizers, dims = (("Adam",), (128,)) if small else (matrix.MAIN, matrix.DIMS)
+    main, dims = (("Adam",), (128,)) if small else (MAIN, DIMS)
     for generation in GENERATIONS:
-        for optimizer in optimizers:
-            yield from (matrix.Case(generation, optimizer, dim, "sparsecore") for dim in dims)
+        for optimizer in main:
+            yield from (Case(generation, optimizer, dim, "sparsecore") for dim in dims)
     if not small:
-        others = sorted(set(matrix.optimizers()) - {*matrix.MAIN, "RowWiseAdagrad"})
-        yield from (matrix.Case("v6e", optimizer, 128, "sparsecore") for optimizer in others)
+        others = sorted(set(optimizers()) - {*MAIN, "RowWiseAdagrad"})
+        yield from (Case("v6e", optimizer, 128, "sparsecore") for optimizer in others)
 
 
-def compiled(compiler: matrix.Compiler, case: matrix.Case) -> matrix.Result:
+def compiled(compiler: matrix.Compiler, case: Case) -> Result:
     from jax import set_mesh
 
     from penstock.bench.experiments.sparsecore import kernel
@@ -41,12 +43,12 @@ def compiled(compiler: matrix.Compiler, case: matrix.Case) -> matrix.Result:
     line, num_lines = layout.line, layout.num_devices * layout.lines_per_device
     began = time.perf_counter()
     with set_mesh(mesh):
-        traced: Any = kernel.apply(mesh, rule, line).trace(*shapes("apply", mesh, line, num_lines, matrix.LINES))
+        traced: Any = kernel.apply(mesh, rule, line).trace(*shapes("apply", mesh, line, num_lines, LINES))
         program = traced.lower().compile()
     seconds, memory = time.perf_counter() - began, program.memory_analysis()
-    moved, floor = matrix.dma_bytes(traced.jaxpr, kernel.block_of(line)), matrix.floor_of(line)
+    moved, floor = dma_bytes(traced.jaxpr, kernel.block_of(line)), matrix.floor_of(line)
     failed = [*matrix.faults(case, layout, memory, program.as_text()), *matrix.too_many_bytes(case, moved, floor)]
-    return matrix.Result(case, memory.temp_size_in_bytes, moved, floor, seconds, tuple(failed))
+    return Result(case, memory.temp_size_in_bytes, moved, floor, matrix.floor_of_row(line), seconds, tuple(failed))
 
 
 def main() -> int:

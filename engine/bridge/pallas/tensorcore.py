@@ -3,6 +3,9 @@
 XLA's gather and scatter stage all lines of a step; this kernel has a few hundred on chip at a time. While block i is
 computed, the lines of block i + 1 are being fetched and those of block i - 1 written back. Line numbers are unique, so
 no two blocks share a line. Pads are never fetched: the number of other lines is read at run time.
+
+Issuing copies takes longer than their bytes. So the loop that starts those of a full block is unrolled, and
+one wait counts the bytes of all of them. The compiler adds no bounds checks: ``partition.place`` has checked the ids.
 """
 
 from __future__ import annotations
@@ -22,8 +25,12 @@ from penstock.bridge.row_format import Arrays, Line
 from penstock.bridge.sharding import LINES
 from penstock.updates import Ops, UpdateRule
 
+Copies = list[Any]
+
 # Lines per block; three blocks are on chip at a time. Tests set fewer: an interpreted DMA takes milliseconds.
 BLOCK = LINES
+# Lines whose copies one iteration starts.
+UNROLLED = 8
 # The interpret mode of kernels off a TPU. Tests set pltpu.InterpretParams(detect_races=True).
 INTERPRET: Any = True
 # Bytes of VMEM that the compiler gives a kernel, by the start of the kind of device; elsewhere as on the smallest.
@@ -76,6 +83,7 @@ def _kernel(rule: UpdateRule, line: Line, table: Arrays, num_lines: int, interpr
         ),
         out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in table],
         input_output_aliases={4 + number: number for number in range(len(table))},
+        compiler_params=pltpu.CompilerParams(disable_bounds_checks=True),
         interpret=interpret,
         name=f"penstock_{rule.algorithm}",
     )
@@ -87,35 +95,45 @@ def _body(rule: UpdateRule, line: Line, lines: Any, count: Any, numbers: Any, wo
     block, last = pl.program_id(0), pl.num_programs(0) - 1
     here, there = jax.lax.rem(block, 2), jax.lax.rem(block + 1, 2)
 
-    def each(block: Any, act: Callable[[Any], None]) -> None:
-        """Call ``act`` with the place in its block of every line that is not a pad."""
+    def copies_in(buffer: Any, number: Any, place: Any) -> Copies:
+        """Return the copies of a line, or of a block of them, to a place in a buffer."""
+        pairs = zip(table, fetched, strict=True)
+        return [pltpu.make_async_copy(of.at[number], to.at[buffer, place], arrived.at[buffer]) for of, to in pairs]
 
+    def copies_out(buffer: Any, number: Any, place: Any) -> Copies:
+        pairs = zip(updated_, table, strict=True)
+        return [pltpu.make_async_copy(of.at[buffer, place], to.at[number], gone.at[buffer]) for of, to in pairs]
+
+    def by_fill(block: Any, full: Callable[[], None], each: Callable[[Any, None], None]) -> None:
+        """Call ``full`` for a block without pads; else ``each`` with the place of every line that is not one."""
+        num_lines = count[0] - block * BLOCK
+        if table[0].shape[0] >= BLOCK:  # a smaller table fills no block
+            pl.when(num_lines >= BLOCK)(full)
+            num_lines = jnp.where(num_lines >= BLOCK, 0, num_lines)
+        jax.lax.fori_loop(0, jnp.maximum(num_lines, 0), each, None)
+
+    def start(block: Any, buffer: Any, copies: Callable[..., Copies]) -> None:
         def one(place: Any, _: None) -> None:
-            act(place)
+            for copy in copies(buffer, lines[block * BLOCK + place], place):
+                copy.start()
 
-        jax.lax.fori_loop(0, jnp.clip(count[0] - block * BLOCK, 0, BLOCK), one, None)
+        by_fill(block, lambda: jax.lax.fori_loop(0, BLOCK, one, None, unroll=UNROLLED), one)
 
-    def fetch(block: Any, buffer: Any, act: str) -> None:
-        def line_in(place: Any) -> None:
-            number = lines[block * BLOCK + place]
-            for array, rows in zip(table, fetched, strict=True):
-                copy = pltpu.make_async_copy(array.at[number], rows.at[buffer, place], arrived.at[buffer])
-                getattr(copy, act)()
+    def wait(block: Any, buffer: Any, copies: Callable[..., Copies]) -> None:
+        def one(place: Any, _: None) -> None:
+            for copy in copies(buffer, 0, place):  # a wait counts bytes, whatever the line
+                copy.wait()
 
-        each(block, line_in)
+        def full() -> None:
+            for copy in copies(buffer, pl.ds(0, BLOCK), pl.ds(0, BLOCK)):
+                copy.wait()
 
-    def put_back(block: Any, buffer: Any, act: str) -> None:
-        def line_out(place: Any) -> None:
-            number = lines[block * BLOCK + place]
-            for array, rows in zip(table, updated_, strict=True):
-                getattr(pltpu.make_async_copy(rows.at[buffer, place], array.at[number], gone.at[buffer]), act)()
+        by_fill(block, full, one)
 
-        each(block, line_out)
-
-    pl.when(block == 0)(lambda: fetch(block, here, "start"))
-    pl.when(block < last)(lambda: fetch(block + 1, there, "start"))
-    fetch(block, here, "wait")
-    pl.when(block > 1)(lambda: put_back(block - 2, here, "wait"))
+    pl.when(block == 0)(lambda: start(block, here, copies_in))
+    pl.when(block < last)(lambda: start(block + 1, there, copies_in))
+    wait(block, here, copies_in)
+    pl.when(block > 1)(lambda: wait(block - 2, here, copies_out))
     planes = line.joined([rows[here, :, strip] for rows in fetched for strip in range(rows.shape[2])])
     ops = Ops(jnp, partial(_rounded, numbers[1]))
     lr = jax.lax.bitcast_convert_type(numbers[0], jnp.float32)
@@ -123,9 +141,9 @@ def _body(rule: UpdateRule, line: Line, lines: Any, count: Any, numbers: Any, wo
     for rows in updated_:
         for strip in range(rows.shape[2]):
             rows[here, :, strip] = next(new)
-    put_back(block, here, "start")
-    pl.when((block == last) & (block > 0))(lambda: put_back(block - 1, there, "wait"))
-    pl.when(block == last)(lambda: put_back(block, here, "wait"))
+    start(block, here, copies_out)
+    pl.when((block == last) & (block > 0))(lambda: wait(block - 1, there, copies_out))
+    pl.when(block == last)(lambda: wait(block, here, copies_out))
 
 
 def _split(refs: tuple[Any, ...], sizes: list[int]) -> list[tuple[Any, ...]]:

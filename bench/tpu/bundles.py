@@ -1,0 +1,112 @@
+"""The instructions that the kernel needs per line, counted in the compiler's own listing.
+
+A TPU core issues one bundle of instructions per cycle. libtpu writes the final bundles of every program that it
+compiles into the folder that ``--xla_jf_dump_to`` names. Counted is a full block of lines in the middle of a step:
+
+* once all bundles of the loop over blocks, also those that only the first or last block executes;
+* of each direction the unrolled loop that starts copies, as often as its block requires.
+
+Loops that handle single lines, of blocks with pads, are not executed there. Time that a copy takes is not counted.
+
+``python -m penstock.bench.tpu.bundles FILE --only "v5e Adagrad 128"`` compiles a step and prints the number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from penstock.bench.tpu.matrix import Compiler, prepare
+from penstock.bench.tpu.results_page import bundles_in, telling
+from penstock.bench.tpu.step_cases import cases
+from penstock.bridge.pallas import tensorcore
+
+COPIES = ("dma.hbm_to_vmem", "dma.vmem_to_hbm")
+BUNDLE = re.compile(r"^\s*(?:0x[0-9a-f]+|0)\s+([A-Z]{2})?\s*:\s*(>*)\s*\{")  # address, label, depth of loops
+
+
+def bundles_per_line(listing: str, block: int, unrolled: int) -> float:
+    """Return the bundles per line of a full block. Raises ValueError if the listing is not of such a kernel.
+
+    block : lines of a block; unrolled : lines whose copies one iteration of a loop starts
+    """
+    around, loops = _loops(listing)
+    total = float(around)
+    for copy in COPIES:
+        starts = [body.count(copy) for _, body in loops]
+        if max(starts, default=0) < unrolled:
+            raise ValueError(f"no loop starts {unrolled} copies by {copy}")
+        most = max(size for (size, _), count in zip(loops, starts, strict=True) if count == max(starts))
+        total += most * block / unrolled
+    return total / block
+
+
+def _loops(listing: str) -> tuple[int, list[tuple[int, str]]]:
+    """Return the bundles of the loop over blocks without inner loops, and the bundles and the text of each of these."""
+    around, loops, inside = 0, [], False
+    for line in listing.splitlines():
+        found = BUNDLE.match(line)
+        if not found:
+            continue
+        label, depth = found[1], len(found[2])
+        if label is not None:  # the label after a loop ends it: the last bundles of a loop follow its branch
+            inside = label == "LB" and depth > 1
+            loops += [(0, "")] if inside else []
+        if inside:
+            size, body = loops[-1]
+            loops[-1] = size + 1, body + line
+        else:
+            around += depth == 1
+    return around, loops
+
+
+class Listing:
+    """The folder into which libtpu writes listings. Create it before the first program is compiled."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-bundles-"))
+        more = f"--xla_jf_dump_to={self._folder} --xla_jf_dump_llo_text=true"
+        os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {more}".strip()
+
+    def taken(self) -> str:
+        """Return the listing of the kernel that was compiled since the last call, and clear the folder."""
+        (path,) = (path for path in self._folder.glob("*-penstock_*final_bundles.txt") if "schedule" not in path.name)
+        text = path.read_text()
+        for path in self._folder.iterdir():
+            path.unlink()
+        return text
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m penstock.bench.tpu.bundles", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "results", type=Path, help="one JSON object per case; cases that it holds are not compiled again"
+    )
+    parser.add_argument("--only", default="", metavar="WORDS", help="cases whose line has all these words")
+    args = parser.parse_args()
+    prepare()
+    listing, compiler, known = Listing(), Compiler(), bundles_in(args.results)
+    try:
+        for case in filter(telling, cases(False)):
+            if case.by_xla or case in known or not case.has(args.only):
+                continue
+            compiler.compile(case)
+            found = bundles_per_line(listing.taken(), tensorcore.BLOCK, tensorcore.UNROLLED)
+            print(case, f"{found:.1f}", flush=True)
+            with args.results.open("a") as file:
+                file.write(json.dumps({"case": asdict(case), "bundles": found}) + "\n")
+    finally:
+        listing.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The results of the matrix as a page, and as the lines that docs/tpu.md shows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from penstock.bench.tpu.step_cases import LINES, ROWS, Case, Result
+
+HEAD = """# The compile matrix of TPU steps
+
+Written by `make tpu-matrix` on {date}, with jax {jax} and the libtpu that it pins: {rows:,} rows over all chips
+and, unless a row says otherwise, {lines:,} lines per chip and step. "4 hosts" is a v5e:4x4 topology.
+[docs/tpu.md](../../docs/tpu.md) explains the columns.
+
+"""
+COLUMNS = ("generation", "optimizer", "dim", "variant", "bytes per line", "× floor", "× floor of a row")
+COLUMNS += ("bundles per line", "temporary", "compiled in")
+Bundles = Mapping[Case, float]
+
+
+def markdown_table(results: Sequence[Result], bundles: Bundles) -> str:
+    """Return a row per result. bundles : per line, of the cases that were listed"""
+    return "\n".join(
+        [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *(row_of(result, bundles) for result in results)]
+    )
+
+
+def row_of(result: Result, bundles: Bundles) -> str:
+    case, moved = result.case, result.bytes_per_line
+    measured = ["; ".join(result.failed), "", ""]
+    if not result.failed and moved is not None:
+        measured = [f"{moved:,.0f}", f"{moved / result.floor:.2f}", f"{moved / result.row_floor:.2f}"]
+    listed = f"{bundles[case]:.1f}" if case in bundles else ""
+    ends = [f"{result.temp_bytes / 1e6:.2f} MB", f"{result.seconds:.1f} s"]
+    return f"| {' | '.join([case.generation, case.what, str(case.dim), case.variant, *measured, listed, *ends])} |"
+
+
+def telling(case: Case) -> bool:
+    """Return whether docs/tpu.md shows a case."""
+    usual = case.program == "apply" and not case.bfloat16 and case.lines == LINES
+    shown = case.generation in ("v5e", "v5p") and case.dim in (8, 32, 128, 300, 1024)
+    return usual and shown and case.optimizer in ("Adagrad", "Adam")
+
+
+def kept(path: Path | None) -> dict[Case, Result]:
+    """Return the results of an earlier run."""
+    found = {}
+    for line in path.read_text().splitlines() if path is not None and path.exists() else ():
+        result = json.loads(line)
+        case = Case(**result.pop("case"))
+        found[case] = Result(case, **{**result, "failed": tuple(result["failed"])})
+    return found
+
+
+def bundles_in(path: Path | None) -> dict[Case, float]:
+    """Return the results of ``bundles``."""
+    lines = path.read_text().splitlines() if path is not None and path.exists() else ()
+    return {Case(**found["case"]): found["bundles"] for found in map(json.loads, lines)}
+
+
+def write(path: Path, results: Sequence[Result], bundles: Bundles) -> None:
+    """Write the results as a page, which replaces an earlier one."""
+    head = HEAD.format(date=date.today(), jax=version("jax"), rows=ROWS, lines=LINES)
+    path.write_text(f"{head}{markdown_table(results, bundles)}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m penstock.bench.tpu.results_page", description="Print telling rows."
+    )
+    parser.add_argument("results", type=Path)
+    parser.add_argument("bundles", type=Path)
+    args = parser.parse_args()
+    shown = [result for case, result in kept(args.results).items() if telling(case)]
+    order = sorted(shown, key=lambda of: (of.case.generation, of.case.optimizer, of.case.dim, of.case.variant))
+    print(markdown_table(order, bundles_in(args.bundles)))
+
+
+if __name__ == "__main__":
+    main()

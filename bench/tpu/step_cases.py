@@ -1,0 +1,105 @@
+"""The steps and writes that the matrix compiles, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
+FOUR_HOSTS = "v5e, 4 hosts"
+OF_FOUR_HOSTS = {FOUR_HOSTS: "v5e:4x4", "v5p, 4 hosts": "v5p:2x2x4"}
+DIMS = (8, 32, 64, 128, 200)
+MAIN = ("SGD", "Adagrad", "Adam", "FTRL")
+ROWS, LINES = 1 << 22, 4096
+
+
+@dataclass(frozen=True)
+class Case:
+    generation: str
+    optimizer: str
+    dim: int
+    variant: str
+    bfloat16: bool = False
+    program: str = "apply"
+    lines: int = LINES
+
+    @property
+    def what(self) -> str:
+        """The optimizer, and in what a case differs from its usual step."""
+        lines = f", {self.lines:,} lines" * (self.lines != LINES)
+        return self.optimizer + ", bfloat16" * self.bfloat16 + ", write" * (self.program == "write") + lines
+
+    def has(self, words: str) -> bool:
+        """Return whether all words are values of the case."""
+        return set(words.split()) <= {str(word) for word in asdict(self).values()}
+
+    @property
+    def by_xla(self) -> bool:
+        """Whether XLA compiles the program, and not Pallas."""
+        return self.variant == "xla" or self.program == "write"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of compiling a case.
+
+    bytes_per_line : bytes moved; None: nothing was compiled
+    floor, row_floor : the least bytes of a line, and of one row of it
+    failed : the faults
+    """
+
+    case: Case
+    temp_bytes: int
+    bytes_per_line: float | None
+    floor: float
+    row_floor: float
+    seconds: float
+    failed: tuple[str, ...] = ()
+
+    def times(self, floor: float) -> float | None:
+        """Return the bytes moved per line as a multiple of a floor."""
+        return None if self.bytes_per_line is None else self.bytes_per_line / floor
+
+
+def optimizers() -> dict[str, Any]:
+    """Return every optimizer that has a formula, by name."""
+    from penstock.config import optimizers as o
+
+    plain = ["Momentum", "Lion", "RMSProp", "CenteredRMSProp", "Adadelta", "ProximalAdagrad", "BoundedAdagrad"]
+    plain += ["OnlineYogi", "ProximalYogi", "FrequencyEstimator", "RowWiseAdagrad"]
+    made = {name: getattr(o, name)(learning_rate=0.1) for name in plain}
+    made |= {"SGD": o.SGD(0.1), "Adagrad": o.Adagrad(0.1), "Adam": o.Adam(0.1), "FTRL": o.FTRL(0.1)}
+    return made | {"AdagradMomentum": o.AdagradMomentum(0.1, momentum=0.9), "Assign": o.Assign()}
+
+
+def cases(small: bool) -> Iterator[Case]:
+    """Yield the cases of the grid. small : each generation and each optimizer once, the rest sampled"""
+    for generation, dim, optimizer in product(TOPOLOGIES, DIMS, MAIN):
+        if not small or (generation, optimizer, dim) in SMALL:
+            yield from (Case(generation, optimizer, dim, variant) for variant in ("pallas", "xla"))
+    if not small:
+        for optimizer in sorted(set(optimizers()) - set(MAIN)):
+            for dim in (32, 128):
+                if optimizer != ROW_WISE:
+                    yield from (Case("v5e", optimizer, dim, variant) for variant in ("pallas", "xla"))
+        for optimizer in MAIN:
+            yield from (Case(FOUR_HOSTS, optimizer, dim, "pallas") for dim in (32, 128))
+            yield from (Case(generation, optimizer, 128, "xla", True) for generation in TOPOLOGIES)
+    for generation, dim in [("v5e", 32)] if small else product(TOPOLOGIES, (8, 32, 128, 200)):
+        if dim >= 128 or generation not in SEPARATED:
+            yield from (Case(generation, ROW_WISE, dim, "xla", program=program) for program in ("apply", "write"))
+    for generation, dim in SMALL_WRITES if small else product(TOPOLOGIES, (8, 32, 64, 128, 200)):
+        for variant in ("pallas", "xla"):
+            yield Case(generation, "Adagrad", dim, variant, program="write")
+        if dim == 128:
+            yield Case(generation, "Adagrad", dim, "xla", True, "write")
+
+
+ROW_WISE = "RowWiseAdagrad"  # the one whose slots are no lines; XLA compiles its steps
+# There XLA separates the rows of a line in HBM: more than MOST_BY_XLA times the floor (docs/tpu.md, limits).
+SEPARATED = ("v5p", "tpu7x")
+SMALL = {("v4", "SGD", 8), ("v5e", "Adagrad", 32), ("v5e", "Adam", 128), ("v5p", "FTRL", 64), ("v6e", "Adam", 200)}
+SMALL |= {("tpu7x", "Adagrad", 128)}
+SMALL_WRITES = [("v4", 8), ("v5e", 128), ("v5p", 32), ("v6e", 200), ("tpu7x", 64)]
