@@ -20,7 +20,6 @@ LIBRARIES = {"flax": "examples/next_word_flax.py", "keras": "examples/next_word_
 
 @pytest.fixture(params=LIBRARIES)
 def example(request, monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
     monkeypatch.syspath_prepend(EXAMPLES)
     pytest.importorskip(request.param)
     pytest.importorskip("optax")
@@ -48,7 +47,7 @@ def test_the_step_of_an_example_compiles_for_a_tpu_in_place(library):
     pytest.importorskip(library)
     pytest.importorskip("libtpu")
     command = [sys.executable, LIBRARIES[library], "--tpu", "v5e"]
-    environment = os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert "tables copied: none\nin place\n" in done.stdout
@@ -116,8 +115,7 @@ def test_the_keras_layer_refuses_halves_of_words(keras_layer, monkeypatch):
 
 
 @pytest.fixture
-def keras_layer(monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
+def keras_layer():
     pytest.importorskip("keras")
     from penstock.functional.keras_embedding import Embedding
 
