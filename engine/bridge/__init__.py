@@ -1,1 +1,5 @@
-"""Everything on devices, by jax: the layout of rows, and the programs that read and update them."""
+"""The engine's only door to jax: layout, compiled programs, dispatch, and tables inside a user's jitted step."""
+
+from penstock.bridge.functional_table import Table, Uses, apply, gather
+
+__all__ = ["Table", "Uses", "apply", "gather"]
