@@ -38,6 +38,7 @@ PARTITIONS = 4  # the mock cluster's default
 FETCH = {"fetch.wait.max.ms": "2", "fetch.message.max.bytes": "8000000"}
 DISTINCT = 64  # messages, sent again and again
 SAMPLE_S = 0.0005
+PUBLISH_S = 0.01  # a thread that wakes more often slows down the replay, by Python's lock
 
 
 def message_of(number: int, rows: int) -> tuple[pa.RecordBatch, bytes]:
@@ -148,7 +149,7 @@ def replay(args: argparse.Namespace) -> float:
 
     def count() -> None:
         consumed = consumed_counts(args.counts)
-        while not is_over.wait(SAMPLE_S):
+        while not is_over.wait(PUBLISH_S):
             begin[0] = begin[0] or (time.perf_counter() if progress and progress[0].frames else 0.0)
             positions = engine.session.positions.producers
             consumed[:] = [positions.get(f"kafka/{TOPIC}/{number}", 0) for number in range(PARTITIONS)]
