@@ -1,5 +1,6 @@
 """The public names, as type checkers see them; ``__init__.py`` loads them on first use."""
 
+from penstock import bridge as bridge, functional as functional, updates as updates
 from penstock.accumulators import (
     ConditionalAccumulator as ConditionalAccumulator,
     SparseConditionalAccumulator as SparseConditionalAccumulator,

@@ -92,6 +92,7 @@ BELOW_CORE = [
             "penstock.bridge.device_tables",
             "penstock.bridge.processes.agreement",
             "penstock.tables.dynamic_table",
+            "penstock.validation",
         },
         {"numpy"},
     ),
@@ -131,6 +132,7 @@ BELOW_CORE = [
     ("penstock.tables", set(), set()),
     ("penstock.frames", {"penstock.errors", "penstock.pyx.buffer_pool"}, {"numpy"}),
     ("penstock.updates", {"penstock.updates"}, set()),
+    ("penstock.updates.optax_transforms", {"penstock.errors", "penstock.updates"}, {"jax", "numpy"}),
     (
         "penstock.tables.initializers",
         {"penstock.config", "penstock.errors", "penstock.frames", "penstock.pyx.initial_rows"},

@@ -227,7 +227,7 @@ def test_no_two_modules_share_a_name_without_a_reason():
 
 
 # Modules of a package beside its ``__init__``; ``cli`` has one per command, and what they share.
-MOST_MODULES = Counter({"engine": 19, "engine/cli": 24})
+MOST_MODULES = Counter({"engine": 19, "engine/cli": 25})
 
 
 def test_no_package_has_too_many_modules():

@@ -256,7 +256,7 @@ def outcome_of(words):
     return code, err.getvalue()
 
 
-@pytest.mark.parametrize("source", ["-", "pipe", "grpc://127.0.0.1:1"])
+@pytest.mark.parametrize("source", ["-", "pipe", "grpc://127.0.0.1:1", "delta:table"])
 def test_a_source_that_can_be_read_once_is_refused_by_name(source, tmp_path, replay):
     name = source
     if source == "pipe":
@@ -264,5 +264,6 @@ def test_a_source_that_can_be_read_once_is_refused_by_name(source, tmp_path, rep
         os.mkfifo(name)
     code, line = outcome_of([*KIND, tmp_path / "tables.pbtxt", name, "--passes", 2, "--out", tmp_path / "out"])
     assert code == 2
-    kind = {"-": "standard input", "pipe": "a pipe"}.get(source, "a live stream")
+    kinds = {"-": "standard input", "pipe": "a pipe", "delta:table": "a topic or a table that grows"}
+    kind = kinds.get(source, "a live stream")
     assert f"{name}: is {kind}, and --passes reads its sources several times; give a file or a folder" in line

@@ -18,8 +18,10 @@ and, unless a row says otherwise, {lines:,} lines per chip and step. "4 hosts" i
 [docs/tpu.md](../../docs/tpu.md) explains the columns.
 
 """
-COLUMNS = ("generation", "optimizer", "dim", "variant", "bytes per line", "× floor", "× floor of a row")
-COLUMNS += ("bundles per line", "temporary", "compiled in")
+COLUMNS = (
+    *("generation", "optimizer", "dim", "variant", "bytes per line", "× floor", "× floor of a row"),
+    *("bundles per line", "temporary", "compiled in"),
+)
 Bundles = Mapping[Case, float]
 
 

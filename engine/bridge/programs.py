@@ -79,6 +79,12 @@ def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
     With bfloat16 weights, the keys of the rows of the lines, u32[n,K,group], follow the counts.
     """
 
+    return sharded(mesh, local_apply(rule, line), num_row_args=4 + (line.halves > 1), num_scalars=3, donate=True)
+
+
+def local_apply(rule: UpdateRule, line: Line) -> Callable[..., Any]:
+    """Return the function of ``apply`` for one device's part of its arguments."""
+
     def local(table: Arrays, lines: Any, words: Any, counts: Any, *others: Any) -> Any:
         *keys, lr, zero, key = others
         ops = Ops(jnp, partial(_rounded, zero))
@@ -87,7 +93,7 @@ def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
         new = updated(ops, rule, line, lr, line.received(words[0]), planes, *rounding)
         return line.scatter(table, lines[0], new), _fence()
 
-    return sharded(mesh, local, num_row_args=4 + (line.halves > 1), num_scalars=3, donate=True)
+    return local
 
 
 @lru_cache(maxsize=256)
@@ -177,15 +183,15 @@ def read(mesh: Mesh, line: Line) -> Program:
     """
 
     def local(table: Arrays, rows: jax.Array) -> Planes:
-        return [part[None] for part in _rows(line, table, rows[0])]
+        return [part[None] for part in rows_of(line, table, rows[0])]
 
     return sharded(mesh, local, num_row_args=2, num_scalars=0, donate=False)
 
 
-def _rows(line: Line, table: Arrays, rows: jax.Array, unique: bool = True) -> Planes:
-    """Return every part of a device's rows, f32[K,dim] or f32[K,1]. unique : whether no row repeats; lines may"""
+def rows_of(line: Line, table: Arrays, rows: jax.Array) -> Planes:
+    """Return every part of a device's rows, f32[K,dim] or f32[K,1]; they may repeat."""
     lines, inside = rows // line.group, rows % line.group
-    planes = line.gather(table, lines, unique=unique and line.group == 1)
+    planes = line.gather(table, lines)
     low, *high = (line.pick(parts, inside % line.packed) for parts in line.unpack(planes))
     if not high:
         return low

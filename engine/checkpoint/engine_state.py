@@ -111,7 +111,8 @@ def restore(
     """
     if config is not None and not isinstance(config, EmbeddingConfig):
         raise ConfigError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
-    processes = {device.process_index for device in mesh.devices.flat} if hasattr(mesh, "devices") else set()
+    devices = mesh.devices.flat if mesh is not None and hasattr(mesh, "devices") else ()
+    processes = {device.process_index for device in devices}
     if len(processes) > 1:
         raise UsageError(
             f"the mesh spans {len(processes)} processes, and checkpoints are of one: penstock export {path}, and call "

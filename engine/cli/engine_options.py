@@ -1,4 +1,4 @@
-"""Flags of the commands that run an engine, replay and serve; some also of validate. Deltas are replay's alone.
+"""Flags of the commands that run an engine or read sources. Those of deltas are for replay alone.
 
 ``Checked`` contains a replay's, checked before any table is allocated.
 """
@@ -14,6 +14,8 @@ from penstock.cli.options import (
     MAX_DEVICES,
     MAX_THREADS,
     Parser,
+    add_end_option,
+    add_row_options,
     check_sources,
     columns_of,
     learning_rates_of,
@@ -26,6 +28,7 @@ from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.sources.opening import open_sources
+from penstock.io.sources.seekable_source import check_order
 from penstock.io.storage import quarantine
 from penstock.io.storage.delta_sink import check_new, is_stream
 from penstock.learning_rates import check_given
@@ -108,6 +111,47 @@ def add_checkpoint_options(command: Parser, title: str, otherwise: str) -> Any:
         "--resume", action="store_true", help="continue from the last commit in DIR, or from the start if there is none"
     )
     return saving
+
+
+def add_reading_options(command: argparse.ArgumentParser) -> None:
+    """Add the flags for reading sources."""
+    reading = command.add_argument_group("reading")
+    add_row_options(reading)
+    reading.add_argument(
+        "--contribution-rows",
+        type=whole(1),
+        metavar="N",
+        help="a frame is N rows: needed for Parquet without a 'step' column",
+    )
+    add_end_option(reading)
+    reading.add_argument(
+        "--patience",
+        type=number("seconds, at least 0", 0, 86_400),
+        default=60.0,
+        metavar="S",
+        help="seconds to retry while a broker, or the server of a table, is gone (default 60)",
+    )
+    reading.add_argument(
+        "--max-message",
+        type=whole(1),
+        default=64,
+        metavar="MB",
+        help="largest message of a broker (default 64)",
+    )
+    reading.add_argument(
+        "--as-files", action="store_true", help="read all files of a directory that is a Delta, Lance or Iceberg table"
+    )
+
+
+def reading_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the flags of ``add_reading_options`` that are options of ReadOptions."""
+    return {
+        "contribution_rows": args.contribution_rows,
+        "allow_missing_end": args.allow_missing_end,
+        "patience_s": args.patience,
+        "max_message": args.max_message << 20,
+        "as_files": args.as_files,
+    }
 
 
 def add_machine_options(command: Parser) -> Any:
@@ -206,7 +250,9 @@ class Checked:
         self.config = EmbeddingConfig.load(args.config)
         check_given(self.rates, self.config.num_tags)
         ReadOptions(self.config.id_ranges, table=args.table)
-        open_sources(args.sources)
+        sources = open_sources(args.sources, args.allow_missing_end, args.as_files, args.patience)
+        if sources:
+            check_order(sources, args.merge, args.follow)
         check_checkpoint(args)
         if self.quarantine is not None and not args.resume:
             quarantine.check_new(self.quarantine)

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(
                 f"neither Arrow, nor Parquet, nor a configuration (read as one: {reason})", source=args.path
             ) from None
-    source = open_source(args.path, args.allow_missing_end)
+    source = open_source(args.path, args.allow_missing_end, as_files=True)
     uses: Uses | None = None if args.report is None else {}
     parts = [inspect_part(part, columns, out, uses) for part in source.parts()]
     found = {"path": args.path, "kind": "stream", "parts": parts}

@@ -17,6 +17,7 @@ from penstock.cli.engine_options import (
     add_checkpoint_options,
     add_delta_options,
     add_machine_options,
+    add_reading_options,
     add_replay_gate_options,
     add_table_options,
     check_checkpoint,
@@ -27,7 +28,6 @@ from penstock.cli.engine_options import (
 from penstock.cli.monitoring import Watching, add_watching_options
 from penstock.cli.options import (
     add_command,
-    add_reading_options,
     columns_of,
     learning_rates_of,
     make_devices,
@@ -38,6 +38,7 @@ from penstock.cli.replay_report import say_end, say_report, written_aside
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import InputError, StaleInputError, UsageError
+from penstock.io.sources.seekable_source import names_seekable
 from penstock.passes.memory import MOST_PASSES
 from penstock.run import RunOptions
 
@@ -62,10 +63,14 @@ def add(commands: Any) -> None:
         "sources",
         metavar="SOURCE",
         nargs="+",
-        help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order",
+        help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order. "
+        "Or kafka://BROKER:PORT/TOPIC, nats://HOST:PORT/STREAM, delta:URI, lance:URI, iceberg:CATALOG/NAMESPACE.TABLE",
     )
     add_table_options(command)
     add_reading_options(command)
+    command.add_argument(
+        "--follow", action="store_true", help="read topics and tables with versions on, until a signal"
+    )
     add_replay_gate_options(command)
     add_checkpoint_options(command, "checkpoint", "at the end only")
     add_delta_options(command)
@@ -108,12 +113,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 # Flags of a single process, or of what a cluster has in another form.
-_NOT_ON_RAY = ("devices", "report")
+_NOT_ON_RAY = ("devices", "report", "follow", "as_files")
 
 
 def replay_on_ray(args: argparse.Namespace) -> int:
     """Run the job of ``--ray``; the driver is this process."""
-    from penstock.ray import Job
+    from penstock.ray.job import NOT_OF_JOBS, Job
 
     for flag in _NOT_ON_RAY:
         if getattr(args, flag):
@@ -122,6 +127,10 @@ def replay_on_ray(args: argparse.Namespace) -> int:
         raise UsageError("--ray: give the number of shares, --shares N")
     if args.merge == "step" or "-" in args.sources:
         raise UsageError("--ray: takes a frame of each source in turn (--merge round), from files and URIs")
+    for source in args.sources:
+        if names_seekable(source):
+            scheme = source.partition(":")[0]
+            raise UsageError(f"--ray: {scheme}: one process reads topics and tables with versions, without --ray")
     deltas = deltas_of(args)
     if "per_rows" in deltas or "per_seconds" in deltas:
         raise UsageError("--deltas-per: with --ray, expected steps=N")
@@ -129,7 +138,7 @@ def replay_on_ray(args: argparse.Namespace) -> int:
     if (file := file_of_deltas(args)) is not None:
         check_writable(file.parent)
     given = {field.name: getattr(args, field.name) for field in fields(RunOptions) if field.name in args}
-    options = {name: value for name, value in given.items() if name != "merge"}
+    options = {name: value for name, value in given.items() if name not in NOT_OF_JOBS}
     out, place = Output(args.json, aside=args.deltas == "-"), args.checkpoint or args.out or args.deltas
     job = Job(
         EmbeddingConfig.load(args.config),
@@ -162,6 +171,7 @@ def replay(args: argparse.Namespace) -> int:
     quarantine, deltas = checked.quarantine, checked.deltas
     # Most flags have the names of the arguments that they are.
     options = {field.name: getattr(args, field.name) for field in fields(RunOptions) if field.name in args}
+    options["max_message"] = args.max_message << 20
     out = Output(args.json, aside=args.deltas == "-")
     engine = make_engine(args, checked.config)
     watching = Watching(args, engine)

@@ -19,8 +19,8 @@ from penstock.errors import InputError, StaleInputError, UsageError
 from penstock.passes.multi_pass import MultiPass, PassOptions, check_seekable
 from penstock.run import RunOptions
 
-# What watches one engine.
-_WITHOUT = ("ray", "ui", "metrics", "metrics_file", "report")
+# What watches one engine, or does not end.
+_WITHOUT = ("ray", "follow", "ui", "metrics", "metrics_file", "report")
 # Flags with the names of PassOptions; of the others, those of every pass are read as RunOptions.
 _OWN = ["memory", "resume", "every", "num_required", "reduction", "seed", "threads", "init", "on_bad_row", "flush"]
 _OWN += ["limit", "max_stale", "deltas"]
@@ -43,6 +43,7 @@ def replay_in_passes(args: argparse.Namespace) -> int:
     names = {field.name for field in fields(RunOptions) if field.name in args} - {*_OWN, "checkpoint"}
     reading = {name: getattr(args, name) for name in names}
     given = {**reading, "columns": checked.columns, "learning_rates": checked.rates}
+    given["max_message"] = args.max_message << 20
     progress, out = ProgressLine(), Output(args.json, aside=args.deltas == "-")
     with _folder(args) as folder, writing(folder):
         replay = MultiPass(

@@ -39,8 +39,11 @@ log = logging.getLogger("penstock")
 MOST_FAILURES = 10
 
 
-# Options of runs and deltas that a job does not have: its order is by rounds, and no share counts all rows.
-_NOT_OF_JOBS = frozenset({"merge", "per_rows", "per_seconds", "progress"})
+# Options of runs and deltas that a job does not have: its order is by rounds, no share counts all rows, and one process
+# reads topics and tables with versions.
+NOT_OF_JOBS = frozenset(
+    {"merge", "per_rows", "per_seconds", "progress", "follow", "patience", "max_message", "as_files"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +92,7 @@ class Job:
     """
 
     def __init__(self, config: EmbeddingConfig, sources: Sequence[Any], **options: Any) -> None:
-        check_known("Job", options, {of.name for of in fields(JobOptions)} - _NOT_OF_JOBS)
+        check_known("Job", options, {of.name for of in fields(JobOptions)} - NOT_OF_JOBS)
         if "shares" not in options:
             raise UsageError("Job: give shares=, the number of owners of the rows")
         self._config, self.options = config, JobOptions(**options)

@@ -10,9 +10,10 @@ from typing import Any
 
 from penstock.checkpoint.source_positions import Positions
 from penstock.config.embedding import EmbeddingConfig
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UsageError
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.io.sources.seekable_source import SeekableSource
 from penstock.routing import Head, Router
 
 # The place of a frame in the order of a job: its round, then the number of its source.
@@ -84,6 +85,12 @@ class Reader:
         """
         try:
             self._readers = {n: FrameReader(_single(source), self._options) for n, source in self._own.items()}
+            for reader in self._readers.values():
+                if isinstance(reader.sources[0], SeekableSource):
+                    return UsageError(
+                        f"{reader.sources[0].name}: expected a file, a directory or a stream; a topic or a table with "
+                        "versions is read by one process, without --ray"
+                    )
             self._frames = {n: iter(reader) for n, reader in self._readers.items()}
             self._at = {n: Positions([self._readers[n].sources[0].name]) for n in self._own}
             if positions is not None:
