@@ -203,8 +203,8 @@ class MultiPass:
         if first is not None and about["sources"] != first["sources"]:
             self._work.forget(rank)
             changed = next(mine[0] for mine, its in zip(about["sources"], first["sources"], strict=True) if mine != its)
-            problem = f"pass {rank + 1} of {self.count} read other frames than the first; {_AGAIN}"
-            raise InputError(problem, source=changed)
+            differs = f"pass {rank + 1} of {self.count} read other frames than the first; {_AGAIN}"
+            raise InputError(differs, source=changed)
         self._work.end(rank, about)
 
     def _engine(self, rank: int, folder: Folder | None) -> Engine:
