@@ -15,7 +15,7 @@ OPTIMIZERS = {
     "keyed": ps.RowWiseAdagrad(0.1),
     "halved": ps.Momentum(0.1),
 }
-ALL = frozenset(OPTIMIZERS)
+ALL = tuple(OPTIMIZERS)
 
 
 def config_of(on_host=(), rows=600):
@@ -65,7 +65,7 @@ def parts_of(engine, name):
 
 
 @pytest.mark.parametrize("devices", [1, 3, 8])
-@pytest.mark.parametrize("on_host", [ALL, {"plain", "keyed"}, {"swept"}, {"halved", "plain"}], ids=len)
+@pytest.mark.parametrize("on_host", [ALL, ("plain", "keyed"), ("swept",), ("halved", "plain")], ids="-".join)
 def test_placement_changes_no_bit_of_tables_and_deltas(on_host, devices, mesh_of, tmp_path):
     cpu, placed = ps.Engine(config_of(), mesh_of(1)), ps.Engine(config_of(on_host), mesh_of(devices))
     wanted, found = (bytes_of(engine.stage(log_of(), slots=True, flush=True)) for engine in (cpu, placed))
@@ -100,7 +100,7 @@ def test_an_update_on_the_host_is_in_place_and_compiles_nothing(mesh_of, compila
     assert compilations == []
 
 
-@pytest.mark.parametrize(("before", "after"), [(ALL, ()), ((), ALL), ({"plain"}, {"swept", "keyed"})], ids=str)
+@pytest.mark.parametrize(("before", "after"), [(ALL, ()), ((), ALL), (("plain",), ("swept", "keyed"))], ids=str)
 def test_a_checkpoint_restores_to_another_placement(before, after, mesh_of, tmp_path):
     whole = ps.Engine(config_of(), mesh_of(1))
     whole.run(log_of(), flush=True)
