@@ -50,6 +50,7 @@ PACKAGE_DIR = {
     "penstock.processes": "engine/processes",
     "penstock.pyx": "pyx",
     "penstock.pyx.keys": "pyx/keys",
+    "penstock.passes": "engine/passes",
     "penstock.ray": "engine/ray",
     "penstock.routing": "engine/routing",
     "penstock.service": "engine/service",

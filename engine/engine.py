@@ -54,7 +54,10 @@ class Engine(TableAccess, ActivationAccess):
     Thread-safe: frames enter in the order in which they get the gate's lock; tables are read and written between steps.
 
     gate : counts the frames; producers may push to it
+    share_session : how an engine with a share of the rows commits
     """
+
+    share_session: type[CheckpointSession] = ShareSession
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class Engine(TableAccess, ActivationAccess):
         # The first observer is the innermost: telemetry times the step alone.
         self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.ids)
         self.core.observe(self.watch)
-        session = CheckpointSession if share is None else ShareSession
+        session = CheckpointSession if share is None else self.share_session
         self.session = session(self.core, partial(self.watch.timed, "save"))
         self.core.observe(self.session)
         self.gate = FrameGate(self.core.gate, self.apply)

@@ -114,9 +114,9 @@ class CancelledError(PenstockError, concurrent.futures.CancelledError):
 
 
 class CapacityError(PenstockError, RuntimeError):
-    """A dynamic table has no room for new keys. The step was not taken: its frames stay in the gate.
+    """There is no room: in a dynamic table for new keys, or on this machine for the passes of a replay.
 
-    The gate admits no further frame before it has opened.
+    If it is the table, the step was not taken: its frames stay in the gate, which admits no other one before it opens.
     """
 
 

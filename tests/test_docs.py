@@ -93,8 +93,8 @@ def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(textwrap.dedent(SCENES.get(page, "")), names)
-    # The commands of a tutorial belong between its blocks of Python; other pages' only exist (below).
-    wanted = "python|console" if page.startswith("docs/tutorials/") else "python"
+    # The commands of these pages belong between their blocks of Python; other pages' only exist (below).
+    wanted = "python|console" if page.startswith(("docs/tutorials/", "docs/placement")) else "python"
     for language, block in re.findall(rf"```({wanted})\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
         if language == "console":
             printed = run_commands(block, capsys).splitlines()

@@ -30,6 +30,17 @@ def test_a_run_ended_at_a_file_operation_resumes_to_the_same_state(harness, kind
     assert harness.check(f"{kind}:{number}")
 
 
+@pytest.fixture(scope="module")
+def in_passes(tmp_path_factory):
+    with Harness(tmp_path_factory.mktemp("passes"), passes=3) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", ["moment:1", "kill:150", "kill-half:320", "eio:240", "enospc:420", "limit:20000"])
+def test_a_replay_in_passes_that_ended_early_resumes_to_the_state_of_one_run(in_passes, name):
+    in_passes.check(name)
+
+
 @pytest.mark.parametrize("kind", ["killing", "killing half"])
 @pytest.mark.parametrize("number", [3, 8, 11, 14, 20])  # the resumed run makes two commits at least: 21 operations
 def test_a_killed_resume_of_a_checkpoint_of_format_2_is_resumed_again(harness, kind, number):

@@ -97,6 +97,19 @@ class PartSaver(Saver):
         return PartWriter(self.folder, draft, self._keep, self._ring, self._shares, self._attempt)
 
 
+class LonePartWriter(PartWriter):
+    """Writes a share's data file of a commit, and its manifest: no other share commits to this folder."""
+
+    _made = CommitWriter._made
+
+
+class LonePartSaver(PartSaver):
+    """A Saver of a share that commits alone."""
+
+    def _new_writer(self, draft: Commit) -> CommitWriter:
+        return LonePartWriter(self.folder, draft, self._keep, self._ring, self._shares, "0")
+
+
 def join_parts(
     folder: Folder, number: int, parts: Sequence[Part], contents: Mapping[str, Any] | None = None, keep: int = 3
 ) -> Commit:

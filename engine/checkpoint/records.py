@@ -8,6 +8,9 @@ commit protects the bytes: verify it before you read a file.
 from __future__ import annotations
 
 import json
+import math
+import mmap
+import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -51,10 +54,11 @@ def _little(array: Array) -> Array:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
 
 
-def read_records(file: BinaryIO, where: object) -> Iterator[Record]:
+def read_records(file: BinaryIO | mmap.mmap, where: object) -> Iterator[Record]:
     """Yield the records of a file whose digest matches, with the last one. Raises StateError if they are malformed.
 
-    file : buffered; where : for messages
+    file : buffered; or mapped: the arrays then look into it, and the system reads their pages on demand
+    where : for messages
     """
     if file.read(len(MAGIC)) not in _READ:
         raise StateError(f"{where}: not a data file of this version's checkpoints")
@@ -71,7 +75,12 @@ def read_records(file: BinaryIO, where: object) -> Iterator[Record]:
 
 
 def _read_array(file: Any, dtype: str, shape: list[int]) -> Array:
-    array = np.empty(shape, dtype)
-    if file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
+    array = np.empty(0 if isinstance(file, mmap.mmap) else shape, dtype)
+    if isinstance(file, mmap.mmap):
+        if count := math.prod(shape):
+            array = np.frombuffer(file, dtype, count, file.tell())
+            file.seek(array.nbytes, os.SEEK_CUR)
+        array = array.reshape(shape)
+    elif file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
         raise ValueError("an array was cut")
     return array.astype(array.dtype.newbyteorder("="), copy=False)

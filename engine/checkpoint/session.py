@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.engine_state import describe, encoded, tables_to_save
 from penstock.checkpoint.incremental import KEEP, Contents, Saver
-from penstock.checkpoint.parts import Part, PartSaver, part_name
+from penstock.checkpoint.parts import LonePartSaver, Part, PartSaver, part_name
 from penstock.checkpoint.run_files import CountedFiles, OpenDeltas
 from penstock.checkpoint.run_session import Run
 from penstock.checkpoint.source_positions import Positions
@@ -58,7 +58,7 @@ class CheckpointSession(StepObserver):
         """Continue from a commit that the engine's state was restored from."""
         self.positions, self._before = positions, totals
         self.files.bad_rows, self.files.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
-        self._saver = self._new_saver(folder, commit, self.is_same(commit) and commit.parts == ("",))
+        self._saver = self._new_saver(folder, commit, self.is_same(commit) and commit.parts == (self._part,))
 
     def is_same(self, commit: Commit) -> bool:
         """Return whether a delta may follow a commit: its configuration may initialize rows that no file contains
@@ -214,6 +214,11 @@ class CheckpointSession(StepObserver):
         self._core.observe(saver)
         return saver
 
+    @property
+    def _part(self) -> str:
+        """Which part of the rows a commit contains, as ``DataFile.part`` names it."""
+        return ""
+
     def _described(self) -> Contents:
         return describe(self._core, self.positions, self.files.commit(), self.totals)
 
@@ -254,5 +259,19 @@ class ShareSession(CheckpointSession):
     def _part_saver(self, folder: Folder, last: Commit | None) -> PartSaver:
         tables, shares = tables_to_save(self._core), self._core.tables.shares
         saver = PartSaver(folder, tables, self._described, last, last is not None, self._timed, shares)
+        self._core.observe(saver)
+        return saver
+
+
+class LoneShareSession(CheckpointSession):
+    """The commits of an engine that is a share, to a folder that contains its rows alone."""
+
+    @property
+    def _part(self) -> str:
+        return part_name(self._core.tables.shares)
+
+    def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
+        tables, shares = tables_to_save(self._core), self._core.tables.shares
+        saver = LonePartSaver(folder, tables, self._described, last, delta, self._timed, shares)
         self._core.observe(saver)
         return saver

@@ -29,6 +29,8 @@ _OURS = re.compile(rf"{_PART}|\.{_PART}\.[\d-]+\.part|\.lock")
 _AT_ONCE = 1 << 20
 # How often a reader starts over with a newer commit: in each try, a run removed the commit that was read.
 READ_TRIES = 5
+# Contains an unfinished replay in passes (passes/progress.py).
+PASSES = ".passes"
 # After a chain longer than this, or deltas larger than their base, the next commit is a new base.
 MAX_DELTAS = 64
 
@@ -262,7 +264,7 @@ class Folder:
 
     def _names(self) -> Sequence[str]:
         try:
-            return self.files.names()
+            return [name for name in self.files.names() if name != PASSES]
         except OSError as error:
             raise StateError(f"{self.path}: cannot be read ({error.strerror})") from error
 

@@ -13,7 +13,7 @@ import pyarrow.parquet
 
 from penstock.cli.options import add_command, make_devices
 from penstock.cli.output import Output, check_writable, say_error, writing
-from penstock.cli.replay import say_report
+from penstock.cli.replay_report import say_report
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import SGD, Adagrad
 from penstock.config.tables import TableConfig

@@ -1,4 +1,7 @@
-"""Flags of the commands that run an engine or read sources. Those of deltas are for replay alone."""
+"""Flags of the commands that run an engine or read sources. Those of deltas are for replay alone.
+
+``Checked`` contains a replay's, checked before any table is allocated.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,30 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.options import MAX_DEVICES, MAX_THREADS, Parser, add_end_option, add_row_options, number, whole
+from penstock.checkpoint.store import PASSES, Folder
+from penstock.cli.options import (
+    MAX_DEVICES,
+    MAX_THREADS,
+    Parser,
+    add_end_option,
+    add_row_options,
+    check_sources,
+    columns_of,
+    learning_rates_of,
+    number,
+    whole,
+)
+from penstock.cli.output import check_writable, place_text
+from penstock.config.embedding import EmbeddingConfig
+from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError
+from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.sources.opening import open_sources
+from penstock.io.sources.seekable_source import check_order
+from penstock.io.storage import quarantine
 from penstock.io.storage.delta_sink import check_new, is_stream
+from penstock.learning_rates import check_given
+from penstock.passes.pass_folder import PassFolder
 
 DELTA_UNITS = ("steps", "rows", "seconds")
 
@@ -214,3 +238,49 @@ def _per(text: str | None) -> dict[str, float]:
     if unit not in DELTA_UNITS or not (0 <= value < float("inf") if unit == "seconds" else value >= 1):
         raise UsageError(f"--deltas-per {text}: expected steps=N, rows=N or seconds=N, such as steps=100")
     return {f"per_{unit}": value}
+
+
+class Checked:
+    """The flags of a replay on one machine. Invalid ones and missing files are reported before tables are allocated."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.columns, self.rates = columns_of(args), learning_rates_of(args)
+        _, self.quarantine = quarantine.parse_on_bad_row(args.on_bad_row)
+        check_sources(args.sources)
+        self.config = EmbeddingConfig.load(args.config)
+        check_given(self.rates, self.config.num_tags)
+        ReadOptions(self.config.id_ranges, table=args.table)
+        sources = open_sources(args.sources, args.allow_missing_end, args.as_files, args.patience)
+        if sources:
+            check_order(sources, args.merge, args.follow)
+        check_checkpoint(args)
+        if self.quarantine is not None and not args.resume:
+            quarantine.check_new(self.quarantine)
+        self.deltas = deltas_of(args)
+        if self.deltas:
+            form = {name: value for name, value in self.deltas.items() if name != "deltas"}
+            form_of(self.config.tables, DeltaOptions(**form))
+        files = (self.quarantine, file_of_deltas(args))
+        for place in (args.out, args.checkpoint, args.report, *(file and file.parent for file in files)):
+            if place is not None:
+                check_writable(place)
+
+
+def check_checkpoint(args: argparse.Namespace) -> None:
+    """Raise UsageError if the checkpoint flags lack each other, or this run may not commit to DIR."""
+    if args.checkpoint is None:
+        for flag in ("every", "resume"):
+            if getattr(args, flag):
+                raise UsageError(f"--{flag}: name a checkpoint: --checkpoint DIR")
+    else:
+        Folder(args.checkpoint).check_place(args.resume)
+
+
+def check_no_passes(args: argparse.Namespace) -> None:
+    """Raise UsageError if the checkpoint to resume is that of an unfinished replay in passes."""
+    if args.resume and "://" not in str(args.checkpoint):
+        numbers = Folder(args.checkpoint).numbers()
+        count = PassFolder(Path(args.checkpoint) / PASSES).unfinished(numbers[-1] if numbers else None)
+        if count is not None:
+            unfinished = f"contains an unfinished replay in passes; resume it with --passes {count}"
+            raise UsageError(f"{place_text(args.checkpoint)}: {unfinished}")

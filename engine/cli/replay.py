@@ -13,46 +13,42 @@ from typing import Any
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
 from penstock.cli.engine_options import (
+    Checked,
     add_checkpoint_options,
     add_delta_options,
     add_machine_options,
     add_reading_options,
     add_replay_gate_options,
     add_table_options,
+    check_checkpoint,
+    check_no_passes,
     deltas_of,
     file_of_deltas,
 )
 from penstock.cli.monitoring import Watching, add_watching_options
 from penstock.cli.options import (
     add_command,
-    check_sources,
     columns_of,
     learning_rates_of,
     make_devices,
     whole,
 )
-from penstock.cli.output import (
-    Output,
-    ProgressLine,
-    check_writable,
-    count,
-    frames_text,
-    input_text,
-    keys_texts,
-    place_text,
-    writing,
-)
+from penstock.cli.output import Output, ProgressLine, check_writable, place_text, writing
+from penstock.cli.replay_report import say_end, say_report, written_aside
 from penstock.config.embedding import EmbeddingConfig
-from penstock.deltas import DeltaOptions, form_of
 from penstock.engine import Engine
-from penstock.errors import MOST_LISTED, InputError, StaleInputError, UsageError
-from penstock.io.decoding.reader import ReadOptions
-from penstock.io.sources.opening import open_sources
-from penstock.io.sources.seekable_source import check_order, names_seekable
-from penstock.io.storage.quarantine import check_new, parse_on_bad_row
-from penstock.learning_rates import check_given
+from penstock.errors import InputError, StaleInputError, UsageError
+from penstock.io.sources.seekable_source import names_seekable
+from penstock.passes.memory import MOST_PASSES
 from penstock.run import RunOptions
-from penstock.stats import Report, TableReport
+
+# Of ``--passes``: the flag is not given. None is "auto".
+ONE_RUN = 0
+
+
+def number_of_passes(text: str) -> int | None:
+    """Parse ``--passes``."""
+    return None if text == "auto" else whole(1, MOST_PASSES)(text)
 
 
 def add(commands: Any) -> None:
@@ -81,6 +77,20 @@ def add(commands: Any) -> None:
     add_watching_options(command)
     machine = add_machine_options(command)
     machine.add_argument("--no-hash", action="store_true", help="do not compute the state hash")
+    passes = command.add_argument_group("tables larger than memory (docs/placement.md)")
+    passes.add_argument(
+        "--passes",
+        type=number_of_passes,
+        default=ONE_RUN,
+        metavar="K|auto",
+        help="read the sources K times, each time for one share of the rows; auto: as often as memory requires",
+    )
+    passes.add_argument(
+        "--memory",
+        type=whole(1),
+        metavar="BYTES",
+        help="of --passes auto (default: what limits and other processes leave)",
+    )
     cluster = command.add_argument_group("a job on a Ray cluster (docs/ray.md)")
     cluster.add_argument("--ray", metavar="ADDRESS", help="of the cluster; auto: this machine's; local: start one here")
     cluster.add_argument("--shares", type=whole(1), metavar="N", help="owners of the rows, each with a share")
@@ -88,6 +98,12 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.passes is not ONE_RUN:
+        from penstock.cli.replay_in_passes import replay_in_passes
+
+        return replay_in_passes(args)
+    if args.memory is not None:
+        raise UsageError("--memory: belongs to --passes auto")
     if args.ray is not None:
         return replay_on_ray(args)
     for flag in ("shares", "readers"):
@@ -150,29 +166,14 @@ def replay_on_ray(args: argparse.Namespace) -> int:
 
 
 def replay(args: argparse.Namespace) -> int:
-    columns, rates = columns_of(args), learning_rates_of(args)
-    _, quarantine = parse_on_bad_row(args.on_bad_row)
-    check_sources(args.sources)
-    config = EmbeddingConfig.load(args.config)
-    # Report invalid flags and missing files before allocating the tables.
-    check_given(rates, config.num_tags)
-    ReadOptions(config.id_ranges, table=args.table)
-    _check_sources(args)
-    check_checkpoint(args)
-    if quarantine is not None and not args.resume:
-        check_new(quarantine)
-    deltas = deltas_of(args)
-    if deltas:
-        form_of(config.tables, DeltaOptions(**{name: value for name, value in deltas.items() if name != "deltas"}))
-    file = file_of_deltas(args)
-    for place in (args.out, args.checkpoint, args.report, quarantine and quarantine.parent, file and file.parent):
-        if place is not None:
-            check_writable(place)
+    checked = Checked(args)
+    check_no_passes(args)
+    quarantine, deltas = checked.quarantine, checked.deltas
     # Most flags have the names of the arguments that they are.
     options = {field.name: getattr(args, field.name) for field in fields(RunOptions) if field.name in args}
     options["max_message"] = args.max_message << 20
     out = Output(args.json, aside=args.deltas == "-")
-    engine = make_engine(args, config)
+    engine = make_engine(args, checked.config)
     watching = Watching(args, engine)
     progress = ProgressLine()  # created here because its clock starts now
     try:
@@ -180,8 +181,8 @@ def replay(args: argparse.Namespace) -> int:
         with watching, writing(place) if place else nullcontext():
             report = engine.run(
                 args.sources,
-                columns=columns,
-                learning_rates=rates,
+                columns=checked.columns,
+                learning_rates=checked.rates,
                 progress=watching.then_tick(progress),
                 **options,
                 **deltas,
@@ -210,43 +211,8 @@ def replay(args: argparse.Namespace) -> int:
             files = engine.write_tables(args.out)
     shown = watching.report(report)
     say_report(out, report)
-    if quarantine is not None:
-        out.say(f"wrote     {quarantine}: {count(sum(report.dropped.values()))} bad rows")
-    if args.deltas is not None:
-        out.say(f"wrote     {args.deltas}: the deltas up to step {count(report.global_step)}")
-    if args.checkpoint is not None:
-        out.say(f"committed {place_text(args.checkpoint)}, step {count(report.global_step)}")
-    out.say_tables("wrote     ", [str(file) for file in files])
-    for file in shown:
-        out.say(f"wrote     {file}")
-    aside = {} if quarantine is None else {"quarantine": str(quarantine)}
-    if args.deltas is not None:
-        aside["deltas"] = args.deltas
-    out.result({**report.to_dict(), "out": [str(f) for f in files], **aside})
+    say_end(out, args, report, quarantine, files, shown)
     return 0
-
-
-def written_aside(args: argparse.Namespace, quarantine: Path | None) -> list[str]:
-    """Return which files other than a commit remain after a run that was stopped."""
-    bad_rows = [] if quarantine is None else [f"bad rows are in {quarantine}"]
-    return bad_rows + ([] if args.deltas is None else [f"the deltas of every whole frame are in {args.deltas}"])
-
-
-def _check_sources(args: argparse.Namespace) -> None:
-    """Raise if a source cannot be opened, or cannot be read with these flags."""
-    sources = open_sources(args.sources, args.allow_missing_end, args.as_files, args.patience)
-    if sources:
-        check_order(sources, args.merge, args.follow)
-
-
-def check_checkpoint(args: argparse.Namespace) -> None:
-    """Raise UsageError if the checkpoint flags lack each other, or this run may not commit to DIR."""
-    if args.checkpoint is None:
-        for flag in ("every", "resume"):
-            if getattr(args, flag):
-                raise UsageError(f"--{flag}: name a checkpoint: --checkpoint DIR")
-    else:
-        Folder(args.checkpoint).check_place(args.resume)
 
 
 def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
@@ -259,29 +225,3 @@ def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     if args.init is not None:
         engine.read_tables(args.init)
     return engine
-
-
-def _ids_text(table: TableReport) -> str:
-    return "" if table.distinct is None else f" of {count(table.distinct)} ids"
-
-
-def say_report(out: Output, report: Report) -> None:
-    """Print the report as text."""
-    out.say(f"rows      {count(report.rows)} in {report.seconds:.2f} s ({count(report.rows_per_s)} rows/s)")
-    out.say(f"frames    {frames_text(report.frames, report.steps, report.stale, report.pending)}")
-    if report.truncated:
-        out.say(f"truncated {count(report.truncated)} ids beyond the length of their sequence")
-    if report.skipped:
-        out.say(f"resumed   after {count(report.skipped)} frames, step {count(report.global_step - report.steps)}")
-    tables = list(report.tables.items())
-    if len(tables) > MOST_LISTED:
-        tables.sort(key=lambda of: -of[1].rows)
-    out.say_tables("table     ", [f"{name}: {count(of.rows)} rows{_ids_text(of)}" for name, of in tables])
-    out.say_tables("keys      ", keys_texts(dict(tables)))
-    if report.learning_rates is not None:
-        out.say("rates     " + ", ".join(f"tag {tag} = {rate:g}" for tag, rate in enumerate(report.learning_rates)))
-    for note in report.notes:
-        out.say(f"note      {note}")
-    out.say(f"input     {input_text(report)}")
-    if report.state_hash is not None:
-        out.say(f"state     {report.state_hash}")

@@ -16,6 +16,7 @@ from penstock.cli.engine_options import (
     add_gate_options,
     add_machine_options,
     add_table_options,
+    check_checkpoint,
 )
 from penstock.cli.monitoring import Watching, add_watching_options
 from penstock.cli.options import (
@@ -28,7 +29,7 @@ from penstock.cli.options import (
     whole,
 )
 from penstock.cli.output import Output, check_writable, count, keys_texts, place_text, several, writing
-from penstock.cli.replay import check_checkpoint, make_engine
+from penstock.cli.replay import make_engine
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
 from penstock.filesystem.descriptors import raise_limit

@@ -27,6 +27,7 @@ from penstock.filesystem import atomic_files
 TEXT_SUFFIXES = (".pbtxt", ".textproto", ".txtpb", ".txt")
 
 MAX_BYTES = 2**31 - 1  # protobuf's own bound
+AT_ONCE = 1 << 24
 
 # Files that users pass by mistake, by their first bytes.
 MAGIC = {
@@ -59,9 +60,10 @@ def read(path: str | os.PathLike[str]) -> tuple[EngineConfig, Scan | None]:
             for magic, what in MAGIC.items():
                 if content.startswith(magic):
                     raise ConfigError(f"{name}: this is {what}; a configuration is a text or binary proto message")
-            content += file.read(MAX_BYTES)
-            if len(content) > MAX_BYTES:
-                raise ConfigError(f"{name}: is larger than a proto message can be; is it another kind of file?")
+            while piece := file.read(AT_ONCE):  # Python allocates all that it is asked for
+                content += piece
+                if len(content) > MAX_BYTES:
+                    raise ConfigError(f"{name}: is larger than a proto message can be; is it another kind of file?")
     except FileNotFoundError:
         raise ConfigError(f"{name}: no such file; give the path of a configuration") from None
     except IsADirectoryError:

@@ -76,8 +76,14 @@ class Operations:
     def rename(self, old: Path, new: Path) -> None:
         os.replace(old, new)
 
+    def link(self, old: Path, new: Path) -> None:
+        os.link(old, new)
+
     def remove(self, path: Path) -> None:
         os.unlink(path)
+
+    def remove_folder(self, path: Path) -> None:
+        os.rmdir(path)
 
 
 @cache
@@ -228,6 +234,12 @@ def rename(old: Path, new: Path) -> None:
         operations.rename(old, new)
 
 
+def link(old: Path, new: Path) -> None:
+    """Give a file a second name in the same file system, which no file has; durable after ``sync_folder``."""
+    with _naming(new):
+        operations.link(old, new)
+
+
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable."""
     with _naming(path):
@@ -238,6 +250,17 @@ def remove(path: Path) -> None:
     """Remove a file, or see that it is gone."""
     with suppress(FileNotFoundError), _naming(path):
         operations.remove(path)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder with everything in it, or see that it is gone."""
+    for at in sorted(path.iterdir()) if path.is_dir() else ():
+        if at.is_dir() and not at.is_symlink():
+            remove_folder(at)
+        else:
+            remove(at)
+    with suppress(FileNotFoundError), _naming(path):
+        operations.remove_folder(path)
 
 
 def discard(path: Path) -> None:

@@ -150,8 +150,8 @@ class RemoteTables:
     def __init__(self, actors: Actors, rank: int) -> None:
         self._actors, self._owner = actors, actors.owners[rank]
 
-    def in_order(self, name: str) -> tuple[Int64, KeyArrays | None]:
-        found: tuple[Int64, KeyArrays | None] = self._actors.get(self._owner.in_order.remote(name))
+    def in_order(self, name: str) -> tuple[Int64, KeyArrays]:
+        found: tuple[Int64, KeyArrays] = self._actors.get(self._owner.in_order.remote(name))
         return found
 
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32:

@@ -171,7 +171,7 @@ class Owner:
 
     # ---- tables, between two blocks
 
-    def in_order(self, name: str) -> tuple[Int64, KeyArrays | None]:
+    def in_order(self, name: str) -> tuple[Int64, KeyArrays]:
         """Return ``TablesById.in_order``."""
         return self._core.tables.in_order(name)
 

@@ -12,6 +12,7 @@ import numpy as np
 from penstock.config.embedding import EmbeddingConfig
 from penstock.frames import Array, Float32, Int64
 from penstock.io.storage.table_files import TablesWriter
+from penstock.tables.shares import Share
 from penstock.tables.state_hash import KeyArrays, state_hash
 
 _BLOCK_BYTES = 4 << 20
@@ -20,7 +21,7 @@ _BLOCK_BYTES = 4 << 20
 class ShareTables(Protocol):
     """The rows of all tables in one share. ``TablesById`` is one."""
 
-    def in_order(self, name: str) -> tuple[Int64, KeyArrays | None]: ...
+    def in_order(self, name: str) -> tuple[Int64, KeyArrays]: ...
 
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32: ...
 
@@ -52,9 +53,13 @@ class WholeTables:
 
     def _stream(self, name: str, part: int, order: Int64 | None = None) -> Iterator[Float32]:
         """Yield rows in blocks. order : positions in the order of the state hash; None: all of them"""
-        found = [share.in_order(name)[0] for share in self._shares]
-        spec, count = self._specs[name], len(found)
-        sizes = np.array([len(rows) for rows in found])
+        spec, count = self._specs[name], len(self._shares)
+        if spec.dynamic is None:
+            found = None
+            sizes = np.array([Share(spec.vocabulary_size, self._mod, rank, count).num_rows for rank in range(count)])
+        else:
+            found = [share.in_order(name)[0] for share in self._shares]
+            sizes = np.array([len(rows) for rows in found])
         at_once = max(1, _BLOCK_BYTES // (4 * spec.dim))
         firsts = np.cumsum(sizes) - sizes
         num_rows = sizes.sum() if order is None else len(order)
@@ -70,12 +75,13 @@ class WholeTables:
             values = np.empty((len(block), spec.slot_dim if part else spec.dim), np.float32)
             for rank in np.unique(ranks).tolist():
                 of_rank = ranks == rank
-                values[of_rank] = self._shares[rank].read_rows(name, part, found[rank][places[of_rank]])
+                rows = places[of_rank] if found is None else found[rank][places[of_rank]]
+                values[of_rank] = self._shares[rank].read_rows(name, part, rows)
             yield values
 
     def _key_arrays(self, name: str) -> KeyArrays:
         """Return those of all shares as one directory has them: virtual shards are in the order of the shares."""
-        found = [keys for share in self._shares if (keys := share.in_order(name)[1]) is not None]
+        found = [share.in_order(name)[1] for share in self._shares]
         joined = [np.concatenate(arrays) for arrays in zip(*(arrays for arrays, _ in found), strict=True)]
         generation = np.argsort(joined[-1], kind="stable")  # the candidates are the last four arrays
         return [*joined[:-4], *(array[generation] for array in joined[-4:])], max(clock for _, clock in found)

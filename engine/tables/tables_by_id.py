@@ -156,13 +156,11 @@ class TablesById:
         self._check_whole("the state hash")
         return state_hash(self.specs, global_step, stream, lambda name: self.dynamic[name].key_arrays())
 
-    def in_order(self, name: str) -> tuple[Int64, KeyArrays | None]:
-        """Return the rows here in the order of the state hash, as ``read_rows`` takes them; and the keys of a dynamic
-        table."""
-        if name in self.dynamic:
-            state = self.dynamic[name].directory.state(expired=False)
-            return state["row"].astype(np.int64), self.dynamic[name].key_arrays()
-        return np.arange(self.num_rows(name)), None
+    def in_order(self, name: str) -> tuple[Int64, KeyArrays]:
+        """Return the rows of a dynamic table here in the order of the state hash, as ``read_rows`` takes them, and its
+        keys."""
+        state = self.dynamic[name].directory.state(expired=False)
+        return state["row"].astype(np.int64), self.dynamic[name].key_arrays()
 
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
         """Return one part of rows by their numbers here, float32 (n, floats of the part)."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -26,9 +27,11 @@ from penstock.io.sources.in_memory import parts_of_batches, reader_of_capsule, s
 from penstock.io.sources.ipc_file import ARROW_FILE
 from penstock.io.sources.ipc_stream import CONTINUATION, FEATHER_V1, open_stream
 from penstock.io.sources.parquet import PARQUET
-from penstock.io.sources.seekable_source import BROKERS, LAKEHOUSES
+from penstock.io.sources.seekable_source import BROKERS, LAKEHOUSES, names_seekable
 
-__all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources"]
+__all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources", "read_once"]
+
+FLIGHTS = ("grpc://", "grpc+tcp://", "grpc+tls://")
 
 
 def open_sources(
@@ -81,6 +84,18 @@ def open_source(
     )
 
 
+def read_once(name: str) -> str | None:
+    """Return the kind of a named source that can be read only once; None: it can be read again."""
+    if name == "-":
+        return "standard input"
+    if names_seekable(name):
+        return "a topic or a table that grows"
+    if "://" in name:
+        return "a live stream" if name.startswith(FLIGHTS) else None
+    mode = os.stat(name).st_mode if os.path.exists(name) else stat.S_IFREG
+    return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "a pipe"
+
+
 def looks_like_arrow(path: str | os.PathLike[str]) -> bool:
     """Return whether a local file begins like Arrow IPC or Parquet."""
     with open(path, "rb") as file:
@@ -105,7 +120,7 @@ def _named_source(text: str, allow_missing_end: bool, as_files: bool, patience_s
         return _stream_source(sys.stdin.buffer, "<stdin>", allow_missing_end)
     if not text:
         raise InputError("expected a path, got an empty name")
-    if text.startswith(("grpc://", "grpc+tcp://", "grpc+tls://")):
+    if text.startswith(FLIGHTS):
         from penstock.io.flight.source import flight_source  # loads gRPC
 
         return flight_source(text)

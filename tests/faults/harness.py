@@ -51,10 +51,12 @@ class Harness:
     """One log, its unbroken run, and a server of forked children. A context manager.
 
     folder : for everything that is written
+    passes : replays of the cases read the log so many times, each for a share of the rows; the unbroken run does not
     """
 
-    def __init__(self, folder, seed=0):
+    def __init__(self, folder, seed=0, passes=None):
         self.folder, self.seed = Path(folder), seed
+        self._passes = [] if passes is None else ["--passes", passes]
         self.config, self.log = self.folder / "tables.pbtxt", self.folder / "log.arrows"
         config = config_of(more=[VISITOR])
         config.save(self.config)
@@ -94,7 +96,7 @@ class Harness:
 
     def argv(self, name, *flags, log=None):
         line = ["replay", self.config, log or self.log, "--num-required", "3", "--threads", "1", "--json", *flags]
-        line += ["--flush", "--out", self.folder / f"{name}-out", *self._files(name)]
+        line += ["--flush", "--out", self.folder / f"{name}-out", *self._files(name), *self._passes]
         return [*line, "--checkpoint", self.folder / name, "--every", "1", "--resume"]
 
     def _files(self, name):
@@ -158,7 +160,8 @@ class Harness:
 
     def _expect(self, name, held, problem, answer):
         if not held:
-            again = f"python {HERE.relative_to(HERE.parents[1])}/run.py --seed {self.seed} --only {name}"
+            passes = "".join(f" {word}" for word in self._passes)
+            again = f"python {HERE.relative_to(HERE.parents[1])}/run.py --seed {self.seed} --only {name}{passes}"
             raise PromiseError(f"{name}: {problem}\n{answer['err']}\nagain: {again}")
 
 

@@ -8,6 +8,7 @@ import signal
 from penstock.filesystem import atomic_files
 
 NAMES = ("make_folder", "create", "open_lock", "resume", "write", "sync", "sync_folder", "rename", "remove")
+NAMES += ("link", "remove_folder")
 
 
 class Watched(atomic_files.Operations):

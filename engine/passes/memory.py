@@ -1,0 +1,104 @@
+"""The number of passes that fit the memory of this process, and the disk that they need."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from penstock.config.specs import TableSpec
+from penstock.errors import CapacityError
+from penstock.tables.key_directory import bytes_of_directories
+
+# Bytes per row that do not depend on its width: a mark for commits, and a place in the map of its sums.
+ROW_BYTES = 5
+# The share of the free memory that rows may take; the rest is for frames and their sums. The bytes next to it: copies
+# of rows that wait for the disk, and what compiling and reading allocate.
+SHARE, OTHER_BYTES = 0.75, 96 << 20
+MOST_PASSES = 1024
+
+
+def rows_bytes(specs: Iterable[TableSpec]) -> int:
+    """Return the bytes of all rows with their slots, in memory and in a commit."""
+    return sum(4 * spec.vocabulary_size * (spec.dim + spec.slot_dim * len(spec.slots)) for spec in specs)
+
+
+def check_disk(folder: Path, specs: Iterable[TableSpec]) -> None:
+    """Raise CapacityError if the disk of a folder, which need not exist, lacks room for the rows of all passes."""
+    needed = rows_bytes(specs)
+    free = shutil.disk_usage(next(of for of in (folder, *folder.absolute().parents) if of.is_dir())).free
+    if needed > free:
+        raise CapacityError(
+            f"{folder}: the rows of all passes need {needed / 1e6:,.0f} MB of disk, and {free / 1e6:,.0f} MB are free; "
+            "free some space, or name another folder"
+        )
+
+
+def num_passes(specs: Iterable[TableSpec], memory: int | None) -> int:
+    """Return the least number of passes whose share of the tables fits in memory.
+
+    memory : bytes that the process may use; None: the least of its limits and of the free memory
+    Raises CapacityError if even MOST_PASSES do not.
+    """
+    specs = tuple(specs)
+    needed = rows_bytes(specs) + sum(ROW_BYTES * spec.vocabulary_size for spec in specs)
+    needed += sum(bytes_of_directories([(spec, 0)]) for spec in specs if spec.dynamic)
+    free = available_bytes() if memory is None else memory - used_bytes()
+    for_rows = int(SHARE * (free - OTHER_BYTES))
+    count = -(-needed // for_rows) if for_rows > 0 else MOST_PASSES + 1
+    if count > MOST_PASSES:
+        raise CapacityError(
+            f"--passes auto: {free / 1e6:.0f} MB are free for tables of {needed / 1e6:.0f} MB, and everything but rows "
+            f"needs {OTHER_BYTES / 1e6:.0f} MB; raise the limit of memory, or give --passes K"
+        )
+    return max(1, count)
+
+
+def available_bytes() -> int:
+    """Return how many bytes this process may still allocate: by its limits, by those of its cgroup, and by free memory.
+
+    Linux only; elsewhere all memory of the machine counts as free.
+    """
+    free = [line.split()[1] for line in _lines(Path("/proc/meminfo")) if line.startswith("MemAvailable:")]
+    limits = [int(free[0]) << 10 if free else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    soft = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    if soft != resource.RLIM_INFINITY:
+        limits.append(soft - _status_bytes("VmData"))
+    limits += [limit - used for limit, used in _cgroups()]
+    return min(limits)
+
+
+def used_bytes() -> int:
+    """Return the bytes of memory that this process uses, without pages of files."""
+    return _status_bytes("RssAnon")
+
+
+def _cgroups() -> Iterable[tuple[int, int]]:
+    """Yield the limit of every cgroup that contains this process, and the memory used in it."""
+    for line in _lines(Path("/proc/self/cgroup")):
+        _, kinds, name = line.split(":", 2)
+        root, limit, used = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
+        if kinds == "memory":
+            root, limit, used = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        elif kinds:
+            continue
+        folder = root / name.lstrip("/")
+        for at in (folder, *folder.parents):
+            if at.is_relative_to(root):
+                with suppress(IndexError, ValueError):  # none, or "max"
+                    yield int(_lines(at / limit)[0]), int(_lines(at / used)[0])
+
+
+def _status_bytes(field: str) -> int:
+    found = (line.split()[1] for line in _lines(Path("/proc/self/status")) if line.startswith(f"{field}:"))
+    return int(next(found, "0")) << 10
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

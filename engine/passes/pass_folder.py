@@ -1,0 +1,119 @@
+"""The folder of an unfinished replay in passes, inside that of its checkpoint: what it was begun with, and each pass.
+
+It contains ``replay.json``; of every pass a folder with its commits and, if deltas are wanted, a log of them; and of
+every pass that has ended a JSON file with its report and where it ended. The commit of the whole replay supersedes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from penstock.checkpoint.parts import Part
+from penstock.checkpoint.store import Folder
+from penstock.errors import StateError, UsageError
+from penstock.filesystem import atomic_files
+from penstock.filesystem.append_file import part_of
+
+
+class PassFolder:
+    """What the passes of a replay have done so far. path : need not exist"""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._replay = path / "replay.json"
+
+    def begin(self, flags: Mapping[str, Any], base: int | None, resume: bool, choose: Callable[[], int]) -> int:
+        """Return the number of passes, of a new replay or of the one to resume, which must have the same flags.
+
+        flags : that decide the result, as plain data; base : the commit that the replay continues; None: it begins anew
+        choose : returns the number of passes of a new replay
+        """
+        begun = _read(self._replay)
+        if begun is None or not resume or self.unfinished(base) is None:
+            self.remove()  # of a replay that was given up, or that has committed since
+            count = choose()
+            atomic_files.make_folders(self.path)
+            _write(self._replay, {"base": base, "passes": count, "flags": flags})
+            return count
+        plain = json.loads(json.dumps(flags))
+        for name, value in plain.items():
+            if begun["flags"].get(name) != value:
+                raise UsageError(
+                    f"{self.path}: contains a replay in passes with {name} {begun['flags'].get(name)}, not {value}; "
+                    "resume it with the same flags, or remove this folder"
+                )
+        return int(begun["passes"])
+
+    def unfinished(self, base: int | None) -> int | None:
+        """Return the number of passes of a replay that was interrupted; None: there is none. base : as for ``begin``"""
+        begun = _read(self._replay)
+        return None if begun is None or begun["base"] != base else int(begun["passes"])
+
+    def commits(self, rank: int) -> Path:
+        """Return the folder of the commits of a pass."""
+        return self.path / str(rank)
+
+    def deltas(self, rank: int) -> Path:
+        return self.path / f"{rank}.deltas"
+
+    def ended(self, rank: int) -> dict[str, Any] | None:
+        """Return what ``end`` recorded; None: the pass has not ended."""
+        return _read(self.path / f"{rank}.json")
+
+    def linked_into(self, folder: Folder, number: int) -> list[Part]:
+        """Give the files of every pass a second name, as files of commit ``number`` of a folder. Return the parts."""
+        parts = []
+        for rank in range(_must_read(self._replay)["passes"]):
+            own, files = Folder(self.commits(rank)), []
+            commit = own.newest()
+            assert commit is not None
+            for place, file in enumerate(commit.files):
+                named = replace(file, name=f"{number:08}{file.part}.{place:x}.{file.name.rpartition('.')[2]}")
+                target = Path(folder.files.file(named.name))
+                atomic_files.remove(target)  # of a replay that was killed here
+                atomic_files.link(Path(own.files.file(file.name)), target)
+                files.append(named)
+            parts.append(Part(tuple(files), commit.contents))
+        atomic_files.sync_folder(Path(folder.path))
+        return parts
+
+    def end(self, rank: int, about: Mapping[str, Any]) -> None:
+        """Record, durably, that a pass has ended. about : plain data"""
+        _write(self.path / f"{rank}.json", about)
+
+    def forget(self, rank: int) -> None:
+        """Remove what a pass has done: it read other frames than the first."""
+        atomic_files.remove_folder(self.commits(rank))
+        for path in (self.deltas(rank), part_of(self.deltas(rank))):
+            atomic_files.remove(path)
+
+    def remove(self) -> None:
+        """Remove the folder. What it was begun with goes first: the rest is nothing without it."""
+        atomic_files.remove(self._replay)
+        atomic_files.remove_folder(self.path)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise StateError(f"{path}: damaged ({error}); remove {os.fspath(path.parent)} and replay again") from error
+
+
+def _must_read(path: Path) -> dict[str, Any]:
+    found = _read(path)
+    assert found is not None
+    return found
+
+
+def _write(path: Path, about: Mapping[str, Any]) -> None:
+    with atomic_files.appearing(path) as file:
+        file.write(json.dumps(about).encode())

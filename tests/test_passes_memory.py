@@ -1,0 +1,123 @@
+"""How many passes a replay takes, by the memory that it may use; and that it stays within its limit."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections import namedtuple
+
+import pytest
+
+import penstock as ps
+from penstock.passes import memory
+
+GB, MB = 10**9, 10**6
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """machine(files…): these are the files of /proc and /sys/fs/cgroup. The process uses 100 MB of 64 GB, unlimited."""
+    usual = {"/proc/meminfo": "MemTotal: 1\nMemAvailable: 62500000 kB\n", "/proc/self/cgroup": "0::/\n"}
+    usual["/proc/self/status"] = "VmData:\t  100000 kB\nRssAnon:\t 50000 kB\n"
+
+    def set_up(**files):
+        found = usual | {name.replace("__", "/"): text for name, text in files.items()}
+        monkeypatch.setattr(memory, "_lines", lambda path: found.get(str(path), "").splitlines())
+
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    set_up()
+    return set_up
+
+
+def tables_of(rows, dim=32):
+    """Tables whose rows have 264 bytes with their slot."""
+    return ps.EmbeddingConfig.from_tables([ps.TableConfig(rows, dim, name="t")], ps.Adagrad(0.1)).tables
+
+
+def test_free_memory_decides_where_nothing_limits_the_process(machine):
+    assert memory.num_passes(tables_of(1_000_000), None) == 1
+    assert memory.num_passes(tables_of(1_000_000_000), None) == 6  # 261 GB in three quarters of 64 GB
+
+
+def test_the_least_of_all_limits_decides(machine, monkeypatch):
+    specs = tables_of(40_000_000)  # 10.4 GB
+    assert memory.num_passes(specs, None) == 1
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (8 * GB, 9 * GB))
+    assert memory.num_passes(specs, None) == 2
+    group = {"__proc__self__cgroup": "0::/job/step\n", "__sys__fs__cgroup__job__memory.current": f"{GB}\n"}
+    group |= {
+        "__sys__fs__cgroup__job__step__memory.max": "max\n",
+        "__sys__fs__cgroup__job__step__memory.current": "9\n",
+    }
+    machine(**group, __sys__fs__cgroup__job__memory_max="")
+    assert memory.num_passes(specs, None) == 2
+    machine(**group, **{"__sys__fs__cgroup__job__memory.max": f"{5 * GB}\n"})
+    assert memory.num_passes(specs, None) == 4
+
+
+def test_a_cgroup_of_version_1_counts_too(machine):
+    folder = "__sys__fs__cgroup__memory__docker__a__memory"
+    limits = {f"{folder}.limit_in_bytes": f"{3 * GB}\n", f"{folder}.usage_in_bytes": f"{GB}\n"}
+    machine(__proc__self__cgroup="5:cpu:/docker/a\n4:memory:/docker/a\n", **limits)
+    assert memory.num_passes(tables_of(40_000_000), None) == 8
+
+
+def test_a_given_number_of_bytes_overrides_the_limits(machine, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (GB, GB))
+    assert memory.num_passes(tables_of(40_000_000), 20 * GB) == 1
+    assert memory.num_passes(tables_of(40_000_000), 2 * GB) == 8
+
+
+def test_dynamic_tables_count_with_their_directories(machine):
+    table = ps.TableConfig(40_000_000, 32, name="t", dynamic=ps.Dynamic())
+    dynamic = ps.EmbeddingConfig.from_tables([table], ps.Adagrad(0.1)).tables
+    assert memory.num_passes(dynamic, 8 * GB) > memory.num_passes(tables_of(40_000_000), 8 * GB)
+
+
+def test_too_little_memory_for_any_number_of_passes_is_one_clear_error(machine):
+    problem = (
+        "--passes auto: 49 MB are free for tables of 10440 MB, and everything but rows needs 101 MB; raise the limit"
+    )
+    with pytest.raises(ps.CapacityError, match=problem):
+        memory.num_passes(tables_of(40_000_000), 100 * MB)
+
+
+def test_a_disk_without_room_for_the_rows_is_reported_before_the_first_pass(tmp_path, call, monkeypatch):
+    call(0, "synth", tmp_path / "log.arrows", "--rows", 90, "--rows-per-step", 30, "--vocabulary", 1000, "--dim", 8)
+    monkeypatch.setattr(memory.shutil, "disk_usage", lambda path: Usage(9 * MB, 9 * MB, 0))
+    words = ["replay", tmp_path / "log.pbtxt", tmp_path / "log.arrows", "--passes", 2]
+    text = call(6, *words, "--checkpoint", tmp_path / "c")[0]
+    assert f"{tmp_path}/c: the rows of all passes need 0 MB of disk, and 0 MB are free; free some space" in text
+    assert not (tmp_path / "c").exists() or sorted(os.listdir(tmp_path / "c")) == [".lock"]
+    monkeypatch.undo()
+    call(0, *words, "--checkpoint", tmp_path / "c")
+
+
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))
+resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]),) * 2)
+os.execv(sys.executable, [sys.executable, "-m", "penstock", *sys.argv[2:]])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc are Linux's")
+def test_a_table_larger_than_the_limit_of_memory_is_replayed_below_it(tmp_path, call):
+    """The limit counts all private memory, also what allocators reserve; pages of files are not in it."""
+    rows, log = 2_300_000, tmp_path / "log.arrows"  # 589 MB
+    call(0, "synth", log, "--rows", 20_000, "--rows-per-step", 4000, "--vocabulary", rows, "--dim", 32)
+    hashes = []
+    for limit, flags in ((64 * GB, []), (400 * MB, ["--passes", "auto", "--checkpoint", tmp_path / "c"])):
+        words = [limit, "replay", tmp_path / "log.pbtxt", log, "--threads", "1", *flags]
+        done = subprocess.run(
+            [sys.executable, "-c", LIMITED, *map(str, words)],
+            env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2", "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        hashes.append(next(line for line in done.stdout.splitlines() if line.startswith("state")))
+    assert hashes[0] == hashes[1]
+    assert int(next(line.split()[1] for line in done.stdout.splitlines() if line.startswith("passes"))) > 3
