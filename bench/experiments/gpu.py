@@ -22,6 +22,8 @@ import numpy as np
 
 from penstock.bridge.backends import create_tables, lanes
 from penstock.bridge.device_tables import DeviceTable, make_mesh
+from penstock.bridge.feeding.dispatcher import LayoutTeam
+from penstock.bridge.feeding.packing import Packer
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.programs import row_sharding
 from penstock.bridge.sharding import Layout, TableDefinition
@@ -83,14 +85,15 @@ def measure(mesh: jax.sharding.Mesh, rule: UpdateRule, dim: int, rows: int, uniq
 def alone(mesh, layout, rule, tables, steps) -> float:  # type: ignore[no-untyped-def]
     """Run the compiled programs one after the other, with all arguments on the device before they begin."""
     stack = Stack.of([layout], rule)
+    packer = Packer(stack, LayoutTeam())
     programs, where = Programs(mesh, stack, rule, tables.variant), row_sharding(mesh)
     calls = []
     for ids, grads in steps:
-        routed = stack.route([TableRows(0, ids, grads)])
-        for some in stack.slices(routed.devices):
-            sent = stack.pack(routed, some)
+        routed = packer.route([TableRows(0, ids, grads)])
+        for some in packer.slices(routed):
+            sent = packer.pack(routed, some)
             program = programs.at("apply", sent.lines.shape[1])
-            calls.append((program, *(jax.device_put(x, where) for x in (sent.lines, sent.words, sent.counts))))
+            calls.append((program, *(jax.device_put(x, where) for x in sent.arguments)))
     numbers = (np.float32(0.1), np.int32(0), np.uint32(0))
     arrays = tables.arrays
 

@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
+from penstock.bridge.feeding.spreading import spreading
 from penstock.bridge.programs import Program, _fence, _rounded, sharded, updated
 from penstock.bridge.row_format import Arrays, Line
 from penstock.bridge.sharding import LINES
@@ -50,7 +51,7 @@ def fits(line: Line, device_kind: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
+def apply(mesh: Mesh, rule: UpdateRule, line: Line, compact: bool = False) -> Program:
     """Return a program with the arguments of ``programs.apply`` and bit-identical results."""
     interpret = False if mesh.devices.flat[0].platform == "tpu" else INTERPRET
 
@@ -60,7 +61,8 @@ def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
         numbers = jnp.stack([jax.lax.bitcast_convert_type(lr, jnp.int32), zero])
         return tuple(step(lines[0], counts, numbers, words[0], *table)), _fence()
 
-    return sharded(mesh, local, num_row_args=4, num_scalars=3, donate=True)
+    program = spreading(line, local) if compact else local
+    return sharded(mesh, program, num_row_args=4 + compact, num_scalars=3, donate=True)
 
 
 def _kernel(rule: UpdateRule, line: Line, table: Arrays, num_lines: int, interpret: Any) -> Callable[..., Any]:
