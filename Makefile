@@ -6,7 +6,7 @@ BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/keys/*.pyx pyx/keys/*.pxd pyx/keys/*.h pyx/vendor/xla/ffi/api/*.h bench/*.pyx)
 
 .PHONY: demo demo-train test neighbours lint types checked tsan sanitize fuzz mutations faults cluster bench docs dist proto clean \
-	tpu-matrix tpu-small
+	tpu-matrix tpu-small gpu-aot
 
 demo: .venv/running
 	$(BIN)/penstock demo --dir build/demo
@@ -99,7 +99,19 @@ tpu-matrix: build/tpu/installed
 
 tpu-small: build/tpu/installed
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.matrix --small $(ARGS)
+	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.functional_step --small
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.exchanged_step
+
+# Every step compiled for an H200, without a GPU (about 600 MB to install); ARGS=--small is the sample that CI compiles.
+gpu-aot: build/gpu/installed
+	PYTHONPATH=build/tree build/gpu/bin/python -m penstock.bench.gpu.compiled_steps $(ARGS)
+
+# In a separate environment: with these plugins installed, every start of jax looks for a GPU. The versions are jax's.
+build/gpu/installed: .venv/installed
+	$(BIN)/python -m venv build/gpu
+	jax=$$(sed -n 's/^jax==//p' .ci/constraints.txt); build/gpu/bin/python -m pip install -q --disable-pip-version-check \
+		-c .ci/constraints.txt jax jax-cuda12-plugin==$$jax jax-cuda12-pjrt==$$jax nvidia-cuda-nvcc-cu12 pyarrow protobuf
+	touch $@
 
 # In a separate environment: with libtpu installed, every start of jax looks for a TPU.
 build/tpu/installed: .venv/installed

@@ -30,9 +30,18 @@ def api() -> str:
     for name in penstock.__all__:
         value = getattr(penstock, name)
         parts += [f"## {name}", "", *described(name, value)]
-        for method, function in public_methods(value):
-            parts += [f"### {name}.{method}", "", *described(method, function)]
+        members = public_members(value) if inspect.ismodule(value) else [(name, value)]
+        for member, of_package in members:
+            parts += [f"### {member}", "", *described(member, of_package)] if member != name else []
+            for method, function in public_methods(of_package):
+                parts += [f"### {member}.{method}", "", *described(method, function)]
     return "\n".join(parts)
+
+
+def public_members(package: Any) -> list[tuple[str, Any]]:
+    """Functions and classes of a package."""
+    members = [(name, getattr(package, name)) for name in package.__all__]
+    return [(name, value) for name, value in members if inspect.isfunction(value) or inspect.isclass(value)]
 
 
 def described(name: str, value: Any) -> list[str]:

@@ -38,6 +38,7 @@ _NAMES = {
         "RowWiseAdagrad",
         "UserDefinedProgram",
     ),
+    "penstock.config.placement": ("Placement",),
     "penstock.config.tables": (
         "Constant",
         "QuantizationConfig",
@@ -66,14 +67,18 @@ _NAMES = {
     "penstock.dataflow": ("BlockStage", "StageFunction", "stage_fn"),
     "penstock.stats": ("Report", "TableReport"),
 }
+# Packages with a public interface of their own.
+_PACKAGES = ("bridge", "functional", "updates")
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = sorted(_MODULES)
+__all__ = sorted([*_MODULES, *_PACKAGES])
 
 
 def __getattr__(name: str) -> object:
     import importlib
 
+    if name in _PACKAGES:
+        return importlib.import_module(f"penstock.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'penstock' has no attribute '{name}'")
     value = getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,5 +1,6 @@
 """The public names, as type checkers see them; ``__init__.py`` loads them on first use."""
 
+from penstock import bridge as bridge, functional as functional, updates as updates
 from penstock.accumulators import (
     ConditionalAccumulator as ConditionalAccumulator,
     SparseConditionalAccumulator as SparseConditionalAccumulator,
@@ -35,6 +36,7 @@ from penstock.config.optimizers import (
     RowWiseAdagrad as RowWiseAdagrad,
     UserDefinedProgram as UserDefinedProgram,
 )
+from penstock.config.placement import Placement as Placement
 from penstock.config.tables import (
     Constant as Constant,
     QuantizationConfig as QuantizationConfig,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.accumulators.frame_gate import FrameGate
 from penstock.accumulators.gradient_checks import contributor_of
-from penstock.activations.deduplication import DeduplicationData
 from penstock.activations.exchange import Exchange
 from penstock.checkpoint.engine_state import restore
 from penstock.checkpoint.incremental import KEEP
@@ -20,11 +19,12 @@ from penstock.deltas import DeltaOptions, Deltas
 from penstock.errors import listed
 from penstock.frames import Contributor, time_given
 from penstock.io.decoding.frame_from_arrays import one_frame
+from penstock.io.decoding.reader import MOST_BYTES
 from penstock.learning_rates import Rates
 from penstock.processes.lockstep import core_of
 from penstock.run import Progress, RunOptions, SourceRun
 from penstock.stats import Report
-from penstock.table_access import TableAccess
+from penstock.table_access import ActivationAccess, TableAccess
 from penstock.tables.table_programs import Variant
 from penstock.tables.table_set import TableSet
 from penstock.telemetry import Telemetry
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 AnyPath = str | os.PathLike[str]
 
 
-class Engine(TableAccess):
+class Engine(TableAccess, ActivationAccess):
     """Applies sparse gradients to embedding tables, as TensorFlow's TPU embedding would.
 
     config : the tables and their optimizers
@@ -106,6 +106,10 @@ class Engine(TableAccess):
         max_stale: float | None = None,
         gradient_dtype: str | None = None,
         allow_missing_end: bool = False,
+        follow: bool = False,
+        patience: float = 60.0,
+        max_message: int = MOST_BYTES,
+        as_files: bool = False,
         checkpoint: AnyPath | None = None,
         every: int | None = None,
         keep: int = KEEP,
@@ -123,7 +127,8 @@ class Engine(TableAccess):
         """Apply a source of gradients, frame by frame, to its end.
 
         source : a path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a pyarrow dataset or scanner, a
-            polars LazyFrame, a binary file, an iterator of record batches, or a list of sources
+            polars LazyFrame, a binary file, an iterator of record batches, or a list of sources; also a topic
+            (docs/brokers.md) or a table with versions (docs/lakehouse.md)
         table : of rows without a table column
         columns : role → name, where the stream's columns have other names
         contribution_rows : split into frames of that many rows, for a source without steps whose batches are arbitrary
@@ -137,6 +142,10 @@ class Engine(TableAccess):
             more, raise InputError at the end, which undoes nothing: steps, commits and deltas stay
         gradient_dtype : "bfloat16" if uint16 gradient values are bfloat16 bits
         allow_missing_end : accept a stream without an end marker
+        follow : read topics and tables with versions on, beyond the end that they have now
+        patience : seconds to retry while a broker is unreachable
+        max_message : bytes of the largest message of a broker
+        as_files : read the files of a directory that is a table with versions
         checkpoint : a folder to commit the state and its position to: every ``every`` steps in the background, and at
             the end, whatever ended the run; the last ``keep`` commits stay
         resume : skip the frames that this engine's state already contains (``Engine.restore``)
@@ -178,6 +187,10 @@ class Engine(TableAccess):
         max_stale: float | None = None,
         gradient_dtype: str | None = None,
         allow_missing_end: bool = False,
+        follow: bool = False,
+        patience: float = 60.0,
+        max_message: int = MOST_BYTES,
+        as_files: bool = False,
         checkpoint: AnyPath | None = None,
         every: int | None = None,
         keep: int = KEEP,
@@ -222,28 +235,6 @@ class Engine(TableAccess):
             seconds = time_given(time, self.config.needs_time, "apply()")
             frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), time=seconds)
             return self.core.take_in(frame, learning_rates)
-
-    def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
-        """Look up a batch: return activations nested like ``features``, and the data that ``send_gradients`` needs.
-
-        features : ids nested like the configuration's features; weights : the same, or None (docs/activations.md)
-        """
-        with self.core.in_lockstep():
-            return self._exchange.recv(features, weights)
-
-    def send_gradients(
-        self,
-        gradients: Any,
-        learning_rates: Rates = None,
-        deduplication_data: DeduplicationData | None = None,
-        time: int | None = None,
-    ) -> bool:
-        """Apply gradients of activations, float32, nested like the features, as one frame; None at a leaf means zeros.
-
-        Returns False if the frame was stale. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
-        """
-        with self.core.in_lockstep():
-            return self._exchange.send(gradients, learning_rates, deduplication_data, time)
 
     def flush(self) -> bool:
         """Open the gate for the buffered frames, with the rates of the last run or apply. Returns False if empty."""

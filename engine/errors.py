@@ -43,6 +43,10 @@ class ServiceError(PenstockError, ConnectionError):
     """A Flight service cannot be reached, refuses the caller, or is full or shutting down: retry, or use another."""
 
 
+class TargetError(PenstockError, ConnectionError):
+    """A store that rows are written to cannot be reached, is full or fails: retry, or use another."""
+
+
 class InputError(PenstockError, ValueError):
     """The input is invalid. The message is one line; the attributes contain its parts.
 

@@ -24,6 +24,7 @@ Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 Contributor = int | str | None
+Place = tuple[int, ...]  # in a source that can seek: the number of a message; or a version, a file and a row
 
 # Counts by contributor must not grow for as long as a service runs.
 MAX_CONTRIBUTORS = 1000
@@ -88,6 +89,9 @@ class Frame:
     audit : returns the frame after a check of every value, which raises InputError or drops rows; None: checked already
     truncated : number of ids beyond ``max_sequence_length``; they do not count as rows
     time : seconds, of the stream's column ``time``; None: it has none
+    place : where its source continues after it, if the source can seek; else ()
+    is_void : it stands for a message without a frame, which counts in ``dropped`` and is not applied; without a place,
+        for a pause in which no frame arrives
     fingerprint : of the whole frame, for source positions, if these rows are only a part of it; None: they are all; "":
         positions are counted elsewhere
     """
@@ -104,6 +108,8 @@ class Frame:
     truncated: int = 0
     fingerprint: str | None = None
     time: int | None = None
+    place: Place = ()
+    is_void: bool = False
 
     def audited(self) -> Frame:
         """Return this frame, fully validated. Raises InputError."""

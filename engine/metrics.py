@@ -1,4 +1,4 @@
-"""The metrics of an engine: a collector for prometheus-client, Prometheus' text format, JSON.
+"""The metrics of an engine, or of a job: a collector for prometheus-client, Prometheus' text format, JSON.
 
 Every counter of the Report is a metric, with its unit in its name (docs/metrics.md). ``Counters``, ``Gate`` and
 ``Telemetry`` count; this module only names their counts.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import math
 import time
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,14 @@ from prometheus_client.core import GaugeMetricFamily as Gauge
 from prometheus_client.core import Sample, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from penstock.stats import Counters, TableReport
+from penstock.config.embedding import EmbeddingConfig
+from penstock.telemetry import Snapshot
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.store import Commit
     from penstock.engine import Engine
 
+MAX_HOT = 12
 QUANTILES = (0.5, 0.9, 0.99)
 # Of dynamic tables: the field of KeyReport → the metric.
 KEY_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
@@ -40,7 +44,51 @@ KEY_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
 }
 
 
-class Metrics(Collector):
+class Snapshots(Collector):
+    """Metrics of snapshots, a collector that ``prometheus_client.REGISTRY.register`` takes.
+
+    config : of the tables
+    """
+
+    config: EmbeddingConfig
+
+    @abstractmethod
+    def snapshot(self) -> Snapshot:
+        """Return the numbers of this moment."""
+
+    @abstractmethod
+    def look_closer(self) -> None:
+        """Sample moments and hot ids from now on."""
+
+    @abstractmethod
+    def checked_step(self) -> int:
+        """Return the global step, without waiting for a frame. Raises StateError after a failed step."""
+
+    def collect(self) -> list[Metric]:
+        """Return all metrics of a new snapshot."""
+        return list(_metrics(self.snapshot()))
+
+    def text(self) -> str:
+        """Return the metrics in Prometheus' text format, version 0.0.4."""
+        return generate_latest(self).decode()
+
+    def plain(self, of: Snapshot | None = None) -> dict[str, Any]:
+        """Return name → number, or name → label values joined by "," → number. NaN and infinity are None.
+
+        of : a snapshot; None: a new one
+        """
+        found: dict[str, Any] = {}
+        for metric in _metrics(of or self.snapshot()):
+            for sample in metric.samples:
+                value = sample.value if math.isfinite(sample.value) else None
+                if sample.labels:
+                    found.setdefault(sample.name, {})[",".join(sample.labels.values())] = value
+                else:
+                    found[sample.name] = value
+        return found
+
+
+class Metrics(Snapshots):
     """The metrics of one engine, a collector that ``prometheus_client.REGISTRY.register`` takes.
 
     Any thread may collect while the engine runs; it waits for the frame that is being applied.
@@ -52,134 +100,133 @@ class Metrics(Collector):
     def __init__(self, engine: Engine) -> None:
         from penstock.bridge.compile_counter import num_compiles
 
-        self._engine, self._compiles = engine, num_compiles
+        self._engine, self._compiles, self.config = engine, num_compiles, engine.config
 
-    def collect(self, expired_waiting: Mapping[str, int] | None = None) -> list[Metric]:
-        """Return all metrics: a consistent snapshot between two frames, except for the expired keys that wait.
+    def snapshot(self) -> Snapshot:
+        """Return a consistent snapshot between two frames, except for the expired keys that wait: counted before."""
+        engine, watch, gate, core = self._engine, self._engine.watch, self._engine.gate, self._engine.core
+        expired_waiting = core.expired_waiting()
+        with gate.still():
+            commit, probe = engine.session.last, watch.probe
+            return Snapshot(
+                counters=watch.counters.plus(core.counters),
+                stale=gate.stale.copy(),
+                global_step=gate.global_step,
+                num_accumulated=gate.num_accumulated,
+                num_required=gate.num_required or 0,
+                last_rates=core.last_rates or (),
+                tables=core.table_reports(expired_waiting),
+                updated=watch.updated.copy(),
+                num_steps=watch.num_steps,
+                recent_s=list(watch.recent_s),
+                stage_s=dict(watch.stage_s),
+                num_compiles=self._compiles(),
+                problems=tuple(core.tables.programs.problems),
+                seconds=watch.seconds,
+                share=watch.share(),
+                num_skipped=watch.num_skipped,
+                queued_rows=None if watch.queued_rows is None else watch.queued_rows(),
+                first_bad=dict(watch.first_bad),
+                commit=None if commit is None else measured(*commit),
+                moments=list(probe.moments) if probe else [],
+                hot=probe.hot.most(MAX_HOT) if probe else [],
+            )
 
-        expired_waiting : ``EngineCore.expired_waiting``, for a caller with the gate's lock; None: count them before
-        """
-        if expired_waiting is None:
-            expired_waiting = self._engine.core.expired_waiting()
-        with self._engine.gate.still():
-            tables = self._tables(self._engine.core.table_reports(expired_waiting))
-            return [*self._flow(), *self._gate(), *tables, *self._time(), *self._checkpoint()]
+    def look_closer(self) -> None:
+        self._engine.watch.look_closer()
 
-    def text(self) -> str:
-        """Return the metrics in Prometheus' text format, version 0.0.4."""
-        return generate_latest(self).decode()
+    def checked_step(self) -> int:
+        self._engine.core.check_whole()
+        return self._engine.global_step
 
-    def plain(self, expired_waiting: Mapping[str, int] | None = None) -> dict[str, Any]:
-        """Return name → number, or name → label values joined by "," → number. NaN and infinity are None.
 
-        expired_waiting : as for ``collect``
-        """
-        found: dict[str, Any] = {}
-        for metric in self.collect(expired_waiting):
-            for sample in metric.samples:
-                value = sample.value if math.isfinite(sample.value) else None
-                if sample.labels:
-                    found.setdefault(sample.name, {})[",".join(sample.labels.values())] = value
-                else:
-                    found[sample.name] = value
-        return found
+def measured(commit: Commit, written_s: float | None) -> tuple[int, int, float | None]:
+    """Return a commit as ``Snapshot`` has it. written_s : ``Folder.written_s``"""
+    return sum(file.num_bytes for file in commit.files), commit.contents["global_step"], written_s
 
-    def _counters(self) -> Counters:
-        return self._engine.watch.counters.plus(self._engine.core.counters)
 
-    def _flow(self) -> Iterator[Metric]:
-        of, watch = self._counters(), self._engine.watch
-        seconds = watch.seconds
-        yield Counter("penstock_rows_total", "gradient rows read, of stale frames and dropped ones included", of.rows)
-        yield Counter("penstock_frames_total", "frames received, stale ones included", of.frames)
-        yield Counter("penstock_stale_frames_total", "frames dropped because their step was behind", of.stale)
-        yield Counter("penstock_stale_rows_total", "gradient rows read of stale frames", of.stale_rows)
-        yield labelled(
-            "penstock_stale_lateness_frames_total",
-            Counter,
-            "stale frames by steps behind, rounded up to a power of two (5 to 8 count as 8), of all runs",
-            "steps_behind",
-            by_power_of_two(self._engine.gate.stale.by_lateness),
-        )
-        yield labelled(
-            "penstock_dropped_rows_total",
-            Counter,
-            "rows left out, by reason (docs/bad_rows.md)",
-            "reason",
-            of.dropped,
-        )
-        yield Counter("penstock_truncated_ids_total", "ids of examples beyond their sequence's length", of.truncated)
-        skipped = "frames read again and left out: the checkpoint held them already"
-        yield Counter("penstock_skipped_frames_total", skipped, watch.num_skipped)
-        yield Counter("penstock_steps_total", "openings of the gate", of.steps)
-        yield Gauge("penstock_run_seconds", "seconds since the run began, or that it took", seconds)
-        yield Gauge("penstock_rows_per_second", "rows over the whole run", of.rows / seconds if seconds else 0.0)
-        yield Gauge("penstock_held_bytes", "most memory that the sums behind the gate took", of.held_bytes)
-        share = watch.share()
-        yield Gauge(
-            "penstock_input_read_ratio", "share of the input that is read", math.nan if share is None else share
-        )
+def _metrics(of: Snapshot) -> Iterator[Metric]:
+    for part in (_flow, _gate, _tables, _time, _checkpoint):
+        yield from part(of)
 
-    def _gate(self) -> Iterator[Metric]:
-        gate = self._engine.gate
-        yield Gauge("penstock_global_steps", "openings of the gate since the tables were new", gate.global_step)
-        yield Gauge("penstock_pending_frames", "frames that the gate holds", gate.num_accumulated)
-        yield Gauge("penstock_required_frames", "frames that open the gate", gate.num_required or 0)
-        queued = self._engine.watch.queued_rows
-        if queued is not None:
-            yield Gauge("penstock_queued_rows", "rows that wait in frames that are not whole yet", queued())
-        rates = self._engine.core.last_rates or ()
-        yield labelled(
-            "penstock_learning_rate_ratio", Gauge, "of a dynamic tag, at the last step", "tag", dict(enumerate(rates))
-        )
 
-    def _tables(self, tables: Mapping[str, TableReport]) -> Iterator[Metric]:
-        keys = {name: table.keys for name, table in tables.items() if table.keys is not None}
-        updated = self._engine.watch.updated
-        rows = {name: table.rows for name, table in tables.items()}
-        yield labelled("penstock_table_rows_total", Counter, "gradient rows that entered the gate", "table", rows)
-        distinct = {name: table.distinct for name, table in tables.items() if table.distinct is not None}
-        yield labelled("penstock_table_distinct_ids", Gauge, "different ids among them", "table", distinct)
-        yield labelled(
-            "penstock_table_updated_rows_total",
-            Counter,
-            "rows that the optimizer was applied to",
-            "table",
-            {name: updated[name] for name in tables},
-        )
-        unique = {name: updated[name] / n if n else math.nan for name, n in rows.items()}
-        yield labelled("penstock_table_unique_ratio", Gauge, "updated rows over gradient rows", "table", unique)
-        for number, (metric, kind, documentation) in KEY_METRICS.items():
-            values = {name: getattr(of, number) for name, of in keys.items()}
-            if keys:
-                yield labelled(f"penstock_table_{metric}", kind, documentation, "table", values)
+def _flow(of: Snapshot) -> Iterator[Metric]:
+    counted, seconds = of.counters, of.seconds
+    yield Counter("penstock_rows_total", "gradient rows read, of stale frames and dropped ones included", counted.rows)
+    yield Counter("penstock_frames_total", "frames received, stale ones included", counted.frames)
+    yield Counter("penstock_stale_frames_total", "frames dropped because their step was behind", counted.stale)
+    yield Counter("penstock_stale_rows_total", "gradient rows read of stale frames", counted.stale_rows)
+    yield labelled(
+        "penstock_stale_lateness_frames_total",
+        Counter,
+        "stale frames by steps behind, rounded up to a power of two (5 to 8 count as 8), of all runs",
+        "steps_behind",
+        by_power_of_two(of.stale.by_lateness),
+    )
+    dropped = "rows left out, by reason (docs/bad_rows.md)"
+    yield labelled("penstock_dropped_rows_total", Counter, dropped, "reason", counted.dropped)
+    yield Counter("penstock_truncated_ids_total", "ids of examples beyond their sequence's length", counted.truncated)
+    skipped = "frames read again and left out: the checkpoint held them already"
+    yield Counter("penstock_skipped_frames_total", skipped, of.num_skipped)
+    yield Counter("penstock_steps_total", "openings of the gate", counted.steps)
+    yield Gauge("penstock_run_seconds", "seconds since the run began, or that it took", seconds)
+    yield Gauge("penstock_rows_per_second", "rows over the whole run", counted.rows / seconds if seconds else 0.0)
+    yield Gauge("penstock_held_bytes", "most memory that the sums behind the gate took", counted.held_bytes)
+    share = math.nan if of.share is None else of.share
+    yield Gauge("penstock_input_read_ratio", "share of the input that is read", share)
 
-    def _time(self) -> Iterator[Metric]:
-        watch = self._engine.watch
-        recent = sorted(watch.recent_s)
-        yield summary(
-            "penstock_step_seconds",
-            "time of an optimizer step of all tables, the last 1024; on an accelerator, of its dispatch",
-            {q: quantile(recent, q) for q in QUANTILES},
-            watch.num_steps,
-            watch.stage_s["step"],
-        )
-        yield labelled("penstock_stage_seconds_total", Counter, "time by stage", "stage", watch.stage_s)
-        problems = "failed canaries, kernels that did not compile, tables that moved or resumed by another variant"
-        yield Counter("penstock_device_problems_total", problems, len(self._engine.core.tables.programs.problems))
-        yield Counter("penstock_compiles_total", "programs JAX compiled or took from its cache", self._compiles())
 
-    def _checkpoint(self) -> Iterator[Metric]:
-        """Yield the metrics of the last commit; none if there is none."""
-        last = self._engine.session.last
-        if last is None:
-            return
-        commit, written_s = last
-        age_s = math.nan if written_s is None else time.time() - written_s
-        yield Gauge("penstock_checkpoint_age_seconds", "since the last commit was whole", age_s)
-        num_bytes = sum(file.num_bytes for file in commit.files)
-        yield Gauge("penstock_checkpoint_bytes", "of the files that the last commit needs", num_bytes)
-        yield Gauge("penstock_checkpoint_steps", "global step of the last commit", commit.contents["global_step"])
+def _gate(of: Snapshot) -> Iterator[Metric]:
+    yield Gauge("penstock_global_steps", "openings of the gate since the tables were new", of.global_step)
+    yield Gauge("penstock_pending_frames", "frames that the gate holds", of.num_accumulated)
+    yield Gauge("penstock_required_frames", "frames that open the gate", of.num_required)
+    if of.queued_rows is not None:
+        yield Gauge("penstock_queued_rows", "rows that wait in frames that are not whole yet", of.queued_rows)
+    rates = dict(enumerate(of.last_rates))
+    yield labelled("penstock_learning_rate_ratio", Gauge, "of a dynamic tag, at the last step", "tag", rates)
+
+
+def _tables(of: Snapshot) -> Iterator[Metric]:
+    tables, updated = of.tables, {name: of.updated.get(name, 0) for name in of.tables}
+    keys = {name: table.keys for name, table in tables.items() if table.keys is not None}
+    rows = {name: table.rows for name, table in tables.items()}
+    yield labelled("penstock_table_rows_total", Counter, "gradient rows that entered the gate", "table", rows)
+    distinct = {name: table.distinct for name, table in tables.items() if table.distinct is not None}
+    yield labelled("penstock_table_distinct_ids", Gauge, "different ids among them", "table", distinct)
+    by_optimizer = "rows that the optimizer was applied to"
+    yield labelled("penstock_table_updated_rows_total", Counter, by_optimizer, "table", updated)
+    unique = {name: updated[name] / n if n else math.nan for name, n in rows.items()}
+    yield labelled("penstock_table_unique_ratio", Gauge, "updated rows over gradient rows", "table", unique)
+    for number, (metric, kind, documentation) in KEY_METRICS.items():
+        values = {name: getattr(report, number) for name, report in keys.items()}
+        if keys:
+            yield labelled(f"penstock_table_{metric}", kind, documentation, "table", values)
+
+
+def _time(of: Snapshot) -> Iterator[Metric]:
+    recent = sorted(of.recent_s)
+    yield summary(
+        "penstock_step_seconds",
+        "time of an optimizer step of all tables, the last 1024; on an accelerator, of its dispatch",
+        {q: quantile(recent, q) for q in QUANTILES},
+        of.num_steps,
+        of.stage_s["step"],
+    )
+    yield labelled("penstock_stage_seconds_total", Counter, "time by stage", "stage", of.stage_s)
+    problems = "failed canaries, kernels that did not compile, tables that moved or resumed by another variant"
+    yield Counter("penstock_device_problems_total", problems, len(of.problems))
+    yield Counter("penstock_compiles_total", "programs JAX compiled or took from its cache", of.num_compiles)
+
+
+def _checkpoint(of: Snapshot) -> Iterator[Metric]:
+    """Yield the metrics of the last commit; none if there is none."""
+    if of.commit is None:
+        return
+    num_bytes, step, written_s = of.commit
+    age_s = math.nan if written_s is None else time.time() - written_s
+    yield Gauge("penstock_checkpoint_age_seconds", "since the last commit was whole", age_s)
+    yield Gauge("penstock_checkpoint_bytes", "of the files that the last commit needs", num_bytes)
+    yield Gauge("penstock_checkpoint_steps", "global step of the last commit", step)
 
 
 def labelled(

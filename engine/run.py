@@ -24,7 +24,7 @@ from penstock.checkpoint.session import CheckpointSession
 from penstock.core import EngineCore
 from penstock.deltas import Deltas
 from penstock.frames import Frame
-from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.io.decoding.reader import MOST_BYTES, FrameReader, ReadOptions
 from penstock.io.storage.delta_sink import DeltaWriter, open_deltas
 from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.learning_rates import LearningRates, Rates
@@ -50,6 +50,10 @@ class RunOptions:
     max_stale: float | None = None
     gradient_dtype: str | None = None
     allow_missing_end: bool = False
+    follow: bool = False
+    patience: float = 60.0
+    max_message: int = MOST_BYTES
+    as_files: bool = False
     checkpoint: str | os.PathLike[str] | None = None
     every: int | None = None
     keep: int = KEEP
@@ -98,6 +102,10 @@ class SourceRun:
             allow_missing_end=options.allow_missing_end,
             needs_time=core.config.needs_time,
             unvalidated=True,
+            follow=options.follow,
+            patience_s=options.patience,
+            max_message=whole("max_message", options.max_message, 1),
+            as_files=options.as_files,
         )
         self._reader = FrameReader(source, read)
         self._progress = None if options.progress is None else function("progress", options.progress)
@@ -139,11 +147,12 @@ class SourceRun:
         """
         core, counters = self._core, self._counters
         reading, summing, committing = map(self._telemetry.timed, ("read", "sum", "save"))
+        limited = _limited if self._options.follow else islice
         with self._opened() as saving:
             try:
                 with (
                     closing(self._reader.numbered()) as numbered,
-                    core.in_lockstep(islice(numbered, self._limit), self._rates, counters) as frames,
+                    core.in_lockstep(limited(numbered, saving.left(self._limit)), self._rates, counters) as frames,
                 ):
                     with reading:
                         saving.skip(frames, self._limit)
@@ -157,6 +166,9 @@ class SourceRun:
                             saving.source, frame = next(frames, (0, None))
                         if frame is None:
                             break
+                        if frame.is_void:
+                            saving.pass_over(frame) if frame.place else saving.idle()
+                            continue
                         with summing:
                             frame, _ = core.push(frame, self._rates, counters)
                         try:
@@ -237,3 +249,16 @@ class SourceRun:
                 variants=core.tables.programs.variants,
                 device_problems=len(core.tables.programs.problems),
             )
+
+
+def _limited(frames: Iterator[tuple[int, Frame]], most: int | None) -> Iterator[tuple[int, Frame]]:
+    """Yield the first frames, and the pauses between them: void frames without a place. most : None: all"""
+    if most is None:
+        yield from frames
+        return
+    while most:
+        number, frame = next(frames, (0, None))
+        if frame is None:
+            return
+        most -= not frame.is_void or bool(frame.place)
+        yield number, frame

@@ -70,9 +70,12 @@ class Hot:
     counts: Counter[tuple[str, int]] = field(default_factory=Counter)
     sampled: int = 0
 
-    def count(self, table: str, ids: Int64) -> None:
-        several, times = np.unique(ids, return_counts=True)
-        self.sampled += len(ids)
+    def count(self, table: str, ids: Int64, times: Int64 | None = None) -> None:
+        """Count sampled ids. times : how many rows each id has, ids being distinct; None: one"""
+        several = ids
+        if times is None:
+            several, times = np.unique(ids, return_counts=True)
+        self.sampled += int(times.sum())
         for one, n in zip(several.tolist(), times.tolist(), strict=True):
             self.counts[table, one] += n
         if len(self.counts) > 2 * KEPT_IDS:
@@ -129,7 +132,8 @@ class Probe:
             for name, several in coalesced.items():
                 ids = [part for rows in several for part, _ in rows.parts if len(part)]
                 if ids:
-                    some = self._some(ids[int(self._rng.integers(len(ids)))], SAMPLED_ROWS)
+                    one = ids[int(self._rng.integers(len(ids)))]
+                    some = one[self._some(len(one), SAMPLED_ROWS)].copy()
                     self._rows[name] = some, self._read(name, some)
 
     def after(self) -> None:
@@ -151,8 +155,10 @@ class Probe:
         with self._for_ids.look():
             for name, blocks in frame.rows.items():
                 if blocks:
-                    ids = blocks[int(self._rng.integers(len(blocks)))].ids
-                    self.hot.count(name, self._known_as(name, self._some(ids, SAMPLED_IDS)))
+                    block = blocks[int(self._rng.integers(len(blocks)))]
+                    some = self._some(len(block.ids), SAMPLED_IDS)
+                    times = None if block.counts is None else block.counts[some]
+                    self.hot.count(name, self._known_as(name, block.ids[some].copy()), times)
 
     def note(self, seconds: float, of: Counters, gate: Gate, rates: Sequence[float]) -> None:
         """Append a moment to the history, or skip it: a long run records every second, fourth, eighth … frame."""
@@ -167,8 +173,8 @@ class Probe:
         self.moments.append(Moment(*counted, dict(of.dropped), self.norms, tuple(rates)))
         self.norms = {}
 
-    def _some(self, ids: Int64, most: int) -> Int64:
-        """Return a copy of at most ``most`` of the ids, at equal strides."""
-        stride = -(-len(ids) // most)
+    def _some(self, num: int, most: int) -> slice:
+        """Return which of ``num`` ids to sample: at most so many, at equal strides."""
+        stride = -(-num // most)
         start = int(self._rng.integers(stride)) if stride > 1 else 0
-        return ids[start :: max(1, stride)].copy()
+        return slice(start, None, max(1, stride))

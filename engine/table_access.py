@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.activations.deduplication import DeduplicationData
+from penstock.activations.exchange import Exchange
 from penstock.core import EngineCore
 from penstock.errors import UsageError
 from penstock.frames import Float32, Int64
+from penstock.learning_rates import Rates
 from penstock.tables.table_io import reading
 from penstock.validation import place
 
@@ -157,3 +160,32 @@ class TableAccess:
         """Return the rows by table as a forward pass sees them, and their global step."""
         with self.core.still():
             return {name: self.core.tables.lookup(name, of, True) for name, of in ids.items()}, self.global_step
+
+
+class ActivationAccess:
+    """The methods of an Engine that receive activations and send their gradients."""
+
+    core: EngineCore
+    _exchange: Exchange
+
+    def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
+        """Look up a batch: return activations nested like ``features``, and the data that ``send_gradients`` needs.
+
+        features : ids nested like the configuration's features; weights : the same, or None (docs/activations.md)
+        """
+        with self.core.in_lockstep():
+            return self._exchange.recv(features, weights)
+
+    def send_gradients(
+        self,
+        gradients: Any,
+        learning_rates: Rates = None,
+        deduplication_data: DeduplicationData | None = None,
+        time: int | None = None,
+    ) -> bool:
+        """Apply gradients of activations, float32, nested like the features, as one frame; None at a leaf means zeros.
+
+        Returns False if the frame was stale and dropped. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
+        """
+        with self.core.in_lockstep():
+            return self._exchange.send(gradients, learning_rates, deduplication_data, time)

@@ -10,19 +10,53 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.core import StepObserver
 from penstock.frames import Frame
 from penstock.gate import Gate
-from penstock.sampling import KnownAs, Probe, Read, Stepped
-from penstock.stats import Counters
+from penstock.sampling import KnownAs, Moment, Probe, Read, Stepped
+from penstock.stats import Counters, Stale, TableReport
 
 log = logging.getLogger("penstock")
 log.addHandler(logging.NullHandler())  # without it, unconfigured logging prints warnings to stderr
 
 STAGES = ("read", "sum", "step", "save")
 RECENT_STEPS = 1024  # window of the quantiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The numbers of an engine, or of a job, at one moment between two frames. It can be pickled.
+
+    counters : of the current or last run, and of frames outside runs
+    commit : the last one: the bytes of its files, its global step, when it was written (None: unknown); None: no commit
+    moments, hot : sampled; hot : (table, id, share of the rows), the most frequent first
+    The others are those of Gate, EngineCore, Telemetry and the programs of the tables.
+    """
+
+    counters: Counters
+    stale: Stale
+    global_step: int
+    num_accumulated: int
+    num_required: int
+    last_rates: tuple[float, ...] = ()
+    tables: Mapping[str, TableReport]
+    updated: Mapping[str, int]
+    num_steps: int = 0
+    recent_s: Sequence[float] = ()
+    stage_s: Mapping[str, float]
+    num_compiles: int = 0
+    problems: Sequence[str] = ()
+    seconds: float = 0.0
+    share: float | None = None
+    num_skipped: int = 0
+    queued_rows: int | None = None
+    first_bad: Mapping[str, str]
+    commit: tuple[int, int, float | None] | None = None
+    moments: Sequence[Moment] = ()
+    hot: Sequence[tuple[str, int, float]] = ()
 
 
 class Telemetry(StepObserver):

@@ -15,6 +15,7 @@ from scripts import loaded
 from penstock.checkpoint import incremental
 
 os.environ["PENSTOCK_COMPILE_CACHE"] = "off"  # commands started here leave the developer's home alone
+os.environ["KERAS_BACKEND"] = "jax"  # Keras reads it once, when it or TensorFlow is first imported
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.devices()  # decided now: a test that asks the command line for more must not get them

@@ -92,6 +92,7 @@ BELOW_CORE = [
             "penstock.bridge.device_tables",
             "penstock.bridge.processes.agreement",
             "penstock.tables.dynamic_table",
+            "penstock.validation",
         },
         {"numpy"},
     ),
@@ -131,6 +132,7 @@ BELOW_CORE = [
     ("penstock.tables", set(), set()),
     ("penstock.frames", {"penstock.errors", "penstock.pyx.buffer_pool"}, {"numpy"}),
     ("penstock.updates", {"penstock.updates"}, set()),
+    ("penstock.updates.optax_transforms", {"penstock.errors", "penstock.updates"}, {"jax", "numpy"}),
     (
         "penstock.tables.initializers",
         {"penstock.config", "penstock.errors", "penstock.frames", "penstock.pyx.initial_rows"},
@@ -147,7 +149,13 @@ BELOW_CORE = [
     # jax through the bridge: who asks for metrics has an engine.
     (
         "penstock.metrics",
-        {"penstock.bridge.compile_counter", "penstock.engine", "penstock.stats"},
+        {
+            "penstock.bridge.compile_counter",
+            "penstock.checkpoint.store",
+            "penstock.config.embedding",
+            "penstock.engine",
+            "penstock.telemetry",
+        },
         {"prometheus_client"},
     ),
     ("penstock.gate", {"penstock.frames", "penstock.validation", "penstock.errors", "penstock.stats"}, set()),

@@ -1,19 +1,9 @@
-"""Jobs of several JAX processes on this machine: what each does, and how a test starts them.
+"""Jobs of several JAX processes on this machine: what each process does.
 
-``python tests/mesh_jobs.py NAME OUT`` is one process; the environment says which (``JOB``).
+A job is a function of (mesh, rank, count, folder), which returns what the test sees; tests/mesh_processes.py starts it.
 """
 
-import json
-import os
-import pickle
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
-from limits import HANG_S
-from mesh_kernel_jobs import with_a_kernel
 
 ROWS = {"a": 24, "b": 24, "m": 20, "n": 20, "r": 20, "s": 16, "h": 24}
 DIMS = {"a": 8, "b": 8, "m": 4, "n": 4, "r": 8, "s": 4, "h": 6}
@@ -53,7 +43,7 @@ def state(engine):
     return {name: engine.retrieve_parameters(name) for name in engine.config.table_names}
 
 
-# ---- what a process does: (mesh, rank, count, folder) → what the test sees
+# ---- jobs
 
 
 def applied(mesh, rank, count, _):
@@ -186,52 +176,6 @@ def loaded(mesh, rank, count, folder):
     return engine.retrieve_parameters("t")
 
 
-def failed(mesh, rank, count, folder):
-    """Mistakes of one process or of all: every process raises, and the engine continues."""
-    import jax
-
-    import penstock as ps
-
-    def error_of(call):
-        try:
-            call()
-        except Exception as error:
-            return type(error).__name__, str(error)
-        return None
-
-    engine = ps.Engine(small_config(), mesh, num_required=count)
-    before = engine.state_hash()
-    bad = {"t": (np.array([1, 99 if rank else 2]), np.ones((2, 4), np.float32))}
-    missing = folder / "missing.arrows"
-    dynamic = ps.EmbeddingConfig.from_tables([ps.TableConfig(24, 4, name="d", dynamic=ps.Dynamic())], ps.SGD(0.1))
-    uneven = jax.sharding.Mesh(np.asarray(jax.devices()[1:]), ("x",))
-
-    def source():
-        yield from batches(0, count)
-        if rank:
-            raise OSError("the disk is gone")
-
-    errors = {
-        "row": error_of(lambda: engine.apply(bad)),
-        "call": error_of(lambda: engine.flush() if rank else engine.lookup("t", [1])),
-        "missing": error_of(lambda: engine.run(missing if rank else iter(batches(0, count)))),
-        "same": before == engine.state_hash(),
-        "config": error_of(lambda: ps.Engine(small_config(), mesh, num_required=1 + rank)),
-        "save": error_of(lambda: engine.save(folder / "c")),
-        "commit": error_of(lambda: engine.run(batches(0, count), checkpoint=folder / "c")),
-        "deltas": error_of(lambda: engine.run(batches(0, count), deltas=folder / f"d{rank}")),
-        "stage": error_of(lambda: engine.stage(batches(0, count))),
-        "dynamic": error_of(lambda: ps.Engine(dynamic, mesh)),
-        "uneven": error_of(lambda: ps.Engine(small_config(), uneven)),
-        "after": before == engine.state_hash() and not (folder / "c").exists(),
-        "source": error_of(lambda: engine.run(source())),
-        "steps": engine.global_step,
-    }
-    own = ps.Engine(small_config())  # an engine of this process alone, in the same program
-    own.apply({"t": small_frame(rank, 0)})
-    return errors, own.global_step
-
-
 def served_rates(mesh, rank, count, _):
     """Dynamic learning rates: those of the last process count."""
     import penstock as ps
@@ -240,53 +184,3 @@ def served_rates(mesh, rank, count, _):
     engine = ps.Engine(ps.EmbeddingConfig.from_tables([table], ps.SGD(0.1)), mesh, num_required=count)
     engine.apply({"t": small_frame(rank, 0)}, learning_rates=[0.25 * (rank + 1)])
     return engine.core.last_rates
-
-
-JOBS = {
-    job.__name__: job
-    for job in (applied, one_frame_per_step, sliced, ran, trained, saved, loaded, failed, served_rates, with_a_kernel)
-}
-
-
-# ---- a process
-
-
-def main(name, out):
-    import jax
-
-    job = json.loads(os.environ["JOB"])
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", job["devices"])
-    # The machine may suspend a process for minutes.
-    patience = {"heartbeat_timeout_seconds": int(HANG_S), "shutdown_timeout_seconds": int(HANG_S)}
-    jax.distributed.initialize(job["coordinator"], job["count"], job["rank"], **patience)
-    mesh = jax.sharding.Mesh(np.asarray(jax.devices()).reshape(job["count"], -1), ("x", "y"))
-    result = JOBS[name](mesh, job["rank"], job["count"], Path(out).parent)
-    Path(out).write_bytes(pickle.dumps(result))
-    jax.distributed.shutdown()
-
-
-def started(name, count, devices, folder, **environment):
-    """Run a job of ``count`` processes of so many devices; return what each of them returned."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
-    members = []
-    for rank in range(count):
-        job = {"coordinator": coordinator, "rank": rank, "count": count, "devices": devices}
-        command = [sys.executable, __file__, name, str(folder / f"{name}{rank}")]
-        variables = os.environ | {"JOB": json.dumps(job)} | environment
-        with (folder / f"{name}{rank}.log").open("w") as log:
-            members.append(subprocess.Popen(command, stdout=log, stderr=log, env=variables))
-    try:
-        codes = [member.wait(HANG_S) for member in members]
-    finally:
-        for member in members:
-            member.kill()
-    logs = [(folder / f"{name}{rank}.log").read_text() for rank in range(count)]
-    assert codes == [0] * count, "\n".join(log[-3000:] for log in logs)
-    return [pickle.loads((folder / f"{name}{rank}").read_bytes()) for rank in range(count)]
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

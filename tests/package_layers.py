@@ -12,13 +12,13 @@ PEERS = {
     "torch",
     "torchrec",
 }
-OUTSIDE = {"jax", "jaxlib", "pyarrow", "google", "numpy", "prometheus_client", "ray", "shtab", *PEERS}
+OUTSIDE = {"flax", "jax", "jaxlib", "keras", "pyarrow", "google", "numpy", "prometheus_client", "ray", "shtab", *PEERS}
 
 # Packages and modules of penstock from high to low, as ARCHITECTURE.md draws them: an import goes down, or to the right
 # in its line, never back.
 LAYERS = """
 __main__   cli   bench
-service   ray   dataflow   metrics
+service   ray   dataflow   functional   metrics
 engine   table_access   run   processes   deltas   checkpoint   telemetry   planning
 core   routing   tables   io
 activations   accumulators   pipeline   sampling   gate   stats

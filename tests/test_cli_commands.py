@@ -124,7 +124,8 @@ def test_inspect_of_a_configuration(config, call):
     said, found = call(0, "inspect", config)
     assert "table user: 50 × 2, Adagrad" in said
     assert (found["kind"], found["mode"], found["tags"]) == ("config", "TRAINING", 0)
-    assert found["tables"] == [{"name": "user", "vocabulary_size": 50, "dim": 2, "optimizer": "Adagrad"}]
+    about = {"optimizer": "Adagrad", "placement": "device"}
+    assert found["tables"] == [{"name": "user", "vocabulary_size": 50, "dim": 2, **about}]
 
 
 def test_inspect_of_a_configuration_that_cannot_run(tmp_path, call):

@@ -29,7 +29,7 @@ def line(tmp_path):
         (["--readers", 2], "--readers: belongs to a job on a cluster: --ray ADDRESS"),
         (["--ray", "auto"], "--ray: give the number of shares, --shares N"),
         (["--ray", "auto", "--shares", 2, "--devices", 2], "--devices: not with --ray"),
-        (["--ray", "auto", "--shares", 2, "--metrics-file", "m"], "--metrics-file: not with --ray"),
+        (["--ray", "auto", "--shares", 2, "--report", "r"], "--report: not with --ray"),
         (["--ray", "auto", "--shares", 2, "--merge", "step"], "--ray: takes a frame of each source in turn"),
         (["--ray", "auto", "--shares", 2, "--deltas", "d", "--deltas-per", "rows=3"], "--deltas-per: with --ray"),
         (["--ray", "auto", "--shares", 2, "--every", 3], "--every: name a checkpoint"),

@@ -27,17 +27,19 @@ PAGES = [
 # What pages that show a few lines of something larger take for granted.
 SCENES = {
     "docs/activations.md": """
-        from functools import partial
-        import jax, numpy as np, penstock as ps
+        import numpy as np, penstock as ps
         config_of = {"f": ps.FeatureConfig(ps.TableConfig(9, 2, name="user"))}
         engine = ps.Engine(ps.EmbeddingConfig.from_features(config_of, batch_size=4, optimizer=ps.SGD(0.1),
                                                                     pipeline_execution_with_tensor_core=True))
         features = {"f": np.array([[1], [2], [1], [8]])}
         batches = [features] * 3
         gradients_of = lambda dedup: {"f": np.ones((4, 2), np.float32)}
-        vocabulary_size, num_samples, batch_size, config = 9, 4, 4, engine.config
-        from jax.sharding import PartitionSpec as P
-        mesh = jax.make_mesh((1,), ("shard",))
+    """,
+    "docs/functional.md": """
+        import jax, jax.numpy as jnp, numpy as np, penstock as ps
+        from jax.sharding import Mesh
+        mesh = Mesh(np.array(jax.devices()[:1]), ("shard",))
+        dense, descend = jnp.ones((2, 2)), lambda dense, gradients: dense - 0.1 * gradients
     """,
     "docs/checkpoints.md": """
         import numpy as np, pyarrow as pa, penstock as ps
@@ -69,7 +71,7 @@ SCENES = {
     """,
 }
 # Lines for data flows that are not installed here, or for a service that does not run: they are only compiled.
-ELSEWHERE = re.compile(r"\b(ray\.|dask\.|daft\.|beam\.|mapInArrow|connect\(\"grpc)")
+ELSEWHERE = re.compile(r"\b(optax\.|ray\.|dask\.|daft\.|beam\.|mapInArrow|connect\(\"grpc)")
 
 
 def blocks(page, language):

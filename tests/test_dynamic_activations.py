@@ -1,9 +1,6 @@
 """Activations, their gradients and example streams of dynamic tables: as of static ones, for any key."""
 
-from functools import partial
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -13,7 +10,7 @@ from hypothesis import strategies as st
 from lookups import config_of
 
 import penstock as ps
-from penstock.bridge.lookup import apply, gather, lookup, padded_uses
+from penstock.functional.embedding_tables import EmbeddingTables
 
 UNSIGNED = ps.Dynamic(key_type="uint64")
 EDGES = [-(2**63), -1, 0, 7, 2**40, 2**63 - 1]
@@ -129,33 +126,28 @@ def test_activations_of_absent_keys_are_as_missing_says():
 # ---- in a jitted step, on arrays of the caller
 
 
-def test_a_jitted_step_on_the_rows_of_keys_does_what_the_engine_does():
+def test_a_jitted_step_on_the_rows_of_keys_does_what_the_engine_does(mesh_of):
     engine = engine_of(ps.Dynamic(), combiner="mean")
     engine.load_parameters("t", gradient(9), ids=EDGES[:4], accumulators=np.ones((4, 2)))
-    capacity = engine.config.table("t").vocabulary_size
-    keys = engine.keys("t")
-    table = jnp.zeros((capacity, 2)).at[engine.rows("t", keys)].set(engine.lookup("t", keys))
-    slots = (jnp.ones((capacity, 2)),)
-    batch = [[[EDGES[0], EDGES[1]], [], [EDGES[2]], [EDGES[3], EDGES[0]]]]
-    (seen,), dedup = engine.recv_activations(batch)
-    rows = engine.rows("t", dedup.unique_ids["t"])
-    assert (rows >= 0).all()
-    uses = padded_uses(rows, dedup.features["f"], capacity, 4, num_unique=8, num_lookups=8)
-    rule, target = engine.config.table("t").rule, jnp.ones((4, 2))
+    embedding = EmbeddingTables(config_of("mean", 12, optimizer=ps.Adagrad(0.5)), mesh_of(1))
+    keys, tables = engine.keys("t"), embedding.create()
+    start = np.zeros((12, 2), np.float32)
+    start[engine.rows("t", keys)] = engine.lookup("t", keys)
+    tables = embedding.load(tables, "t", start, accumulators=np.ones((12, 2)))
+    batch = [[EDGES[0], EDGES[1]], [], [EDGES[2]], [EDGES[3], EDGES[0]]]
+    (seen,), dedup = engine.recv_activations([batch])
+    uses = embedding.preprocess([[engine.rows("t", np.array(one, np.int64)) for one in batch]])
 
-    def loss(activations):
-        return jnp.sum((activations - target) ** 2)
+    @jax.jit
+    def step(tables, uses):
+        (activations,) = embedding.gather(tables, uses)
+        return activations, embedding.apply(tables, uses, [2 * (activations - 1)])
 
-    @partial(jax.jit, donate_argnums=(0, 1))
-    def step(table, slots, uses):
-        activations, back = jax.vjp(lambda rows: lookup(rows, uses, 4), gather(table, uses))
-        (gradients,) = back(jax.grad(loss)(activations))
-        return activations, *apply(rule, table, slots, uses.unique, gradients, 0.5)
-
-    activations, table, slots = step(table, slots, uses)
+    activations, tables = step(tables, uses)
     np.testing.assert_allclose(activations, seen, rtol=1e-6)
-    engine.send_gradients([np.asarray(jax.grad(loss)(jnp.asarray(seen)))], deduplication_data=dedup)
-    np.testing.assert_allclose(table[rows], engine.lookup("t", dedup.unique_ids["t"]), rtol=1e-5, atol=1e-6)
+    engine.send_gradients([2 * (seen - 1)], deduplication_data=dedup)
+    after = embedding.parameters(tables, "t")["parameters"][engine.rows("t", dedup.unique_ids["t"])]
+    np.testing.assert_allclose(after, engine.lookup("t", dedup.unique_ids["t"]), rtol=1e-5, atol=1e-6)
 
 
 def test_activations_are_not_received_inside_jit():

@@ -145,7 +145,7 @@ def test_the_architecture_draws_the_order_of_packages():
 
 
 # Attributes whose leading underscore is not privacy, or that a library has no other name for.
-NOT_PRIVATE = {"os._exit", "._replace", "command._actions"}
+NOT_PRIVATE = {"os._exit", "._replace", "actor._actor_id", "command._actions"}
 
 
 def private_accesses(path):
@@ -227,7 +227,7 @@ def test_no_two_modules_share_a_name_without_a_reason():
 
 
 # Modules of a package beside its ``__init__``; ``cli`` has one per command, and what they share.
-MOST_MODULES = Counter({"engine": 19, "engine/cli": 24})
+MOST_MODULES = Counter({"engine": 19, "engine/cli": 25})
 
 
 def test_no_package_has_too_many_modules():

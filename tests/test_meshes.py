@@ -6,6 +6,7 @@ import mesh_jobs as jobs
 import numpy as np
 import pytest
 from device_table import bits, stepped
+from mesh_processes import started
 
 import penstock as ps
 
@@ -57,7 +58,7 @@ def oracle(name, steps, mean):
 
 @pytest.mark.parametrize(("count", "devices"), [(2, 1), (2, 3), (4, 1)])
 def test_tables_are_those_of_a_fold_per_process_and_then_over_processes(count, devices, tmp_path):
-    found = jobs.started("applied", count, devices, tmp_path)
+    found = started("applied", count, devices, tmp_path)
     frames = [[jobs.frame_of(rank, number) for number in range(6)] for rank in range(count)]
     frames[0][4] = {}  # stale
     steps = [[of[number : number + 2] for of in frames] for number in (0, 2, 4)]
@@ -82,12 +83,12 @@ def hashes_of_one_process(count):
 
 @pytest.mark.parametrize("layout", ["plain", "tiled"])
 def test_frames_without_repeated_rows_give_the_bits_of_one_process_in_place(layout, tmp_path):
-    found = jobs.started("one_frame_per_step", 2, 2, tmp_path, PENSTOCK_LAYOUT=layout)
+    found = started("one_frame_per_step", 2, 2, tmp_path, PENSTOCK_LAYOUT=layout)
     assert found == [hashes_of_one_process(2)] * 2
 
 
 def test_frames_too_large_for_one_dispatch_give_the_same_bits(tmp_path):
-    (config, state_hash), (_, other) = jobs.started("sliced", 2, 1, tmp_path)
+    (config, state_hash), (_, other) = started("sliced", 2, 1, tmp_path)
     one = ps.Engine(config, num_required=2)
     for number in range(2):
         for rank in range(2):
@@ -97,7 +98,7 @@ def test_frames_too_large_for_one_dispatch_give_the_same_bits(tmp_path):
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_sources_of_different_lengths_are_read_to_the_end_of_the_longest(count, tmp_path):
-    found = jobs.started("ran", count, 1 if count == 3 else 2, tmp_path)
+    found = started("ran", count, 1 if count == 3 else 2, tmp_path)
     lengths = [3 + rank for rank in range(count)]
     rounds = [[rank for rank in range(count) if number < lengths[rank]] for number in range(max(lengths))]
     held, steps = 0, []  # the frames of each step, by process
@@ -123,7 +124,7 @@ def test_sources_of_different_lengths_are_read_to_the_end_of_the_longest(count, 
 
 
 def test_every_process_looks_up_its_own_batch_and_sends_its_gradients(tmp_path):
-    found = jobs.started("trained", 2, 2, tmp_path)
+    found = started("trained", 2, 2, tmp_path)
     wanted = found[0][0].copy()
     for rank in range(2):
         for one, times in zip(*np.unique(jobs.features_of(rank), return_counts=True), strict=True):
@@ -136,11 +137,11 @@ def test_every_process_looks_up_its_own_batch_and_sends_its_gradients(tmp_path):
 
 
 def test_the_learning_rates_of_the_last_process_count(tmp_path):
-    assert jobs.started("served_rates", 2, 1, tmp_path) == [(0.5,)] * 2
+    assert started("served_rates", 2, 1, tmp_path) == [(0.5,)] * 2
 
 
 def test_all_processes_raise_the_mistake_of_one_and_continue(tmp_path):
-    found = jobs.started("failed", 2, 2, tmp_path)
+    found = started("failed", 2, 2, tmp_path)
     (first, first_step), (second, second_step) = found
     assert first_step == second_step == 1
     for errors in (first, second):
@@ -165,20 +166,35 @@ def test_all_processes_raise_the_mistake_of_one_and_continue(tmp_path):
     assert "missing.arrows" in first["missing"][1]
     assert order in first["config"][1]
     assert "table 'd' is dynamic, and the mesh spans 2 processes" in first["dynamic"][1]
+    placed = "table 'table_0' has the placement HOST, and the mesh spans 2 processes: create the engine on the devices"
+    assert placed in first["placed"][1]
     assert "of every process, got 1 of process 0, 2 of process 1" in first["uneven"][1]
+    for errors in (first, second):
+        assert errors["restore"][0] == "UsageError"
+        assert errors["restore"][1].startswith("the mesh spans 2 processes, and checkpoints are of one")
+
+
+def test_a_process_without_memory_ends_the_call_in_all_processes(tmp_path):
+    """None waits for the rows of the others, and no table is used after a step that only some took."""
+    first, last = started("without_memory", 2, 1, tmp_path)
+    assert last[:2] == [("MemoryError", "no room for rows")] * 2
+    assert first[:2] == [("PeerError", "process 1 stopped with MemoryError: no room for rows")] * 2
+    for errors in (first, last):
+        assert errors[2][0] == "StateError"
+        assert "an earlier step failed half way" in errors[2][1]
 
 
 def test_orbax_saves_the_rows_of_each_process_and_any_other_job_restores_them(tmp_path):
     pytest.importorskip("orbax.checkpoint", reason="an extra: pip install -e '.[orbax]'")
-    wanted = {name: rows.tobytes() for name, rows in jobs.started("saved", 2, 2, tmp_path)[0].items()}
+    wanted = {name: rows.tobytes() for name, rows in started("saved", 2, 2, tmp_path)[0].items()}
     one = ps.Engine(jobs.small_config(), seed=1)
     one.read_tables(tmp_path / "orbax")
-    for found in (one.retrieve_parameters("t"), *jobs.started("loaded", 3, 1, tmp_path)):
+    for found in (one.retrieve_parameters("t"), *started("loaded", 3, 1, tmp_path)):
         assert {name: rows.tobytes() for name, rows in found.items()} == wanted
 
 
 def test_a_kernel_is_used_only_if_every_process_can_use_it(tmp_path):
-    (first, mixed), (second, other) = jobs.started("with_a_kernel", 2, 1, tmp_path)
+    (first, mixed), (second, other) = started("with_a_kernel", 2, 1, tmp_path)
     assert [variant for variant, *_ in first] == [variant for variant, *_ in second] == ["pallas", "xla", "xla", "xla"]
     assert {state_hash for *_, state_hash in first + second} == {first[0][4]}
     assert [kept for *_, kept, _ in first + second] == [1] * 8  # each process has its verdict, whatever the others say

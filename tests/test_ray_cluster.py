@@ -31,4 +31,4 @@ def test_a_job_that_loses_a_reader_an_owner_a_node_and_its_driver_ends_as_one_pr
 
 def test_jobs_that_are_resumed_with_other_shares_have_the_deltas_of_one_process():
     out = run("matrix.py", "--nodes", 2, "--shares", 3, "--readers", 2, "--resumes", 1)
-    assert "4 jobs, 0 failed" in out
+    assert "4 cases, 0 failed" in out

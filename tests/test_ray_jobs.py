@@ -1,43 +1,42 @@
 """Jobs on a Ray cluster: state, deltas and commits of one process, also after actors and nodes have died."""
 
+import argparse
 import json
 import os
-import tempfile
+import re
+import urllib.request
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from checkpoints import batch, config_of
+from cluster.jobs import Nodes
 from dynamic import churning_steps
 from dynamic import config_of as dynamic_config
 from dynamic import log_of as dynamic_log
 from ipc import write
+from limits import HANG_S
 from s3_server import serving
+from scrapes import described, parsed, same_as_report
 
 import penstock as ps
 from penstock.cli.main import main
+from penstock.cli.monitoring import Watching
+from penstock.metrics import Metrics
 from penstock.ray import Job
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray", reason="Ray is not installed", exc_type=ImportError)
-from ray.cluster_utils import Cluster  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own warnings
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two nodes, each with room for a whole job."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_TMPDIR", folder)
-        os.mkdir(f"{folder}/ray")
-        node = {"num_cpus": 8, "object_store_memory": 100 << 20}
-        found = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-        found.add_node(**node)
-        ray.init(address=found.address, log_to_driver=False)
-        yield found
+    with Nodes(2) as nodes:
+        ray.init(address=nodes.address, log_to_driver=False)
+        yield nodes
         ray.shutdown()
-        found.shutdown()
 
 
 @pytest.fixture
@@ -152,9 +151,46 @@ def test_a_job_without_a_checkpoint_begins_anew_after_an_actor_has_died(cluster,
             killed.append(step)
             ray.kill(job.actors.owners[1], no_restart=False)
 
-    job.options.progress = kill
+    job.progress = kill
     report = job.run()
     assert (killed, report.state_hash, report.frames) == ([4], state, 36)
+
+
+@pytest.mark.parametrize("num_required", [1, 3])
+def test_the_metrics_of_a_job_are_those_of_one_process(cluster, logs, tmp_path, num_required):
+    """With one frame per step, readers send sums."""
+    engine = ps.Engine(config_of(), num_required=num_required)
+    wanted = Metrics(engine)
+    engine.run(logs, merge="round", checkpoint=tmp_path / "wanted")
+    job = Job(config_of(), logs, shares=3, readers=2, num_required=num_required, checkpoint=tmp_path / "c", every=3)
+    metrics = job.metrics()
+    metrics.look_closer()
+    assert metrics.plain()["penstock_rows_total"] == 0
+    job.run()
+    assert described(metrics.text()) == described(wanted.text())
+    found, expected = metrics.plain(), wanted.plain()
+    for name, of in expected.items():
+        if not re.search("seconds|bytes|compiles|per_second|penstock_step", name):
+            assert found[name] == of, name
+    assert found["penstock_step_seconds_count"] == 3 * expected["penstock_steps_total"]
+    assert all(found["penstock_stage_seconds_total"][stage] > 0 for stage in ("read", "sum", "step", "save"))
+
+
+def test_a_job_that_went_back_counts_frames_once_in_its_metrics(cluster, logs, tmp_path, caplog):
+    job = Job(config_of(), logs, shares=2, num_required=3, rounds_per_block=1, checkpoint=tmp_path / "c", every=3)
+    metrics, killed = job.metrics(), []
+
+    def kill(counters, step):
+        if step == 7 and not killed:
+            killed.append(step)
+            ray.kill(job.actors.owners[1], no_restart=False)
+
+    job.progress = kill
+    report = job.run()
+    (line,) = (record.message for record in caplog.records)
+    assert re.fullmatch(r"owner 1 died or cannot be reached; the job continues from commit [12]", line)
+    assert (report.frames, metrics.plain()["penstock_frames_total"]) == (36, 36)
+    same_as_report(parsed(metrics.text()), report.to_dict())
 
 
 def test_the_command_runs_a_job(cluster, logs, tmp_path, capsys):
@@ -162,15 +198,50 @@ def test_the_command_runs_a_job(cluster, logs, tmp_path, capsys):
     _, state = alone(logs, config_of())
     line = ["replay", tmp_path / "c.pbtxt", *logs, "--ray", cluster.address, "--shares", 2, "--readers", 2]
     line += ["--num-required", 3, "--flush", "--json", "--out", tmp_path / "out", "--checkpoint", tmp_path / "c"]
-    assert main([*map(str, line)]) == 0
-    found = json.loads(capsys.readouterr().out)
+    watching = ["--ui", "--metrics", "127.0.0.1:0", "--metrics-file", tmp_path / "metrics.jsonl"]
+    assert main([*map(str, [*line, *watching])]) == 0
+    told = capsys.readouterr()
+    found = json.loads(told.out)
     assert (found["state_hash"], found["frames"]) == (state, 36)
+    assert [line.split()[0] for line in told.err.splitlines()[:2]] == ["ui", "metrics"]
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["penstock_frames_total"], last["penstock_checkpoint_steps"]) == (36, found["global_step"])
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["item.parquet", "user.parquet"]
     assert main([*map(str, line)]) == 2
     assert "holds a checkpoint; resume it (--resume)" in capsys.readouterr().err
     missing = [*map(str, line[:-1]), str(tmp_path / "c2"), str(tmp_path / "missing.arrows")]
     assert main(missing) == 3
     assert "missing.arrows" in capsys.readouterr().err
+
+
+def test_the_deltas_of_a_job_go_to_standard_output_and_nothing_else_does(cluster, logs, tmp_path, capsysbinary):
+    config_of().save(tmp_path / "c.pbtxt")
+    alone(logs, config_of(), deltas=tmp_path / "wanted.arrows")
+    line = ["replay", tmp_path / "c.pbtxt", *logs, "--ray", cluster.address, "--shares", 2, "--num-required", 3]
+    assert main([*map(str, line), "--flush", "--deltas", "-"]) == 0
+    told = capsysbinary.readouterr()
+    with pa.ipc.open_stream(told.out) as found, pa.ipc.open_stream(tmp_path / "wanted.arrows") as wanted:
+        assert found.read_all() == wanted.read_all()
+    assert b"state     " in told.err
+
+
+def test_the_page_of_a_job_shows_all_its_shares(cluster, logs):
+    job, pages = Job(config_of(), logs, shares=2, num_required=3, rounds_per_block=1), []
+    words = {"ui": "127.0.0.1:0", "metrics": None, "metrics_file": None, "report": None, "command": "replay"}
+    with Watching(argparse.Namespace(**words), job) as watching:
+
+        def look(counters, step):
+            with urllib.request.urlopen(watching.servers[0].url + "/live.json", timeout=HANG_S) as answer:
+                pages.append(json.load(answer))
+
+        job.progress = look
+        job.run()
+        last = watching.live()
+        assert watching.health() == "ok, step 12\n"
+    assert any(0 < page["metrics"]["penstock_frames_total"] < 36 for page in pages)
+    assert [moment["frames"] for moment in last["moments"]] == [*range(1, 37)]
+    assert {name for moment in last["moments"] for name in moment["norms"]} == {"item", "user"}
+    assert {int(one) % 2 for _, one, _ in last["hot"]} == {0, 1}  # of both owners
 
 
 def test_more_stale_rows_than_allowed_end_a_job_without_tables(cluster, logs, tmp_path):

@@ -5,10 +5,8 @@ tests/data/row_wise_version_2 was written when the slot repeated the number in e
 """
 
 import shutil
-from functools import partial
 from pathlib import Path
 
-import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +14,6 @@ import pytest
 from engines import hash_of_wide_slots
 
 import penstock as ps
-from penstock.bridge.lookup import apply
 from penstock.bridge.sharding import Layout
 from penstock.cli import main
 
@@ -198,16 +195,3 @@ def test_a_key_that_comes_back_has_the_accumulator_that_it_started_with():
         engine.apply({"user": (np.array([5]), np.ones((1, DIM), np.float32))})
     engine.apply({"user": (np.array([7]), np.zeros((1, DIM), np.float32))})
     assert engine.core.tables.dynamic["user"].read(np.array([7]), 1).tolist() == [[np.float32(0.1)]]
-
-
-# ---- inside jit
-
-
-def test_the_update_of_unique_rows_inside_jit_takes_and_returns_one_number_per_row():
-    engine = trained()
-    table, slots = engine.table("user"), tuple(engine.slots("user").values())
-    ids, grads = np.array([3, 7, 11], np.int32), np.arange(3 * DIM, dtype=np.float32).reshape(3, DIM) / 8
-    new, (accumulators,) = jax.jit(partial(apply, engine.config.table("user").rule))(table, slots, ids, grads, 0.125)
-    engine.apply({"user": (ids, grads)})
-    np.testing.assert_allclose(new, engine.table("user"), rtol=1e-6)
-    np.testing.assert_allclose(accumulators, engine.slots("user")["accumulators"], rtol=1e-6)

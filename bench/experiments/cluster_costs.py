@@ -74,7 +74,7 @@ def job(
         return sum(ray.get([actor.__ray_call__.remote(lambda _: time.process_time()) for actor in actors]))
 
     seen = Seen(used_s)
-    made.options.progress = lambda counters, _: seen.saw(counters.rows)
+    made.progress = lambda counters, _: seen.saw(counters.rows)
     made.run()
     return seen.rates(*between)
 

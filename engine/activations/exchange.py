@@ -115,7 +115,7 @@ class Exchange:
         if self._staging():
             raise UsageError(
                 f"{method} was called inside jax.jit, where it would run once and not at every step: call it outside, "
-                f"and {instead}; inside, use penstock.bridge.lookup"
+                f"and {instead}; inside, use penstock.functional's EmbeddingTables"
             )
 
     def _checked(self, index: int, gradient: Any) -> Float32 | None:

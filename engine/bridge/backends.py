@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from penstock.bridge import cpu_ffi
@@ -24,7 +26,7 @@ from penstock.bridge.cpu_ffi import CpuTables
 from penstock.bridge.feeding.dispatcher import Dispatcher
 from penstock.bridge.processes.agreement import Processes
 from penstock.bridge.processes.process_tables import ProcessTables
-from penstock.bridge.programs import BY_ROW
+from penstock.bridge.programs import AXIS, BY_ROW
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import form, stacked
 from penstock.bridge.xla_tables import XlaTables
@@ -94,6 +96,29 @@ def lanes(mesh: Mesh) -> int:
         return FORMS[requested]
     on_tpu = platform(mesh) == "tpu" or requested_variant() == "pallas"
     return FORMS["tiled"] if on_tpu else FORMS["plain"]
+
+
+def host_mesh() -> Mesh:
+    """Return a mesh of the host itself, for tables in its memory. Raises ConfigError if jax may not use its CPU."""
+    try:
+        return Mesh(np.asarray(jax.local_devices(backend="cpu")[:1]), (AXIS,))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"placement HOST needs jax's platform cpu, and JAX_PLATFORMS is '{os.environ.get('JAX_PLATFORMS')}'; add "
+            "',cpu' to it, or unset it"
+        ) from error
+
+
+def create_on_host(mesh: Mesh, definitions: Sequence[TableDefinition], threads: int = 0) -> list[CpuTables | XlaTables]:
+    """Create tables in the host's memory, by the variant that suits each: an override is for devices.
+
+    mesh : that of ``host_mesh``; threads : as for ``create_tables``
+    """
+    by_variant: dict[str, list[TableDefinition]] = {"ffi": [], "xla": []}
+    for definition in definitions:
+        variant = next(of for of in by_variant if possible(of, mesh, definition.layout, definition.rule))
+        by_variant[variant].append(definition)
+    return [table for variant, its in by_variant.items() for table in create_tables(mesh, its, threads, variant)]
 
 
 def requested_variant() -> str | None:

@@ -38,15 +38,16 @@ def processes_of(mesh: Mesh) -> Processes | None:
     return Processes(mesh) if mesh.is_multi_process else None
 
 
-def check_memory(mesh: Mesh, num_bytes: int) -> None:
-    """Raise MemoryError if tables of ``num_bytes`` on CPU devices exceed the host's memory.
+def check_memory(placed: Iterable[tuple[Mesh, int]]) -> None:
+    """Raise MemoryError if tables on CPU devices exceed the host's memory. placed : the bytes of tables on a mesh
 
     Linux overcommits memory and kills the process when it runs out. An accelerator's allocator raises an error.
     """
-    if mesh.devices.flat[0].platform != "cpu" or not hasattr(os, "sysconf"):
+    if not hasattr(os, "sysconf"):
         return
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    num_bytes = num_bytes * len(mesh.local_devices) // mesh.size
+    on_cpu = [(mesh, num_bytes) for mesh, num_bytes in placed if mesh.devices.flat[0].platform == "cpu"]
+    num_bytes = sum(num_bytes * len(mesh.local_devices) // mesh.size for mesh, num_bytes in on_cpu)
     if num_bytes > has:
         raise MemoryError(
             f"the tables with their slots need {num_bytes / 1e9:.1f} GB, this machine has {has / 1e9:.1f} GB"
@@ -71,7 +72,7 @@ class DeviceTable:
     """One table's weights and slots.
 
     tables : of one backend, whose arrays contain this table; member : its index there
-    user_mesh : the mesh of the copies from ``whole``, over the same devices in the same order; None: that of the tables
+    user_mesh : the mesh of the copies from ``whole``; None: that of the tables
     """
 
     def __init__(self, tables: CpuTables | XlaTables, member: int = 0, user_mesh: Mesh | None = None) -> None:
@@ -172,7 +173,7 @@ class DeviceTable:
     def whole(self, part: int = 0) -> jax.Array:
         """Return a copy of one part in id order: (vocabulary_size, floats), sharded by row if the mesh divides it."""
         rows, floats = self.layout.vocabulary_size, self.part_dims[part]
-        spec = PartitionSpec(self._user_mesh.axis_names) if rows % self.layout.num_devices == 0 else PartitionSpec()
+        spec = PartitionSpec(self._user_mesh.axis_names) if rows % self._user_mesh.size == 0 else PartitionSpec()
         sharding = NamedSharding(self._user_mesh, spec)
         found: dict[int, Float32] = {}  # by the first row; every device of this process may want all of them
         with jax.set_mesh(self._tables.mesh), jax.transfer_guard("allow"):

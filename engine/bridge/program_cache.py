@@ -16,11 +16,10 @@ from jax.extend.backend import get_backend
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bridge import programs
-from penstock.bridge.feeding.packing import multiple_of
 from penstock.bridge.programs import AXIS, Program
 from penstock.bridge.row_format import Line
 from penstock.bridge.sharding import GROWTH, LINES, MAX_BUCKET, READ_GROWTH, READ_ROWS, WRITE_GROWTH, buckets
-from penstock.bridge.stacking import Stack
+from penstock.bridge.stacking import Stack, multiple_of
 from penstock.updates import UpdateRule
 
 # The programs that compute updates.

@@ -81,6 +81,14 @@ def apply(mesh: Mesh, rule: UpdateRule, line: Line, compact: bool = False) -> Pr
     compact : the rows are not spread into lines; see ``spreading``
     """
 
+    num_keys, local = int(line.halves > 1), local_apply(rule, line)
+    step = spreading(line, local, num_keys) if compact else local
+    return sharded(mesh, step, num_row_args=4 + compact + num_keys, num_scalars=3, donate=True)
+
+
+def local_apply(rule: UpdateRule, line: Line) -> Callable[..., Any]:
+    """Return the function of ``apply`` for one device's part of its arguments."""
+
     def local(table: Arrays, lines: Any, words: Any, counts: Any, *others: Any) -> Any:
         *keys, lr, zero, key = others
         ops = Ops(jnp, partial(_rounded, zero))
@@ -89,9 +97,7 @@ def apply(mesh: Mesh, rule: UpdateRule, line: Line, compact: bool = False) -> Pr
         new = updated(ops, rule, line, lr, line.received(words[0]), planes, *rounding)
         return line.scatter(table, lines[0], new), _fence()
 
-    num_keys = int(line.halves > 1)
-    step = spreading(line, local, num_keys) if compact else local
-    return sharded(mesh, step, num_row_args=4 + compact + num_keys, num_scalars=3, donate=True)
+    return local
 
 
 @lru_cache(maxsize=256)
@@ -186,15 +192,15 @@ def read(mesh: Mesh, line: Line) -> Program:
     """
 
     def local(table: Arrays, rows: jax.Array) -> Planes:
-        return [part[None] for part in _rows(line, table, rows[0])]
+        return [part[None] for part in rows_of(line, table, rows[0])]
 
     return sharded(mesh, local, num_row_args=2, num_scalars=0, donate=False)
 
 
-def _rows(line: Line, table: Arrays, rows: jax.Array, unique: bool = True) -> Planes:
-    """Return every part of a device's rows, f32[K,dim] or f32[K,1]. unique : whether no row repeats; lines may"""
+def rows_of(line: Line, table: Arrays, rows: jax.Array) -> Planes:
+    """Return every part of a device's rows, f32[K,dim] or f32[K,1]; they may repeat."""
     lines, inside = rows // line.group, rows % line.group
-    planes = line.gather(table, lines, unique=unique and line.group == 1)
+    planes = line.gather(table, lines)
     low, *high = (line.pick(parts, inside % line.packed) for parts in line.unpack(planes))
     if not high:
         return low

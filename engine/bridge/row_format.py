@@ -138,19 +138,17 @@ class Line:
 
     # ---- on the device
 
-    def gather(self, arrays: Arrays, lines: jax.Array, unique: bool = True) -> Planes:
-        """Return the planes of lines. unique : whether no line number repeats; pads lie beyond the arrays
+    def gather(self, arrays: Arrays, lines: jax.Array) -> Planes:
+        """Return the planes of lines, which may repeat; pads lie beyond the arrays.
 
-        Pads read ones, not zeros: their update is dropped, but a division by a zero accumulator would trip
-        jax_debug_nans.
+        Where rows share lines pads read ones: a division by a zero accumulator would trip jax_debug_nans, though their
+        update is dropped. Elsewhere they read the last line: on a GPU the ones would be a separate kernel.
         """
+        mode = "clip" if self.lanes == 1 else "fill"
         fills = {jnp.dtype(jnp.float32): 1.0, jnp.dtype(jnp.int32): TWO_ONES, jnp.dtype(jnp.int16): TWO_ONES & 0x7FFF}
         places = [lines] * len(self.groups) + [self.rows_of(lines)] * (len(arrays) - len(self.groups))
         return self.planes(
-            [
-                array.at[at].get(mode="fill", fill_value=fills[array.dtype], unique_indices=unique)
-                for array, at in zip(arrays, places, strict=True)
-            ]
+            [a.at[at].get(mode=mode, fill_value=fills[a.dtype]) for a, at in zip(arrays, places, strict=True)]
         )
 
     def scatter(self, arrays: Arrays, lines: jax.Array, planes: Planes) -> Arrays:
@@ -255,6 +253,12 @@ class Line:
             return rows.reshape(-1, self.packed)
         side_by_side = rows.reshape(-1, self.packed * self.dim)
         return jnp.pad(side_by_side, ((0, 0), (0, self.width - side_by_side.shape[1])))
+
+    def spread(self, rows: jax.Array, inside: jax.Array) -> jax.Array:
+        """Return each of rows (n, dim) in a separate line: (n, width), 0 elsewhere. inside : as for ``pick``"""
+        repeated = jnp.tile(rows, (1, self.packed))
+        places = np.arange(repeated.shape[1], dtype=np.int32) // self.dim
+        return jnp.pad(jnp.where(inside[:, None] == places, repeated, 0), ((0, 0), (0, self.width - len(places))))
 
     def of_half(self, rows: jax.Array, half: int) -> jax.Array:
         """Expand a value per row of a line, (n, group), to the elements of a half's planes, (n, width); pads are 0."""

@@ -22,6 +22,7 @@ from penstock.bridge.programs import BY_ROW
 from penstock.bridge.row_format import Line
 from penstock.bridge.sharding import (
     GROWTH,
+    LINES,
     MAX_BUCKET,
     READ_GROWTH,
     READ_ROWS,
@@ -192,3 +193,8 @@ class Stack:
         padded[:] = beyond + np.arange(capacity, dtype=np.int32)
         padded.reshape(-1)[cells] = numbers
         return padded, cells, counts
+
+
+def multiple_of(line: Line) -> int:
+    """Return the unit of the number of lines per dispatch; where rows share lines, the block size of a kernel."""
+    return LINES if line.masked else 8

@@ -42,6 +42,7 @@ class XlaTables:
     definitions : of one group of ``stacking.stacked``
     variant : "xla" or "pallas"; dispatcher : runs the dispatches; None: a separate one
     problem : why the variant is not the kernel, if that failed its canary
+    arrays : existing arrays of these tables; None: new ones, with weights of 0
 
     problems : of the programs on these devices, a sentence each
     """
@@ -56,6 +57,7 @@ class XlaTables:
         variant: str,
         dispatcher: Dispatcher | None = None,
         problem: str = "",
+        arrays: tuple[jax.Array, ...] | None = None,
     ) -> None:
         self.mesh, self.layouts = mesh, [definition.layout for definition in definitions]
         _, self._rule, starts, _ = definitions[0]
@@ -68,7 +70,7 @@ class XlaTables:
         self._packer = Packer(self._stack, self._dispatcher.team)
         self.programs = Programs(mesh, self._stack, self._rule, variant)
         lines = self._stack.num_devices * self._stack.lines_per_device
-        self.arrays: tuple[jax.Array, ...] = programs.create(mesh, self._stack.line, lines, tuple(starts))()
+        self.arrays: tuple[jax.Array, ...] = arrays or programs.create(mesh, self._stack.line, lines, tuple(starts))()
         self._num_watched, self._tried = 0, set[int]()  # the sizes for which the kernel was compiled
         names = quoted([layout.name for layout in self.layouts])
         self.problems = [f"{names}: the kernel failed its canary, XLA's program updates: {problem}"] if problem else []

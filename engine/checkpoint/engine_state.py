@@ -26,7 +26,7 @@ from penstock.config.specs import TableSpec
 from penstock.config.tables import Initializer
 from penstock.config.text_format import kept_config
 from penstock.core import EngineCore
-from penstock.errors import CapacityError, ConfigError, PenstockError, StateError
+from penstock.errors import CapacityError, ConfigError, PenstockError, StateError, UsageError
 from penstock.frames import Float32, Int64
 from penstock.stats import Counters
 from penstock.tables.shares import checked_share, shares_of
@@ -111,6 +111,13 @@ def restore(
     """
     if config is not None and not isinstance(config, EmbeddingConfig):
         raise ConfigError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
+    devices = mesh.devices.flat if mesh is not None and hasattr(mesh, "devices") else ()
+    processes = {device.process_index for device in devices}
+    if len(processes) > 1:
+        raise UsageError(
+            f"the mesh spans {len(processes)} processes, and checkpoints are of one: penstock export {path}, and call "
+            "read_tables in every process (docs/meshes.md)"
+        )
     folder = Folder(path)
 
     def read(commit: Commit) -> E:

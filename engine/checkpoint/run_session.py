@@ -10,8 +10,9 @@ from penstock.checkpoint.run_files import RunFiles
 from penstock.checkpoint.source_positions import Positions
 from penstock.core import EngineCore
 from penstock.errors import UsageError
-from penstock.frames import Frame
+from penstock.frames import Frame, Place
 from penstock.io.decoding.reader import FrameReader
+from penstock.io.sources.seekable_source import SeekableSource
 from penstock.stats import Counters
 
 
@@ -43,10 +44,13 @@ class Run(CommitListener):
         may_commit: Callable[[], bool],
     ) -> None:
         self._core, self._reader, self._start = core, reader, start
-        self.counters, self.positions = counters, positions
+        self.counters, self.positions, self._every = counters, positions, every
         self.files, self._has_new_files, self._may_commit = files, has_new_files, may_commit
         self._commits = None if saver is None else CommitSession(core, saver, every, self)
         self._error: BaseException | None = None  # of counting a frame, or of the background thread
+        # The places of the sources in the commit in flight, and in a durable one that no source knows of yet.
+        self._promised: list[Place | None] = []
+        self._durable: list[Place | None] = []
         self.num_skipped = start.num_frames
         self.source = 0
         self.failed = False
@@ -67,6 +71,28 @@ class Run(CommitListener):
         self._start.skip(frames, self.positions)
         if self.num_skipped:
             self._reader.first_bad.clear()  # an earlier run reported the bad rows of skipped frames
+
+    def left(self, limit: int | None) -> int | None:
+        """Return a limit of all frames without those that sources which seek leave out."""
+        return None if limit is None else max(limit - (self.num_skipped - self._start.num_to_read), 0)
+
+    def pass_over(self, frame: Frame) -> None:
+        """Count the place of a void frame."""
+        with self._core.gate.still():
+            self.counters.dropped.update(frame.dropped)
+            self.count(frame, True)
+            self.check()
+
+    def idle(self) -> None:
+        """Begin a commit of what was applied, if no frame arrives at the moment."""
+        with self._core.gate.still():
+            self.check()
+            commits = self._commits
+            if commits is None or self._every is None or not commits.has_news or not commits.may_begin:
+                return
+            if self._may_commit():
+                commits.begin()
+        self._acknowledge()
 
     def count(self, frame: Frame, admitted: bool) -> None:
         """Count a frame that has entered the gate, or was stale, in the position. Call it under the same gate lock.
@@ -97,6 +123,7 @@ class Run(CommitListener):
         except BaseException:
             self.failed = True
             raise
+        self._acknowledge()
 
     def end(self, completed: bool = True) -> None:
         """Commit everything that was applied, unless ``may_commit`` returns False: then keep the previous commit.
@@ -115,6 +142,10 @@ class Run(CommitListener):
         except BaseException:
             self.failed = True
             raise
+        self._acknowledge()
+        for source in self._reader.sources:
+            if isinstance(source, SeekableSource):
+                source.close()
 
     def close(self) -> None:
         """Stop committing, and wait for the background thread."""
@@ -123,8 +154,21 @@ class Run(CommitListener):
                 self._commits.close()
             self._commits.join()
 
+    def commit_begins(self) -> None:
+        self._promised = [entry.place for entry in self.positions.entries]
+
+    def commit_is_on_disk(self) -> None:
+        self._durable = self._promised
+
     def commit_failed(self, error: BaseException) -> None:
         self._error = error
+
+    def _acknowledge(self) -> None:
+        """Report to the sources what is durable. Call it on the thread that reads them."""
+        durable, self._durable = self._durable, []
+        for source, place in zip(self._reader.sources, durable, strict=False):
+            if place and isinstance(source, SeekableSource):
+                source.acknowledge(place)
 
     def check(self) -> None:
         """Raise the error of an earlier ``count``, or of the background thread."""

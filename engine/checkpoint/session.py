@@ -132,6 +132,7 @@ class CheckpointSession(StepObserver):
         positions = Positions([source.name for source in reader.sources], reader.options.merge, checkpoint is not None)
         positions.follow(self.positions)
         start = self.positions if resume else Positions()
+        start.seek(reader, positions)
         saver = None if checkpoint is None else self._opened(Folder(checkpoint), keep, resume)
         stores = saver is not None or self._stores(None)
         if stores:

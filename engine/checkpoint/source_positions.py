@@ -18,17 +18,23 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from penstock.errors import StaleInputError, StateError
-from penstock.frames import Frame, fingerprint
+from penstock.frames import Frame, Place, fingerprint
+from penstock.io.decoding.reader import FrameReader
+from penstock.io.sources.seekable_source import SeekableSource
 from penstock.stats import too_stale
 
 
 @dataclass
 class Position:
-    """The position in one source. digest : of all frames so far; None: not computed"""
+    """The position in one source. digest : of all frames so far; None: not computed
+
+    place : of a source that can seek, where it continues; None: it cannot, and a resumed run reads it from the start
+    """
 
     source: str
     frames: int = 0
     digest: str | None = ""
+    place: Place | None = None
 
 
 class Tally(NamedTuple):
@@ -75,6 +81,11 @@ class Positions:
     def num_frames(self) -> int:
         return sum(entry.frames for entry in self.entries)
 
+    @property
+    def num_to_read(self) -> int:
+        """Return how many of the frames a resumed run reads again."""
+        return sum(entry.frames for entry in self.entries if entry.place is None)
+
     def count(self, number: int, frame: Frame, admitted: bool = True) -> None:
         """Count one more frame of source ``number``. admitted : False if it was stale"""
         self.rows += frame.num_rows
@@ -82,6 +93,10 @@ class Positions:
             self.stale_rows += frame.num_rows
         entry = self.entries[number]
         entry.frames += 1
+        if entry.place is not None:
+            entry.place = frame.place
+            if len(frame.place) == 1:  # a partition of a broker, which a service may read too
+                self.producers[entry.source] = frame.place[0]
         if self._hashing and entry.digest is not None:
             entry.digest = _digest_with(entry.digest, frame)
 
@@ -100,7 +115,7 @@ class Positions:
             raise StaleInputError(problem)
 
     def get_state(self) -> dict[str, Any]:
-        sources = [[e.source, e.frames, e.digest] for e in self.entries]
+        sources = [[e.source, e.frames, e.digest, *([] if e.place is None else [e.place])] for e in self.entries]
         return {
             "merge": self._merge,
             "sources": sources,
@@ -108,12 +123,16 @@ class Positions:
             "tallies": {name: list(tally) for name, tally in self.tallies.items()},
             "lineage": self.lineage,
             "stale_rows": self.stale_rows,
+            "rows": self.rows,
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Positions:
         positions = cls(merge=state["merge"])
-        positions.entries = [Position(source, int(frames), digest) for source, frames, digest in state["sources"]]
+        positions.entries = [
+            Position(source, int(frames), digest, *(tuple(map(int, place)) for place in places))
+            for source, frames, digest, *places in state["sources"]
+        ]
         # Older checkpoints have no producers.
         positions.producers = {name: int(frames) for name, frames in state.get("producers", {}).items()}
         positions.tallies = {
@@ -122,6 +141,7 @@ class Positions:
         }
         positions.lineage = state.get("lineage")
         positions.stale_rows = int(state.get("stale_rows", 0))
+        positions.rows = int(state.get("rows", 0))
         return positions
 
     def of_source(self, number: int) -> Positions:
@@ -134,6 +154,23 @@ class Positions:
         """Keep the producers, their counts and the lineage of earlier positions."""
         self.producers, self.tallies, self.lineage = before.producers, before.tallies, before.lineage
 
+    def seek(self, reader: FrameReader, read: Positions) -> None:
+        """Let the sources that can seek continue at this position, which ``read`` has from then on."""
+        seekable = [source.name for source in reader.sources if isinstance(source, SeekableSource)]
+        sought = {entry.source: entry for entry in self.entries if entry.place is not None}
+        for number, source in enumerate(reader.sources):
+            if isinstance(source, SeekableSource):
+                before = sought.get(source.name, Position(source.name))
+                place = before.place or ()
+                if source.name in self.producers:
+                    place = (self.producers[source.name],)
+                read.entries[number] = Position(source.name, before.frames, None, place)
+                source.seek(place)
+        if seekable:  # each has had as many turns, but those after the last one that has had the most
+            counts = [entry.frames for entry in read.entries]
+            last = max(number for number, frames in enumerate(counts) if frames == max(counts))
+            reader.first_source = (last + 1) % len(counts)
+
     def skip(self, frames: Iterator[tuple[int, Frame]], skipped: Positions) -> None:
         """Advance ``frames`` to this position.
 
@@ -143,13 +180,14 @@ class Positions:
         self.check_counted()
         self._check_sources(skipped)
         skipped.stale_rows = self.stale_rows
-        for number, frame in islice(frames, self.num_frames):
+        for number, frame in islice(frames, self.num_to_read):
             if number >= len(self.entries) or skipped.entries[number].frames == self.entries[number].frames:
                 raise self._too_short(skipped)
             skipped.count(number, frame.audited())
             self._check_digest(self.entries[number], skipped.entries[number])
         if skipped.num_frames < self.num_frames:
             raise self._too_short(skipped)
+        skipped.rows = max(skipped.rows, self.rows)
 
     def _check_sources(self, read: Positions) -> None:
         if len(read.entries) < len(self.entries):
@@ -158,6 +196,12 @@ class Positions:
                 f"{missing.source}: the checkpoint holds {missing.frames} frames of it, and it is not among the "
                 "sources; give all of them, in the same order"
             )
+        for saved, given in zip(self.entries, read.entries, strict=False):
+            if (saved.place, given.place) != (None, None) and saved.source != given.source:
+                raise StateError(
+                    f"{given.source}: the checkpoint holds {saved.frames} frames of {saved.source} in its place; give "
+                    "the same sources, in the same order"
+                )
         if self.num_frames and self._merge != read._merge:
             how = f"with --merge {self._merge}" if self._merge else f"without --merge {read._merge}"
             raise StateError(f"the checkpoint was made {how}; resume it the same way")

@@ -1,4 +1,4 @@
-"""Flags of the commands that run an engine, replay and serve; some also of validate. Deltas are replay's alone."""
+"""Flags of the commands that run an engine or read sources. Those of deltas are for replay alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.options import MAX_DEVICES, MAX_THREADS, Parser, number, whole
+from penstock.cli.options import MAX_DEVICES, MAX_THREADS, Parser, add_end_option, add_row_options, number, whole
 from penstock.errors import UsageError
 from penstock.io.storage.delta_sink import check_new, is_stream
 
@@ -87,6 +87,47 @@ def add_checkpoint_options(command: Parser, title: str, otherwise: str) -> Any:
         "--resume", action="store_true", help="continue from the last commit in DIR, or from the start if there is none"
     )
     return saving
+
+
+def add_reading_options(command: argparse.ArgumentParser) -> None:
+    """Add the flags for reading sources."""
+    reading = command.add_argument_group("reading")
+    add_row_options(reading)
+    reading.add_argument(
+        "--contribution-rows",
+        type=whole(1),
+        metavar="N",
+        help="a frame is N rows: needed for Parquet without a 'step' column",
+    )
+    add_end_option(reading)
+    reading.add_argument(
+        "--patience",
+        type=number("seconds, at least 0", 0, 86_400),
+        default=60.0,
+        metavar="S",
+        help="seconds to retry while a broker, or the server of a table, is gone (default 60)",
+    )
+    reading.add_argument(
+        "--max-message",
+        type=whole(1),
+        default=64,
+        metavar="MB",
+        help="largest message of a broker (default 64)",
+    )
+    reading.add_argument(
+        "--as-files", action="store_true", help="read all files of a directory that is a Delta, Lance or Iceberg table"
+    )
+
+
+def reading_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the flags of ``add_reading_options`` that are options of ReadOptions."""
+    return {
+        "contribution_rows": args.contribution_rows,
+        "allow_missing_end": args.allow_missing_end,
+        "patience_s": args.patience,
+        "max_message": args.max_message << 20,
+        "as_files": args.as_files,
+    }
 
 
 def add_machine_options(command: Parser) -> Any:

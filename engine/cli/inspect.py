@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(
                 f"neither Arrow, nor Parquet, nor a configuration (read as one: {reason})", source=args.path
             ) from None
-    source = open_source(args.path, args.allow_missing_end)
+    source = open_source(args.path, args.allow_missing_end, as_files=True)
     uses: Uses | None = None if args.report is None else {}
     parts = [inspect_part(part, columns, out, uses) for part in source.parts()]
     found = {"path": args.path, "kind": "stream", "parts": parts}
@@ -140,12 +140,13 @@ def inspect_config(path: str, out: Output) -> int:
         except ConfigError as error:
             table["optimizer"] = str(error)
         else:
-            table["optimizer"] = type(spec.optimizer).__name__
+            table |= {"optimizer": type(spec.optimizer).__name__, "placement": spec.placement.where}
             if spec.dynamic is not None:
                 table["dynamic"] = asdict(spec.dynamic)
         text = f"{name}: {count(rows)} × {dim}, {table['optimizer']}"
         if "dynamic" in table:
             text += f", dynamic: {settings_text(table['dynamic'])}".removesuffix(": ")
+        text += ", on the host" if table.get("placement") == "host" else ""
         tables.append(table)
         texts.append(text)
     out.say_tables("  table ", texts)

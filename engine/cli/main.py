@@ -25,6 +25,7 @@ from penstock.errors import (
     PeerError,
     PenstockError,
     StateError,
+    TargetError,
     UsageError,
     short,
 )
@@ -37,6 +38,7 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ConfigError, CONFIG),
     (StateError, STATE),
     (PeerError, RESOURCE),
+    (TargetError, RESOURCE),
     (CapacityError, RESOURCE),
     (PenstockError, FAILED),
     (UnicodeEncodeError, USAGE),

@@ -23,11 +23,11 @@ from penstock.sampling import thinned
 from penstock.stats import Counters, Report
 
 if TYPE_CHECKING:
-    from penstock.metrics import Metrics
+    from penstock.metrics import Snapshots
+    from penstock.ray import Job
 
 ANY_PORT = "127.0.0.1:0"
 LINE_EVERY_S = 1.0
-MAX_HOT = 12
 MAX_SHOWN_MOMENTS, MAX_SHOWN_TABLES = 60, 8
 
 
@@ -52,10 +52,10 @@ def add_watching_options(command: argparse.ArgumentParser, ends: bool = True) ->
 
 
 class Watching:
-    """A context that monitors the work of one engine as the flags request; without flags it costs nothing."""
+    """A context that monitors an engine or a job as the flags request; without flags it costs nothing."""
 
-    def __init__(self, args: argparse.Namespace, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, args: argparse.Namespace, watched: Engine | Job) -> None:
+        self._engine = watched if isinstance(watched, Engine) else None
         self._addresses = {
             flag: address_of(address, f"--{flag}") for flag in ("ui", "metrics") if (address := getattr(args, flag))
         }
@@ -65,13 +65,13 @@ class Watching:
         arguments = getattr(args, "sources", None) or [getattr(args, "config", "")]  # a service has no sources
         self.title = " ".join(map(str, ["penstock", args.command, *arguments]))
         self._report: Path | None = args.report
-        self._metrics: Metrics | None = None
+        self._metrics: Snapshots | None = None
         if self._addresses or self._path or self._report:
             from penstock.metrics import Metrics  # loads prometheus-client, which two threads must not load at once
 
-            self._metrics = Metrics(engine)
-        if args.report or args.ui:
-            engine.watch.look_closer()
+            self._metrics = Metrics(watched) if isinstance(watched, Engine) else watched.metrics()
+            if args.report or args.ui:
+                self._metrics.look_closer()
 
     def __enter__(self) -> Watching:
         if self._metrics is None:
@@ -114,42 +114,37 @@ class Watching:
 
     def health(self) -> str:
         """Return one line if the engine is healthy, without blocking. Raise StateError after a failed step."""
-        self._engine.core.check_whole()
-        return f"ok, step {self._engine.global_step}\n"
+        assert self._metrics is not None
+        return f"ok, step {self._metrics.checked_step()}\n"
 
     def live(self) -> dict[str, Any]:
         """Return a consistent snapshot of the values that the live page shows."""
         assert self._metrics is not None
-        engine = self._engine
-        expired_waiting = engine.core.expired_waiting()
-        with engine.gate.still():
-            watch, probe, stale = engine.watch, engine.watch.probe, engine.gate.stale
-            moments = list(probe.moments) if probe else []
-            hot = probe.hot.most(MAX_HOT) if probe else []
-            errors = [f"{reason}: {first}" for reason, first in watch.first_bad.items()]
-            metrics = self._metrics.plain(expired_waiting)
-        errors += [f"stale: {stale.last}"] if stale.last else []
-        shown = list(engine.config.sizes)[:MAX_SHOWN_TABLES]
+        of = self._metrics.snapshot()
+        errors = [f"{reason}: {first}" for reason, first in of.first_bad.items()]
+        errors += [f"stale: {of.stale.last}"] if of.stale.last else []
+        shown = list(self._metrics.config.sizes)[:MAX_SHOWN_TABLES]
         return {
             "title": self.title,
-            "metrics": metrics,
-            "hot": [(table, self._id_text(table, one), share) for table, one, share in hot],
+            "metrics": self._metrics.plain(of),
+            "hot": [(table, self._id_text(table, one), share) for table, one, share in of.hot],
             "errors": errors,
             "tables": shown,
             "moments": [
                 asdict(m) | {"norms": {name: m.norms[name] for name in shown if name in m.norms}}
-                for m in thinned(moments, MAX_SHOWN_MOMENTS)
+                for m in thinned(of.moments, MAX_SHOWN_MOMENTS)
             ],
         }
 
     def _id_text(self, table: str, one: int) -> str:
         """Return an id as text: the numbers of a browser hold 53 bits of it."""
-        return str(one % 2**64 if self._engine.config.id_ranges[table][0] == ANY_UINT64 else one)
+        assert self._metrics is not None
+        return str(one % 2**64 if self._metrics.config.id_ranges[table][0] == ANY_UINT64 else one)
 
     def report(self, report: Report) -> list[Path]:
         """Write the page that ``--report`` requests. Return the paths written."""
-        watch = self._engine.watch
-        if self._report is None or watch.probe is None:
+        watch = None if self._engine is None else self._engine.watch
+        if self._report is None or watch is None or watch.probe is None:
             return []
         probe, numbers = watch.probe, {"report": report.to_dict(), "live": self.live()}
         sections = run_sections(report, probe.moments, probe.hot, watch.stage_s, watch.updated)

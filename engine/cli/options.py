@@ -35,6 +35,7 @@ COMMANDS = {
     "diff": "show where two checkpoints differ: the first place and the largest difference; exit 1 if they do",
     "bench": "measure penstock against other libraries and against the memory of this machine, side by side",
     "serve": "receive gradients over Arrow Flight and serve deltas, tables and rows",
+    "follow": "keep a store, a table or a function up to date with the deltas of a service",
     "doctor": "report what this machine gives penstock, what will be slow here and why; exit 1 if it cannot run",
     "completion": "print a script that completes commands and flags in bash, zsh or fish",
 }
@@ -136,19 +137,6 @@ def number(what: str, least: float, most: float, with_least: bool = True) -> Cal
         return value
 
     return parse_number
-
-
-def add_reading_options(command: argparse.ArgumentParser) -> None:
-    """Add the flags for reading sources."""
-    reading = command.add_argument_group("reading")
-    add_row_options(reading)
-    reading.add_argument(
-        "--contribution-rows",
-        type=whole(1),
-        metavar="N",
-        help="a frame is N rows: needed for Parquet without a 'step' column",
-    )
-    add_end_option(reading)
 
 
 def add_row_options(to: Any) -> None:

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock.cli.engine_options import add_replay_gate_options
+from penstock.cli.engine_options import add_reading_options, add_replay_gate_options, reading_of
 from penstock.cli.options import (
     MAX_THREADS,
     add_command,
-    add_reading_options,
     check_sources,
     columns_of,
     learning_rates_of,
@@ -114,11 +113,10 @@ def run(args: argparse.Namespace) -> int:
         config,
         table=args.table,
         columns=columns,
-        contribution_rows=args.contribution_rows,
         merge=args.merge,
         on_bad_row="drop" if drops_bad_rows else "error",
         gradient_dtype=args.gradient_dtype,
-        allow_missing_end=args.allow_missing_end,
+        **reading_of(args),
     )
     reader = FrameReader(args.sources, options)
     started_s = time.perf_counter()

@@ -16,6 +16,7 @@ from penstock.cli.engine_options import (
     add_checkpoint_options,
     add_delta_options,
     add_machine_options,
+    add_reading_options,
     add_replay_gate_options,
     add_table_options,
     deltas_of,
@@ -24,7 +25,6 @@ from penstock.cli.engine_options import (
 from penstock.cli.monitoring import Watching, add_watching_options
 from penstock.cli.options import (
     add_command,
-    add_reading_options,
     check_sources,
     columns_of,
     learning_rates_of,
@@ -48,6 +48,7 @@ from penstock.engine import Engine
 from penstock.errors import MOST_LISTED, InputError, StaleInputError, UsageError
 from penstock.io.decoding.reader import ReadOptions
 from penstock.io.sources.opening import open_sources
+from penstock.io.sources.seekable_source import check_order, names_seekable
 from penstock.io.storage.quarantine import check_new, parse_on_bad_row
 from penstock.learning_rates import check_given
 from penstock.run import RunOptions
@@ -66,10 +67,14 @@ def add(commands: Any) -> None:
         "sources",
         metavar="SOURCE",
         nargs="+",
-        help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order",
+        help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order. "
+        "Or kafka://BROKER:PORT/TOPIC, nats://HOST:PORT/STREAM, delta:URI, lance:URI, iceberg:CATALOG/NAMESPACE.TABLE",
     )
     add_table_options(command)
     add_reading_options(command)
+    command.add_argument(
+        "--follow", action="store_true", help="read topics and tables with versions on, until a signal"
+    )
     add_replay_gate_options(command)
     add_checkpoint_options(command, "checkpoint", "at the end only")
     add_delta_options(command)
@@ -92,12 +97,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 # Flags of a single process, or of what a cluster has in another form.
-_NOT_ON_RAY = ("devices", "ui", "metrics", "metrics_file", "report")
+_NOT_ON_RAY = ("devices", "report", "follow", "as_files")
 
 
 def replay_on_ray(args: argparse.Namespace) -> int:
     """Run the job of ``--ray``; the driver is this process."""
-    from penstock.ray import Job
+    from penstock.ray.job import NOT_OF_JOBS, Job
 
     for flag in _NOT_ON_RAY:
         if getattr(args, flag):
@@ -106,6 +111,10 @@ def replay_on_ray(args: argparse.Namespace) -> int:
         raise UsageError("--ray: give the number of shares, --shares N")
     if args.merge == "step" or "-" in args.sources:
         raise UsageError("--ray: takes a frame of each source in turn (--merge round), from files and URIs")
+    for source in args.sources:
+        if names_seekable(source):
+            scheme = source.partition(":")[0]
+            raise UsageError(f"--ray: {scheme}: one process reads topics and tables with versions, without --ray")
     deltas = deltas_of(args)
     if "per_rows" in deltas or "per_seconds" in deltas:
         raise UsageError("--deltas-per: with --ray, expected steps=N")
@@ -113,7 +122,7 @@ def replay_on_ray(args: argparse.Namespace) -> int:
     if (file := file_of_deltas(args)) is not None:
         check_writable(file.parent)
     given = {field.name: getattr(args, field.name) for field in fields(RunOptions) if field.name in args}
-    options = {name: value for name, value in given.items() if name not in ("merge", "progress")}
+    options = {name: value for name, value in given.items() if name not in NOT_OF_JOBS}
     out, place = Output(args.json, aside=args.deltas == "-"), args.checkpoint or args.out or args.deltas
     job = Job(
         EmbeddingConfig.load(args.config),
@@ -126,10 +135,12 @@ def replay_on_ray(args: argparse.Namespace) -> int:
         out=args.out,
         state_hash=not args.no_hash,
     )
+    watching = Watching(args, job)
+    job.progress = lambda *_: watching.tick()
     failures = logging.StreamHandler()  # a line per failure of an actor or node, to standard error
     logging.getLogger("penstock").addHandler(failures)
     try:
-        with writing(place) if place else nullcontext():
+        with watching, writing(place) if place else nullcontext():
             report = job.run()
     finally:
         logging.getLogger("penstock").removeHandler(failures)
@@ -146,7 +157,7 @@ def replay(args: argparse.Namespace) -> int:
     # Report invalid flags and missing files before allocating the tables.
     check_given(rates, config.num_tags)
     ReadOptions(config.id_ranges, table=args.table)
-    open_sources(args.sources)
+    _check_sources(args)
     check_checkpoint(args)
     if quarantine is not None and not args.resume:
         check_new(quarantine)
@@ -159,6 +170,7 @@ def replay(args: argparse.Namespace) -> int:
             check_writable(place)
     # Most flags have the names of the arguments that they are.
     options = {field.name: getattr(args, field.name) for field in fields(RunOptions) if field.name in args}
+    options["max_message"] = args.max_message << 20
     out = Output(args.json, aside=args.deltas == "-")
     engine = make_engine(args, config)
     watching = Watching(args, engine)
@@ -218,6 +230,13 @@ def written_aside(args: argparse.Namespace, quarantine: Path | None) -> list[str
     """Return which files other than a commit remain after a run that was stopped."""
     bad_rows = [] if quarantine is None else [f"bad rows are in {quarantine}"]
     return bad_rows + ([] if args.deltas is None else [f"the deltas of every whole frame are in {args.deltas}"])
+
+
+def _check_sources(args: argparse.Namespace) -> None:
+    """Raise if a source cannot be opened, or cannot be read with these flags."""
+    sources = open_sources(args.sources, args.allow_missing_end, args.as_files, args.patience)
+    if sources:
+        check_order(sources, args.merge, args.follow)
 
 
 def check_checkpoint(args: argparse.Namespace) -> None:

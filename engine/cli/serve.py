@@ -23,6 +23,7 @@ from penstock.cli.options import (
     add_command,
     add_row_options,
     learning_rates_of,
+    number,
     read_options,
     whole,
 )
@@ -31,6 +32,7 @@ from penstock.cli.replay import check_checkpoint, make_engine
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
 from penstock.filesystem.descriptors import raise_limit
+from penstock.io.brokers.broker_uri import open_partitions
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
 from penstock.service.auth import certificates, check_protected, tokens_of
@@ -89,6 +91,21 @@ def add(commands: Any) -> None:
 def _add_reading(command: Parser) -> None:
     reading = command.add_argument_group("reading")
     add_row_options(reading)
+    for scheme, form in (("kafka", "kafka://BROKER:PORT,…/TOPIC"), ("nats", "nats://HOST:PORT/STREAM")):
+        reading.add_argument(
+            f"--{scheme}",
+            action="append",
+            default=[],
+            metavar="URI",
+            help=f"{form}: also take frames from there, one per message; may be repeated",
+        )
+    reading.add_argument(
+        "--patience",
+        type=number("seconds, at least 0", 0, 86_400),
+        default=60.0,
+        metavar="S",
+        help="seconds to retry while a broker is gone (default 60)",
+    )
     reading.add_argument(
         "--on-bad-row",
         choices=("error", "drop"),
@@ -154,6 +171,7 @@ def run(args: argparse.Namespace) -> int:
     for place in (args.out, args.checkpoint):
         if place is not None:
             check_writable(place)
+    partitions = [each for uri in (*args.kafka, *args.nats) for each in open_partitions(uri, args.patience)]
     engine = make_engine(args, config)
     watching = Watching(args, engine)  # before the service accepts callers
     service = Service(
@@ -167,6 +185,8 @@ def run(args: argparse.Namespace) -> int:
         tokens=tokens,
         per_steps=args.delta_steps,
         last=args.delta_last,
+        partitions=partitions,
+        patience_s=args.patience,
     )
     with watching:
         return _serve(args, service, watching)

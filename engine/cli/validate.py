@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
 from typing import Any
 
-from penstock.cli.engine_options import add_replay_gate_options
+from penstock.cli.engine_options import add_reading_options, add_replay_gate_options, reading_of
 from penstock.cli.key_checks import KeyChecks
 from penstock.cli.options import (
     add_command,
-    add_reading_options,
     check_sources,
     columns_of,
     learning_rates_of,
@@ -23,6 +23,8 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
 from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
+from penstock.io.sources.opening import Source, open_sources
+from penstock.io.sources.seekable_source import BROKERS
 from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.learning_rates import LearningRates
 from penstock.pyx.keys.directory import directory_bytes
@@ -89,11 +91,10 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
             args,
             config,
             LearningRates(config.num_tags, rates, config.schedules),
-            contribution_rows=args.contribution_rows,
             on_bad_row="drop",
-            allow_missing_end=args.allow_missing_end,
+            **reading_of(args),
         )
-        checks = [SourceCheck(source, drops_bad_rows) for source in args.sources]
+        checks = [SourceCheck(source, drops_bad_rows) for text in args.sources for source in _sources(text, args)]
         if checks:
             keys = KeyChecks(config if memory else None)
             walked = walk(checks, options, args.num_required or config.gate_num_required or 1, args, keys, out)
@@ -137,8 +138,9 @@ class SourceCheck:
     errors, dropped : as text; complete after ``end``
     """
 
-    def __init__(self, source: str, drops_bad_rows: bool) -> None:
-        self.source, self._drops_bad_rows = source, drops_bad_rows
+    def __init__(self, source: str | Source, drops_bad_rows: bool) -> None:
+        self._opens, self.source = source, source if isinstance(source, str) else source.name
+        self._drops_bad_rows = drops_bad_rows
         self.counters = Counters()
         self.errors: list[str] = []
         self.dropped: list[str] = []
@@ -149,7 +151,7 @@ class SourceCheck:
         """Yield the source's frames up to its end or first error. is_sorted : whether it must be sorted by step"""
         self._opened = True
         try:
-            reader = FrameReader(self.source, options)
+            reader = FrameReader(self._opens, options)
             self._first_bad = reader.first_bad
             yield from sorted_by_step(iter(reader)) if is_sorted else reader
         except (ConfigError, InputError) as error:
@@ -185,6 +187,11 @@ class SourceCheck:
         return {"source": self.source, **numbers, "bad_rows": dict(counters.dropped), "errors": self.errors}
 
 
+def _sources(text: str, args: argparse.Namespace) -> Sequence[str | Source]:
+    """Return the partitions of a topic; any other source stays a text, whose errors are findings."""
+    return open_sources(text, patience_s=args.patience) if text.startswith(BROKERS) else [text]
+
+
 def walk(
     checks: list[SourceCheck],
     options: ReadOptions,
@@ -207,6 +214,9 @@ def walk(
     frames = [check.frames(options, args.merge == "step") for check in checks]
     with closing(in_order(frames, args.merge)) as numbered:
         for number, frame in islice(numbered, args.limit):
+            if frame.is_void:
+                checks[number].counters.dropped.update(frame.dropped)
+                continue
             admitted = gate.admit(frame.local_step, partial(keys.add, frame), frame.contributor)
             total.count(frame, admitted)
             checks[number].counters.count(frame, admitted)

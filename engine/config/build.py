@@ -22,6 +22,7 @@ from penstock.config.optimizers import (
 )
 from penstock.config.optimizers.float32 import float32
 from penstock.config.optimizers.proto_conversion import optimization_parameters
+from penstock.config.placement import write_placement
 from penstock.config.specs import PythonPart
 from penstock.config.tables import (
     INITIALIZERS,
@@ -165,6 +166,7 @@ def _settings(name: str, table: TableConfig, optimizer: Optimizer) -> TableSetti
         settings.storage_dtype = TableSettings.INT32
     if table.dynamic is not None:
         write_dynamic(settings, table.dynamic)
+    write_placement(settings, table.placement)
     if optimizer.parameters_field in OWN_OPTIMIZERS:
         getattr(settings, optimizer.parameters_field).SetInParent()
     return settings

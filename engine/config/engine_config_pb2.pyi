@@ -125,8 +125,20 @@ class DynamicSettings(_message.Message):
     missing: DynamicSettings.Missing
     def __init__(self, key_type: _Optional[_Union[DynamicSettings.KeyType, str]] = ..., admit: _Optional[_Union[DynamicSettings.Admit, _Mapping[str, object]]] = ..., expire: _Optional[_Union[DynamicSettings.Expire, _Mapping[str, object]]] = ..., evict: _Optional[_Union[DynamicSettings.Evict, _Mapping[str, object]]] = ..., on_full: _Optional[_Union[DynamicSettings.OnFull, str]] = ..., missing: _Optional[_Union[DynamicSettings.Missing, str]] = ...) -> None: ...
 
+class PlacementSettings(_message.Message):
+    __slots__ = ("where",)
+    class Where(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        DEVICE: _ClassVar[PlacementSettings.Where]
+        HOST: _ClassVar[PlacementSettings.Where]
+    DEVICE: PlacementSettings.Where
+    HOST: PlacementSettings.Where
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    where: PlacementSettings.Where
+    def __init__(self, where: _Optional[_Union[PlacementSettings.Where, str]] = ...) -> None: ...
+
 class TableSettings(_message.Message):
-    __slots__ = ("name", "truncated_normal", "uniform", "constant", "row_id", "slot", "storage_dtype", "dynamic", "row_wise_adagrad")
+    __slots__ = ("name", "truncated_normal", "uniform", "constant", "row_id", "slot", "storage_dtype", "dynamic", "placement", "row_wise_adagrad")
     class StorageDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[TableSettings.StorageDtype]
@@ -145,6 +157,7 @@ class TableSettings(_message.Message):
     SLOT_FIELD_NUMBER: _ClassVar[int]
     STORAGE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     DYNAMIC_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     ROW_WISE_ADAGRAD_FIELD_NUMBER: _ClassVar[int]
     name: str
     truncated_normal: TruncatedNormal
@@ -154,8 +167,9 @@ class TableSettings(_message.Message):
     slot: _containers.RepeatedCompositeFieldContainer[SlotSettings]
     storage_dtype: TableSettings.StorageDtype
     dynamic: DynamicSettings
+    placement: PlacementSettings
     row_wise_adagrad: RowWiseAdagradParameters
-    def __init__(self, name: _Optional[str] = ..., truncated_normal: _Optional[_Union[TruncatedNormal, _Mapping[str, object]]] = ..., uniform: _Optional[_Union[Uniform, _Mapping[str, object]]] = ..., constant: _Optional[_Union[Constant, _Mapping[str, object]]] = ..., row_id: _Optional[_Union[RowId, _Mapping[str, object]]] = ..., slot: _Optional[_Iterable[_Union[SlotSettings, _Mapping[str, object]]]] = ..., storage_dtype: _Optional[_Union[TableSettings.StorageDtype, str]] = ..., dynamic: _Optional[_Union[DynamicSettings, _Mapping[str, object]]] = ..., row_wise_adagrad: _Optional[_Union[RowWiseAdagradParameters, _Mapping[str, object]]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., truncated_normal: _Optional[_Union[TruncatedNormal, _Mapping[str, object]]] = ..., uniform: _Optional[_Union[Uniform, _Mapping[str, object]]] = ..., constant: _Optional[_Union[Constant, _Mapping[str, object]]] = ..., row_id: _Optional[_Union[RowId, _Mapping[str, object]]] = ..., slot: _Optional[_Iterable[_Union[SlotSettings, _Mapping[str, object]]]] = ..., storage_dtype: _Optional[_Union[TableSettings.StorageDtype, str]] = ..., dynamic: _Optional[_Union[DynamicSettings, _Mapping[str, object]]] = ..., placement: _Optional[_Union[PlacementSettings, _Mapping[str, object]]] = ..., row_wise_adagrad: _Optional[_Union[RowWiseAdagradParameters, _Mapping[str, object]]] = ...) -> None: ...
 
 class FeatureSettings(_message.Message):
     __slots__ = ("name", "combiner", "max_sequence_length", "feature_id")

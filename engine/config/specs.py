@@ -16,6 +16,7 @@ from penstock.config.lint.runnable import refusals
 from penstock.config.optimizers import DynamicLearningRate, FrequencyEstimator, LearningRate, Optimizer, update_rule
 from penstock.config.optimizers.float32 import float32
 from penstock.config.optimizers.proto_conversion import read_optimizer
+from penstock.config.placement import ON_DEVICES, Placement, read_placement
 from penstock.config.proto_views import TableMessage, read_limits
 from penstock.config.tables import INITIALIZERS, Constant, Initializer, default_initializer
 from penstock.errors import ConfigError
@@ -59,6 +60,7 @@ class TableSpec:
     accumulate : whether the gradients of an id are summed before a single update
     quantization : simulated in the forward pass; the table itself is not quantized
     dynamic : ids are any 64-bit keys, of which vocabulary_size have a row at once; None: ids are below vocabulary_size
+    placement : where rows and slots lie
     """
 
     name: str
@@ -74,6 +76,7 @@ class TableSpec:
     storage_dtype: str = "float32"
     quantization: Quantization | None = None
     dynamic: Dynamic | None = None
+    placement: Placement = ON_DEVICES
 
     @property
     def id_type(self) -> str:
@@ -148,6 +151,7 @@ def table_spec(table: TableMessage, part: PythonPart) -> TableSpec:
         storage_dtype="bfloat16" if table.settings.storage_dtype == TableSettings.BFLOAT16 else "float32",
         quantization=_quantization(table),
         dynamic=read_dynamic(table.settings),
+        placement=read_placement(table.settings),
     )
 
 

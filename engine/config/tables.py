@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from penstock.config.dynamic import Dynamic
 from penstock.config.optimizers.float32 import float32
+from penstock.config.placement import ON_DEVICES, Placement
 from penstock.errors import ConfigError
 
 COMBINERS = ("mean", "sum", "sqrtn")
@@ -96,6 +97,7 @@ class TableConfig:
     layout : accepted as in TensorFlow, where only SparseCore reads it
     dtype : "float32" or "int32", or a numpy, jax or TensorFlow dtype of that name
     dynamic : ids are any 64-bit keys, of which vocabulary_size have a row at once; None: ids are below vocabulary_size
+    placement : where rows and slots lie (docs/placement.md)
     """
 
     vocabulary_size: int
@@ -108,6 +110,7 @@ class TableConfig:
     layout: Any = field(default=None, repr=False)
     dtype: Any = field(default="float32", repr=False)
     dynamic: Dynamic | None = None
+    placement: Placement = ON_DEVICES
 
     def __post_init__(self) -> None:
         for what, value in (("vocabulary_size", self.vocabulary_size), ("dim", self.dim)):
@@ -124,6 +127,8 @@ class TableConfig:
             raise ConfigError(f"combiner must be one of {', '.join(COMBINERS)}, got {self.combiner!r}")
         if self.dynamic is not None and not isinstance(self.dynamic, Dynamic):
             raise ConfigError(f"dynamic must be a Dynamic or None, got {self.dynamic!r}")
+        if not isinstance(self.placement, Placement):
+            raise ConfigError(f"placement must be a Placement, such as Placement('host'), got {self.placement!r}")
         if dtype_name(self.dtype) not in ("float32", "int32"):
             raise ConfigError(f"dtype must be float32 or int32, got {self.dtype!r}")
 

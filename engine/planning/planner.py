@@ -134,7 +134,8 @@ class Planner:
         seen = FrameGate(self.gate, lambda *_, **__: False)
         with closing(reader.numbered()) as numbered:
             for _, frame in islice(numbered, limit):
-                self.push(frame)
+                if not frame.is_void:
+                    self.push(frame)
                 if progress is not None:
                     progress(self.counters, seen, reader.fraction())
                 interrupts.check()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import penstock.interrupts as interrupts
-from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import PeerError, UsageError
 from penstock.frames import Float32, Int64
 from penstock.ray.owners import Owner
@@ -87,6 +86,8 @@ class Actors:
         )
         self.readers = [reader.remote(*arguments, **named) for arguments, named in readers]
         self.owners = [owner.remote(*arguments) for arguments in owners]
+        named = {"reader": self.readers, "owner": self.owners}
+        self._names = {actor._actor_id.hex(): f"{kind} {n}" for kind, of in named.items() for n, actor in enumerate(of)}
 
     def get(self, refs: Any) -> Any:
         """Return the results of tasks. Raises LostError, KeyboardInterrupt, or an error that a task raised."""
@@ -100,10 +101,10 @@ class Actors:
             except errors.RayTaskError as error:
                 cause = getattr(error, "cause", None)
                 if isinstance(cause, errors.RayError):
-                    raise LostError(_first_line(cause)) from None
+                    raise self._lost(cause) from None
                 raise
             except errors.RayError as error:
-                raise LostError(_first_line(error)) from None
+                raise self._lost(error) from None
 
     def begin(self, calls: Callable[[], list[Any]]) -> list[Any]:
         """Return the results of calls that create the state of actors, again until those that died are back.
@@ -129,6 +130,14 @@ class Actors:
                     raise PeerError(f"the job could not begin: {failure}") from None
                 time.sleep(_PAUSE_S)
 
+    def _lost(self, error: BaseException) -> LostError:
+        if name := self._names.get(getattr(error, "actor_id", None) or ""):
+            return LostError(f"{name} died or cannot be reached")
+        if isinstance(error, self._ray.exceptions.ObjectLostError):
+            return LostError("a block of frames was lost with its node")
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return LostError(": ".join([type(error).__name__, *lines[:1]]))
+
     def close(self) -> None:
         """End all actors."""
         for actor in (*self.readers, *self.owners):
@@ -148,15 +157,3 @@ class RemoteTables:
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
         values: Float32 = self._actors.get(self._owner.read_rows.remote(name, part, rows))
         return values
-
-
-def checked_config(config: Any) -> EmbeddingConfig:
-    """Return the configuration of a job. Raises UsageError."""
-    if not isinstance(config, EmbeddingConfig):
-        raise UsageError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
-    return config
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

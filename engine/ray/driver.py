@@ -9,7 +9,8 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import penstock.interrupts as interrupts
@@ -18,11 +19,14 @@ from penstock.checkpoint.run_files import CountedFiles, RunFiles
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.errors import CapacityError, StateError, UsageError
-from penstock.ray.cluster import Actors
+from penstock.metrics import measured
+from penstock.ray.cluster import Actors, LostError
+from penstock.ray.job_metrics import JobMetrics
 from penstock.ray.joined_deltas import JoinedDeltas
 from penstock.ray.owners import Applied, Begun, Ended
 from penstock.ray.readers import Contents, Place, ReadFrame
 from penstock.stats import Counters
+from penstock.telemetry import Snapshot
 
 # Blocks that readers are asked for before owners have applied the one before.
 AHEAD = 2
@@ -34,14 +38,18 @@ BLOCK_BYTES, MOST_ROUNDS, GROWTH = 16 << 20, 256, 4
 
 @dataclass
 class Block:
-    """One block on its way. stop : the place where it ends early, if it does"""
+    """One block on its way. stop : the place where it ends early, if it does
+
+    refs : of what owners report; snapshots : of their snapshots after it, if these are due
+    """
 
     contents: list[Contents]
     frames: list[ReadFrame]
     stop: Place | None
     error: BaseException | None
     is_last: bool
-    refs: list[Any]
+    refs: list[Any] = field(default_factory=list)
+    snapshots: list[Any] = field(default_factory=list)
 
 
 class Driver:
@@ -52,6 +60,7 @@ class Driver:
     rounds : of a block; None: as many as have about BLOCK_BYTES per owner
     every, keep, limit, flush : as in ``Engine.run``
     deltas : joins those of the owners; None: none are wanted
+    metrics : of the job; None: none are wanted
 
     positions : in the sources; counters : of this attempt; committed : those of them at its last commit
     has_committed : whether it has committed
@@ -71,10 +80,13 @@ class Driver:
         limit: int | None,
         flush: bool,
         progress: Callable[[Counters, int], None] | None,
+        metrics: JobMetrics | None,
     ) -> None:
         self._actors, self._folder, self._commit = actors, folder, commit
         self._rounds, self._every, self._keep, self._limit, self._flush = rounds, every, keep, limit, flush
-        self._progress = progress
+        self._progress, self._metrics = progress, metrics
+        self._read_s = 0.0
+        self._fractions: dict[int, float | None] = dict.fromkeys(range(num_sources), 0.0)
         self.counters, self.first_bad = Counters(), dict[str, str]()
         self.committed, self.has_committed = Counters(), False
         self.verified, self.checksums = dict[int, bool](), set[bool]()
@@ -134,12 +146,15 @@ class Driver:
             self._finish(in_flight, 0)
             if self.error is None:
                 self.commit()
+            self._measure(self._snapshots())
             raise
         if self.error is not None:
             if not isinstance(self.error, CapacityError | MemoryError):  # the owners may be at different steps
                 self.commit()
+            self._measure(self._snapshots())
             raise self.error
         self.commit()
+        self._measure(self._snapshots())
         return self._all(lambda: [owner.end.remote() for owner in self._actors.owners])
 
     def commit(self) -> None:
@@ -179,6 +194,8 @@ class Driver:
                 owner.apply.remote(block.stop, flush, *heads, *(of[2 + rank] for of in refs))
                 for rank, owner in enumerate(actors.owners)
             ]
+            if self._metrics is not None and self._metrics.is_due():
+                block.snapshots = self._snapshots()
             yield block
             if block.is_last:
                 return
@@ -197,7 +214,7 @@ class Driver:
         if stop is not None:
             frames = [frame for frame in frames if frame.place < stop]
         is_last = stop is not None or all(of.is_over for of in contents)
-        return Block(contents, frames, stop, error, is_last, [])
+        return Block(contents, frames, stop, error, is_last)
 
     def _finish(self, in_flight: deque[Block], most: int) -> None:
         """Wait until owners have applied all blocks but so many, and count them. Nothing counts after an error."""
@@ -218,13 +235,17 @@ class Driver:
             self.positions.rows += frame.num_rows
             if self._files.bad_rows is not None:
                 self._files.bad_rows.append(frame.bad_rows)
-        self.counters = Counters.from_state(first.counters)
+        held_bytes = sum(of.counters["held_bytes"] for of in applied)
+        self.counters = Counters.from_state({**first.counters, "held_bytes": held_bytes})
         self.positions.stale_rows = self._stale_before + self.counters.stale_rows
         self.global_step, self.num_accumulated = first.global_step, first.num_accumulated
         for of in block.contents:
             self.verified |= of.verified
             self.checksums |= of.checksums
             self.first_bad = {**of.first_bad, **self.first_bad}
+            self._read_s += of.read_s
+            self._fractions |= of.fractions
+        self._measure(block.snapshots)
         if self._deltas is not None and self._files.deltas is not None:
             for batch in self._deltas.join([of.deltas for of in applied]):
                 self._files.deltas.write(batch)
@@ -233,6 +254,22 @@ class Driver:
 
     def _is_due(self) -> bool:
         return self._every is not None and self.global_step - self._step >= self._every
+
+    # ---- metrics
+
+    def _snapshots(self) -> list[Any]:
+        return [] if self._metrics is None else [owner.snapshot.remote() for owner in self._actors.owners]
+
+    def _measure(self, refs: list[Any]) -> None:
+        """Update the metrics of the job by snapshots of all owners, if there are any."""
+        if self._metrics is None or not refs:
+            return
+        commit = None
+        if self._folder is not None and self._commit is not None:
+            commit = measured(self._commit, self._folder.written_s(self._commit))
+        with suppress(LostError):  # which ends an attempt where its results are awaited
+            owners: list[Snapshot] = self._actors.get(refs)
+            self._metrics.update(owners, self._read_s, list(self._fractions.values()), self.first_bad, commit)
 
     # ---- calls
 

@@ -21,15 +21,17 @@ from penstock.errors import PeerError, UsageError
 from penstock.io.decoding.reader import ReadOptions
 from penstock.io.storage.delta_sink import open_deltas
 from penstock.io.storage.quarantine import parse_on_bad_row
-from penstock.learning_rates import LearningRates, Rates
-from penstock.ray.cluster import Actors, LostError, RemoteTables, checked_config, started
+from penstock.learning_rates import LearningRates
+from penstock.ray.cluster import Actors, LostError, RemoteTables, started
 from penstock.ray.driver import Driver
+from penstock.ray.job_metrics import JobMetrics
 from penstock.ray.joined_deltas import JoinedDeltas
 from penstock.ray.owners import Ended
 from penstock.ray.reports import joined_problems, joined_tables, joined_variants
 from penstock.routing import WholeTables
+from penstock.run import RunOptions
 from penstock.stats import Counters, Report
-from penstock.validation import share, whole
+from penstock.validation import check_known, share, whole
 
 log = logging.getLogger("penstock")
 
@@ -37,8 +39,15 @@ log = logging.getLogger("penstock")
 MOST_FAILURES = 10
 
 
-@dataclass(kw_only=True)
-class JobOptions:
+# Options of runs and deltas that a job does not have: its order is by rounds, no share counts all rows, and one process
+# reads topics and tables with versions.
+NOT_OF_JOBS = frozenset(
+    {"merge", "per_rows", "per_seconds", "progress", "follow", "patience", "max_message", "as_files"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(RunOptions, DeltaOptions):
     """How a job runs. The options of ``Engine`` and ``Engine.run`` mean the same here; the others:
 
     shares : number of owners, each with a share of the rows; readers : number of readers; None: as many as shares, and
@@ -56,26 +65,8 @@ class JobOptions:
     reduction: str | None = None
     seed: int = 0
     threads: int | None = 1
-    table: str | None = None
-    columns: Mapping[str, str] | None = None
-    contribution_rows: int | None = None
-    learning_rates: Rates = None
-    on_bad_row: str = "error"
-    flush: bool = False
-    limit: int | None = None
-    max_stale: float | None = None
-    gradient_dtype: str | None = None
-    allow_missing_end: bool = False
-    checkpoint: str | os.PathLike[str] | None = None
-    every: int | None = None
-    keep: int = KEEP
-    resume: bool = False
     deltas: str | os.PathLike[str] | None = None
-    slots: bool | Sequence[str] = ()
-    op: bool = False
-    last: bool = False
     numbered: bool = True
-    per_steps: int | None = None
     init: str | None = None
     out: str | os.PathLike[str] | None = None
     state_hash: bool = True
@@ -83,7 +74,6 @@ class JobOptions:
     rounds_per_block: int | None = None
     owner_options: Mapping[str, Any] = field(default_factory=dict)
     reader_options: Mapping[str, Any] = field(default_factory=dict)
-    progress: Callable[[Counters, int], None] | None = None
 
 
 class Job:
@@ -94,6 +84,7 @@ class Job:
     options : JobOptions, as keywords
 
     actors : of the job that runs
+    progress : called after every block with the counters of the job and the global step; None: nothing is
 
     The result equals that of one engine, bit for bit. After an actor or a node has died, the job continues from its
     last commit.
@@ -101,12 +92,10 @@ class Job:
     """
 
     def __init__(self, config: EmbeddingConfig, sources: Sequence[Any], **options: Any) -> None:
-        known = {of.name for of in fields(JobOptions)}
-        if unknown := options.keys() - known:
-            raise UsageError(f"Job: no option '{min(unknown)}' (there are: {', '.join(sorted(known))})")
+        check_known("Job", options, {of.name for of in fields(JobOptions)} - NOT_OF_JOBS)
         if "shares" not in options:
             raise UsageError("Job: give shares=, the number of owners of the rows")
-        self._config, self.options = checked_config(config), JobOptions(**options)
+        self._config, self.options = config, JobOptions(**options)
         self._sources = list(sources) if isinstance(sources, list | tuple) else [sources]
         given = self.options
         if not self._sources:
@@ -139,9 +128,16 @@ class Job:
         )
         self._delta_options: DeltaOptions | None = None
         if given.deltas is not None:
-            named = {of.name: getattr(given, of.name) for of in fields(DeltaOptions) if hasattr(given, of.name)}
-            self._delta_options = DeltaOptions(**named)
+            self._delta_options = DeltaOptions(**{of.name: getattr(given, of.name) for of in fields(DeltaOptions)})
             JoinedDeltas(config.tables, self._delta_options, 0)
+        self._metrics: JobMetrics | None = None
+        self.progress: Callable[[Counters, int], None] | None = None
+
+    def metrics(self) -> JobMetrics:
+        """Return the metrics of the whole job, as ``penstock.metrics.Metrics`` of an engine. Call it before ``run``."""
+        if self._metrics is None:
+            self._metrics = JobMetrics(self._config)
+        return self._metrics
 
     def run(self) -> Report:
         """Run the job to the end of its sources. Return the report of the whole job."""
@@ -154,7 +150,8 @@ class Job:
             commit = None if folder is None else folder.newest()
             self.actors = self._make_actors(ray, commit)
             try:
-                return self._until_it_ends(self.actors, folder, commit, began)
+                with nullcontext() if self._metrics is None else self._metrics.run():
+                    return self._until_it_ends(self.actors, folder, commit, began)
             finally:
                 self.actors.close()
 
@@ -172,8 +169,10 @@ class Job:
             ((self._config, self._sources, rank, self._num_readers, self._read), routing)
             for rank in range(self._num_readers)
         ]
+        samples = None if self._metrics is None else self._metrics.samples
         owners = [
-            (self._config, (rank, count), engine, given.learning_rates, self._delta_options) for rank in range(count)
+            (self._config, (rank, count), engine, given.learning_rates, self._delta_options, samples)
+            for rank in range(count)
         ]
         return Actors(ray, readers, owners, given.reader_options, given.owner_options)
 
@@ -187,6 +186,8 @@ class Job:
             try:
                 driver = self._driver(actors, folder, commit)
                 skipped = driver.num_skipped if skipped is None else skipped
+                if self._metrics is not None:
+                    self._metrics.before, self._metrics.num_skipped = before, skipped
                 report = partial(self._report, before, skipped, began)
                 return self._attempt(driver, actors, folder, commit, counted, report)
             except LostError as failure:
@@ -216,7 +217,8 @@ class Job:
             keep=given.keep,
             limit=self._limit,
             flush=given.flush,
-            progress=given.progress,
+            progress=self.progress,
+            metrics=self._metrics,
         )
 
     def _attempt(

@@ -19,10 +19,12 @@ from penstock.engine import Engine
 from penstock.errors import PenstockError
 from penstock.frames import Float32, Frame, Int64
 from penstock.learning_rates import LearningRates, Rates
+from penstock.metrics import Metrics
 from penstock.ray.readers import Place
 from penstock.routing import frames_of
 from penstock.stats import Counters, TableReport
 from penstock.tables.state_hash import KeyArrays
+from penstock.telemetry import Snapshot
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,6 @@ class Ended:
     """
 
     tables: Mapping[str, TableReport]
-    held_bytes: int
     last_rates: tuple[float, ...] | None
     variants: Mapping[str, str]
     problems: Sequence[str]
@@ -74,6 +75,7 @@ class Owner:
     arguments : num_required, reduction, seed and threads of the Engine
     rates : learning rates by tag
     deltas : the form of the deltas that ``apply`` returns; None: none are wanted
+    samples : whether snapshots have moments and hot ids; None: none are wanted
     """
 
     def __init__(
@@ -83,10 +85,11 @@ class Owner:
         arguments: Mapping[str, Any],
         rates: Rates,
         deltas: DeltaOptions | None,
+        samples: bool | None,
     ) -> None:
         self._config, self._share, self._arguments = config, share, arguments
         self._rates, self._options = LearningRates(config.num_tags, rates, config.schedules), deltas
-        self._dims = {spec.name: spec.dim for spec in config.tables}
+        self._dims, self._samples = {spec.name: spec.dim for spec in config.tables}, samples
 
     def begin(self, folder: str | None, number: int | None, init: str | None) -> Begun | BaseException:
         """Create the engine anew: from commit ``number`` of a folder, which must be its newest, or from the start.
@@ -111,6 +114,11 @@ class Owner:
         core.start_counting()
         core.rates = self._rates
         engine.session.count_into(self._counters)
+        engine.watch.counters = self._counters
+        if self._samples is not None:
+            self._metrics = Metrics(engine)
+        if self._samples:
+            engine.watch.look_closer()
         self._deltas = None if self._options is None else Deltas(core, self._options)
         positions = None if number is None else engine.session.positions.get_state()
         return Begun(core.global_step, core.changed_step, engine.session.totals.frames, positions)
@@ -121,12 +129,14 @@ class Owner:
         parts : of every reader the heads with their places, then of every reader the batch of this share
         flush : open the gate for the frames that it holds, at the end
         """
-        core, done = self._core, Applied(error=self._error)
+        core, watch, done = self._core, self._made.watch, Applied(error=self._error)
         try:
             for place, frame in self._frames(parts):
                 if self._error is not None or (stop is not None and place >= stop):
                     break
-                core.push(frame, self._rates, self._counters)
+                with watch.timed("sum"):
+                    frame, _ = core.push(frame, self._rates, self._counters)
+                watch.sample(frame, core.gate, core.last_rates or ())
                 done.num_frames += 1
                 if self._deltas is not None:
                     self._collect(self._deltas.due(), done)
@@ -146,14 +156,18 @@ class Owner:
         try:
             session = self._made.session
             assert isinstance(session, ShareSession)
-            return session.write_part(Folder(folder), number, attempt)
+            with self._made.watch.timed("save"):
+                return session.write_part(Folder(folder), number, attempt)
         except (PenstockError, OSError, MemoryError) as error:
             return error
 
+    def snapshot(self) -> Snapshot:
+        """Return the numbers of this share after the last block."""
+        return self._metrics.snapshot()
+
     def end(self) -> Ended:
         core, programs = self._core, self._core.tables.programs
-        held_bytes = self._counters.held_bytes
-        return Ended(core.table_reports(), held_bytes, core.last_rates, programs.variants, programs.problems)
+        return Ended(core.table_reports(), core.last_rates, programs.variants, programs.problems)
 
     # ---- tables, between two blocks
 

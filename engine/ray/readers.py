@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -9,9 +10,10 @@ from typing import Any
 
 from penstock.checkpoint.source_positions import Positions
 from penstock.config.embedding import EmbeddingConfig
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UsageError
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.io.sources.seekable_source import SeekableSource
 from penstock.routing import Head, Router
 
 # The place of a frame in the order of a job: its round, then the number of its source.
@@ -33,16 +35,19 @@ class Contents:
     """What the driver has to know of one reader's part of a block.
 
     frames : in the order of their places; num_bytes : of the rows that are sent
+    read_s : seconds of reading and routing
     is_over : the reader's sources have ended; error, at : raised in place of a frame, and the place of that frame
-    verified : by source; checksums, first_bad : as in FrameReader
+    verified, fractions : by source; checksums, first_bad : as in FrameReader
     """
 
     frames: list[ReadFrame] = field(default_factory=list)
     num_bytes: int = 0
+    read_s: float = 0.0
     is_over: bool = False
     error: BaseException | None = None
     at: Place | None = None
     verified: dict[int, bool] = field(default_factory=dict)
+    fractions: dict[int, float | None] = field(default_factory=dict)
     checksums: set[bool] = field(default_factory=set)
     first_bad: dict[str, str] = field(default_factory=dict)
 
@@ -80,6 +85,12 @@ class Reader:
         """
         try:
             self._readers = {n: FrameReader(_single(source), self._options) for n, source in self._own.items()}
+            for reader in self._readers.values():
+                if isinstance(reader.sources[0], SeekableSource):
+                    return UsageError(
+                        f"{reader.sources[0].name}: expected a file, a directory or a stream; a topic or a table with "
+                        "versions is read by one process, without --ray"
+                    )
             self._frames = {n: iter(reader) for n, reader in self._readers.items()}
             self._at = {n: Positions([self._readers[n].sources[0].name]) for n in self._own}
             if positions is not None:
@@ -93,19 +104,19 @@ class Reader:
 
     def block(self, stop: int) -> tuple[Any, ...]:
         """Read the rounds up to ``stop``. Return Contents, the heads with their places, and a batch per share."""
-        contents, frames = Contents(), []
+        contents, frames, began_s = Contents(), [], time.perf_counter()
         for place, frame in self._rounds(stop, contents):
             entry = self._at[place[1]].entries[0]
             contents.frames.append(ReadFrame(place, frame.num_rows, entry.digest, frame.bad_rows))
             frames.append((place, frame))
         contents.is_over = not self._frames
         for number, reader in self._readers.items():
-            contents.verified[number] = reader.verified
+            contents.verified[number], contents.fractions[number] = reader.verified, reader.fraction()
             contents.checksums |= reader.checksums
             contents.first_bad.update(reader.first_bad)
             reader.first_bad.clear()
         heads, batches = self._router.block([(place[1], frame) for place, frame in frames])
-        contents.num_bytes = sum(batch.nbytes for batch in batches)
+        contents.num_bytes, contents.read_s = sum(batch.nbytes for batch in batches), time.perf_counter() - began_s
         placed: list[tuple[Place, Head]] = [(place, head) for (place, _), head in zip(frames, heads, strict=True)]
         return contents, placed, *batches
 

@@ -1,10 +1,16 @@
-"""The reports of all shares as one."""
+"""The reports and snapshots of all shares as one."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from penstock.metrics import MAX_HOT
+from penstock.sampling import Moment
 from penstock.stats import KeyReport, TableReport
+from penstock.telemetry import Snapshot
 
 
 def joined_tables(reports: Sequence[Mapping[str, TableReport]]) -> dict[str, TableReport]:
@@ -37,3 +43,39 @@ def _joined_keys(shares: Sequence[KeyReport]) -> KeyReport:
     totals = {name: sum(getattr(of, name) for of in shares) for name in vars(shares[0])}
     rows = sum(of.keys / of.load for of in shares if of.load)  # shares without a key count as nothing
     return KeyReport(**{**totals, "load": totals["keys"] / rows if rows else 0.0})
+
+
+def joined_snapshots(shares: Sequence[Snapshot]) -> Snapshot:
+    """Return the snapshot of all shares. Each counts all frames and steps, and its own rows of tables."""
+    first, updated = shares[0], Counter[str]()
+    for of in shares:
+        updated.update(of.updated)
+    return replace(
+        first,
+        counters=replace(first.counters, held_bytes=sum(of.counters.held_bytes for of in shares)),
+        tables=joined_tables([of.tables for of in shares]),
+        updated=updated,
+        num_steps=sum(of.num_steps for of in shares),
+        recent_s=[seconds for of in shares for seconds in of.recent_s],
+        stage_s={stage: sum(of.stage_s[stage] for of in shares) for stage in first.stage_s},
+        num_compiles=sum(of.num_compiles for of in shares),
+        problems=joined_problems([of.problems for of in shares]),
+        moments=[_joined_moment(of) for of in zip(*(of.moments for of in shares), strict=False)],
+        hot=_joined_hot(shares),
+    )
+
+
+def _joined_moment(shares: Sequence[Moment]) -> Moment:
+    """Return a moment that all shares noted at the same frame: norms are the root mean square over their rows."""
+    norms: dict[str, float] = {}
+    for name in sorted({name for of in shares for name in of.norms}):
+        found = [of.norms[name] for of in shares if name in of.norms]
+        norms[name] = math.sqrt(sum(norm * norm for norm in found) / len(found))
+    return replace(shares[0], norms=norms)
+
+
+def _joined_hot(shares: Sequence[Snapshot]) -> list[tuple[str, int, float]]:
+    rows = [sum(table.rows for table in of.tables.values()) for of in shares]
+    every = max(1, sum(rows))
+    hot = [(table, one, share * n / every) for of, n in zip(shares, rows, strict=True) for table, one, share in of.hot]
+    return sorted(hot, key=lambda of: -of[2])[:MAX_HOT]

@@ -78,6 +78,11 @@ class Sequencer(CommitListener):
 
     # ---- streams
 
+    def position(self, contributor: str) -> int:
+        """Return the number of a producer's last frame that was applied."""
+        with self._engine.gate.still():
+            return self.streams.position(contributor)
+
     def open(self, request: PutRequest, tell: Callable[[Ack], None]) -> Stream:
         """Open a stream. An earlier stream of the same contributor ends at its next frame.
 
@@ -88,18 +93,35 @@ class Sequencer(CommitListener):
             self._check_open()
             return self.streams.open(request, tell)
 
-    def push(self, stream: Stream, frame: Frame) -> None:
+    def push(self, stream: Stream, frame: Frame, number: int | None = None) -> None:
         """Apply one frame, or skip it if it was applied before.
+
+        number : of the frame, if numbers have gaps; None: the next one
 
         Raises InputError for an invalid frame (nothing of it is applied), ServiceError if the service takes no more
         frames, UsageError if another stream of the producer has begun or its position cannot be stored.
         """
         with self._engine.gate.still():
             self._check_open()
+            stream.next = stream.next if number is None else number
             if self.streams.skips(stream):
                 stream.next += 1
             else:
                 self._apply(stream, _named(frame, stream.contributor))
+            self.streams.acknowledge(stream)
+
+    def pass_over(self, stream: Stream, number: int, reason: str | None = None) -> None:
+        """Count a number as applied that has no frame. reason : of a frame that is dropped as a whole"""
+        with self._engine.gate.still():
+            self._check_open()
+            stream.next = number
+            if self.streams.skips(stream):
+                return
+            if reason is not None:
+                self.counters.dropped[reason] += 1
+            self.streams.pass_over(stream, reason)
+            if self._commits is not None:
+                self._commits.frame_counted()
             self.streams.acknowledge(stream)
 
     def rejected(self, error: InputError) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from penstock.io.brokers.broker_partition import Partition
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
 from penstock.service.auth import CallAdmission
+from penstock.service.broker_intake import BrokerIntake
 from penstock.service.connections import Connections
 from penstock.service.delta_log import DeltaLog
 from penstock.service.flight_server import FlightServer
@@ -40,6 +43,7 @@ class Service:
     reading : how streams of gradients are decoded
     per_steps : steps per delta; None: one delta per commit, or per step without a checkpoint
     last : whether deltas and tables say when each key of a dynamic table occurred last
+    partitions : of brokers, which are producers from the start; patience_s : how long to retry while a broker is gone
 
     wants_to_end : set when a caller requests the end or the service cannot continue; then call ``end`` and ``close``
     Raises OSError if it cannot listen at the address.
@@ -58,6 +62,8 @@ class Service:
         tokens: tuple[bytes, ...] = (),
         per_steps: int | None = None,
         last: bool = False,
+        partitions: Sequence[Partition] = (),
+        patience_s: float = 60.0,
     ) -> None:
         limits = limits or Limits()
         self.engine, self.limits = engine, limits
@@ -94,13 +100,16 @@ class Service:
             raise
         self.address = Address(address.host, self._server.port, address.tls)
         self.connections.watch(self._server.port)
+        messages = replace(reading, max_message=limits.message_bytes)
+        self._intake = BrokerIntake(self.sequencer, messages, partitions, patience_s, self.wants_to_end.set)
 
     def end(self) -> None:
         """Take no more frames, commit, and notify all streams. Raises the error of the last commit."""
         try:
+            self._intake.end()
             self.sequencer.end()
-            if self.sequencer.error is not None:
-                raise self.sequencer.error
+            if (error := self.sequencer.error or self._intake.error) is not None:
+                raise error
         finally:
             self._watched.close()
 

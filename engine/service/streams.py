@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -140,13 +141,14 @@ class Streams:
 
     def count(self, stream: Stream, frame: Frame, was_stale: bool) -> None:
         """Count a frame that was applied or dropped as stale."""
-        name = stream.contributor
-        stream.next += 1
-        if name is not None:
-            self._positions.producers[name] = stream.position
-        stream.tally = stream.tally.plus(frame, was_stale)
-        if name is not None:
-            self._positions.tallies[name] = stream.tally
+        self._count(stream, stream.tally.plus(frame, was_stale))
+
+    def pass_over(self, stream: Stream, reason: str | None) -> None:
+        """Count a number without a frame. reason : of a frame that was dropped as a whole"""
+        tally = stream.tally
+        if reason is not None:
+            tally = tally._replace(dropped=dict(Counter(tally.dropped) + Counter([reason])))
+        self._count(stream, tally)
 
     def acknowledge(self, stream: Stream) -> None:
         """Acknowledge all frames of a stream so far, if there is no checkpoint to wait for."""
@@ -171,6 +173,13 @@ class Streams:
             stream.tell(replace(stream.acked, closing=True))
 
     # ---- inside
+
+    def _count(self, stream: Stream, tally: Tally) -> None:
+        stream.next += 1
+        stream.tally = tally
+        if stream.contributor is not None:
+            self._positions.producers[stream.contributor] = stream.position
+            self._positions.tallies[stream.contributor] = tally
 
     def _first(self, request: PutRequest) -> int:
         """Return the number of a stream's first frame. Raises UsageError or InputError if it cannot begin there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +13,8 @@ import numpy as np
 from penstock.errors import CapacityError, StateError, UsageError
 from penstock.frames import Float32, Int64
 from penstock.io.storage.table_files import TablesWriter, check_table, read_table
-from penstock.tables.orbax import is_orbax, load_tree, parts_of
+from penstock.tables.orbax import WEIGHTS, is_orbax, load_tree, parts_of
+from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
     from penstock.bridge.device_tables import DeviceTable
@@ -37,6 +38,30 @@ class Tables(Protocol):
     def parts(self, name: str) -> dict[str, int]: ...
     def own(self, name: str, ids: Int64, parts: list[Float32]) -> tuple[Int64, list[Float32]]: ...
     def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None: ...
+
+
+def checked_parts(
+    table: str, parts: Sequence[str], given: Mapping[str, Any], num_rows: int, part_dims: Sequence[int]
+) -> dict[int, Float32]:
+    """Return part → copies of the given values, float32 (num_rows, floats of the part), contiguous.
+
+    parts : the names of all parts; given : by name. Raises UsageError for missing or other slots, and wrong shapes.
+    """
+    if given.keys() != set(parts):
+        wanted, got = (", ".join(name for name in names if name != WEIGHTS) or "none" for names in (parts, given))
+        raise UsageError(f"table '{table}': expected the slots {wanted}; got {got}")
+    values = {}
+    for part, (name, dim) in enumerate(zip(parts, part_dims, strict=True)):
+        if is_masked(given[name]):
+            raise UsageError(f"table '{table}', {name}: {MASKED}")
+        try:
+            value = np.array(given[name], np.float32, order="C")
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"table '{table}', {name}: expected floats of shape {(num_rows, dim)}: {error}") from None
+        if value.shape != (num_rows, dim):
+            raise UsageError(f"table '{table}', {name}: expected shape {(num_rows, dim)}, got {value.shape}")
+        values[part] = value
+    return values
 
 
 def write_tables(tables: Tables, directory: str | os.PathLike[str]) -> list[Path]:

@@ -40,7 +40,7 @@ class Configured(Protocol):
 class TableSet(TablesById):
     """Weights and slots of every table of a configuration, on the devices of a mesh. Loads jax.
 
-    mesh : None: the default mesh; seed : of the initializers
+    mesh : None: the default mesh; a table whose placement is the host is on no device of it; seed : of the initializers
     threads : number of threads that update the rows of one CPU device; 0: as many as XLA has
     share : (rank, count): only the rows of one of ``count`` shares; None: all rows
     variant : as ``Engine`` takes it
@@ -75,7 +75,10 @@ class TableSet(TablesById):
         self.processes = processes_of(mesh)
         self._check_process()
         self.devices = tuple(mesh.devices.flat)
-        check_memory(mesh, sum(spec.weights_bytes + spec.slots_bytes for spec in self.held.values()))
+        on_host = {name for name, spec in self.specs.items() if spec.placement.where == "host"}
+        host = backends.host_mesh() if on_host else mesh
+        meshes = {name: host if name in on_host else mesh for name in self.specs}
+        check_memory([(meshes[name], spec.weights_bytes + spec.slots_bytes) for name, spec in self.held.items()])
         lanes = backends.lanes(mesh)
         layouts = {
             name: Layout(
@@ -83,9 +86,9 @@ class TableSet(TablesById):
                 spec.vocabulary_size,
                 spec.dim,
                 len(spec.slots),
-                mesh.size,
+                meshes[name].size,
                 mod,
-                lanes,
+                1 if name in on_host else lanes,
                 bfloat16=spec.storage_dtype == "bfloat16",
                 among=self.among(name),
                 row_slots=spec.rule.row_slots,
@@ -95,20 +98,24 @@ class TableSet(TablesById):
         directories = bytes_of_directories(
             [(spec, 0) for spec in self.specs.values() if spec.dynamic], 1 if share is None else share[1]
         )
-        check_memory(mesh, sum(layout.nbytes for layout in layouts.values()) + directories)
-        definitions = [
-            TableDefinition(
+        check_memory([(mesh, directories), *((meshes[name], layout.nbytes) for name, layout in layouts.items())])
+        definitions = {
+            name: TableDefinition(
                 layouts[name], spec.rule, tuple(start for _, start in spec.slots), (spec.tag, spec.learning_rate)
             )
             for name, spec in self.specs.items()
-        ]
+        }
+        on_devices = [of for name, of in definitions.items() if name not in on_host]
+        # The devices first: they update their tables while the host updates its own.
         self._groups = backends.create_tables(
-            mesh, definitions, threads, preferred=preferred(self.specs, variant), processes=self.processes
+            mesh, on_devices, threads, preferred=preferred(self.specs, variant), processes=self.processes
         )
+        its = [of for name, of in definitions.items() if name in on_host]
+        self._groups += backends.create_on_host(host, its, threads)
         created: dict[str, DeviceTable] = {}
         for group in self._groups:
             for member, layout in enumerate(group.layouts):
-                created[layout.name] = DeviceTable(group, member, user_mesh)
+                created[layout.name] = DeviceTable(group, member, user_mesh or mesh)
         self._tables = {name: created[name] for name in self.specs}
         self.programs = TablePrograms(self._tables)
         self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
@@ -124,12 +131,18 @@ class TableSet(TablesById):
                 self._tables[name].fill(self.start_of(spec, seed))
 
     def _check_process(self) -> None:
-        """Raise UsageError for what a mesh over several processes does not have: dynamic tables, and shares."""
+        """Raise UsageError for what a mesh over several processes does not have: dynamic tables, shares, placements."""
         if self.processes is None:
             return
         if self.is_share:
             raise UsageError(f"share: the mesh spans {self.processes.count} processes; give one or the other")
         dynamic = [name for name, spec in self.specs.items() if spec.dynamic is not None]
+        host = [name for name, spec in self.specs.items() if spec.placement.where == "host"]
+        if host:
+            raise UsageError(
+                f"table '{host[0]}' has the placement HOST, and the mesh spans {self.processes.count} processes: "
+                "create the engine on the devices of one process, or place the table on DEVICE"
+            )
         if dynamic:
             raise UsageError(
                 f"table '{dynamic[0]}' is dynamic, and the mesh spans {self.processes.count} processes: create the "

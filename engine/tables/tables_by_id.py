@@ -16,10 +16,9 @@ from penstock.tables.dynamic_table import DynamicTable, valid_ids
 from penstock.tables.orbax import WEIGHTS
 from penstock.tables.shares import AnyShare
 from penstock.tables.state_hash import KeyArrays, state_hash
-from penstock.tables.table_io import write_tables
+from penstock.tables.table_io import checked_parts, write_tables
 from penstock.tables.table_keys import TableKeys
 from penstock.updates import Ops, quantize
-from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
     from penstock.bridge.device_tables import DeviceTable
@@ -125,9 +124,6 @@ class TablesById:
     def checked(self, name: str, rows: Any, ids: Any, slots: Mapping[str, Any]) -> tuple[Int64, dict[int, Float32]]:
         """Return the arguments of ``load_parameters`` as ids and part → values. Raises UsageError."""
         table, parts = self.table(name), self.parts(name)
-        if set(slots) != set(parts) - {WEIGHTS}:
-            wanted = ", ".join(list(parts)[1:]) or "none"
-            raise UsageError(f"table '{name}': expected the slots {wanted}; got {', '.join(slots) or 'none'}")
         if ids is None and name in self.dynamic:
             raise UsageError(f"table '{name}' is dynamic: name the keys of the rows, with ids=")
         if ids is None:
@@ -135,19 +131,7 @@ class TablesById:
         where = np.arange(table.layout.vocabulary_size) if ids is None else self.valid_ids(name, ids)
         if ids is not None and len(np.unique(where)) != len(where):
             raise UsageError(f"table '{name}': an id occurs twice in ids")
-        values = {}
-        for key, given in {WEIGHTS: rows, **slots}.items():
-            shape = (len(where), table.part_dims[parts[key]])
-            if is_masked(given):
-                raise UsageError(f"table '{name}', {key}: {MASKED}")
-            try:
-                value = np.array(given, np.float32, order="C")
-            except (TypeError, ValueError) as error:
-                raise UsageError(f"table '{name}', {key}: expected floats of shape {shape}: {error}") from None
-            if value.shape != shape:
-                raise UsageError(f"table '{name}', {key}: expected shape {shape}, got {value.shape}")
-            values[parts[key]] = value
-        return where, values
+        return where, checked_parts(name, list(parts), {WEIGHTS: rows, **slots}, len(where), table.part_dims)
 
     def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
         """Set rows of a table. values : part → float32 rows, as ``checked`` returns them

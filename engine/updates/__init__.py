@@ -18,11 +18,12 @@ from collections.abc import Callable
 
 from penstock.updates.adagrad import adagrad, adagrad_momentum, bounded_adagrad, proximal_adagrad, row_wise_adagrad
 from penstock.updates.moments import adadelta, adam, centered_rms_prop, lion, momentum, rms_prop
+from penstock.updates.optax_transforms import OptaxRule, from_optax
 from penstock.updates.plain import assign, frequency_estimator, sgd, user_defined_program
 from penstock.updates.proximal import ftrl, online_yogi, proximal_yogi
 from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule, clip
 
-__all__ = ["UPDATES", "Ops", "UpdateRule", "clip", "quantize", "update"]
+__all__ = ["UPDATES", "Ops", "OptaxRule", "UpdateRule", "clip", "from_optax", "quantize", "update"]
 
 Equation = Callable[[Ops, UpdateRule, Array, Array, Array, Slots], Result]
 

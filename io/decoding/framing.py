@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from penstock.frames import Frame, Rows, time_problem
+from penstock.frames import Frame, Place, Rows, time_problem
 from penstock.io.decoding.bad_rows import quarantined
 from penstock.io.decoding.columns import Int64
 from penstock.io.decoding.frame_columns import Key
@@ -79,12 +79,15 @@ class PartialFrame:
         self._bad_rows: list[pa.RecordBatch] = []
         self._rates: tuple[float, ...] | None = None
         self._time: int | None = None
+        self._place: Place = ()
 
     def add(self, piece: Piece) -> None:
         """Add a piece. Raises InputError at a bad row, if those are errors, and where learning rates change."""
         batch = piece.batch
         if not self.num_units:
             self.key, self._source = piece.key, batch.raw.source
+        if batch.raw.after is not None:
+            self._place = batch.raw.after(piece.stop)
         if batch.plain is not None:
             table, whole = batch.plain
             self.num_units += piece.num_units
@@ -128,6 +131,7 @@ class PartialFrame:
             audit=audit,
             truncated=self._truncated,
             time=self._time,
+            place=self._place,
         )
 
     def _drop(self, batch: SourceBatch, bad: BadRows) -> None:

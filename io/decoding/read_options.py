@@ -10,6 +10,9 @@ from penstock.config.specs import FeatureSpec
 from penstock.errors import UsageError, listed
 from penstock.io.decoding.schema import FLOATS, check_columns, suggestion
 
+# Of a message of a broker.
+MOST_BYTES = 64 << 20
+
 
 @dataclass(frozen=True)
 class ReadOptions:
@@ -26,6 +29,9 @@ class ReadOptions:
     gradient_dtype : what the gradient's values must be; None: whatever they are
     needs_time : the clock of a dynamic table is the column ``time``
     ids_only : read no gradients: frames have rows of no floats, and the dims in ``sizes`` are 0
+    follow : after the end of sources that grow, wait for more; patience_s : retry an unreachable one for so long
+    max_message : bytes of a message of a broker
+    as_files : read the files of a directory that is a table with versions
     unvalidated : return frames before their ids' range and their values are checked; ``Frame.audit`` checks them
     """
 
@@ -43,6 +49,10 @@ class ReadOptions:
     needs_time: bool = False
     ids_only: bool = False
     unvalidated: bool = False
+    follow: bool = False
+    patience_s: float = 60.0
+    max_message: int = MOST_BYTES
+    as_files: bool = False
 
     def __post_init__(self) -> None:
         check_columns(self.columns)

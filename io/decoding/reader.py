@@ -9,26 +9,23 @@ after it has verified the source's end.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Container, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain, repeat
 from typing import Any
 
 import penstock.interrupts as interrupts
-from penstock.errors import ConfigError, InputError, listed
+from penstock.errors import InputError
 from penstock.frames import Frame
-from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve_examples
-from penstock.io.decoding.framing import FrameBuilder, Piece
-from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.decoding.row_columns import decode_rows
-from penstock.io.decoding.rows import DecodedBatch, PlainColumns, plain_columns
-from penstock.io.decoding.schema import Roles, column_hint, resolve
-from penstock.io.decoding.source_batch import SourceBatch, find_all_bad_rows
-from penstock.io.sources.opening import Batch, Part, Source, open_sources
+from penstock.io.decoding.batch_pieces import BatchPieces
+from penstock.io.decoding.framing import FrameBuilder
+from penstock.io.decoding.read_options import MOST_BYTES, ReadOptions
+from penstock.io.sources.opening import Source, open_sources
+from penstock.io.sources.seekable_source import SeekableSource, check_order
+from penstock.validation import INT64_MIN
 
-__all__ = ["FrameReader", "ReadOptions"]
+__all__ = ["MOST_BYTES", "FrameReader", "ReadOptions"]
 
-Decoder = Callable[[Batch], DecodedBatch]
 Frames = Generator[Frame, None, None]
 Numbered = Generator[tuple[int, Frame], None, None]
 
@@ -38,11 +35,14 @@ class FrameReader:
 
     first_bad : the first row dropped for each reason, as an error message
     checksums : of what has been read, whether it carries checksums: True, False or both
+    first_source : whose turn it is, where sources are read in turn
     """
 
     def __init__(self, source: Any, options: ReadOptions) -> None:
         self.options = options
-        self.sources = open_sources(source, options.allow_missing_end)
+        self.sources = open_sources(source, options.allow_missing_end, options.as_files, options.patience_s)
+        check_order(self.sources, options.merge, options.follow)
+        self.first_source = 0
         self.first_bad: dict[str, str] = {}
         self._reading = 0
         self._verified: list[bool] = []  # of the sources read to their end
@@ -54,13 +54,48 @@ class FrameReader:
                 yield frame
 
     def numbered(self) -> Numbered:
-        """Return the frames, each with the number of its source."""
+        """Return the frames, each with the number of its source. They may include void ones."""
         self._verified = []
         self.checksums = set()
-        by_source = [self._frames(number, source) for number, source in enumerate(self.sources)]
+        growing = {number: of for number, of in enumerate(self.sources) if isinstance(of, SeekableSource)}
+        return self._growing_sources(growing) if growing else self._in_order(range(len(self.sources)))
+
+    def _in_order(self, only: Container[int]) -> Numbered:
+        """Return the frames that the sources have now. only : numbers of the sources to read"""
+        by_source = [
+            self._frames(number, source) if number in only else _nothing() for number, source in enumerate(self.sources)
+        ]
         if self.options.merge == "step":
             by_source = [sorted_by_step(frames) for frames in by_source]
-        return in_order(by_source, self.options.merge)
+        return in_order(by_source, self.options.merge, self.first_source)
+
+    def _growing_sources(self, growing: Mapping[int, SeekableSource]) -> Numbered:
+        """Yield what the sources have and, if the run follows them, what those that grow have got since."""
+        only: Container[int] = range(len(self.sources))
+        longest_s = min(source.pause_s for source in growing.values())
+        pause_s = 0.0
+        try:
+            while True:
+                for source in growing.values():
+                    source.fix_end()
+                is_idle = True
+                with closing(self._in_order(only)) as numbered:
+                    for frame in numbered:
+                        is_idle = False
+                        yield frame
+                if not self.options.follow:
+                    return
+                only = growing
+                if not is_idle:
+                    pause_s = 0.0
+                    continue
+                pause_s = min(2 * pause_s or min(each.shortest_pause_s for each in growing.values()), longest_s)
+                if pause_s == longest_s:
+                    yield 0, Frame({}, 0, is_void=True)
+                interrupts.pause(pause_s)
+        finally:
+            for source in growing.values():
+                source.close()
 
     @property
     def verified(self) -> bool:
@@ -86,23 +121,26 @@ class FrameReader:
 
     def _frames(self, number: int, source: Source) -> Frames:
         self._reading = number
+        if isinstance(source, SeekableSource):
+            frames = source.frames(self.options, self.first_bad)
+            if frames is not None:
+                self.checksums.add(False)
+                self._verified.append(False)
+                yield from frames
+                return
         builder = FrameBuilder(self.options, self.first_bad)
         verified: list[bool] = []
         with closing(source.parts()) as parts:
             for part in parts:
-                roles = self._roles(part)
-                decode, plain = self._decoder(roles), self._plain_columns(roles)
-                has_no_step = roles.step is None and self.options.contribution_rows is None
+                columns = BatchPieces(part, self.options)
                 part.verifies = not self.options.ids_only
-                batch_is_frame = has_no_step and part.has_boundaries and not part.ends_are_marked
-                with closing(part.batches(roles.names)) as batches:
+                batch_is_frame = columns.have_no_step and part.has_boundaries and not part.ends_are_marked
+                with closing(part.batches(columns.names)) as batches:
                     for batch in batches:
                         interrupts.check()
                         self.checksums.add(part.has_checksums)
                         if batch.data.num_rows:
-                            if has_no_step and not part.has_boundaries:
-                                raise _unknown_frames(part)
-                            for piece in self._pieces(batch, roles, decode, plain):
+                            for piece in columns.pieces(batch):
                                 yield from builder.add(piece)
                         if batch.ends_frame or batch_is_frame:
                             yield from builder.end()
@@ -111,73 +149,13 @@ class FrameReader:
         self._verified.append(bool(verified) and all(verified))
         yield from builder.end()
 
-    def _roles(self, part: Part) -> Roles:
-        options = self.options
-        roles = resolve_examples(part.schema, part.name, options) or resolve(
-            part.schema, part.name, options.columns, options.gradient_dtype, options.needs_time, options.ids_only
-        )
-        if roles.table is None and self._default_table(roles) is None:
-            raise InputError(
-                "the rows name no table: no 'table' column, no 'penstock.table' in the schema's metadata, "
-                f"and the configuration has several ({listed(options.sizes)}); give --table"
-                + column_hint("table", part.schema),
-                source=part.name,
-            )
-        if options.rates_needed and roles.learning_rates is None:
-            raise ConfigError(
-                "the configuration has dynamic learning rates and nothing gives the value of tag "
-                f"{', '.join(map(str, options.rates_needed))}: add --learning-rate {options.rates_needed[0]}=VALUE, "
-                f"or a 'learning_rates' column ({part.name})"
-            )
-        return roles
 
-    def _default_table(self, roles: Roles) -> str | None:
-        """Return the table of rows that name none."""
-        only = next(iter(self.options.sizes)) if len(self.options.sizes) == 1 else None
-        return next((name for name in (roles.default_table, self.options.table) if name is not None), only)
-
-    def _decoder(self, roles: Roles) -> Decoder:
-        options, table = self.options, self._default_table(roles)
-        if isinstance(roles, ExampleRoles):
-            return lambda batch: decode_examples(batch, roles, options)
-        return lambda batch: decode_rows(batch, roles, table, options.num_tags)
-
-    def _plain_columns(self, roles: Roles) -> PlainColumns | None:
-        if isinstance(roles, ExampleRoles) or not self.options.unvalidated:
-            return None
-        return plain_columns(roles, self._default_table(roles), self.options.sizes)
-
-    def _pieces(self, batch: Batch, roles: Roles, decode: Decoder, plain: PlainColumns | None) -> Iterator[Piece]:
-        """Cut a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
-        found = None if plain is None else plain.read(batch.data)
-        if found is not None:
-            rows, runs = found
-            source = SourceBatch(batch, roles, decode, True, rows)
-            for start, stop, step in runs:
-                yield Piece(source, start, stop, (step, None))
-            return
-        content, sizes = decode(batch), self.options.sizes
-        unvalidated = self.options.unvalidated and not content.may_be_bad(sizes)
-        bad = None if unvalidated else find_all_bad_rows(content, sizes)
-        source = SourceBatch(batch, roles, decode, unvalidated, None, bad, content)
-        for start, stop, key in content.frame_columns.runs(batch):
-            yield Piece(source, start, stop, key)
-
-
-def _unknown_frames(part: Part) -> InputError:
-    return InputError(
-        f"the batches of this {part.container or 'source'} mean nothing by themselves, so without a 'step' "
-        "column its frames are unknown: give --contribution-rows N (contribution_rows=N)"
-        + column_hint("step", part.schema),
-        source=part.name,
-    )
-
-
-def in_order(sources: Sequence[Frames], merge: str | None) -> Numbered:
+def in_order(sources: Sequence[Frames], merge: str | None, first: int = 0) -> Numbered:
     """Yield the frames of several sources in the order that ``merge`` selects, each with the number of its source.
 
     merge : "step": by step, then by source, each sorted by step; "round": the next frame of every source in turn,
         without those that have ended; None: one source after the other
+    first : with "round", the source whose turn it is
     """
     with ExitStack() as stack:
         for frames in sources:
@@ -186,6 +164,7 @@ def in_order(sources: Sequence[Frames], merge: str | None) -> Numbered:
         if merge == "step":
             yield from heapq.merge(*numbered, key=lambda frame: (frame[1].local_step, frame[0]))
         elif merge == "round":
+            numbered = numbered[first:] + numbered[:first]
             while numbered:
                 for frames_left in list(numbered):
                     frame = next(frames_left, None)
@@ -197,11 +176,17 @@ def in_order(sources: Sequence[Frames], merge: str | None) -> Numbered:
             yield from chain.from_iterable(numbered)
 
 
+def _nothing() -> Frames:
+    yield from ()
+
+
 def sorted_by_step(frames: Frames) -> Frames:
     """Yield the same frames. Raises InputError at a frame without a step, or with an earlier one than the last."""
     last: int | None = None
     with closing(frames):
         for frame in frames:
+            if frame.is_void:
+                frame.local_step = INT64_MIN if last is None else last
             if frame.local_step is None:
                 raise InputError("--merge step needs a step column in every source", source=frame.source)
             if last is not None and frame.local_step < last:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.flight as flight
 
+import penstock.interrupts as interrupts
 from penstock.errors import ServiceError, UsageError
 from penstock.io.flight.connection import Address, Connection, Patience
 from penstock.io.flight.messages import DELTAS, TABLE, Ack, decoded
@@ -144,6 +145,10 @@ class Client:
         ticket = {TABLE: name, "ids": np.asarray(ids).reshape(-1).tolist()}
         return self.connection.retried(lambda: self._rows(name, ticket))
 
+    def tables(self) -> dict[str, pa.Schema]:
+        """Return the schema of each table's rows, in the configuration's order: ``id`` and ``row``."""
+        return self.connection.retried(self._tables)
+
     # ---- the service itself
 
     def status(self) -> dict[str, Any]:
@@ -177,6 +182,15 @@ class Client:
             return _matrix(chunk.data)
         raise ServiceError(f"{self.connection.where}: rows of table '{name}' were asked for, and none came")
 
+    def _tables(self) -> dict[str, pa.Schema]:
+        client, options = self.connection.opened()
+        found = {}
+        for info in client.list_flights(options=options):
+            path = [step.decode() for step in info.descriptor.path or []]
+            if len(path) == 2 and path[0] == TABLE:
+                found[path[1]] = info.schema
+        return found
+
     def _deltas(self, since: int | None, lineage: str | None, follow: bool) -> Iterator[Delta]:
         reader = self.connection.get({DELTAS: {"since": since, "lineage": lineage, "follow": follow}})
         try:
@@ -195,6 +209,7 @@ class Client:
         is_dynamic = b"penstock.key_type" in (reader.schema.metadata or {})
         found = _Keys(reader.schema) if is_dynamic else _AllIds()
         for chunk in reader:
+            interrupts.check()
             metadata = decoded(chunk.app_metadata, "a table's metadata")
             if "step" in metadata:
                 return found.table(metadata)

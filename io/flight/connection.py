@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import PenstockError, ServiceError, UsageError
+import penstock.interrupts as interrupts
+from penstock.errors import PenstockError, UsageError
 from penstock.io.flight.messages import encoded, flight_errors, from_flight
 
 T = TypeVar("T")
@@ -96,10 +97,13 @@ def dial(
 
 
 class Patience:
-    """Limits the retries of an unreachable service, with growing pauses. Starts over after a success or a long time."""
+    """Limits the retries of an unreachable service, with growing pauses. Starts over after a success.
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
+    starts_over : also after a time without failures, for a caller that does not report every success
+    """
+
+    def __init__(self, patience_s: float, starts_over: bool = True) -> None:
+        self._patience_s, self._starts_over = patience_s, starts_over
         self._failed_s = -float("inf")
         self.good()
 
@@ -111,21 +115,21 @@ class Patience:
     def wait(self, error: PenstockError) -> None:
         """Pause before the next attempt. Raises the error, as ``explained``, if patience is over."""
         now = time.monotonic()
-        if now - self._failed_s > self._patience_s:
+        if self._starts_over and now - self._failed_s > self._patience_s:
             self.good()
         if self._until_s == -float("inf"):
             self._until_s = now + self._patience_s
         self._first = self._first or error
         if now + self._pause_s > self._until_s:
             raise self.explained(error)
-        time.sleep(self._pause_s)
+        interrupts.pause(self._pause_s)
         self._failed_s, self._pause_s = time.monotonic(), min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def explained(self, error: PenstockError) -> PenstockError:
         """Return an error together with the first one since the last success, which says why the service is gone."""
         if self._first is None or str(self._first) == str(error):
             return error
-        return ServiceError(f"{self._first}; since then: {error}")
+        return type(error)(f"{self._first}; since then: {error}")
 
 
 class Connection:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 import penstock.interrupts as interrupts
 from penstock.errors import InputError, PenstockError
+from penstock.frames import Place
 
 END_KEY = b"penstock.end"
 
@@ -38,13 +39,17 @@ RAISED = (
 
 @dataclass(eq=False)  # not frozen: there are thousands a second, and creating a frozen one takes four times as long
 class Batch:
-    """One record batch and its location. source : the name of its part"""
+    """One record batch and its location. source : the name of its part
+
+    after : in a source that can seek, where it continues after a number of rows of the batch
+    """
 
     source: str
     data: pa.RecordBatch
     index: int | None  # None: the source has no batches of its own (Parquet)
     first_row: int  # of the batch, counted over the part
     ends_frame: bool = False
+    after: Callable[[int], Place] | None = None
 
     def error(self, row: int, problem: str, column: str | None, reason: str | None = None) -> InputError:
         """row : of the batch"""

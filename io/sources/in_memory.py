@@ -51,9 +51,9 @@ def scan_of(source: Any) -> Callable[[str], Part] | None:
     """
     module = sys.modules.get("pyarrow.dataset")  # slow to load; the owner of a dataset has loaded it
     if module is not None and isinstance(source, module.Scanner):
-        return lambda name: _scanned_part(name, source.projected_schema, lambda columns: source.to_reader())
+        return lambda name: scanned_part(name, source.projected_schema, lambda columns: source.to_reader())
     if module is not None and isinstance(source, module.Dataset):
-        return lambda name: _scanned_part(name, source.schema, lambda columns: source.scanner(columns).to_reader())
+        return lambda name: scanned_part(name, source.schema, lambda columns: source.scanner(columns).to_reader())
     if all(callable(getattr(source, method, None)) for method in ("collect", "collect_schema", "head", "select")):
         return lambda name: _lazy_frame_part(source, name)
     return None
@@ -66,7 +66,7 @@ def _lazy_frame_part(source: Any, name: str) -> Part:
         # In pieces as it is evaluated, if these are Arrow data (polars 2).
         in_pieces = hasattr(nothing, "collect_batches") and hasattr(nothing.collect_batches(), "__arrow_c_stream__")
         schema = pa.RecordBatchReader.from_stream(_collected(nothing, in_pieces)).schema
-    return _scanned_part(name, schema, lambda columns: _collected(source.select(columns), in_pieces))
+    return scanned_part(name, schema, lambda columns: _collected(source.select(columns), in_pieces))
 
 
 def _collected(query: Any, in_pieces: bool) -> Any:
@@ -76,7 +76,7 @@ def _collected(query: Any, in_pieces: bool) -> Any:
     return found
 
 
-def _scanned_part(name: str, schema: pa.Schema, scan: Callable[[list[str]], Any]) -> Part:
+def scanned_part(name: str, schema: pa.Schema, scan: Callable[[list[str]], Any]) -> Part:
     """scan : columns → object with ``__arrow_c_stream__``; the scan chooses its batches, so they delimit no frames"""
 
     def batches(columns: list[str]) -> Batches:

@@ -105,7 +105,7 @@ class Forward:
 
 
 class Mapped:
-    """The raw bytes of a mapped file, read in place."""
+    """The raw bytes of a mapped file, or of a buffer, read in place."""
 
     def __init__(self, file: pa.NativeFile, name: str) -> None:
         self._file, self._messages, self._taken = file, Messages(name), 0
@@ -149,6 +149,12 @@ def open_stream(stream: Any, name: str, stack: ExitStack, allow_missing_end: boo
         forward.forget()
         file, size = _spooled(forward, stack)
     return (ipc_file_part if head.startswith(ARROW_FILE) else parquet_part)(file, size, name)
+
+
+def open_bytes(data: bytes, name: str, allow_missing_end: bool) -> Part:
+    """Return the part of a whole stream in memory, whose batches are read in place."""
+    file = pa.BufferReader(data)
+    return ipc_stream_part(file, data[:8], Mapped(file, name), name, allow_missing_end)
 
 
 def _spooled(forward: Forward, stack: ExitStack) -> tuple[pa.NativeFile, int]:

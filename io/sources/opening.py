@@ -1,6 +1,7 @@
 """Convert any source to its parts: choose how to read it, and walk directories.
 
-A source is a path, a directory, ``-`` (standard input), a URI of pyarrow.fs or of a flight, an open binary file,
+A source is a path, a directory, ``-`` (standard input), a URI of pyarrow.fs, of a flight, of a topic or of a table
+with versions, an open binary file,
 anything with ``__arrow_c_stream__``, a dataset, a lazy frame, or an iterable of record batches. It is read as
 parts (the files of a directory; most sources are one part), each with its own schema. How bytes become
 batches is defined in ``files`` and ``ipc_stream``; ``in_memory`` converts objects.
@@ -18,30 +19,46 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs
 
-from penstock.errors import InputError
+from penstock.errors import InputError, UsageError
 from penstock.io.sources.batch import Batch, Part, Parts, Source, arrow_errors
 from penstock.io.sources.files import open_file
 from penstock.io.sources.in_memory import parts_of_batches, reader_of_capsule, scan_of, stream_part
 from penstock.io.sources.ipc_file import ARROW_FILE
 from penstock.io.sources.ipc_stream import CONTINUATION, FEATHER_V1, open_stream
 from penstock.io.sources.parquet import PARQUET
+from penstock.io.sources.seekable_source import BROKERS, LAKEHOUSES
 
 __all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources"]
 
 
-def open_sources(source: Any, allow_missing_end: bool = False) -> list[Source]:
-    """One source, or a list or tuple of sources, in order. A list that holds record batches is one source."""
-    if isinstance(source, list | tuple) and source and not any(isinstance(s, pa.RecordBatch) for s in source):
-        return [open_source(s, allow_missing_end) for s in source]
-    return [open_source(source, allow_missing_end)]
+def open_sources(
+    source: Any, allow_missing_end: bool = False, as_files: bool = False, patience_s: float = 60.0
+) -> list[Source]:
+    """One source, or a list or tuple of sources, in order. A list that holds record batches is one source.
+
+    A topic is as many sources as it has partitions. as_files, patience_s : as in ReadOptions
+    """
+    several = isinstance(source, list | tuple) and source and not any(isinstance(s, pa.RecordBatch) for s in source)
+    opened: list[Source] = []
+    for each in source if several else (source,):
+        if isinstance(each, str) and each.startswith(BROKERS):
+            from penstock.io.brokers.broker_uri import open_partitions  # loads the flight client
+            from penstock.io.brokers.partition_source import PartitionSource
+
+            opened += [PartitionSource(partition, patience_s) for partition in open_partitions(each, patience_s)]
+        else:
+            opened.append(open_source(each, allow_missing_end, as_files, patience_s))
+    return opened
 
 
-def open_source(source: Any, allow_missing_end: bool = False) -> Source:
+def open_source(
+    source: Any, allow_missing_end: bool = False, as_files: bool = False, patience_s: float = 60.0
+) -> Source:
     """Choose how to read a source and check that it exists, without opening it."""
     if isinstance(source, Source):
         return source
     if isinstance(source, str | os.PathLike):
-        return _named_source(os.fsdecode(source), allow_missing_end)
+        return _named_source(os.fsdecode(source), allow_missing_end, as_files, patience_s)
     if isinstance(source, pa.RecordBatch):
         return Source("<record batch>", lambda: parts_of_batches([source], "<record batch>"))
     if isinstance(source, pa.RecordBatchReader):
@@ -83,7 +100,7 @@ def _one_part(name: str, open_part: Callable[[str, ExitStack], Part]) -> Source:
     return Source(name, parts)
 
 
-def _named_source(text: str, allow_missing_end: bool) -> Source:
+def _named_source(text: str, allow_missing_end: bool, as_files: bool, patience_s: float) -> Source:
     if text == "-":
         return _stream_source(sys.stdin.buffer, "<stdin>", allow_missing_end)
     if not text:
@@ -92,11 +109,17 @@ def _named_source(text: str, allow_missing_end: bool) -> Source:
         from penstock.io.flight.source import flight_source  # loads gRPC
 
         return flight_source(text)
+    if text.startswith(LAKEHOUSES):
+        from penstock.io.lakehouse.table_uri import versioned_source  # loads the library of the format
+
+        return versioned_source(text, patience_s)
     with arrow_errors("cannot open", text):
         fs, path = _filesystem(text)
         kind = fs.get_file_info(path).type
         if kind == pa.fs.FileType.NotFound:
             raise InputError(f"no such file or directory{_near(text)}", source=text)
+        if kind == pa.fs.FileType.Directory and not as_files:
+            _check_no_table(fs, path, text)
         files = _files_of(fs, path, text) if kind == pa.fs.FileType.Directory else [(text, path)]
 
     def parts() -> Parts:
@@ -125,6 +148,19 @@ def _filesystem(text: str) -> tuple[pa.fs.FileSystem, str]:
         fs, path = pa.fs.FileSystem.from_uri(text)
         return fs, path
     return pa.fs.LocalFileSystem(), os.path.abspath(text)
+
+
+def _check_no_table(fs: pa.fs.FileSystem, path: str, name: str) -> None:
+    """Raise UsageError for a directory that is a table with versions: its files also hold rows that were replaced."""
+    spellings = {"_delta_log": f"delta:{name}", "_versions": f"lance:{name}"}
+    for entry in fs.get_file_info(pa.fs.FileSelector(path)):
+        spelling = spellings.get(entry.base_name)
+        if entry.base_name == "metadata" and any(
+            file.path.endswith(".metadata.json") for file in fs.get_file_info(pa.fs.FileSelector(entry.path))
+        ):
+            spelling = "iceberg:CATALOG/NAMESPACE.TABLE"
+        if spelling is not None and entry.type == pa.fs.FileType.Directory:
+            raise UsageError(f"{name}: is a table with versions; give {spelling}, or --as-files for all of its files")
 
 
 def _files_of(fs: pa.fs.FileSystem, path: str, name: str) -> list[tuple[str, str]]:

@@ -59,7 +59,7 @@ def main():
         say(step=step)
         time.sleep(told["pace_s"])
 
-    job.options.progress = progress
+    job.progress = progress
     report = job.run()
     say(state_hash=report.state_hash, frames=report.frames, skipped=report.skipped, unused=kills)
 

@@ -22,6 +22,9 @@ import penstock as ps
 DRIVER = Path(__file__).resolve().parent / "driver.py"
 KINDS = ("static", "dynamic")
 NUM_REQUIRED = {"static": 3, "dynamic": 2}
+# Ray would start a process per CPU of every node for each driver, and run actors at niceness 15, so that they starve on
+# a busy machine.
+os.environ |= {"RAY_prestart_worker_first_driver": "0", "RAY_worker_niceness": "0"}
 # A node has room for all actors of a job.
 NODE = {"num_cpus": 8, "object_store_memory": 100 << 20}
 

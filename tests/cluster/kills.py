@@ -7,6 +7,7 @@ what the drivers print is one line per failure. ``--first N --rounds 1`` repeats
 
 import argparse
 import random
+import re
 import sys
 import tempfile
 import time
@@ -17,7 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cluster.jobs import KINDS, DriverProcess, Nodes, Sources, batches_of
 
-CONTINUES = ("the job continues from commit", "the job continues from the start")
+# What a user sees of a failure: what died, and where the job continues.
+LINE = re.compile(
+    r"((reader|owner) \d+ died or cannot be reached|a block of frames was lost with its node); "
+    r"the job continues from (commit \d+|the start)"
+)
 STEPS = 60
 
 
@@ -28,7 +33,7 @@ class PromiseError(Exception):
 def check_lines(lines, num_kills):
     """A line per failure; a node takes some actors with it later than others, so that it can be two."""
     for line in lines:
-        if not any(text in line for text in CONTINUES):
+        if not LINE.fullmatch(line):
             raise PromiseError(f"a driver printed: {line}")
     if not 1 <= len(lines) <= num_kills + 1:
         raise PromiseError(f"{len(lines)} lines after {num_kills} kills: {lines}")
@@ -61,7 +66,9 @@ def one_round(nodes, sources, wanted, number, seed, folder):
             break
         ended = event if "state_hash" in event else None
     list(driver.events())
-    check_lines(driver.end()[1], killed.total() - killed["driver"])
+    lines = driver.end()[1]
+    print(*(f"    {line}" for line in lines), sep="\n")
+    check_lines(lines, killed.total() - killed["driver"])
     if ended is None:
         sizes = {"shares": rng.randint(1, 3), "readers": rng.randint(1, 2)}
         driver = DriverProcess(nodes.address, sources, resume=True, **sizes, **options, **places)

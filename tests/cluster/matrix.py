@@ -1,10 +1,12 @@
 """Jobs of every size against one process: ``python tests/cluster/matrix.py`` (make cluster).
 
-Shares × readers × nodes × static and dynamic tables, unbroken, and stopped and resumed with another number of shares:
-state hash and the bytes of the deltas must equal those of one process with --merge round, stopped at the same frame.
+Shares × readers × nodes × static and dynamic tables, unbroken, and stopped and resumed with every other number of
+shares: state hash and the bytes of the deltas must equal those of one process with --merge round, stopped at the same
+frame.
 """
 
 import argparse
+import shutil
 import sys
 import tempfile
 import time
@@ -28,12 +30,9 @@ def run(sources, place, shares, readers, **options):
     ).run()  # fmt: skip
 
 
-def differences(sources, place, shares, readers, then, wanted):
-    """Yield what differs from one process. then : shares of the job that resumes; None: it is not stopped"""
-    place.mkdir()
-    if then is not None:
-        run(sources, place, shares, readers, limit=STOP)
-    report = run(sources, place, then or shares, readers, flush=True, resume=then is not None)
+def differences(sources, place, shares, readers, wanted):
+    """Yield what differs from one process, after a job that resumes what is in ``place``, if anything."""
+    report = run(sources, place, shares, readers, flush=True, resume=(place / "commits").exists())
     state_hash, deltas = wanted
     if report.state_hash != state_hash:
         yield f"state {report.state_hash}, expected {state_hash}"
@@ -50,7 +49,7 @@ def main():
     args = parser.parse_args()
     import ray
 
-    failed, num_jobs, started = 0, 0, time.monotonic()
+    failed, num_cases, started = 0, 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-matrix-") as name:
         folder = Path(name)
         made = {kind: Sources(folder, kind, 12) for kind in KINDS}
@@ -60,17 +59,25 @@ def main():
             with Nodes(num_nodes) as nodes:
                 ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
                 for kind, shares, readers in product(KINDS, args.shares, args.readers):
-                    for then in (None, *[other for other in SHARES if other != shares][: args.resumes]):
-                        place = folder / f"{num_nodes}-{kind}-{shares}-{readers}-{then}"
-                        found = list(differences(made[kind], place, shares, readers, then, wanted[kind, then and STOP]))
-                        num_jobs += 1
+                    of_size = folder / f"{num_nodes} nodes, {kind}, {shares} shares, {readers} readers"
+                    (of_size / "unbroken").mkdir(parents=True)
+                    others = [other for other in SHARES if other != shares][: args.resumes]
+                    if others:
+                        run(made[kind], of_size / "stopped", shares, readers, limit=STOP)
+                    for then in (None, *others):
+                        place, stop = of_size / "unbroken", None
+                        if then is not None:
+                            place, stop = of_size / f"resumed with {then}", STOP
+                            shutil.copytree(of_size / "stopped", place)
+                        found = list(differences(made[kind], place, then or shares, readers, wanted[kind, stop]))
+                        num_cases += 1
                         if found:
                             failed += 1
-                            print(f"FAILED {place.name}: {'; '.join(found)}", flush=True)
-                    done = f"{num_nodes} nodes, {kind}, {shares} shares, {readers} readers"
-                    print(f"{done}: {num_jobs} jobs, {failed} failed, {time.monotonic() - started:.0f} s", flush=True)
+                            print(f"FAILED {of_size.name}, {place.name}: {'; '.join(found)}", flush=True)
+                    so_far = f"{num_cases} cases, {failed} failed, {time.monotonic() - started:.0f} s"
+                    print(f"{of_size.name}: {so_far}", flush=True)
                 ray.shutdown()
-    print(f"{num_jobs} jobs, {failed} failed, {time.monotonic() - started:.0f} s")
+    print(f"{num_cases} cases, {failed} failed, {time.monotonic() - started:.0f} s")
     return int(failed > 0)
 
 

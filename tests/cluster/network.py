@@ -1,8 +1,8 @@
 """A node whose network is cut and comes back: ``python tests/cluster/network.py`` (as root, with iproute2).
 
 One node is in a network namespace. While a job runs, its link goes down; the cluster marks the node dead, and the job
-continues elsewhere. The owner on that node still runs, with the checkpoint's folder in reach. Then the link is up
-again. State hash and deltas must be those of one process.
+continues elsewhere. The owner on that node still runs, with the checkpoint's folder in reach. Then, while the job still
+runs, the link is up again. State hash and deltas must be those of one process.
 """
 
 import os
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -57,16 +58,22 @@ def start_node(stack, before, *options):
     return node
 
 
-def cut_until_dead(stack):
-    """Cut the link until the cluster has marked the node dead, and for some time while the job continues without it."""
+def cut_until_dead(stack, moments):
+    """Cut the link until the cluster has marked the node dead, and for some time while the job continues without it.
+
+    moments : gets those at which the node was marked dead, and the link was up again
+    """
     ip("-n", NAME, "link", "set", PEER, "down")
     began = time.monotonic()
     start_node(stack, [], f"--address={HOST}:{PORT}", f"--node-ip-address={HOST}")  # a place for the owner
     while OTHER in living():
         time.sleep(0.2)
-    print(f"the node was marked dead after {time.monotonic() - began:.1f} s", flush=True)
+    moments.append(time.monotonic())
     time.sleep(20)
     ip("-n", NAME, "link", "set", PEER, "up")
+    moments.append(time.monotonic())
+    print(f"the node was marked dead after {moments[0] - began:.1f} s, the link was up again after", end=" ")
+    print(f"{moments[1] - began:.1f} s", flush=True)
 
 
 def connect(ray, patience_s=90):
@@ -120,7 +127,7 @@ def main():
         driver = DriverProcess(
             f"{HOST}:{PORT}",
             sources,
-            pace_s=0.2,
+            pace_s=0.8,
             shares=2,
             readers=2,
             rounds_per_block=1,
@@ -128,19 +135,23 @@ def main():
             owner_options={"resources": {"owner": 1}},
             **places,
         )
-        ended, was_cut = None, False
+        ended, cut, moments, stepped = None, None, [], []
         for event in driver.events():
-            if not was_cut and event.get("step", 0) >= 20:
-                was_cut = True
-                cut_until_dead(stack)
+            if cut is None and event.get("step", 0) >= 10:
+                cut = threading.Thread(target=cut_until_dead, args=(stack, moments))
+                cut.start()
+            stepped += [time.monotonic()] * ("step" in event)
             ended = event if "state_hash" in event else None
         code, lines = driver.end()
+        cut.join()
+        after = [sum(at > moment for at in stepped) for moment in moments]
+        print(f"blocks applied while the node was dead: {after[0] - after[1]}, after its return: {after[1]}")
         print("\n".join(["the driver printed:", *lines]))
         continued = [line for line in lines if "the job continues from commit" in line]
         same = ended is not None and ended["state_hash"] == state_hash
         same = same and batches_of(folder / "deltas.arrows") == batches_of(deltas)
         print(f"exit code {code}, {len(continued)} failures, {'the same' if same else 'ANOTHER'} state and deltas")
-        return int(not (same and continued and len(lines) == len(continued)))
+        return int(not (same and continued and len(lines) == len(continued) and after[0] > after[1] > 0))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.feeding.dispatcher import LayoutTeam
-from penstock.bridge.row_format import UNTOUCHED, Line
+from penstock.bridge.row_format import UNTOUCHED
 from penstock.bridge.sharding import GROWTH, LINES, MAX_BUCKET, NUM_SHARDS, Room, bucket
-from penstock.bridge.stacking import Stack, TableRows
+from penstock.bridge.stacking import Stack, TableRows, multiple_of
 from penstock.pyx import partition
 
 Int32 = npt.NDArray[np.int32]
@@ -218,11 +218,6 @@ class Packer:
             marks[len(entries) :] = partition.BEGINS  # pads: each the first row of a line beyond the device's
         if cells is not None:
             cells[entries] = at + np.int64(first_cell)
-
-
-def multiple_of(line: Line) -> int:
-    """Return the unit of the number of lines per dispatch; where rows share lines, the block size of a kernel."""
-    return LINES if line.masked else 8
 
 
 def _joined(arrays: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:

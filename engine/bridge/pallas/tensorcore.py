@@ -53,6 +53,13 @@ def fits(line: Line, device_kind: str) -> bool:
 @lru_cache(maxsize=256)
 def apply(mesh: Mesh, rule: UpdateRule, line: Line, compact: bool = False) -> Program:
     """Return a program with the arguments of ``programs.apply`` and bit-identical results."""
+    local = local_apply(mesh, rule, line)
+    step = spreading(line, local) if compact else local
+    return sharded(mesh, step, num_row_args=4 + compact, num_scalars=3, donate=True)
+
+
+def local_apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Callable[..., Any]:
+    """Return the function of ``apply`` for one device's part of its arguments."""
     interpret = False if mesh.devices.flat[0].platform == "tpu" else INTERPRET
 
     def local(table: Arrays, lines: Any, words: Any, counts: Any, lr: Any, zero: Any, key: Any) -> Any:
@@ -61,8 +68,7 @@ def apply(mesh: Mesh, rule: UpdateRule, line: Line, compact: bool = False) -> Pr
         numbers = jnp.stack([jax.lax.bitcast_convert_type(lr, jnp.int32), zero])
         return tuple(step(lines[0], counts, numbers, words[0], *table)), _fence()
 
-    program = spreading(line, local) if compact else local
-    return sharded(mesh, program, num_row_args=4 + compact, num_scalars=3, donate=True)
+    return local
 
 
 def _kernel(rule: UpdateRule, line: Line, table: Arrays, num_lines: int, interpret: Any) -> Callable[..., Any]:

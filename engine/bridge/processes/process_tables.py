@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
 
-from penstock.bridge.feeding.packing import Packed, multiple_of
+from penstock.bridge.feeding.packing import Packed
 from penstock.bridge.processes.agreement import Processes, placed
 from penstock.bridge.processes.row_exchange import exchange, fetch, mark_lines
 from penstock.bridge.sharding import GROWTH, MAX_BUCKET, TableDefinition, bucket, buckets
-from penstock.bridge.stacking import TableRows
+from penstock.bridge.stacking import TableRows, multiple_of
 from penstock.bridge.stochastic_rounding import key_of
 from penstock.bridge.xla_tables import XlaTables, quoted
 from penstock.errors import UsageError
@@ -103,7 +103,9 @@ class ProcessTables(XlaTables):
                 planes.append(self._frames(packed, its.offsets, some, of))
             if packed.keys is not None:
                 planes.append(packed.keys)
-            yield run(*map(self._sent, planes), np.int32(0))
+            sent = list(map(self._sent, planes))
+            self._processes.agree(f"the exchange of {call}")  # after all that can fail in one process alone
+            yield run(*sent, np.int32(0))
 
     def _frames(
         self, packed: Packed, offsets: Int32, rows: Sequence[TableRows], frames: Sequence[Int64 | None]
@@ -157,7 +159,8 @@ class ProcessTables(XlaTables):
         where = np.arange(ids, ids + len(out)) if isinstance(ids, int) else ids
         devices, rows = stack.rows_of(member, where)
         order = np.arange(len(where))
-        num_slices, k = self._agreed(f"a lookup in table '{table.name}'", devices, order)
+        call = f"a lookup in table '{table.name}'"
+        num_slices, k = self._agreed(call, devices, order)
         num_lines = stack.num_devices * stack.lines_per_device
         run = fetch(self.mesh, table.line, num_lines, k)
         with self._own_mesh():
@@ -165,7 +168,9 @@ class ProcessTables(XlaTables):
                 some = order[number::num_slices]
                 beyond = stack.lines_per_device * table.line.group
                 asked, cells, _ = stack.padded(devices[some], rows[some], beyond, 8, capacity=k * senders)
-                answers = run(self.arrays, self._sent(asked), np.int32(part))
+                sent = self._sent(asked)
+                self._processes.agree(f"the exchange of {call}")
+                answers = run(self.arrays, sent, np.int32(part))
                 here = sorted(answers.addressable_shards, key=lambda shard: shard.index[0].start)
                 found = np.stack([np.asarray(shard.data)[0] for shard in here], axis=1)  # (n, senders, k, dim)
                 out[some] = found.reshape(-1, found.shape[-1])[cells, : out.shape[1]]

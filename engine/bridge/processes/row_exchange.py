@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from penstock.bridge.programs import AXIS, Program, _rows, row_sharding, sharded
+from penstock.bridge.programs import AXIS, Program, row_sharding, rows_of, sharded
 from penstock.bridge.row_format import UNTOUCHED, Arrays, Line
 
 ByRank = tuple[tuple[int, ...], ...]
@@ -158,7 +158,7 @@ def fetch(mesh: Mesh, line: Line, num_lines: int, k: int) -> Program:
 
     def local(table: Arrays, rows: jax.Array, part: jax.Array) -> jax.Array:
         wanted = jax.lax.all_to_all(rows[0], AXIS, 0, 0, tiled=True)
-        parts = _rows(line, table, wanted.reshape(-1), unique=False)
+        parts = rows_of(line, table, wanted.reshape(-1))
         wide = jnp.stack([jnp.broadcast_to(of, (of.shape[0], line.dim)) for of in parts], axis=1)
         taken = jax.lax.dynamic_index_in_dim(wide, part, 1, keepdims=False)
         answers: jax.Array = jax.lax.all_to_all(taken.reshape(*wanted.shape, line.dim), AXIS, 0, 0, tiled=True)

@@ -53,6 +53,8 @@ def _table_settings(message: EngineConfig, algorithms: Mapping[str, str]) -> Ite
         yield from _initializer(about, settings)
         yield from _slots(about, settings, algorithms[settings.name])
         yield from _dynamic(about, settings)
+        placed = Subject(f"table[{index}].placement", f"placement of table '{settings.name}'")
+        yield from placed.unknown(settings.placement, "where", "use DEVICE or HOST")
 
 
 def _initializer(about: Subject, settings: TableSettings) -> Iterator[Finding]:

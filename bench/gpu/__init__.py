@@ -1,0 +1,1 @@
+"""Programs compiled for an H200, on a machine without a GPU."""

@@ -1,0 +1,165 @@
+"""Every step and write for an H200, by XLA's real compiler for GPUs, on a machine without a GPU.
+
+XLA compiles for a described device, down to PTX. A step must alias its whole table and copy none of it, need temporary
+memory bounded by its rows, launch at most three kernels (two more for an array of slots with one number per row), and
+contain no atomic operation (``atom``, ``red``): a sum by atomics has another order, and so other bits, in every run. It
+shows nothing about time. ``make gpu-aot`` runs this, and
+``--small`` is the sample that CI compiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from penstock.bench.tpu.matrix import on_device
+from penstock.bench.tpu.moved_bytes import instructions
+from penstock.bench.tpu.step_cases import optimizers
+
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: 4800000000000 l2_cache_size: 52428800
+  clock_rate_ghz: 1.98 device_memory_size: 149000000000 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 minor: 0 }
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 } device_description_str: "NVIDIA H200"
+"""
+ROWS, LINES, MOST_KERNELS = 10_000_000, 32_768, 3
+DIMS = (8, 32, 128, 200)
+SMALL = {("SGD", 128), ("Adagrad", 32), ("Adam", 128), ("RowWiseAdagrad", 32)}
+# Operations of a compiled program that launch nothing.
+FREE = {"parameter", "bitcast", "get-tuple-element", "tuple", "constant"}
+# What shows that a step is done: a constant, which is copied without a kernel.
+FENCE = "s32[1]{0}"
+ATOMIC = re.compile(r"^\s*(?:@\S+\s+)?((?:atom|red)\.\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Case:
+    optimizer: str
+    dim: int
+    program: str = "apply"
+
+
+def cases(small: bool) -> Iterator[Case]:
+    """Yield the programs to compile. small : a few steps and a write"""
+    for optimizer, dim in product(sorted(optimizers()), DIMS):
+        if not small or (optimizer, dim) in SMALL:
+            yield Case(optimizer, dim)
+    for dim in (32,) if small else DIMS:
+        yield Case("Adagrad", dim, "write")
+
+
+def set_environment(dump: Path) -> None:
+    """Prepare XLA, before jax is loaded. dump : the directory for PTX"""
+    compiler = Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cuda_nvcc"
+    flags = {
+        "cuda_data_dir": compiler,
+        "autotune_level": 0,  # which would need a GPU
+        "enable_command_buffer": "",  # so that the program lists its kernels
+    }
+    of_gpu = " ".join(f"--xla_gpu_{name}={value}" for name, value in flags.items())
+    os.environ.update(JAX_PLATFORMS="cpu", XLA_FLAGS=f"{of_gpu} --xla_dump_to={dump}")
+    os.environ["PATH"] = f"{compiler / 'bin'}:{os.environ['PATH']}"
+
+
+def mesh_of_one() -> Any:
+    """Return a mesh of one described GPU."""
+    import numpy as np
+    from jax.experimental import topologies
+    from jax.sharding import Mesh
+
+    described = topologies.get_topology_desc(
+        platform="cuda", topology_name="h200", topology="1x1x1", target_config=H200
+    )
+    return Mesh(np.asarray(described.devices).reshape(-1), ("shard",))
+
+
+def compiled(case: Case, mesh: Any) -> tuple[Any, Any]:
+    """Return a compiled program, and the layout of its table."""
+    from penstock.bridge import program_cache
+    from penstock.bridge.sharding import Layout
+    from penstock.config.embedding import EmbeddingConfig
+    from penstock.config.tables import TableConfig
+
+    table = TableConfig(ROWS, case.dim, name="t", optimizer=optimizers()[case.optimizer])
+    spec = EmbeddingConfig.from_tables([table]).table("t")
+    layout = Layout("t", ROWS, case.dim, len(spec.slots), 1, False, row_slots=spec.rule.row_slots)
+    rule = spec.rule if case.program in program_cache.BY_RULE else None
+    program = program_cache.compiled(case.program, mesh, rule, layout.line, "xla", layout.lines_per_device, LINES)
+    return program, layout
+
+
+def kernels(text: str) -> list[str]:
+    """Return the operations of a compiled program that launch a kernel, or copy more than the fence."""
+    entry = text[text.index("ENTRY ") :]
+    launched = [(what, kind) for _, kind, what, _ in instructions(entry) if what not in FREE]
+    return [what for what, kind in launched if not (what == "copy" and kind.startswith(FENCE)) and "-done" not in what]
+
+
+def faults(layout: Any, memory: Any, text: str, ptx: str) -> Iterator[str]:
+    """Yield what a compiled program does that it must not."""
+    if memory.alias_size_in_bytes != layout.nbytes:
+        yield f"aliases {memory.alias_size_in_bytes} bytes of a table of {layout.nbytes}"
+    bound = temporary_bound(layout)
+    if memory.temp_size_in_bytes > bound:
+        yield f"needs {memory.temp_size_in_bytes} bytes beside the table, more than {bound}"
+    for shape in on_device(layout):
+        if re.search(rf"\[{','.join(map(str, shape))}\]\S* copy(-start)?\(", text):
+            yield f"copies a table of {shape}"
+    launched, most = kernels(text), MOST_KERNELS + 2 * (len(layout.shapes) - 1)
+    if len(launched) > most:
+        yield f"launches {len(launched)} kernels ({', '.join(launched)}), more than {most}"
+    if atomic := ATOMIC.search(ptx):
+        yield f"has an atomic operation, {atomic[1]}"
+    if not ptx:
+        yield "has no PTX"
+
+
+def temporary_bound(layout: Any) -> int:
+    """Return the bytes that a program may need beside the table: its rows three times."""
+    bound: int = (1 << 20) + 3 * LINES * (layout.line.nbytes(1) + 4 * layout.line.width)
+    return bound
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m penstock.bench.gpu.compiled_steps", description=__doc__)
+    parser.add_argument("--small", action="store_true", help="a sample")
+    args = parser.parse_args(words)
+    number = bad = 0
+    with tempfile.TemporaryDirectory() as folder:
+        dump = Path(folder)
+        set_environment(dump)
+        mesh = mesh_of_one()
+        print("| optimizer | dim | program | temporary | kernels | compiled in | |\n|---|---|---|---|---|---|---|")
+        for case in cases(args.small):
+            began = time.perf_counter()
+            program, layout = compiled(case, mesh)
+            found = sorted(dump.glob("*.ptx"))
+            text, memory = program.as_text(), program.memory_analysis()
+            failed = list(faults(layout, memory, text, "".join(path.read_text() for path in found)))
+            for path in dump.iterdir():
+                path.unlink()
+            size, seconds = f"{memory.temp_size_in_bytes / 1e6:.2f} MB", f"{time.perf_counter() - began:.1f} s"
+            cells = [case.optimizer, case.dim, case.program, size, len(kernels(text)), seconds, "; ".join(failed)]
+            print("|", " | ".join(map(str, cells)), "|", flush=True)
+            number, bad = number + 1, bad + bool(failed)
+    print(f"{number} compiled, {bad} not as they must be", file=sys.stderr)
+    return 1 if bad or not number else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""A user's own jitted step with a table in it, compiled by the real compiler for every generation of TPU.
+
+The step looks up a batch, takes the gradient of a loss by its activations, and updates the table
+(``penstock.bridge.gather`` and ``apply``). Donated, the table must be aliased completely and copied nowhere, and the
+further memory must be bounded by the batch: at dims that share lines and at wide ones, by our kernel and by XLA, on one
+chip, on four of them as whole arrays and inside ``shard_map``, and in a ``lax.scan`` over steps.
+
+    PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.functional_step [--small] [GENERATION…]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from penstock.bench.tpu.matrix import Compiler, on_device, prepare
+from penstock.bench.tpu.step_cases import TOPOLOGIES, Case
+
+DIMS = (8, 16, 32, 64, 100, 128, 256, 300)
+OPTIMIZERS = ("SGD", "Adagrad", "Adam")
+PLACES = ("one chip", "all chips", "shard_map", "scan")
+ROWS, SAMPLES, LOOKUPS, SCANNED = 1_000_000, 2048, 8192, 4
+SMALL = {("v5e", 64, "one chip"), ("v5e", 100, "scan"), ("v5p", 32, "all chips"), ("v6e", 128, "shard_map")}
+SMALL |= {("v4", 300, "one chip"), ("tpu7x", 16, "one chip")}
+
+
+@dataclass(frozen=True)
+class Step:
+    generation: str
+    optimizer: str
+    dim: int
+    variant: str
+    place: str
+
+
+def steps(small: bool, generations: Sequence[str]) -> Iterator[Step]:
+    """Yield the steps to compile. small : a few of each kind, with Adagrad"""
+    for generation, dim, place in product(generations, DIMS, PLACES):
+        for optimizer, variant in product(OPTIMIZERS, ("pallas", "xla")):
+            if not small or (optimizer == "Adagrad" and (generation, dim, place) in SMALL):
+                yield Step(generation, optimizer, dim, variant, place)
+
+
+def compiled(compiler: Compiler, step: Step) -> tuple[Any, Any]:
+    """Return the compiled program of a step, and the layout of its table."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from penstock.bridge import apply, gather
+    from penstock.bridge.functional_table import Feature, Format, Table, Uses
+
+    layout, rule, mesh = compiler.made(Case(step.generation, step.optimizer, step.dim, step.variant))
+    n = 1 if step.place in ("one chip", "scan") else mesh.size
+    mesh = Mesh(mesh.devices[:n], mesh.axis_names)
+    layout = replace(layout, vocabulary_size=ROWS * n, num_devices=n)
+    line, form = layout.line, Format(layout.line, mesh, step.variant)
+    leading = (SCANNED,) if step.place == "scan" else ()
+
+    def split(*shape: int, dtype: Any = np.int32, before: tuple[int, ...] = leading) -> Any:
+        spec = PartitionSpec(*[None] * len(before), mesh.axis_names)
+        return jax.ShapeDtypeStruct((*before, *shape), dtype, sharding=NamedSharding(mesh, spec))
+
+    arrays = line.arrays(n * layout.lines_per_device)
+    table = Table(tuple(split(*shape, dtype=dtype, before=()) for shape, dtype in arrays), (), form)
+    size = LOOKUPS // 2
+    uses = Uses(
+        asked=split(n, n, size // n),
+        rows=split(n, LOOKUPS),
+        samples=split(n, LOOKUPS),
+        gains=split(n, LOOKUPS, dtype=np.float32),
+        lines=split(n, size),
+        counts=split(n),
+        cells=split(n, size),
+        touched=split(n, size, line.group, dtype=np.bool_),
+        features=(Feature("f", (SAMPLES * n,)),),
+        num_lines=layout.lines_per_device,
+    )
+
+    def trained(table: Table, uses: Uses) -> tuple[Table, Any]:
+        def loss(activations: dict[str, Any]) -> Any:
+            return jnp.sum((activations["f"] - 1) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(gather(table, uses))
+        return apply(rule, table, uses, gradients, 0.1), value[None]
+
+    run: Any = trained
+    if step.place == "scan":
+
+        def run(table: Table, uses: Uses) -> Any:
+            return jax.lax.scan(trained, table, uses)
+
+    elif step.place == "shard_map":
+        spec = PartitionSpec(mesh.axis_names)
+        run = jax.shard_map(trained, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    program = jax.jit(run, donate_argnums=0).lower(table, uses).compile()
+    return program, layout
+
+
+def faults(layout: Any, program: Any) -> Iterator[str]:
+    """Yield what a compiled step does that it must not."""
+    memory, text, of_device = program.memory_analysis(), program.as_text(), layout.nbytes // layout.num_devices
+    if memory.alias_size_in_bytes != of_device:
+        yield f"aliases {memory.alias_size_in_bytes:,} bytes of a table of {of_device:,}"
+    bound = temporary_bound(layout)
+    if memory.temp_size_in_bytes > bound:
+        yield f"needs {memory.temp_size_in_bytes:,} bytes beside the table, more than {bound:,}"
+    for shape in on_device(layout):
+        if re.search(rf"\[{','.join(map(str, shape))}\]\S* copy(-start|-done)?\(", text):
+            yield f"copies a table of {shape}"
+
+
+def temporary_bound(layout: Any) -> int:
+    """Return the bytes that a step may need beside the table: its lines three times, and the lookups once."""
+    lines = LOOKUPS // 2 * (layout.line.nbytes(1) + 4 * layout.line.width)
+    rows = (LOOKUPS + SAMPLES) * 4 * max(128, layout.line.width)
+    bound: int = (1 << 20) + 3 * lines + rows
+    return bound
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m penstock.bench.tpu.functional_step", description=__doc__)
+    parser.add_argument("--small", action="store_true", help="a sample")
+    parser.add_argument("--only", default="", metavar="WORDS", help="steps whose line has all these words")
+    parser.add_argument("generations", nargs="*", default=list(TOPOLOGIES), metavar="GENERATION")
+    args = parser.parse_args(words)
+    prepare()
+    compiler, bad, number = Compiler(), 0, 0
+    print("| generation | optimizer | dim | variant | where | temporary | bound | compiled in | |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for step in steps(args.small, args.generations):
+        cells = [step.generation, step.optimizer, str(step.dim), step.variant, step.place]
+        if not set(args.only.split()) <= set(" ".join(cells).split()):
+            continue
+        began = time.perf_counter()
+        try:
+            program, layout = compiled(compiler, step)
+            failed = list(faults(layout, program))
+            sizes = program.memory_analysis().temp_size_in_bytes, temporary_bound(layout)
+            cells += [f"{size / 1e6:.2f} MB" for size in sizes]
+        except Exception as error:  # the compiler may raise anything
+            failed = [f"does not compile: {str(error).splitlines()[0][:200]}"]
+        print("|", " | ".join([*cells, f"{time.perf_counter() - began:.1f} s", "; ".join(failed)]), "|", flush=True)
+        number, bad = number + 1, bad + bool(failed)
+    print(f"{number} compiled, {bad} not as they must be", file=sys.stderr)
+    return 1 if bad or not number else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""Tables inside a user's jitted step: pure functions over a table that is a pytree.
+
+``gather`` looks up the activations of a batch, and ``apply`` updates the rows that it looked up by the gradients of
+these activations. Both work inside ``jax.jit``, ``jax.lax.scan`` and ``jax.shard_map``, on one device or many, and
+``apply`` works in place if the table is donated. The host plans the lookups of a batch (lookup_plan.py).
+
+Devices exchange only the rows that are looked up, and their gradients, by all_to_all. A gradient is summed by lookup,
+then by device, in the order of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from penstock.bridge import programs
+from penstock.bridge.row_format import UNTOUCHED, Line
+from penstock.bridge.sharding import MAX_BUCKET
+from penstock.errors import UsageError
+from penstock.updates import Ops, OptaxRule, UpdateRule, quantize
+
+
+@dataclass(frozen=True)
+class Format:
+    """The format of a table, static in a compiled program.
+
+    line : of its arrays; variant : "xla" or "pallas", which updates it
+    mesh : its devices; axis 0 of every array is distributed over all of the mesh's axes
+    quantization : (num_buckets, lower, upper), simulated in lookups; None: none
+    """
+
+    line: Line
+    mesh: Mesh
+    variant: str = "xla"
+    quantization: tuple[int, float, float] | None = None
+
+    @property
+    def spec(self) -> PartitionSpec:
+        return PartitionSpec(self.mesh.axis_names)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["arrays", "numbers"], meta_fields=["format"])
+@dataclass(frozen=True)
+class Table:
+    """A table's weights and slots, a pytree: pass it through jitted functions, and donate it.
+
+    arrays : in the format of its lines; inside ``shard_map``, one device's part
+    numbers : the state of an optax rule that belongs to no row, such as a count of steps
+    """
+
+    arrays: tuple[jax.Array, ...]
+    numbers: tuple[jax.Array, ...]
+    format: Format
+
+
+class Feature(NamedTuple):
+    """A feature of a batch. path : its name or key path; shape : of its activation without dim, over all devices"""
+
+    path: str
+    shape: tuple[int, ...]
+
+
+# The arrays of ``Uses``.
+PARTS = ["asked", "rows", "samples", "gains", "lines", "counts", "cells", "touched"]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=PARTS, meta_fields=["features", "num_lines"])
+@dataclass(frozen=True)
+class Uses:
+    """The lookups of one batch in one table, a pytree; axis 0 of every array is the device.
+
+    asked : int32 (devices, devices, A), the rows that a device requests from each device; pads lie beyond the table
+    rows, samples : int32 (devices, L), of every lookup: the index of its row in ``asked``, and of its sample among
+        those of the device, feature by feature, ascending; pads lie beyond both
+    gains : float32 (devices, L)
+    lines : int32 (devices, K), the device's lines that any device requests, unique; pads lie beyond its lines
+    counts : int32 (devices,), the number of lines before the pads
+    cells : int32 (devices, devices * A), of every requested row, device by device: its place in ``lines``, times the
+        rows of a line, plus its place there; pads lie beyond
+    touched : bool (devices, K, rows of a line), the rows that are requested
+    features : in the order of ``samples``; num_lines : of the table on each device
+    """
+
+    asked: Any
+    rows: Any
+    samples: Any
+    gains: Any
+    lines: Any
+    counts: Any
+    cells: Any
+    touched: Any
+    features: tuple[Feature, ...]
+    num_lines: int
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each feature's activation on one device, without dim."""
+        num_devices = self.asked.shape[-2]
+        return {path: (shape[0] // num_devices, *shape[1:]) for path, shape in self.features}
+
+
+def gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
+    """Return the activation of every feature by its path: float32, the feature's input shape followed by dim.
+
+    Differentiate your loss by the activations, and pass their gradients to ``apply``. Over several devices, axis 0 of
+    an activation is distributed like the table's; inside ``shard_map`` it is the device's share of the batch.
+    """
+    activations: dict[str, jax.Array] = _mapped(table.format, _gather, _specs(table), table.format.spec)(table, uses)
+    return activations
+
+
+def apply(
+    rule: UpdateRule | OptaxRule,
+    table: Table,
+    uses: Uses,
+    gradients: Mapping[str, jax.Array],
+    learning_rate: Any = None,
+) -> Table:
+    """Return the table after one update of the rows of ``uses``; in place if the table is donated.
+
+    rule : ``config.table(name).rule``, or one of ``from_optax``, which contains its learning rate
+    gradients : of every activation that ``gather`` returned, by path
+    Rows without a lookup stay unchanged. Raises UsageError for a rule with non-lazy updates, which change every row,
+    for a missing learning rate, and for gradients of other features or shapes.
+    """
+    if isinstance(rule, UpdateRule) and rule.non_lazy:
+        raise UsageError(f"{rule.algorithm} with non-lazy updates changes every row; send its gradients to an Engine")
+    if isinstance(rule, UpdateRule) and learning_rate is None and rule.program is None:
+        raise UsageError(f"{rule.algorithm}: expected a learning_rate, got none; pass the rate of this step")
+    rate = jnp.asarray(0.0 if learning_rate is None else learning_rate, jnp.float32)
+    specs = (*_specs(table), table.format.spec, PartitionSpec())
+    updated: Table = _mapped(table.format, partial(_apply, rule), specs, specs[0])(table, uses, dict(gradients), rate)
+    return updated
+
+
+def _specs(table: Table) -> tuple[Any, ...]:
+    """Return how a table and uses are distributed."""
+    spec = table.format.spec
+    return Table(spec, PartitionSpec(), table.format), spec  # type: ignore[arg-type]
+
+
+def _mapped(of: Format, local: Callable[..., Any], in_specs: tuple[Any, ...], out_specs: Any) -> Callable[..., Any]:
+    """Return ``local``, which processes one device's part, for whole arrays; inside ``shard_map`` itself."""
+    names, types = set(of.mesh.axis_names), set(of.mesh.axis_types)
+    inside = names <= set(jax.sharding.get_abstract_mesh().manual_axes)
+    if inside or (of.mesh.size == 1 and types == {AxisType.Auto}):
+        return local
+    mapped: Callable[..., Any] = jax.shard_map(
+        local, mesh=of.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
+    return mapped
+
+
+# ---- on one device
+
+
+def _gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
+    _check_same(table, uses)
+    line, (num_devices, room) = table.format.line, uses.asked.shape[1:]
+    wanted = _exchanged(table.format, uses.asked[0])
+    read, *_ = programs.rows_of(line, table.arrays, wanted.reshape(-1))
+    rows = _exchanged(table.format, read.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
+    if table.format.quantization is not None:
+        rows = quantize(Ops(jnp), rows, *table.format.quantization)
+    found = rows.at[uses.rows[0]].get(mode="fill", fill_value=0.0) * uses.gains[0][:, None]
+    shapes = uses.shapes
+    sizes = [_size(shape) for shape in shapes.values()]
+    combined = jax.ops.segment_sum(found, uses.samples[0], sum(sizes), indices_are_sorted=True)
+    activations, first = {}, 0
+    for (path, shape), size in zip(shapes.items(), sizes, strict=True):
+        activations[path] = combined[first : first + size].reshape(*shape, line.dim)
+        first += size
+    return activations
+
+
+def _apply(
+    rule: UpdateRule | OptaxRule, table: Table, uses: Uses, gradients: dict[str, jax.Array], rate: jax.Array
+) -> Table:
+    _check_same(table, uses)
+    line, (num_devices, room) = table.format.line, uses.asked.shape[1:]
+    of_samples = _joined(uses.shapes, gradients, line.dim)
+    found = of_samples.at[uses.samples[0]].get(mode="fill", fill_value=0.0) * uses.gains[0][:, None]
+    of_rows = jax.ops.segment_sum(found, uses.rows[0], num_devices * room)
+    came = _exchanged(table.format, of_rows.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
+    spread = line.spread(came, uses.cells[0] % line.group)
+    summed = jax.ops.segment_sum(spread, uses.cells[0] // line.group, uses.lines.shape[1])
+    words = jax.lax.bitcast_convert_type(summed, jnp.int32)
+    if line.masked:
+        words = jnp.where(line.of_half(uses.touched[0], 0), words, UNTOUCHED)
+    numbers = table.numbers
+    if isinstance(rule, OptaxRule):
+        rule, numbers = rule.at(table.numbers, line.dim)
+    step, arrays = _step_of(table.format, rule), table.arrays
+    for first in range(0, len(words), MAX_BUCKET):
+        some = slice(first, first + MAX_BUCKET)
+        counts = jnp.clip(uses.counts - first, 0, MAX_BUCKET)
+        arrays, _ = step(arrays, uses.lines[:, some], words[None, some], counts, rate, jnp.int32(0), jnp.uint32(0))
+    return Table(arrays, numbers, table.format)
+
+
+def _check_same(table: Table, uses: Uses) -> None:
+    """Raise UsageError for the lookups of another table: our kernel does not check the bounds of its lines."""
+    if table.arrays[0].shape[0] != uses.num_lines:
+        of_table = f"a table of {table.arrays[0].shape[0]} lines per device"
+        raise UsageError(f"expected uses of {of_table}, got some for {uses.num_lines}; preprocess them for this table")
+
+
+def _step_of(of: Format, rule: UpdateRule) -> Callable[..., Any]:
+    if of.variant == "pallas":
+        from penstock.bridge.pallas import tensorcore
+
+        return tensorcore.local_apply(of.mesh, rule, of.line)
+    return programs.local_apply(rule, of.line)
+
+
+def _exchanged(of: Format, parts: jax.Array) -> jax.Array:
+    """Send part i of axis 0 to device i; return the parts from all devices, in order."""
+    if len(parts) == 1:
+        return parts
+    exchanged: jax.Array = jax.lax.all_to_all(parts, of.mesh.axis_names, 0, 0, tiled=True)
+    return exchanged
+
+
+def _joined(shapes: Mapping[str, tuple[int, ...]], gradients: dict[str, jax.Array], dim: int) -> jax.Array:
+    """Return the gradients of all samples, float32 (samples, dim), feature by feature."""
+    if gradients.keys() != shapes.keys():
+        raise UsageError(f"gradients: expected one per feature ({', '.join(shapes)}), got {', '.join(gradients)}")
+    for path, shape in shapes.items():
+        if gradients[path].shape != (*shape, dim):
+            got = list(gradients[path].shape)
+            raise UsageError(f"gradient of feature '{path}': expected shape {[*shape, dim]}, got {got}")
+    return jnp.concatenate([gradients[path].astype(jnp.float32).reshape(-1, dim) for path in shapes])
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size

@@ -1,0 +1,144 @@
+"""The plan of a batch's lookups in one table, made on the host: which device requests which rows from which.
+
+A plan has exact sizes. ``padded`` gives it as ``Uses``, whose sizes come from a ladder, so that the program of a step
+is compiled for few of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.bridge.functional_table import Feature, Uses
+from penstock.bridge.sharding import Layout, bucket
+from penstock.bridge.stacking import multiple_of
+from penstock.errors import UsageError
+
+Int64 = npt.NDArray[np.int64]
+# From one size to the next: a step of the user's is compiled for each.
+GROWTH = 2.0
+
+
+class Sizes(NamedTuple):
+    """Padded sizes per device. asked : rows that it requests from one device; lookups; lines : that are requested"""
+
+    asked: int
+    lookups: int
+    lines: int
+
+    def or_more(self, others: Sizes) -> Sizes:
+        return Sizes(*map(max, self, others))
+
+
+class _Asking(NamedTuple):
+    """One device's lookups. owners, rows : of the distinct rows, by owner; places : of each among those of its owner
+
+    numbers : of every lookup, the index of its row in these; samples, gains : as in ``Uses``
+    """
+
+    owners: Int64
+    rows: npt.NDArray[np.int32]
+    places: Int64
+    numbers: Int64
+    samples: Int64
+    gains: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The lookups of one batch in one table. asking : by device"""
+
+    layout: Layout
+    features: tuple[Feature, ...]
+    asking: tuple[_Asking, ...]
+    owned: tuple[tuple[Int64, Int64], ...]  # of every device: lines that are requested, and of each row: index in them
+
+    @classmethod
+    def of(cls, layout: Layout, unique_ids: Int64, features: Sequence[Feature], uses: Sequence[Any]) -> Plan:
+        """Return the plan. unique_ids : of the table; uses : of the features, as in deduplication data
+
+        Every device has an equal, contiguous share of the samples of each feature. Raises UsageError if that is
+        impossible.
+        """
+        num_devices = layout.num_devices
+        for path, shape in features:
+            if shape[0] % num_devices:
+                raise UsageError(
+                    f"feature '{path}': {shape[0]} samples cannot be distributed evenly over {num_devices} devices"
+                )
+        owners, rows = layout.place(unique_ids)
+        asking = [_asking(owners, rows, features, uses, device, num_devices) for device in range(num_devices)]
+        owned = []
+        for owner in range(num_devices):
+            came = np.concatenate([one.rows[one.owners == owner] for one in asking])
+            owned.append(np.unique(came // layout.line.group, return_inverse=True))
+        return cls(layout, tuple(features), tuple(asking), tuple(owned))
+
+    @property
+    def sizes(self) -> Sizes:
+        """The smallest sizes of the ladder that fit."""
+        asked = max(int(one.places.max(initial=-1)) + 1 for one in self.asking)
+        lookups = max(len(one.samples) for one in self.asking)
+        lines = bucket(max(len(lines) for lines, _ in self.owned), multiple_of(self.layout.line), GROWTH)
+        return Sizes(bucket(asked, growth=GROWTH), bucket(lookups, growth=GROWTH), lines)
+
+    def padded(self, sizes: Sizes) -> Uses:
+        """Return the plan as NumPy arrays of these sizes, none of them smaller than ``self.sizes``."""
+        n, line = len(self.asking), self.layout.line
+        beyond, num_samples = self.layout.lines_per_device, sum(_samples(feature, n) for feature in self.features)
+        if beyond * line.group + sizes.lines > np.iinfo(np.int32).max:
+            raise UsageError(f"table '{self.layout.name}': {sizes.lines} lines at once exceed int32; use more devices")
+        asked = np.full((n, n, sizes.asked), beyond * line.group, np.int32)
+        rows = np.full((n, sizes.lookups), n * sizes.asked, np.int32)
+        samples = np.full((n, sizes.lookups), num_samples, np.int32)
+        gains = np.zeros((n, sizes.lookups), np.float32)
+        for device, one in enumerate(self.asking):
+            asked[device, one.owners, one.places] = one.rows
+            at = slice(len(one.samples))
+            rows[device, at] = (one.owners * sizes.asked + one.places)[one.numbers]
+            samples[device, at], gains[device, at] = one.samples, one.gains
+        lines = np.tile(beyond + np.arange(sizes.lines, dtype=np.int32), (n, 1))
+        cells = np.full((n, n * sizes.asked), sizes.lines * line.group, np.int32)
+        touched = np.zeros((n, sizes.lines * line.group), bool)
+        for owner, (numbers, index) in enumerate(self.owned):
+            lines[owner, : len(numbers)] = numbers
+            came = asked[:, owner].reshape(-1)
+            requested = np.flatnonzero(came < beyond * line.group)
+            cells[owner, requested] = index * line.group + came[requested] % line.group
+            touched[owner, cells[owner, requested]] = True
+        counts = np.array([len(numbers) for numbers, _ in self.owned], np.int32)
+        by_line = touched.reshape(n, sizes.lines, line.group)
+        return Uses(asked, rows, samples, gains, lines, counts, cells, by_line, self.features, beyond)
+
+
+def _asking(
+    owners: Any, rows: Any, features: Sequence[Feature], uses: Sequence[Any], device: int, num_devices: int
+) -> _Asking:
+    """Return the lookups of one device. owners, rows : where the unique ids are"""
+    indices, samples, gains, before = [], [], [], 0
+    for feature, of in zip(features, uses, strict=True):
+        share = _samples(feature, num_devices)
+        start, stop = np.searchsorted(of.samples, [device * share, (device + 1) * share]).tolist()
+        indices.append(of.rows[start:stop])
+        samples.append(of.samples[start:stop].astype(np.int64) - device * share + before)
+        gains.append(np.ones(stop - start, np.float32) if of.gains is None else of.gains[start:stop])
+        before += share
+    index = np.concatenate(indices)
+    requested = np.zeros(len(rows), bool)
+    requested[index] = True
+    distinct = np.flatnonzero(requested)
+    distinct = distinct[np.argsort(owners[distinct], kind="stable")]
+    numbers = np.empty(len(rows), np.int64)
+    numbers[distinct] = np.arange(len(distinct))
+    whose = owners[distinct].astype(np.int64)
+    places = np.arange(len(distinct)) - np.searchsorted(whose, whose)
+    return _Asking(whose, rows[distinct], places, numbers[index], np.concatenate(samples), np.concatenate(gains))
+
+
+def _samples(feature: Feature, num_devices: int) -> int:
+    """Return how many samples, or positions of sequences, each device has."""
+    return int(np.prod(feature.shape)) // num_devices

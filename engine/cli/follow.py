@@ -1,0 +1,83 @@
+"""``penstock follow``: keep a store, a table or a function up to date with the deltas of a service."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from penstock.cli.options import add_command, number
+from penstock.cli.output import Output, count, several
+from penstock.io.flight import connect
+from penstock.io.targets.follower import Follower
+from penstock.io.targets.target_uri import open_target
+
+DAY_S = 86_400.0
+
+
+def add(commands: Any) -> None:
+    command = add_command(
+        commands, "follow", run, "penstock follow grpc://127.0.0.1:8815 --into redis://127.0.0.1:6379/0"
+    )
+    command.add_argument("address", metavar="ADDRESS", help="of the service: grpc://HOST:PORT or grpc+tls://HOST:PORT")
+    command.add_argument(
+        "--into",
+        required=True,
+        metavar="TARGET",
+        help="redis://HOST:PORT/DATABASE, kafka://BROKER:PORT/TOPIC, lmdb:PATH, lance:URI, delta:URI, parquet:DIR, or "
+        "a Python function module:function",
+    )
+    command.add_argument(
+        "--state", type=Path, metavar="FILE", help="of a function: the number of the last delta that it returned from"
+    )
+    command.add_argument("--once", action="store_true", help="end when all that is published is applied")
+    command.add_argument(
+        "--interval",
+        type=number("seconds, at least 0.01", 0.01, DAY_S),
+        metavar="S",
+        help="seconds between two transactions, each with all changes since the last (default 0.2; 10 for lance, "
+        "delta and parquet)",
+    )
+    command.add_argument(
+        "--patience",
+        type=number("seconds, at least 0", 0, DAY_S),
+        default=60.0,
+        metavar="S",
+        help="seconds to retry while the service or the target is gone or full (default 60)",
+    )
+    command.add_argument("--replace", action="store_true", help="overwrite a target with the tables of another job")
+
+
+def run(args: argparse.Namespace) -> int:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
+    target = open_target(args.into, args.state)
+    out = Output(args.json)
+    with connect(args.address, patience_s=args.patience) as client:
+        interval_s = target.interval_s if args.interval is None else args.interval
+        follower = Follower(client, target, args.patience, interval_s, args.replace)
+
+        def began() -> None:
+            out.say(
+                f"following {client.connection.where} into {target.name}, step {count(follower.progress.step or 0)}"
+            )
+            (sys.stderr if args.json else sys.stdout).flush()
+
+        try:
+            follower.run(args.once, began)
+        except KeyboardInterrupt:
+            step = follower.progress.step
+            held = "it was not read yet" if step is None else f"it has the rows of step {count(step)}"
+            raise KeyboardInterrupt(f"interrupted; {target.name}: {held}") from None
+        finally:
+            target.close()
+    of = follower.progress
+    applied = f"{several(of.deltas, 'delta')} in {several(of.transactions, 'transaction')}"
+    out.say(f"applied   {applied}: {several(of.rows, 'row')}, {count(of.removed)} removed")
+    if of.anew:
+        out.say(f"taken     all tables, {several(of.anew, 'time')}")
+    out.say(f"step      {count(of.step or 0)}")
+    out.result(asdict(of))
+    return 0

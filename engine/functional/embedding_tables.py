@@ -1,0 +1,263 @@
+"""All tables of a configuration for a user's jitted step: created on the devices, looked up, updated and read.
+
+The host prepares each batch (``preprocess``); the step itself is pure functions over pytrees (``gather``, ``apply``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from penstock.activations.exchange import deduplicated
+from penstock.activations.nesting import features_of, leaves, structure_for
+from penstock.bridge import backends, functional_table
+from penstock.bridge.device_tables import DeviceTable, check_memory, make_mesh
+from penstock.bridge.functional_table import Feature, Format, Table, Uses
+from penstock.bridge.lookup_plan import Plan, Sizes
+from penstock.bridge.programs import row_sharding
+from penstock.bridge.sharding import Layout, TableDefinition
+from penstock.bridge.xla_tables import XlaTables
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.features import flatten, pack
+from penstock.config.specs import TableSpec
+from penstock.errors import UsageError, UsageTypeError, listed
+from penstock.frames import Float32
+from penstock.tables.initializers import start_of
+from penstock.tables.orbax import WEIGHTS
+from penstock.tables.table_io import checked_parts
+from penstock.updates import OptaxRule, UpdateRule
+
+Tables = dict[str, Table]
+log = logging.getLogger("penstock")
+
+
+class EmbeddingTables:
+    """The tables of a configuration with features, for a step that your program compiles. Loads jax.
+
+    mesh : the devices; the rows of every table, and each batch, are distributed over all of its axes. None: all local
+        devices
+    rules : table → the rule of ``penstock.updates.from_optax`` that updates it instead of the table's optimizer
+    halves : whether arrays may hold halves of words, where XLA moves fewer bytes then; else all are float32
+
+    features : of every table that has some, in order; rules : of every table
+
+    The tables are values: ``create`` returns them, your step takes and returns them. This object holds none. Raises
+    ConfigError for a configuration without features, UsageError for tables that only an Engine can update: dynamic
+    ones, those with 16-bit weights, with non-lazy optimizers, or with one update per gradient.
+    """
+
+    def __init__(
+        self,
+        config: EmbeddingConfig,
+        mesh: Mesh | None = None,
+        rules: Mapping[str, OptaxRule] = MappingProxyType({}),
+        halves: bool = True,
+    ) -> None:
+        features_of(config)
+        self.config, self.mesh = config, make_mesh() if mesh is None else mesh
+        if self.mesh.is_multi_process:
+            raise UsageError("a mesh over several processes: EmbeddingTables needs one whose devices are all local")
+        for name, rule in rules.items():
+            if name not in config.table_names:
+                raise UsageError(f"rules: no table '{name}' in the configuration ({listed(config.table_names)})")
+            if not isinstance(rule, OptaxRule):
+                got = type(rule).__name__
+                raise UsageTypeError(f"rules, table '{name}': expected a rule of updates.from_optax, got {got}")
+        own_mesh = make_mesh(self.mesh)
+        self._specs = {spec.name: spec for spec in config.tables}
+        self.rules: dict[str, UpdateRule | OptaxRule] = {n: rules.get(n, s.rule) for n, s in self._specs.items()}
+        self._layouts: dict[str, Layout] = {}
+        self._formats: dict[str, Format] = {}
+        self._definitions: dict[str, TableDefinition] = {}
+        for name, spec in self._specs.items():
+            _check(spec, self.rules[name])
+            definition = _definition(config, spec, rules.get(name), own_mesh)
+            on_cpu = backends.platform(own_mesh) == "cpu"
+            variant, problem = backends.choose(own_mesh, *definition[:2], preferred="xla" if on_cpu else None)
+            if problem:
+                log.warning("table '%s': the kernel failed its canary, XLA's program updates: %s", name, problem)
+            variant = "xla" if variant == "ffi" else variant  # whose handlers keep the table outside of XLA's programs
+            layout = backends.formatted(definition.layout, variant) if halves else definition.layout
+            q = spec.quantization
+            quantization = None if q is None else (q.num_buckets, q.lower, q.upper)
+            self._layouts[name] = layout
+            self._definitions[name] = definition._replace(layout=layout)
+            self._formats[name] = Format(layout.line, self.mesh, variant, quantization)
+        check_memory((own_mesh, layout.nbytes) for layout in self._layouts.values())
+        self._sizes: dict[str, Sizes] = {}
+        self._indices = {
+            name: [index for index, feature in enumerate(config.features) if feature.table == name]
+            for name in self._specs
+        }
+        self.features = {
+            name: tuple(Feature(config.features[index].path, config.features[index].input_shape) for index in its)
+            for name, its in self._indices.items()
+            if its
+        }
+
+    # ---- on the host
+
+    def create(self, seed: int = 0) -> Tables:
+        """Return new tables by name, with the rows that an Engine with this seed starts with."""
+        created = {}
+        for name, spec in self._specs.items():
+            store = self._store(name)
+            DeviceTable(store).fill(start_of(spec, seed))
+            rule = self.rules[name]
+            created[name] = self._taken(name, store, rule.numbers if isinstance(rule, OptaxRule) else ())
+        return created
+
+    def preprocess(self, features: Any, weights: Any = None) -> dict[str, Uses]:
+        """Return the lookups of a batch by table, on the devices, for ``gather`` and ``apply``.
+
+        features, weights : as for ``Engine.recv_activations``. Arrays are padded to sizes that only grow, by doubling,
+        so a step is compiled a few times at first and not again. Raises UsageError if a batch cannot be distributed
+        evenly over the devices, and the errors of ``recv_activations``.
+        """
+        plans = self._plans(features, weights)
+        return {name: self._sent(plan.padded(self._sizes[name]), ()) for name, plan in plans.items()}
+
+    def preprocess_steps(self, features: Sequence[Any], weights: Sequence[Any] | None = None) -> dict[str, Uses]:
+        """Return the lookups of several batches, on a new first axis: for ``jax.lax.scan`` over steps."""
+        if not len(features):
+            raise UsageError("preprocess_steps: expected at least one batch, got none")
+        of = [None] * len(features) if weights is None else weights
+        plans = [self._plans(batch, its) for batch, its in zip(features, of, strict=True)]
+        stacked = {}
+        for name in plans[0]:
+            padded = [of_tables[name].padded(self._sizes[name]) for of_tables in plans]
+            stacked[name] = self._sent(jax.tree.map(lambda *parts: np.stack(parts), *padded), (None,))
+        return stacked
+
+    def parameters(self, tables: Mapping[str, Table], name: str) -> dict[str, Float32]:
+        """Return copies of a table's weights ("parameters") and slots by name, float32 in id order.
+
+        They are what ``Engine.retrieve_parameters`` returns, and ``Engine.load_parameters`` takes them.
+        """
+        parts, device_table = self._parts(name), DeviceTable(self._store(name, tables))
+        ids = np.arange(self._specs[name].vocabulary_size)
+        return {part: device_table.read(ids, number) for number, part in enumerate(parts)}
+
+    def load(self, tables: Mapping[str, Table], name: str, rows: Any, **slots: Any) -> Tables:
+        """Return the tables with one of them replaced by these weights and slots, which ``parameters`` returns.
+
+        rows : float32 (vocabulary_size, dim); slots : all of them, by name. The table is updated in place: do not use
+        the former value again.
+        """
+        parts, layout = self._parts(name), self._layouts[name]
+        values = checked_parts(name, parts, {WEIGHTS: rows, **slots}, layout.vocabulary_size, layout.part_dims)
+        store = self._store(name, tables)
+        for part, given in values.items():
+            store.write(0, 0, given, part)
+        return {**tables, name: self._taken(name, store, tables[name].numbers)}
+
+    # ---- traced
+
+    def gather(self, tables: Mapping[str, Table], uses: Mapping[str, Uses]) -> Any:
+        """Return the activations of a batch, nested like the configuration's features: float32, (…, dim)."""
+        by_path: dict[str, jax.Array] = {}
+        for name, of in uses.items():
+            by_path |= functional_table.gather(tables[name], of)
+        structure = self.config.feature_structure
+        return pack(structure, (by_path[self.config.features[index].path] for index in flatten(structure)))
+
+    def apply(
+        self, tables: Mapping[str, Table], uses: Mapping[str, Uses], gradients: Any, learning_rates: Any = None
+    ) -> Tables:
+        """Return the tables after one update of the rows of a batch; in place if they are donated.
+
+        gradients : of the activations, nested like them; learning_rates : dynamic tag → the rate of this step
+        """
+        by_feature = leaves(structure_for(self.config, gradients), gradients, "gradients")
+        updated = dict(tables)
+        for name, of in uses.items():
+            mine = {self.config.features[index].path: by_feature[index] for index in self._indices[name]}
+            rate = self._rate(name, learning_rates)
+            updated[name] = functional_table.apply(self.rules[name], tables[name], of, mine, rate)
+        return updated
+
+    # ----
+
+    def _rate(self, name: str, learning_rates: Any) -> Any:
+        spec = self._specs[name]
+        if spec.tag is None or isinstance(self.rules[name], OptaxRule):
+            return spec.learning_rate
+        try:
+            return learning_rates[spec.tag]
+        except (TypeError, LookupError) as error:
+            wanted = f"learning_rates[{spec.tag}], the rate of its dynamic tag"
+            raise UsageError(f"table '{name}': expected {wanted}, got {learning_rates!r}") from error
+
+    def _plans(self, features: Any, weights: Any) -> dict[str, Plan]:
+        """Return the plan of every table with features, and note the sizes that it needs."""
+        unique, uses = deduplicated(self.config, features, weights)
+        plans = {}
+        for name, features_of_table in self.features.items():
+            of = [uses[index] for index in self._indices[name]]
+            plans[name] = Plan.of(self._layouts[name], unique[name], features_of_table, of)
+            sizes = plans[name].sizes
+            self._sizes[name] = sizes.or_more(self._sizes.get(name, sizes))
+        return plans
+
+    def _sent(self, uses: Uses, leading: tuple[None, ...]) -> Uses:
+        sharding = NamedSharding(self.mesh, PartitionSpec(*leading, self.mesh.axis_names))
+        sent: Uses = jax.device_put(uses, sharding)
+        return sent
+
+    def _parts(self, name: str) -> list[str]:
+        if name not in self._specs:
+            raise UsageError(f"no table '{name}' in the configuration ({listed(self._specs)})")
+        rule = self.rules[name]
+        if isinstance(rule, OptaxRule):
+            return [WEIGHTS, *(f"state_{slot}" for slot in range(rule.num_slots))]
+        return [WEIGHTS, *(slot for slot, _ in self._specs[name].slots)]
+
+    def _store(self, name: str, tables: Mapping[str, Table] | None = None) -> XlaTables:
+        """Return one table as the engine has it, which reads and writes rows: an existing table, or a new one."""
+        mesh, arrays = make_mesh(self.mesh), None
+        if tables is not None:
+            arrays = tuple(jax.device_put(tables[name].arrays, row_sharding(mesh)))
+        return XlaTables(mesh, [self._definitions[name]], self._formats[name].variant, arrays=arrays)
+
+    def _taken(self, name: str, store: XlaTables, numbers: tuple[Any, ...]) -> Table:
+        store.wait()
+        form = self._formats[name]
+        arrays = jax.device_put(store.arrays, NamedSharding(self.mesh, form.spec))
+        same = NamedSharding(self.mesh, PartitionSpec())
+        return Table(tuple(arrays), tuple(jax.device_put(number, same) for number in numbers), form)
+
+
+def _check(spec: TableSpec, rule: UpdateRule | OptaxRule) -> None:
+    """Raise UsageError for a table that only an Engine can update."""
+    problems = {
+        "it is dynamic": spec.dynamic is not None,
+        "it is placed on the host": spec.placement.where == "host",
+        "its weights have 16 bits": spec.storage_dtype == "bfloat16",
+        "it is updated once per gradient": not spec.accumulate,
+        "its optimizer changes rows without gradients": isinstance(rule, UpdateRule) and rule.non_lazy,
+    }
+    for problem, found in problems.items():
+        if found:
+            raise UsageError(f"table '{spec.name}': {problem}; send its gradients to an Engine")
+
+
+def _definition(config: EmbeddingConfig, spec: TableSpec, rule: OptaxRule | None, mesh: Mesh) -> TableDefinition:
+    starts = tuple(start for _, start in spec.slots) if rule is None else rule.starts
+    of_table = spec.rule if rule is None else rule.at(rule.numbers, spec.dim)[0]
+    layout = Layout(
+        spec.name,
+        spec.vocabulary_size,
+        spec.dim,
+        len(starts),
+        mesh.size,
+        config.sharding_strategy == "MOD",
+        backends.lanes(mesh),
+        row_slots=of_table.row_slots,
+    )
+    return TableDefinition(layout, of_table, starts)

@@ -1,0 +1,60 @@
+"""Embedding tables as a Flax NNX module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from penstock.bridge import Table, Uses
+from penstock.functional.embedding_tables import EmbeddingTables
+
+
+class EmbeddingTable(nnx.Variable[jax.Array]):  # type: ignore[misc]
+    """An array of a table. It is no ``nnx.Param``: ``nnx.grad`` and optimizers leave it alone."""
+
+
+class Embedding(nnx.Module):  # type: ignore[misc]
+    """The tables of a configuration as a module: it looks up activations, and updates the tables by their gradients.
+
+    embedding_tables : which prepares the batches (``preprocess``)
+    seed : of the initial rows
+
+    Differentiate the loss by the model and by the activations, update the dense part by your optimizer, and the tables
+    by ``update``, all in one jitted step; donate the model to update them in place::
+
+        @nnx.jit(donate_argnums=(0, 1))
+        def step(model, optimizer, uses, labels):
+            activations = model.embedding(uses)
+            loss, (by_model, by_activations) = nnx.value_and_grad(loss_of, argnums=(0, 1))(model, activations, labels)
+            optimizer.update(model, by_model)
+            model.embedding.update(uses, by_activations)
+            return loss
+    """
+
+    def __init__(self, embedding_tables: EmbeddingTables, seed: int = 0) -> None:
+        self.embedding_tables = embedding_tables
+        leaves, self._structure = jax.tree.flatten(embedding_tables.create(seed))
+        self.arrays = nnx.List([EmbeddingTable(leaf) for leaf in leaves])
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The tables by name, as ``EmbeddingTables`` takes them; outside of a step, for ``parameters``, too."""
+        tables: dict[str, Table] = jax.tree.unflatten(self._structure, [array[...] for array in self.arrays])
+        return tables
+
+    def __call__(self, uses: Mapping[str, Uses]) -> Any:
+        """Return the activations of a batch, nested like the configuration's features: float32, (…, dim)."""
+        return self.embedding_tables.gather(self.tables, uses)
+
+    def update(self, uses: Mapping[str, Uses], gradients: Any, learning_rates: Any = None) -> None:
+        """Update the rows of a batch by the gradients of its activations; see ``EmbeddingTables.apply``."""
+        updated = self.embedding_tables.apply(self.tables, uses, gradients, learning_rates)
+        self.load(updated)
+
+    def load(self, tables: Mapping[str, Table]) -> None:
+        """Replace the tables, for example by those that ``EmbeddingTables.load`` returns."""
+        for array, leaf in zip(self.arrays, jax.tree.leaves(dict(tables)), strict=True):
+            array[...] = leaf

@@ -1,0 +1,81 @@
+"""Next-word pairs from the first 3,500 words of Shakespeare's works, for the examples in Flax and Keras.
+
+A sample is two neighbouring words; its label is the word that follows. Also here: compiling a step for a TPU that the
+machine does not have.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import penstock as ps
+
+TEXT = np.load(Path(__file__).parent / "data" / "shakespeare_words.npy")
+WORDS, DIM, HIDDEN, BATCH, EPOCHS = int(TEXT.max()) + 1, 32, 64, 128, 10
+RATE = 0.2
+
+
+def batches() -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return (pairs of words (BATCH, 2), next words (BATCH,)) in the order of the text, without the incomplete rest."""
+    pairs, following = np.stack([TEXT[:-2], TEXT[1:-1]], axis=1).astype(np.int64), TEXT[2:].astype(np.int32)
+    whole = range(0, len(following) - BATCH + 1, BATCH)
+    return [(pairs[start : start + BATCH], following[start : start + BATCH]) for start in whole]
+
+
+def config(rows: int = WORDS) -> ps.EmbeddingConfig:
+    """Return one table of ``rows`` words, and a feature that averages the words of a pair."""
+    table = ps.TableConfig(rows, DIM, name="word", combiner="mean", initializer=ps.Uniform(-0.1, 0.1))
+    features = {"pair": ps.FeatureConfig(table, name="pair")}
+    return ps.EmbeddingConfig.from_features(features, BATCH, ps.Adagrad(RATE))
+
+
+def largest_difference(losses: list[float], reference: list[float]) -> float:
+    """Print the loss of every epoch and return the largest relative difference from the dense reference."""
+    for epoch, (loss, dense) in enumerate(zip(losses, reference, strict=True)):
+        print(f"epoch {epoch}: loss {loss:.6f}, with dense embeddings {dense:.6f}")
+    return float(np.max(np.abs(np.subtract(losses, reference) / reference)))
+
+
+def compiled_for_tpu(generation: str, step: Any, donated: Any, *others: Any) -> Any:
+    """Return a step compiled for one chip, such as "v5e". donated : its first argument, an example of the values"""
+    import jax
+    from jax.experimental import topologies
+    from jax.sharding import SingleDeviceSharding
+
+    name = {"v5e": "v5e:2x2", "v6e": "v6e:2x2"}.get(generation, f"{generation}:2x2x1")
+    chip = topologies.get_topology_desc(platform="tpu", topology_name=name).devices[0]
+
+    def abstract(value: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(np.shape(value), value.dtype, sharding=SingleDeviceSharding(chip))
+
+    arguments = jax.tree.map(abstract, (donated, *others))
+    return jax.jit(step, donate_argnums=0).lower(*arguments).compile()
+
+
+def prepare_compiling() -> None:
+    """Lay tables out as on a TPU, and let libtpu compile without one. Call it before tables are created."""
+    tpu = {"PENSTOCK_LAYOUT": "tiled", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1"}
+    os.environ.update(tpu, JAX_PLATFORMS="cpu")
+
+
+def report(program: Any, tables: Any) -> int:
+    """Print whether the compiled step updates the tables in place; return an exit code."""
+    import jax
+
+    shapes = {",".join(map(str, array.shape)) for array in jax.tree.leaves(tables) if array.ndim}
+    num_bytes = sum(array.nbytes for array in jax.tree.leaves(tables))
+    memory, text = program.memory_analysis(), program.as_text()
+    copied = [shape for shape in shapes if f"[{shape}]" in "".join(_copies(text))]
+    in_place = memory.alias_size_in_bytes >= num_bytes and not copied
+    print(f"tables of {num_bytes:,} bytes: {memory.alias_size_in_bytes:,} bytes of the step's arguments are aliased")
+    print(f"temporary memory {memory.temp_size_in_bytes:,} bytes; tables copied: {', '.join(copied) or 'none'}")
+    print("in place" if in_place else "NOT in place")
+    return 0 if in_place else 1
+
+
+def _copies(text: str) -> list[str]:
+    return [line for line in text.splitlines() if " copy(" in line or " copy-start(" in line]

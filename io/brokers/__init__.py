@@ -1,0 +1,1 @@
+"""Brokers that gradients arrive from: Kafka and NATS JetStream (docs/brokers.md)."""

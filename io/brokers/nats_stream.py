@@ -1,0 +1,135 @@
+"""A stream of NATS JetStream as a partition: the sequence of a message is the number of its frame."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from penstock.errors import PenstockError, UsageError
+from penstock.io.brokers.broker_partition import Kept, Message, Partition
+from penstock.io.optional import library
+
+T = TypeVar("T")
+
+_URI = re.compile(r"(nats|tls)://([^/\s]+)/([^/\s.*>]+)")
+# Messages in one request; how long the server keeps a consumer that requests none.
+BATCH = 256
+_IDLE_S = 3600.0
+_TIMEOUT_S = 5.0
+# Pause before the client's one retry; more of them are up to the caller.
+_RETRY_S = 0.1
+# A request for messages that have arrived.
+_SHORTEST_S = 0.01
+
+
+class NatsStream(Partition):
+    """The stream of ``nats://HOST:PORT/STREAM``. The server stores no position: penstock's checkpoint does."""
+
+    def __init__(self, uri: str) -> None:
+        found = _URI.fullmatch(uri)
+        if found is None:
+            raise UsageError(f"{uri.rpartition('@')[2]}: expected nats://HOST:PORT/STREAM")
+        scheme, server, self._stream = found.groups()
+        super().__init__(f"nats/{self._stream}", f"{scheme}://{server.rpartition('@')[2]}/{self._stream}")
+        self._nats = library("nats", "nats", "nats://")
+        self._server = f"{scheme}://{server}"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connection: Any = None
+        self._consumer: Any = None
+        self._next = 1
+
+    def place(self, number: int) -> str:
+        return f"{self.where}, sequence {number}"
+
+    def kept(self) -> Kept:
+        return self._run(self._kept())
+
+    def seek(self, number: int) -> None:
+        self._next, self._consumer, self.drained = number, None, 0
+
+    def read(self, timeout_s: float) -> Sequence[Message]:
+        return self._run(self._fetch(timeout_s))
+
+    def close(self) -> None:
+        if self._loop is None:
+            return
+        if self._connection is not None:
+            self._loop.run_until_complete(self._connection.close())
+        self._loop.close()
+        self._loop = self._connection = self._consumer = None
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        self._loop = self._loop or asyncio.new_event_loop()
+        try:
+            return self._loop.run_until_complete(work)
+        except (PenstockError, OSError):
+            raise
+        except self._nats.js.errors.NotFoundError as error:
+            raise UsageError(f"{self.where}: there is no such stream ({error.description})") from error
+        except self._nats.errors.Error as error:
+            text = str(error)
+            if re.search("authoriz|authentic|permission", text, re.IGNORECASE):
+                raise UsageError(f"{self.where}: {text}; check the user and the password in the URI") from error
+            raise OSError(text or type(error).__name__) from error
+
+    async def _opened(self) -> Any:
+        if self._connection is None or self._connection.is_closed:
+            failed: list[Exception] = []
+
+            async def report(error: Exception) -> None:
+                failed.append(error)
+
+            self._consumer = None
+            try:
+                self._connection = await self._nats.connect(
+                    self._server,
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=_RETRY_S,
+                    connect_timeout=_TIMEOUT_S,
+                    error_cb=report,
+                )
+            except self._nats.errors.NoServersError as error:
+                raise (failed[-1] if failed else error) from error
+        return self._connection.jetstream(timeout=_TIMEOUT_S)
+
+    async def _kept(self) -> Kept:
+        state = (await (await self._opened()).stream_info(self._stream)).state
+        return Kept(max(state.first_seq, 1), state.last_seq)
+
+    async def _fetch(self, timeout_s: float) -> list[Message]:
+        stream = await self._opened()
+        api = self._nats.js.api
+        if self._consumer is None:
+            self._consumer = await stream.pull_subscribe(
+                "",
+                stream=self._stream,
+                config=api.ConsumerConfig(
+                    deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+                    opt_start_seq=self._next,
+                    ack_policy=api.AckPolicy.NONE,
+                    inactive_threshold=_IDLE_S,
+                ),
+            )
+        try:
+            messages = await self._consumer.fetch(BATCH, timeout=max(timeout_s, _SHORTEST_S))
+        except self._nats.errors.TimeoutError:
+            if self._connection.is_closed:
+                raise
+            try:
+                last = (await self._kept()).last
+                # Raises where the server has lost the consumer, or has left.
+                if (await self._consumer.consumer_info()).num_pending == 0:
+                    self.drained = last
+            except self._nats.js.errors.NotFoundError:
+                self._consumer = None
+            return []
+        found = []
+        for message in messages:
+            number = message.metadata.sequence.stream
+            if number >= self._next:
+                found.append(Message(number, message.data or None))
+                self._next = number + 1
+        return found

@@ -1,0 +1,91 @@
+"""Read a partition from a position on: over failures of the broker, with a check that nothing was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from penstock.errors import InputError, StateError
+from penstock.io.brokers.broker_partition import Message, Partition
+from penstock.io.flight.connection import Patience
+
+T = TypeVar("T")
+
+
+class PartitionReader:
+    """Reads messages in order, each once.
+
+    position : the number of the last message read; at the start, of the last frame that the tables contain. 0: none,
+        start with the first one retained
+    patience_s : how long to retry while the broker is unreachable
+    """
+
+    def __init__(self, partition: Partition, position: int, patience_s: float) -> None:
+        self.partition, self.position = partition, position
+        self._patience = Patience(patience_s, starts_over=False)
+        self._is_open = False
+
+    def read(self, timeout_s: float) -> Sequence[Message]:
+        """Return the next messages; none if none arrives in time, or the broker is unreachable.
+
+        Raises InputError if the broker stays unreachable, StateError if messages after the position are gone,
+        UsageError if the broker refuses the caller.
+        """
+        messages = self._tried(lambda: self._read(timeout_s)) or []
+        if messages:
+            self.position = messages[-1].number
+        return messages
+
+    def last(self) -> int | None:
+        """Return the highest number that the broker has now; None if it is unreachable at the moment. Raises as read"""
+        return self._tried(lambda: self.partition.kept().last)
+
+    def _tried(self, call: Callable[[], T]) -> T | None:
+        """Call with the partition open; after a failure, pause and return None until patience is over."""
+        try:
+            if not self._is_open:
+                self._open()
+            found = call()
+        except OSError as error:
+            self._is_open = False
+            self.partition.close()
+            text = " ".join(str(error).split()) or type(error).__name__
+            self._patience.wait(InputError(f"the broker cannot be reached: {text}", source=self.partition.where))
+            return None
+        self._patience.good()
+        return found
+
+    def _read(self, timeout_s: float) -> Sequence[Message]:
+        found, position = [], self.position
+        for message in self.partition.read(timeout_s):
+            if message.number > position:  # else it was delivered again
+                if message.number > position + 1:
+                    self._check_kept(position, message.number)
+                position = message.number
+                found.append(message)
+        return found
+
+    def _open(self) -> None:
+        kept = self.partition.kept()
+        if not self.position:
+            self.position = kept.first - 1
+        self._check(self.position, kept.first)
+        if self.position > kept.last and self.position >= kept.first:
+            raise StateError(
+                f"{self.partition.place(self.position)} is in the tables, and the topic ends before it, after "
+                f"{kept.last} messages: it was emptied or replaced; use another checkpoint, or the former topic"
+            )
+        self.partition.seek(self.position + 1)
+        self._is_open = True
+
+    def _check_kept(self, position: int, number: int) -> None:
+        """Check that the numbers before a message were never messages, and are not ones that are no longer retained."""
+        self._check(position, min(self.partition.kept().first, number))
+
+    def _check(self, position: int, first: int) -> None:
+        if first > position + 1:
+            raise StateError(
+                f"{self.partition.place(position + 1)} is next, and the topic retains only what follows "
+                f"{self.partition.place(first - 1)}; it needs a longer retention, and this state can get no further: "
+                "start again from an older checkpoint and another copy of the messages"
+            )

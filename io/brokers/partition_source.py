@@ -1,0 +1,90 @@
+"""A partition of a broker as a source of a replay: its messages, up to the one that is the last at the start."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+
+import penstock.interrupts as interrupts
+from penstock.errors import InputError, UsageError
+from penstock.frames import Frame, Place
+from penstock.io.brokers.broker_partition import Message, Partition
+from penstock.io.brokers.message_frames import BAD_MESSAGE, MessageFrames
+from penstock.io.brokers.partition_reader import PartitionReader
+from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.sources.batch import Parts
+from penstock.io.sources.seekable_source import SeekableSource
+
+# How long a read waits for a message.
+WAIT_S = 0.2
+
+
+class PartitionSource(SeekableSource):
+    """The frames of one partition. A place is the number of a frame, as the service stores it."""
+
+    shortest_pause_s = 0.001
+
+    def __init__(self, partition: Partition, patience_s: float) -> None:
+        super().__init__(partition.producer, _no_parts)
+        self._partition, self._patience_s = partition, patience_s
+        self._last: int | None = None  # the number at which the reading ends
+        self._waiting: deque[Message] = deque()  # read ahead
+        self.seek(())
+
+    def seek(self, place: Place) -> None:
+        self._reader = PartitionReader(self._partition, place[0] if place else 0, self._patience_s)
+        self._waiting.clear()
+        self._last = None
+        self._decoder: MessageFrames | None = None  # over all readings, which have messages of the same form
+
+    def frames(self, options: ReadOptions, first_bad: dict[str, str]) -> Generator[Frame, None, None]:
+        """Return the frames of a reading, among them void ones: messages without rows, and those that are dropped."""
+        if options.contribution_rows is not None:
+            raise UsageError(f"--contribution-rows: a message of {self._partition.where} is a frame; leave it out")
+        self._decoder = self._decoder or MessageFrames(options, first_bad)
+        last = self._last or 0
+        while (message := self._next(last)) is not None:
+            yield self._frame(message, self._decoder, options, first_bad)
+
+    def fix_end(self) -> None:
+        if self._last is not None:  # a later reading takes what has arrived: to ask for the end waits for the broker
+            if not self._waiting:
+                self._waiting.extend(self._reader.read(0))
+            self._last = self._waiting[-1].number if self._waiting else self._reader.position
+            return
+        while (last := self._reader.last()) is None:
+            interrupts.check()
+        self._last = last
+
+    def acknowledge(self, place: Place) -> None:
+        self._partition.acknowledge(place[0])
+
+    def close(self) -> None:
+        self._partition.close()
+
+    def _next(self, last: int) -> Message | None:
+        """Return the next message up to a number; None if there is none."""
+        waiting = self._waiting
+        while not waiting and max(self._reader.position, self._partition.drained) < last:
+            interrupts.check()
+            waiting.extend(self._reader.read(WAIT_S))
+        return waiting.popleft() if waiting and waiting[0].number <= last else None
+
+    def _frame(
+        self, message: Message, decoder: MessageFrames, options: ReadOptions, first_bad: dict[str, str]
+    ) -> Frame:
+        name, dropped = self._partition.place(message.number), {}
+        try:
+            frame = decoder.decode(message, name)
+        except InputError as error:
+            if options.on_bad_row == "error":
+                raise
+            first_bad.setdefault(BAD_MESSAGE, str(error))
+            frame, dropped = None, {BAD_MESSAGE: 1}
+        if frame is None:
+            return Frame({}, 0, source=name, dropped=dropped, place=(message.number,), is_void=True)
+        return frame
+
+
+def _no_parts() -> Parts:
+    yield from ()

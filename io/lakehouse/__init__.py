@@ -1,0 +1,1 @@
+"""Tables with versions as sources: Delta Lake, Lance and Iceberg (docs/lakehouse.md)."""

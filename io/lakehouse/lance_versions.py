@@ -1,0 +1,65 @@
+"""The versions of a Lance dataset: the operation of each, and the fragments that it appended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from penstock.io.lakehouse.table_versions import RowFile, TableVersions, is_remote
+from penstock.io.optional import library
+from penstock.io.sources.batch import Part
+from penstock.io.sources.in_memory import scanned_part
+
+
+class LanceVersions(TableVersions):
+    """The dataset of ``lance:URI``."""
+
+    first = 1
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(f"lance:{uri}", is_remote(uri))
+        self._uri = uri
+        self._library = library("lance", "lance", "lance:")
+
+    def latest(self) -> int:
+        with self._failures():
+            return int(self._library.dataset(self._uri).latest_version)
+
+    def numbers(self, first: int, last: int) -> Sequence[int]:
+        return range(first, last + 1)
+
+    def files(self, version: int) -> Sequence[RowFile]:
+        with self._failures():
+            dataset = self._library.dataset(self._uri)
+            versions = {each["version"] for each in dataset.versions()}
+            if version not in versions:
+                raise self.gone(version)
+            dataset = self._library.dataset(self._uri, version=version)
+            operation = dataset.read_transaction(version).operation
+            kind, fragments = type(operation).__name__, dataset.get_fragments()
+            if kind == "Rewrite":  # a compaction
+                return []
+            if kind == "Append":
+                # Numbers of fragments ascend; a transaction does not have them yet.
+                fragments = sorted(fragments, key=lambda each: each.fragment_id)[-len(operation.fragments) :]
+            elif version - 1 in versions and _same(fragments, self._library.dataset(self._uri, version=version - 1)):
+                return []  # it changed an index or a setting
+            elif (kind, version) != ("Overwrite", self.first):  # the version that creates a dataset
+                raise self.changed(version, f"an operation {kind}, which changes rows")
+            return [self._file(fragment, version) for fragment in fragments]
+
+    def _file(self, fragment: Any, version: int) -> RowFile:
+        name = f"{self.name}, version {version}, fragment {fragment.fragment_id}"
+
+        def opened(_: ExitStack) -> Part:
+            return scanned_part(name, fragment.schema, lambda columns: fragment.scanner(columns=columns).to_reader())
+
+        return RowFile(fragment.physical_rows, opened)
+
+    def _failures(self) -> Any:
+        return self.failures(ValueError, OSError, RuntimeError)
+
+
+def _same(fragments: Sequence[Any], before: Any) -> bool:
+    return [each.metadata for each in fragments] == [each.metadata for each in before.get_fragments()]

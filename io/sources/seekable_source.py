@@ -1,0 +1,69 @@
+"""Sources that continue after any frame without reading those before it: topics, and tables with versions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.errors import UsageError
+from penstock.frames import Frame, Place
+from penstock.io.sources.batch import Source
+
+if TYPE_CHECKING:
+    from penstock.io.decoding.read_options import ReadOptions
+
+BROKERS = ("kafka://", "nats://", "tls://")
+LAKEHOUSES = ("delta:", "lance:", "iceberg:")
+
+
+class SeekableSource(Source, ABC):
+    """A source that grows, and whose frames have a ``place`` after which it continues.
+
+    Each reading ends where the source ends at its start, and the next one continues there.
+
+    name : in checkpoints, and therefore without hosts
+    pause_s : between two checks for more, where a run follows it and nothing arrives; shortest_pause_s : the first ones
+    """
+
+    shortest_pause_s = pause_s = 0.2
+
+    @abstractmethod
+    def seek(self, place: Place) -> None:
+        """Continue after a place; (): begin with the oldest frame."""
+
+    @abstractmethod
+    def fix_end(self) -> None:
+        """Let the next reading end where the source ends now."""
+
+    def frames(self, options: ReadOptions, first_bad: dict[str, str]) -> Generator[Frame, None, None] | None:
+        """Return the frames of a reading; None: its parts have them. first_bad : see FrameReader"""
+        return None
+
+    def acknowledge(self, place: Place) -> None:
+        """Report that the frames up to a place are durable. For display only: nothing depends on its success."""
+
+    def close(self) -> None:
+        """Close the connection; the next method opens another one."""
+
+
+def names_seekable(text: object) -> bool:
+    """Return whether a text is the spelling of a seekable source."""
+    return isinstance(text, str) and text.startswith((*BROKERS, *LAKEHOUSES))
+
+
+def check_order(sources: Sequence[Source], merge: str | None, follow: bool) -> None:
+    """Raise UsageError if these sources cannot be read together, so that a resumed run continues each of them."""
+    seekable = [isinstance(source, SeekableSource) for source in sources]
+    if follow and not any(seekable):
+        raise UsageError(
+            f"--follow: {sources[0].name} does not grow; expected kafka://, nats://, delta:, lance: or iceberg:"
+        )
+    if not any(seekable) or all(seekable):
+        return
+    if merge is not None:
+        name = sources[seekable.index(True)].name
+        raise UsageError(f"--merge {merge}: {name} cannot be merged with files; replay the files first, then {name}")
+    if seekable != sorted(seekable):
+        last = len(seekable) - 1 - seekable[::-1].index(False)
+        raise UsageError(f"{sources[last].name}: give files before topics and tables with versions")

@@ -1,0 +1,54 @@
+"""The rows of all tables as one Arrow table, for targets that are such tables: ``table``, ``id``, ``row``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.io.targets.target import Float32, Job, TableRows
+
+BLOCK_ROWS = 1 << 16
+
+
+def row_schema(job: Job, id_type: pa.DataType, fixed: bool) -> pa.Schema:
+    """Return the schema. fixed : whether rows may be lists of one size, if all tables have the same dim"""
+    dims = {form.dim for form in job.tables.values()}
+    row = pa.list_(pa.float32(), dims.pop()) if fixed and len(dims) == 1 else pa.list_(pa.float32())
+    return pa.schema([("table", pa.utf8()), ("id", id_type), ("row", row)])
+
+
+def row_table(tables: Sequence[TableRows], schema: pa.Schema, with_removed: bool = False) -> pa.Table:
+    """Return the rows, and ``with_removed`` also removed ids, whose row is null."""
+    batches = []
+    for of in tables:
+        for part in blocks_of(of):
+            batches.append(_batch(of.table, part.ids, _lists(part.rows, schema.field("row").type), schema))
+        if with_removed and len(of.removed):
+            nothing = pa.nulls(len(of.removed), schema.field("row").type)
+            batches.append(_batch(of.table, of.removed, nothing, schema))
+    return pa.Table.from_batches(batches, schema)
+
+
+def blocks_of(of: TableRows) -> Iterator[TableRows]:
+    """Yield the rows of a table in blocks, without its removed ids."""
+    for first in range(0, len(of.ids), BLOCK_ROWS):
+        some = slice(first, first + BLOCK_ROWS)
+        yield TableRows(of.table, of.ids[some], of.rows[some], of.ids[:0])
+
+
+def _batch(table: str, ids: npt.NDArray[Any], rows: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
+    column = ids.view("uint64" if schema.field("id").type == pa.uint64() else "int64")
+    names = pa.DictionaryArray.from_arrays(np.zeros(len(ids), np.int32), pa.array([table], pa.utf8()))
+    return pa.RecordBatch.from_arrays([names.cast(pa.utf8()), pa.array(column), rows], schema=schema)
+
+
+def _lists(rows: Float32, kind: pa.DataType) -> pa.Array:
+    flat = pa.array(np.ascontiguousarray(rows).reshape(-1))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+    offsets = np.arange(len(rows) + 1, dtype=np.int32) * rows.shape[1]
+    return pa.ListArray.from_arrays(pa.array(offsets), flat)

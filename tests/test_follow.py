@@ -1,0 +1,255 @@
+"""``penstock follow`` into every store: the store equals the tables, after deltas, gaps, kills and restarts."""
+
+import json
+import re
+import signal
+import sys
+
+import pyarrow as pa
+import pytest
+from cli import outcome, started
+from limits import HANG_S, until
+from services import Process, client_of, connect, free_port, service_of
+from stores import STORES, Redis, config_of, frame, opened, rows_of
+
+import penstock as ps
+from penstock.io.targets import lmdb_file
+from penstock.service.limits import Limits
+
+FRAMES = [frame(step) for step in range(60)]
+
+
+@pytest.fixture(params=STORES)
+def store(request, tmp_path):
+    with opened(request.param, tmp_path) as found:
+        yield found
+
+
+def follow(capsys, address, store, *flags):
+    """Follow until the store is current. Returns what the command prints."""
+    code, printed, text = outcome(capsys, "follow", address, "--into", store.target, "--once", *flags)
+    assert code == 0, text
+    return printed
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_store_equals_the_tables(store, durable, tmp_path, capsys):
+    saving = {"folder": tmp_path / "c", "every": 7} if durable else {"per_steps": 3}
+    with service_of(ps.Engine(config_of()), **saving) as service, client_of(service) as client:
+        first = follow(capsys, service.address.uri, store)
+        assert (first["anew"], first["deltas"], first["step"]) == (1, 0, 0)
+        client.put(FRAMES[:31], "w0")
+        for end in (32, 60):
+            client.put(FRAMES[:end], "w0", first=1)
+            done = follow(capsys, service.address.uri, store)
+            assert (done["anew"], done["step"]) == (0, end)
+            assert done["transactions"] == 1
+            assert store.step() == end
+            assert store.read() == rows_of(service.engine)
+        assert done["removed"] > 0
+        assert follow(capsys, service.address.uri, store)["transactions"] == 0
+
+
+def test_a_gap_takes_the_tables_anew(store, capsys):
+    with (
+        service_of(ps.Engine(config_of()), per_steps=1, limits=Limits(delta_bytes=4000)) as service,
+        client_of(service) as client,
+    ):
+        client.put(FRAMES[:5], "w0")
+        follow(capsys, service.address.uri, store)
+        client.put(FRAMES, "w0", first=1)
+        done = follow(capsys, service.address.uri, store)
+        assert (done["anew"], done["step"]) == (1, 60)
+        assert store.read() == rows_of(service.engine)
+
+
+def test_an_emptied_store_is_filled_anew(tmp_path, capsys):
+    with opened("redis", tmp_path) as store, service_of(ps.Engine(config_of())) as service:
+        with client_of(service) as client:
+            client.put(FRAMES[:20], "w0")
+        follow(capsys, service.address.uri, store)
+        store.client.flushall()
+        assert follow(capsys, service.address.uri, store)["anew"] == 1
+        assert store.read() == rows_of(service.engine)
+
+
+def test_tables_of_several_dims_share_a_store(store, capsys):
+    with service_of(ps.Engine(config_of(item_dim=7))) as service:
+        follow(capsys, service.address.uri, store)
+        assert store.read() == rows_of(service.engine)
+
+
+def test_a_store_of_another_job_is_refused_and_replaced_on_request(store, capsys, refused):
+    for number in range(2):
+        with service_of(ps.Engine(config_of(), seed=number)) as service:
+            if number:
+                line = refused(5, "follow", service.address.uri, "--into", store.target, "--once")
+                assert "holds the tables of another job or history" in line
+                assert "use another target, or --replace" in line
+            follow(capsys, service.address.uri, store, *(["--replace"] * number))
+            with client_of(service) as client:
+                client.put(FRAMES[:9], "w0")
+            follow(capsys, service.address.uri, store)
+            assert store.read() == rows_of(service.engine)
+
+
+def test_a_store_of_other_tables_is_refused(store, capsys, refused):
+    with service_of(ps.Engine(config_of())) as service:
+        follow(capsys, service.address.uri, store)
+    with service_of(
+        ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(5, 2, name="ad", optimizer=ps.SGD())]))
+    ) as service:
+        line = refused(5, "follow", service.address.uri, "--into", store.target)
+        assert "it holds tables item, user, the service has ad" in line
+
+
+def test_a_follower_survives_a_restart_of_its_service(store, tmp_path):
+    config = tmp_path / "tables.pbtxt"
+    config_of().save(config)
+    address = f"grpc://127.0.0.1:{free_port()}"
+    words = (config, "--listen", address, "--checkpoint", tmp_path / "c", "--every", 2, "--resume")
+    serving = Process(*words)
+    following = started("follow", address, "--into", store.target, "--interval", "0.05")
+    with serving, connect(address, patience_s=HANG_S) as client:
+        client.put(FRAMES[:10], "w0")
+        until(lambda: _step(store) == 10)
+        serving.process.kill()
+        serving.wait()
+        with Process(*words) as again:
+            client.put(FRAMES[:20], "w0", first=1)
+            until(lambda: _step(store) == 20)
+            following.send_signal(signal.SIGINT)
+            _, line = following.communicate(timeout=HANG_S)
+            assert following.returncode == 130
+            assert line.decode().endswith("it has the rows of step 20\n")
+            assert again.end(signal.SIGTERM)[0] == 130
+
+
+def _step(store):
+    """The step of a store, if it has one already."""
+    try:
+        return store.step()
+    except Exception:  # each library has its own for what is not there yet
+        return None
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_kills_of_the_follower_leave_the_tables_of_the_step_that_the_store_names(kind, tmp_path, capsys):
+    with (
+        opened(kind, tmp_path) as store,
+        service_of(ps.Engine(config_of()), per_steps=1) as service,
+        client_of(service) as client,
+    ):
+        follow(capsys, service.address.uri, store)
+        states = {0: rows_of(service.engine)}
+        for kill in range(3):
+            following = started("follow", service.address.uri, "--into", store.target, "--interval", "0.01")
+            begin = max(states)
+            while (_step(store) or 0) <= begin and max(states) < begin + 15:
+                step = max(states) + 1
+                client.put(FRAMES[step : step + 1], "w0", first=step)
+                states[step] = rows_of(service.engine)
+            until(lambda begin=begin: store.step() > begin)
+            following.kill()
+            following.communicate()
+            assert store.read() == states[store.step()], kill
+        assert follow(capsys, service.address.uri, store)["anew"] == 0
+        assert store.read() == rows_of(service.engine)
+        assert store.step() == service.engine.global_step
+
+
+def test_a_killed_redis_server_is_waited_for_and_loses_nothing(tmp_path):
+    with opened("redis", tmp_path) as store, service_of(ps.Engine(config_of()), per_steps=1) as service:
+        following = started("follow", service.address.uri, "--into", store.target, "--interval", "0.01", "--json")
+        with client_of(service) as client:
+            for number in range(1, 41):
+                client.put(FRAMES[number : number + 1], "w0", first=number)
+                if number % 10 == 0:
+                    until(lambda number=number: _step(store) == number)
+                    store.kill()
+                    store.start()
+                    assert store.step() == number
+        until(lambda: _step(store) == 40)
+        assert store.read() == rows_of(service.engine)
+        following.send_signal(signal.SIGTERM)
+        out, _ = following.communicate(timeout=HANG_S)
+        assert following.returncode == 130
+        assert json.loads(out)["exit_code"] == 130
+
+
+def test_a_full_map_of_lmdb_grows(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(lmdb_file, "MAP_BYTES", 1 << 15)
+    with opened("lmdb", tmp_path) as store, service_of(ps.Engine(config_of(item_dim=400))) as service:
+        follow(capsys, service.address.uri, store)
+        assert store.read() == rows_of(service.engine)
+
+
+# ---- failures
+
+
+def test_a_service_that_is_gone_is_bad_input(tmp_path, refused):
+    line = refused(3, "follow", f"grpc://127.0.0.1:{free_port()}", "--into", f"parquet:{tmp_path}", "--patience", "0.1")
+    assert re.match("penstock: grpc://127.0.0.1:[0-9]+: ", line)
+
+
+def test_a_server_that_is_gone_or_full_is_a_lack_of_a_resource(tmp_path, refused):
+    with service_of(ps.Engine(config_of())) as service:
+        store = Redis(tmp_path, "--maxmemory", "1kb")
+        words = ("follow", service.address.uri, "--into", store.target, "--patience", "0.1", "--once")
+        assert "command not allowed when used memory > 'maxmemory'" in refused(6, *words)
+        store.close()
+        assert refused(6, *words).startswith(f"penstock: {store.target}: Error 111 connecting to 127.0.0.1")
+
+
+def test_wrong_credentials_are_a_mistake_of_the_caller(tmp_path, refused, monkeypatch):
+    with opened("redis", tmp_path) as store, service_of(ps.Engine(config_of()), tokens=(b"secret",)) as service:
+        words = ("follow", service.address.uri, "--into", store.target, "--once")
+        monkeypatch.setenv("PENSTOCK_FLIGHT_TOKEN", "guess")
+        assert "set PENSTOCK_FLIGHT_TOKEN to a token of the service" in refused(2, *words)
+        monkeypatch.setenv("PENSTOCK_FLIGHT_TOKEN", "secret")
+        store.client.config_set("requirepass", "hidden")
+        line = refused(2, *words)
+        assert line.endswith("check the user, the password and the database in the URI\n")
+        with_password = store.target.replace("//", "//:guess@")
+        line = refused(2, "follow", service.address.uri, "--into", with_password)
+        assert "guess" not in line
+
+
+def test_a_store_that_penstock_did_not_write_is_not_overwritten(tmp_path, refused):
+    foreign = pa.table({"id": [1, 2]})
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes.txt").write_text("mine")
+    targets = {f"parquet:{tmp_path / 'folder'}": "the folder holds something else; use another one"}
+    pytest.importorskip("deltalake").write_deltalake(tmp_path / "delta", foreign)
+    targets[f"delta:{tmp_path / 'delta'}"] = "the table was not written by penstock follow; use another one"
+    pytest.importorskip("lance").write_dataset(foreign, tmp_path / "lance")
+    targets[f"lance:{tmp_path / 'lance'}"] = "the dataset was not written by penstock follow; use another one"
+    with pytest.importorskip("lmdb").open(str(tmp_path / "lmdb"), subdir=False) as env, env.begin(write=True) as txn:
+        txn.put(b"key", b"value")
+    targets[f"lmdb:{tmp_path / 'lmdb'}"] = "the file holds something else; use another path"
+    with service_of(ps.Engine(config_of())) as service:
+        for target, problem in targets.items():
+            line = refused(5, "follow", service.address.uri, "--into", target, "--once", "--replace")
+            assert line == f"penstock: {target}: {problem}\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        ("somewhere", "--into somewhere: expected redis://HOST:PORT/DATABASE, kafka://BROKER:PORT/TOPIC, lmdb:PATH"),
+        ("lmdb:", "lmdb:: expected lmdb:PATH"),
+        ("json:dumps", "json:dumps: give --state FILE"),
+        ("redis://localhost:port/0", "redis://localhost:port/0: .*; expected redis://HOST:PORT/DATABASE"),
+    ],
+)
+def test_a_target_that_is_misspelled(target, line, refused):
+    assert re.match("penstock: " + line, refused(2, "follow", "grpc://127.0.0.1:1", "--into", target))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in STORES if STORES[kind].extra])
+def test_a_library_that_is_missing_is_named(kind, monkeypatch, refused):
+    module = {"delta": "deltalake", "kafka": "confluent_kafka"}.get(kind, kind)
+    monkeypatch.setitem(sys.modules, module, None)
+    target = f"{kind}://h:1/0" if kind in ("redis", "kafka") else f"{kind}:x"
+    line = refused(2, "follow", "grpc://127.0.0.1:1", "--into", target)
+    assert f"needs the package {module}: pip install -e '.[{kind}]'" in line

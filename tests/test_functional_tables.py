@@ -1,0 +1,206 @@
+"""Tables inside a user's own jitted step: as the engine gives, on any mesh, in any layout, and the same bits again."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import penstock as ps
+from penstock.bridge import apply, functional_table, gather
+from penstock.functional.embedding_tables import EmbeddingTables
+
+BATCH, ROWS, DIM = 8, 11, 3
+
+
+def config_of(combiner="mean", optimizer=None, **of_table):
+    """Two features share a table of a size that no mesh divides."""
+    table = ps.TableConfig(ROWS, DIM, name="t", combiner=combiner, **of_table)
+    features = {"a": ps.FeatureConfig(table, name="a"), "b": ps.FeatureConfig(table, name="b")}
+    return ps.EmbeddingConfig.from_features(features, BATCH, optimizer or ps.Adagrad(0.5))
+
+
+def batch_of(seed):
+    """Ragged ids and weights of both features; repeats, samples without ids, and weights of zero."""
+    rng = np.random.default_rng(seed)
+    ids = {n: [rng.integers(0, ROWS, rng.integers(0, 5)).tolist() for _ in range(BATCH)] for n in "ab"}
+    return ids, {n: [rng.choice([0.0, 0.5, 1.0, 3.0], len(one)) for one in of] for n, of in ids.items()}
+
+
+def squares(activations):
+    return sum(jnp.sum((one - 1) ** 2) for one in jax.tree.leaves(activations))
+
+
+def step_of(embedding):
+    @partial(jax.jit, donate_argnums=0)
+    def step(tables, uses):
+        activations = embedding.gather(tables, uses)
+        return embedding.apply(tables, uses, jax.grad(squares)(activations)), activations
+
+    return step
+
+
+def agrees(embedding, tables, engine, rtol=1e-4):
+    for part, expected in engine.retrieve_parameters("t").items():
+        np.testing.assert_allclose(embedding.parameters(tables, "t")[part], expected, rtol=rtol, atol=1e-5)
+
+
+def trains_like_an_engine(config, mesh, num_steps=3):
+    engine, embedding = ps.Engine(config, mesh), EmbeddingTables(config, mesh)
+    tables, step = embedding.create(), step_of(embedding)
+    agrees(embedding, tables, engine, rtol=0)
+    for seed in range(num_steps):
+        ids, weights = batch_of(seed)
+        seen, dedup = engine.recv_activations(ids, weights)
+        tables, activations = step(tables, embedding.preprocess(ids, weights))
+        for name in "ab":
+            np.testing.assert_allclose(activations[name], seen[name], rtol=1e-4, atol=1e-5)
+        engine.send_gradients({n: 2 * (a - 1) for n, a in seen.items()}, deduplication_data=dedup)
+    agrees(embedding, tables, engine)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_steps_are_the_engines_to_rounding(mesh_of, devices, combiner):
+    trains_like_an_engine(config_of(combiner), mesh_of(devices))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("optimizer", [ps.SGD(0.1), ps.Adam(0.1), ps.FTRL(0.1), ps.RowWiseAdagrad(0.1)])
+def test_steps_of_tables_whose_rows_share_lines_are_the_engines(mesh_of, monkeypatch, devices, optimizer):
+    monkeypatch.setenv("PENSTOCK_LAYOUT", "tiled")
+    trains_like_an_engine(config_of(optimizer=optimizer), mesh_of(devices))
+
+
+def test_our_kernel_updates_a_table_in_the_users_step(mesh_of, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_VARIANT", "pallas")
+    config = config_of()
+    assert EmbeddingTables(config, mesh_of(2)).create()["t"].format.variant == "pallas"
+    trains_like_an_engine(config, mesh_of(2), num_steps=1)
+
+
+def test_a_mesh_of_several_axes_or_of_explicit_ones_distributes_the_rows_over_all(mesh_of):
+    devices = jax.devices()[:4]
+    trains_like_an_engine(config_of(), jax.sharding.Mesh(np.reshape(devices, (2, 2)), ("x", "y")))
+    trains_like_an_engine(config_of(), jax.make_mesh((2,), ("x",), devices=devices[:2]))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_the_same_mesh_gives_the_same_bits(mesh_of, devices):
+    embedding, found = EmbeddingTables(config_of(), mesh_of(devices)), []
+    for _ in range(2):
+        tables, step = embedding.create(), step_of(embedding)
+        for seed in range(3):
+            tables, _ = step(tables, embedding.preprocess(*batch_of(seed)))
+        found.append([part.tobytes() for part in embedding.parameters(tables, "t").values()])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("layout", ["plain", "tiled"])
+def test_steps_are_in_place_and_compiled_once_after_the_largest_batch(mesh_of, monkeypatch, layout):
+    monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
+    embedding = EmbeddingTables(config_of(), mesh_of(2))
+    tables, step = embedding.create(), step_of(embedding)
+    for seed in (1, 0, 2, 3):
+        embedding.preprocess(*batch_of(seed))
+    for seed in range(3):
+        before = addresses(tables)
+        tables, _ = step(tables, embedding.preprocess(*batch_of(seed)))
+        assert addresses(tables) == before
+    tables, _ = step(tables, embedding.preprocess({"a": [[]] * BATCH, "b": [[]] * BATCH}))
+    assert step._cache_size() == 1
+
+
+def addresses(tables):
+    return [shard.data.unsafe_buffer_pointer() for array in tables["t"].arrays for shard in array.addressable_shards]
+
+
+def test_a_scan_over_batches_gives_the_bits_of_a_step_per_batch(mesh_of):
+    embedding = EmbeddingTables(config_of(), mesh_of(2))
+    ids, weights = zip(*(batch_of(seed) for seed in range(4)), strict=True)
+    many = embedding.preprocess_steps(ids, weights)
+    scanned, _ = jax.jit(lambda tables: jax.lax.scan(step_of(embedding), tables, many))(embedding.create())
+    tables = embedding.create()
+    for seed in range(4):
+        tables, _ = step_of(embedding)(tables, embedding.preprocess(*batch_of(seed)))
+    for one, other in zip(scanned["t"].arrays, tables["t"].arrays, strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def test_inside_shard_map_a_device_has_its_share_of_the_batch(mesh_of):
+    config, mesh = config_of(), mesh_of(2)
+    embedding, rule = EmbeddingTables(config, mesh), config.table("t").rule
+    uses = embedding.preprocess(*batch_of(0))["t"]
+
+    def local(table, uses):
+        activations = gather(table, uses)
+        assert activations["a"].shape == (BATCH // 2, DIM)
+        return apply(rule, table, uses, jax.grad(squares)(activations), 0.5), activations["b"]
+
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=P("shard"), out_specs=P("shard"), check_vma=False)
+    table, activations = jax.jit(mapped)(embedding.create()["t"], uses)
+    tables, expected = step_of(embedding)(embedding.create(), {"t": uses})
+    assert np.asarray(activations).tobytes() == np.asarray(expected["b"]).tobytes()
+    for one, other in zip(table.arrays, tables["t"].arrays, strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def test_the_update_is_by_the_gradient_of_the_dense_table(mesh_of):
+    embedding = EmbeddingTables(config_of("sqrtn", ps.SGD(1.0)), mesh_of(1))
+    tables, (ids, weights) = embedding.create(), batch_of(5)
+    start = embedding.parameters(tables, "t")["parameters"]
+
+    def dense(table):  # by jax's own gradient of a gather, sample by sample
+        total = 0.0
+        for name in "ab":
+            for of_sample, by in zip(ids[name], weights[name], strict=True):
+                if np.sum(by**2):
+                    total += jnp.sum((table[jnp.array(of_sample)].T @ by / np.sqrt(np.sum(by**2)) - 1) ** 2)
+        return total
+
+    tables, _ = step_of(embedding)(tables, embedding.preprocess(ids, weights))
+    expected = start - jax.grad(dense)(jnp.asarray(start))
+    np.testing.assert_allclose(embedding.parameters(tables, "t")["parameters"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["plain", "tiled"])
+def test_rows_without_lookups_keep_their_bits(mesh_of, monkeypatch, layout):
+    monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
+    embedding = EmbeddingTables(config_of(), mesh_of(4))
+    tables = embedding.create()
+    before = embedding.parameters(tables, "t")["parameters"]
+    tables, _ = step_of(embedding)(tables, embedding.preprocess({"a": [[2]] * BATCH, "b": [[]] * BATCH}))
+    after = embedding.parameters(tables, "t")["parameters"]
+    assert [row for row in range(ROWS) if before[row].tobytes() != after[row].tobytes()] == [2]
+
+
+def test_a_batch_of_more_lines_than_a_dispatch_takes_is_updated_in_parts(mesh_of, monkeypatch):
+    monkeypatch.setattr(functional_table, "MAX_BUCKET", 4)
+    trains_like_an_engine(config_of(), mesh_of(1))
+
+
+def test_quantization_is_seen_and_its_gradient_passes_straight_through(mesh_of):
+    config = config_of("sum", ps.SGD(1.0), quantization_config=ps.QuantizationConfig(2, 0.0, 1.0))
+    embedding = EmbeddingTables(config, mesh_of(2))
+    start = np.linspace(0, 1, ROWS * DIM, dtype=np.float32).reshape(ROWS, DIM)
+    tables = embedding.load(embedding.create(), "t", start)
+    uses = embedding.preprocess({"a": [[i] for i in range(BATCH)], "b": [[]] * BATCH})
+    activations = embedding.gather(tables, uses)
+    assert set(np.unique(activations["a"]).tolist()) == {0.0, 1.0}
+    tables = embedding.apply(tables, uses, jax.tree.map(jnp.ones_like, activations))
+    np.testing.assert_array_equal(embedding.parameters(tables, "t")["parameters"][:BATCH], start[:BATCH] - 1)
+
+
+def test_a_sequence_has_an_activation_per_position(mesh_of):
+    table = ps.TableConfig(ROWS, DIM, name="t")
+    features = {"s": ps.FeatureConfig(table, max_sequence_length=3, name="s")}
+    config = ps.EmbeddingConfig.from_features(features, 2, ps.SGD(1.0))
+    batch = {"s": [[1, 2], [3, 4, 5]]}
+    embedding = EmbeddingTables(config, mesh_of(2))
+    tables, uses = embedding.create(), embedding.preprocess(batch)
+    activations = embedding.gather(tables, uses)
+    expected, _ = ps.Engine(config).recv_activations(batch)
+    assert activations["s"].shape == (2, 3, DIM)
+    assert np.asarray(activations["s"]).tobytes() == expected["s"].tobytes()

@@ -1,0 +1,100 @@
+"""A message that follows others of its schema is decoded as it would be alone, also if it is damaged."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from brokers import message_of
+from services import DIM, VOCABULARY, config_of, frame
+
+from penstock.errors import InputError
+from penstock.io.brokers.broker_partition import Message
+from penstock.io.brokers.message_frames import MessageFrames
+from penstock.io.decoding.reader import ReadOptions
+from penstock.io.sources.repeated_streams import RepeatedStreams
+
+FIRST = message_of(frame(0, step=7))
+
+
+def after(*messages, **options):
+    """A decoder that has decoded these messages."""
+    decoder = MessageFrames(ReadOptions(config_of().id_ranges, unvalidated=True, **options), {})
+    for each in messages:
+        decoder.decode(Message(1, each), "m")
+    return decoder
+
+
+def outcome(decoder, message):
+    """What a message is decoded to: its rows, or the error."""
+    try:
+        found = decoder.decode(Message(2, message), "m")
+        found = found and found.audited()
+    except InputError as error:
+        return str(error)
+    return found and (
+        found.local_step,
+        found.contributor,
+        found.place,
+        [(table, rows.ids.tolist(), rows.grads.tobytes()) for table, of in found.rows.items() for rows in of],
+    )
+
+
+def with_metadata(batch, metadata):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch, custom_metadata=metadata)
+    return sink.getvalue().to_pybytes()
+
+
+def compressed(batch):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+BATCH = frame(1, rows=33, step=8)
+CODED = BATCH.append_column("contributor", pa.array(["w"] * 33).dictionary_encode())
+OTHERS = {
+    "the same form": message_of(BATCH),
+    "no rows": message_of(BATCH.slice(0, 0)),
+    "several batches": message_of(BATCH.slice(0, 10), BATCH.slice(10)),
+    "another schema": message_of(frame(1)),
+    "columns in another order": message_of(BATCH.select(["step", "gradient", "id"])),
+    "a dictionary": message_of(CODED),
+    "compression": compressed(BATCH),
+    "metadata of the batch": with_metadata(BATCH, {"penstock.end": "1"}),
+    "a bad row": message_of(frame(1, step=8).set_column(0, "id", pa.array([VOCABULARY] * 20))),
+    "two steps": message_of(BATCH, frame(2, step=9)),
+    "no end marker": message_of(BATCH)[:-8],
+    "bytes after the end": message_of(BATCH) + bytes(8),
+    "two streams": message_of(BATCH) * 2,
+    "a file": b"ARROW1" + FIRST,
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_a_message_is_decoded_as_it_is_alone(form):
+    assert outcome(after(FIRST), OTHERS[form]) == outcome(after(), OTHERS[form])
+    assert outcome(after(message_of(CODED), FIRST), OTHERS[form]) == outcome(after(), OTHERS[form])
+
+
+def test_a_damaged_message_is_decoded_as_it_is_alone():
+    whole, rng = message_of(BATCH), np.random.default_rng(0)
+    decoder = after(FIRST)
+    for at in rng.choice(len(whole), 400, replace=False):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << rng.integers(8)
+        assert outcome(decoder, bytes(damaged)) == outcome(after(), bytes(damaged)), at
+        assert outcome(decoder, whole[:at]) == outcome(after(), whole[:at]), at
+
+
+def test_rows_are_read_where_the_message_has_them():
+    message = message_of(BATCH)
+    found = RepeatedStreams(FIRST, BATCH.schema).read(message)
+    assert found is not None
+    assert found.equals(BATCH)
+    at = np.frombuffer(message, np.uint8).ctypes.data
+    for buffer in (found["id"].buffers()[1], found["gradient"].flatten().buffers()[1]):
+        assert at < buffer.address < at + len(message)
+    assert found["gradient"].type.list_size == DIM

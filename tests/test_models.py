@@ -1,0 +1,127 @@
+"""Models in Flax and Keras whose tables are penstock's: they train as with dense embeddings, on next-word pairs."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from scripts import ROOT, loaded
+
+import penstock as ps
+from penstock.functional import EmbeddingTables
+from penstock.updates import from_optax
+
+EXAMPLES = ROOT / "examples"
+LIBRARIES = {"flax": "examples/next_word_flax.py", "keras": "examples/next_word_keras.py"}
+
+
+@pytest.fixture(params=LIBRARIES)
+def example(request, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    pytest.importorskip(request.param)
+    pytest.importorskip("optax")
+    return loaded(LIBRARIES[request.param])
+
+
+def test_every_epochs_loss_is_that_of_dense_embeddings(example):
+    losses, reference = example.train(epochs=10)
+    assert len(losses) == 10
+    assert losses[0] > 6.9  # guessing among 1,083 words: 6.99
+    assert losses[-1] < 6.1
+    np.testing.assert_allclose(losses, reference, rtol=1e-4)
+
+
+def test_the_words_are_numbered_in_order_of_first_appearance():
+    words = np.load(EXAMPLES / "data" / "shakespeare_words.npy")
+    assert len(words) == 3500
+    _, first = np.unique(words, return_index=True)
+    assert (np.diff(first) > 0).all()
+    assert words.max() + 1 == len(first) == 1083
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_step_of_an_example_compiles_for_a_tpu_in_place(library):
+    pytest.importorskip(library)
+    pytest.importorskip("libtpu")
+    command = [sys.executable, LIBRARIES[library], "--tpu", "v5e"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert "tables copied: none\nin place\n" in done.stdout
+
+
+# ---- the modules
+
+
+def config_of(optimizer=None):
+    table = ps.TableConfig(11, 3, name="t", combiner="sum")
+    return ps.EmbeddingConfig.from_features({"f": ps.FeatureConfig(table, name="f")}, 4, optimizer or ps.Adagrad(0.5))
+
+
+BATCH = {"f": [[1, 2], [], [10], [1, 1]]}
+
+
+def on_one_device(optimizer=None, **options):
+    return EmbeddingTables(config_of(optimizer), Mesh(jax.devices()[:1], ("shard",)), **options)
+
+
+def test_the_flax_module_updates_its_tables_in_place_and_trains_no_parameter(mesh_of):
+    nnx = pytest.importorskip("flax.nnx")
+    from penstock.functional.nnx_embedding import Embedding
+
+    tables = EmbeddingTables(config_of(), mesh_of(2))
+    module, uses = Embedding(tables), tables.preprocess(BATCH)
+    expected = jax.jit(lambda of: tables.apply(of, uses, tables.gather(of, uses)))(tables.create())
+    assert jax.tree.leaves(nnx.state(module, nnx.Param)) == []
+
+    @nnx.jit(donate_argnums=0)
+    def step(module, uses):
+        module.update(uses, module(uses))
+
+    before = addresses(module.tables)
+    step(module, uses)
+    assert addresses(module.tables) == before
+    for part, values in tables.parameters(module.tables, "t").items():
+        np.testing.assert_array_equal(values, tables.parameters(expected, "t")[part])
+
+
+def addresses(tables):
+    return [shard.data.unsafe_buffer_pointer() for array in tables["t"].arrays for shard in array.addressable_shards]
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: EmbeddingTables(config_of(), Mesh(jax.devices()[:2], ("shard",))), "on one device, got 2"),
+        (lambda: on_one_device(ps.SGD(lambda step: 0.1)), "table 't': a Keras layer needs a constant learning rate"),
+        (lambda: on_one_device(rules={"t": from_optax(counting())}), "cannot count the steps of its optax rule"),
+    ],
+)
+def test_the_keras_layer_refuses_tables_that_it_cannot_train(keras_layer, made, message):
+    with pytest.raises(ps.UsageError, match=message):
+        keras_layer(made())
+
+
+def test_the_keras_layer_refuses_halves_of_words(keras_layer, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_LAYOUT", "tiled")
+    with pytest.raises(
+        ps.UsageError, match=r"halves of words have no gradient; use EmbeddingTables\(…, halves=False\)"
+    ):
+        keras_layer(on_one_device(ps.SGD(0.1)))
+    assert keras_layer(on_one_device(ps.SGD(0.1), halves=False)).trainable_weights
+
+
+@pytest.fixture
+def keras_layer():
+    pytest.importorskip("keras")
+    from penstock.functional.keras_embedding import Embedding
+
+    return Embedding
+
+
+def counting():
+    optax = pytest.importorskip("optax")
+    return optax.adam(0.1)

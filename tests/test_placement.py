@@ -1,0 +1,177 @@
+"""Tables in the host's memory: the bits of tables on the devices, whichever tables and devices there are."""
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltas import bytes_of
+
+import penstock as ps
+
+HOST, DEVICE = ps.Placement("host"), ps.Placement()
+OPTIMIZERS = {
+    "plain": ps.Adagrad(0.1),
+    "swept": ps.Adam(0.05, lazy_adam=False),
+    "keyed": ps.RowWiseAdagrad(0.1),
+    "halved": ps.Momentum(0.1),
+}
+ALL = tuple(OPTIMIZERS)
+
+
+def config_of(on_host=(), rows=600):
+    tables = [
+        ps.TableConfig(
+            rows,
+            3 + 5 * number,
+            name=name,
+            optimizer=optimizer,
+            dynamic=ps.Dynamic(evict="lru") if name == "keyed" else None,
+            placement=HOST if name in on_host else DEVICE,
+        )
+        for number, (name, optimizer) in enumerate(OPTIMIZERS.items())
+    ]
+    message = ps.EmbeddingConfig.from_tables(tables, num_required=2).to_engine_proto()
+    settings = next((table for table in message.table if table.name == "halved"), None)
+    settings = settings or message.table.add(name="halved")
+    settings.storage_dtype = settings.BFLOAT16
+    return ps.EmbeddingConfig.from_proto(message)
+
+
+def log_of(frames=10, rows=120):
+    """Frames that contain rows of every table, of more keys than the dynamic table has rows."""
+    batches, rng = [], np.random.default_rng(0)
+    for step in range(frames):
+        for number, name in enumerate(OPTIMIZERS):
+            ids = rng.integers(0, 2000 if name == "keyed" else 600, rows)
+            grads = rng.standard_normal((rows, 3 + 5 * number)).astype(np.float32)
+            batches.append(
+                pa.record_batch(
+                    {
+                        "table": pa.array([name] * rows),
+                        "step": pa.array([step] * rows),
+                        "id": pa.array(ids),
+                        "gradient": pa.array(list(grads), pa.list_(pa.float32())),
+                    }
+                )
+            )
+    return batches
+
+
+def parts_of(engine, name):
+    ids = engine.keys(name) if name == "keyed" else np.arange(600)
+    tables = engine.core.tables
+    numbers = engine.rows(name, ids).astype(np.int64) if name == "keyed" else ids
+    return [tables.table(name).read(numbers, part).tobytes() for part in tables.parts(name).values()]
+
+
+@pytest.mark.parametrize("devices", [1, 3, 8])
+@pytest.mark.parametrize("on_host", [ALL, ("plain", "keyed"), ("swept",), ("halved", "plain")], ids="-".join)
+def test_placement_changes_no_bit_of_tables_and_deltas(on_host, devices, mesh_of, tmp_path):
+    cpu, placed = ps.Engine(config_of(), mesh_of(1)), ps.Engine(config_of(on_host), mesh_of(devices))
+    wanted, found = (bytes_of(engine.stage(log_of(), slots=True, flush=True)) for engine in (cpu, placed))
+    assert found == wanted
+    assert placed.state_hash() == cpu.state_hash()
+    assert cpu.global_step == 5
+    for name in on_host:
+        table = placed.core.tables.table(name)
+        assert [array.devices() for array in table.arrays] == [{jax.devices()[0]}] * len(table.arrays)
+
+
+@pytest.mark.parametrize("variant", ["xla", "pallas"])
+def test_the_variant_of_the_devices_leaves_a_table_of_the_host_its_bits(variant, mesh_of, monkeypatch):
+    cpu = ps.Engine(config_of(), mesh_of(1))
+    cpu.run(log_of())
+    monkeypatch.setenv("PENSTOCK_VARIANT", variant)
+    placed = ps.Engine(config_of({"plain", "keyed"}), mesh_of(2))
+    placed.run(log_of())
+    assert placed.core.tables.table("plain").variant == "ffi"
+    assert placed.core.tables.table("swept").variant == variant
+    for name in ("plain", "keyed"):
+        assert parts_of(placed, name) == parts_of(cpu, name)
+
+
+def test_an_update_on_the_host_is_in_place_and_compiles_nothing(mesh_of, compilations):
+    engine = ps.Engine(config_of({"plain", "keyed"}), mesh_of(8))
+    engine.run(log_of())
+    before = [engine.core.tables.table(name).pointers() for name in OPTIMIZERS]
+    compilations.clear()
+    engine.run(log_of())
+    assert [engine.core.tables.table(name).pointers() for name in OPTIMIZERS] == before
+    assert compilations == []
+
+
+@pytest.mark.parametrize(("before", "after"), [(ALL, ()), ((), ALL), (("plain",), ("swept", "keyed"))], ids=str)
+def test_a_checkpoint_restores_to_another_placement(before, after, mesh_of, tmp_path):
+    whole = ps.Engine(config_of(), mesh_of(1))
+    whole.run(log_of(), flush=True)
+    ps.Engine(config_of(before), mesh_of(8)).run(log_of(), checkpoint=tmp_path / "c", every=2, limit=5)
+    engine = ps.Engine.restore(tmp_path / "c", mesh_of(3), config=config_of(after))
+    assert {name for name in ALL if engine.core.tables.table(name).layout.num_devices == 1} == set(after)
+    engine.run(log_of(), checkpoint=tmp_path / "c", every=2, resume=True, flush=True)
+    again = ps.Engine.restore(tmp_path / "c", mesh_of(2))
+    assert engine.state_hash() == again.state_hash() == whole.state_hash()
+    assert {name for name in ALL if again.core.tables.table(name).layout.num_devices == 1} == set(after)
+
+
+def test_rows_of_the_host_are_read_and_loaded_like_others_and_cross_to_the_mesh_on_request(mesh_of):
+    engine = ps.Engine(config_of({"plain"}), mesh_of(8))
+    rows, slot = np.random.default_rng(1).standard_normal((2, 600, 3)).astype(np.float32)
+    engine.load_parameters("plain", rows, accumulators=slot)
+    assert engine.lookup("plain", [599, 0, 599]).tobytes() == rows[[599, 0, 599]].tobytes()
+    copies = {"weights": engine.table("plain"), **engine.slots("plain")}
+    for copy, given in zip(copies.values(), (rows, slot), strict=True):
+        assert np.asarray(copy).tobytes() == given.tobytes()
+        assert copy.devices() == set(jax.devices()[:8])  # 600 rows, 75 on each
+        assert {shard.data.shape for shard in copy.addressable_shards} == {(75, 3)}
+
+
+def test_a_placement_is_part_of_the_configuration_and_not_of_the_message_of_tensorflow(tmp_path):
+    config = config_of({"plain", "keyed"})
+    config.save(tmp_path / "t.pbtxt")
+    assert "placement {\n    where: HOST\n  }" in (tmp_path / "t.pbtxt").read_text()
+    loaded = ps.EmbeddingConfig.load(tmp_path / "t.pbtxt")
+    assert [spec.placement for spec in loaded.tables] == [HOST, DEVICE, HOST, DEVICE]
+    table = ps.TableConfig(4, 2, name="t", placement=HOST)
+    assert b"placement" not in ps.EmbeddingConfig.from_tables([table], ps.SGD(0.1)).to_proto().SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("problem", "create"),
+    [
+        ("where must be one of device, host, got 'gpu'", lambda: ps.Placement("gpu")),
+        (
+            r"placement must be a Placement, such as Placement\('host'\), got 'host'",
+            lambda: ps.TableConfig(4, 2, placement="host"),
+        ),
+    ],
+)
+def test_a_placement_that_does_not_exist_is_refused(problem, create):
+    with pytest.raises(ps.ConfigError, match=problem):
+        create()
+
+
+def test_a_host_that_jax_may_not_use_is_one_clear_error(monkeypatch, mesh_of):
+    def refuse(*args, backend=None, **kwargs):
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setattr(jax, "local_devices", refuse)
+    problem = "placement HOST needs jax's platform cpu, and JAX_PLATFORMS is 'cuda'; add ',cpu' to it, or unset it"
+    with pytest.raises(ps.ConfigError, match=problem):
+        ps.Engine(config_of(ALL), mesh_of(1))
+
+
+def test_a_replay_of_a_placed_table_prints_the_hash_of_the_others(tmp_path, call):
+    call(0, "synth", tmp_path / "log.arrows", "--rows", 400, "--rows-per-step", 40, "--vocabulary", 90, "--dim", 4)
+    config = tmp_path / "log.pbtxt"
+    hashes = []
+    for where in ("DEVICE", "HOST"):
+        placed = tmp_path / f"{where}.pbtxt"
+        name = ps.EmbeddingConfig.load(config).table_names[0]
+        message = ps.EmbeddingConfig.load(config).to_engine_proto()
+        settings = next((table for table in message.table if table.name == name), None) or message.table.add(name=name)
+        settings.placement.where = where
+        ps.EmbeddingConfig.from_proto(message).save(placed)
+        hashes.append(call(0, "replay", placed, tmp_path / "log.arrows", "--devices", 8, "--json")[1]["state_hash"])
+    assert hashes[0] == hashes[1]
+    assert "on the host" in call(0, "inspect", placed)[0]
