@@ -16,10 +16,11 @@ from penstock import pipeline
 from penstock.checkpoint.dirty_rows import RowMarks
 from penstock.frames import Frame, Rows
 from penstock.pipeline import TableStore
+from penstock.pyx import partition
 from penstock.pyx.id_table import IdTable
 from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan
-from penstock.pyx.partition import lay_rows, locate, number, place
+from penstock.pyx.partition import lay_rows, locate, place
 from penstock.threads import ThreadTeam
 
 # Below this lie NumPy's iterators, which answer a refusal with a SystemError: a flaw of theirs.
@@ -154,11 +155,9 @@ def placed():
         place(ids, VOCABULARY, 1024, True, 512, 98, 2)
         locate(ids, VOCABULARY, 1024, True)
         rows = np.arange(len(ids), dtype=np.int32)
-        numbers, lines, _ = number(rows, rows)
-        marks = np.empty(len(ids), np.uint8)
-        lay_rows(
-            rows, numbers, numbers * 0, 0, grads, lines.copy(), np.empty(grads.shape, np.int32), marks, rows.copy()
-        )
+        numbers, lines, _ = partition.number(rows, rows)
+        out = np.empty(grads.shape, np.int32), np.empty(len(ids), np.uint8), rows.copy()
+        lay_rows(rows, numbers, numbers * 0, 0, grads, lines.copy(), *out)
         state["done"] = True
 
     return dict, work, dict
