@@ -3,7 +3,10 @@ import numpy.typing as npt
 
 _Int64 = npt.NDArray[np.int64]
 _Int32 = npt.NDArray[np.int32]
+_UInt8 = npt.NDArray[np.uint8]
 _Float32 = npt.NDArray[np.float32]
+
+BEGINS: int
 
 def locate(ids: _Int64, vocabulary_size: int, num_shards: int, mod: bool) -> tuple[_Int64, _Int64]: ...
 def place(
@@ -28,4 +31,30 @@ def scatter(
     out_grads: _Float32,
     out_counts: npt.NDArray[np.uint32] | None,
 ) -> None: ...
-def lay(lines: _Int64, offsets: _Int64, grads: _Float32, out: _Int32) -> None: ...
+def destinations(
+    ids: _Int64,
+    vocabulary_size: int,
+    num_shards: int,
+    mod: bool,
+    shards_per_owner: int,
+    rows_per_shard: int,
+    group: int,
+    first_line: int,
+    devices: _Int32,
+    lines: _Int32,
+    places: _Int32,
+) -> None: ...
+def by_device(devices: _Int32, num_devices: int) -> tuple[_Int32, _Int64]: ...
+def number(rows: _Int32, lines: _Int32) -> tuple[_Int32, _Int32, _Int32]: ...
+def lay_rows(
+    rows: _Int32,
+    numbers: _Int32,
+    places: _Int32,
+    first: int,
+    values: _Float32,
+    next_of: _Int32,
+    words: _Int32,
+    marks: _UInt8,
+    cells: _Int32,
+) -> None: ...
+def lay_lines(rows: _Int32, numbers: _Int32, offsets: _Int32, first: int, values: _Float32, words: _Int32) -> None: ...

@@ -1,17 +1,24 @@
-"""Map ids to (shard, row), and pack rows into lines that several rows may share.
+"""Map ids to (shard, row), hand rows to the owners of their shards, and lay them out for devices.
 
 Two strategies, exactly TensorFlow's (tpu_embedding_shape_util.cc): MOD deals ids round robin, DIV
 cuts the table into contiguous runs of which the first ``vocabulary_size % num_shards`` are one
 longer. Shards are virtual: a fixed number of them, in contiguous runs, belong to an owner (a
 device), so that where a row lives in its shard does not depend on how many devices there are.
+
+The functions that lay out release the GIL: ranges of rows (``destinations``) and devices (``number``, ``lay_rows``,
+``lay_lines``) can be laid out on several threads.
 """
 
 import numpy as np
 
-from libc.stdint cimport int32_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from ._types cimport grad_t, id_t
+
+# The bit of a mark that says that a row is the first of its line; the others are its place there.
+BEGINS = 0x80
 
 
 cdef inline void locate_one(id_t key, id_t quotient, id_t remainder, id_t num_shards, bint mod,
@@ -115,22 +122,156 @@ def scatter(const id_t[::1] owners not None, const id_t[::1] numbers not None,  
             floats_at[owner] += dim
 
 
-def lay(const id_t[::1] lines not None, const id_t[::1] offsets not None,  # IN
-        const grad_t[:, ::1] grads not None, int32_t[:, ::1] out not None):  # OUT
-    """Lay the bits of rows into lines of words that several of them may share. The other words stay.
+def destinations(const id_t[::1] ids not None, id_t vocabulary_size, id_t num_shards, bint mod,  # IN
+                 id_t shards_per_owner, id_t rows_per_shard, id_t group, int32_t first_line,  # IN
+                 int32_t[::1] devices not None, int32_t[::1] lines not None, int32_t[::1] places not None):  # OUT
+    """Put the device of every id, its line there, and its place among the rows of the line, into the outputs.
 
-    lines, offsets : int64, shape (n,): row i goes to ``out[lines[i], offsets[i]:]``, its bits as int32
-    grads : float32, shape (n, dim)
+    ids : int64, shape (n,), 0 <= id < vocabulary_size; group : rows of a line; first_line : of the table on every device
+    devices, lines, places : int32, shape (n,)
     """
-    cdef Py_ssize_t i, n = lines.shape[0], dim = grads.shape[1]
-    if offsets.shape[0] != n or grads.shape[0] != n:
-        raise ValueError(f"expected {n} offsets and rows, got {offsets.shape[0]} and {grads.shape[0]}")
-    for i in range(n):
-        if lines[i] < 0 or lines[i] >= out.shape[0] or offsets[i] < 0 or offsets[i] > out.shape[1] - dim:
-            raise ValueError(f"row {i} of {dim} words does not fit at ({lines[i]}, {offsets[i]}) of {out.shape[0]} lines")
+    cdef Py_ssize_t i, n = ids.shape[0]
+    cdef id_t quotient, remainder, shard = 0, row = 0
+    if num_shards < 1 or shards_per_owner < 1 or rows_per_shard < 1 or group < 1:
+        raise ValueError("expected at least one shard, one row in it, and one row in a line")
+    if devices.shape[0] != n or lines.shape[0] != n or places.shape[0] != n:
+        raise ValueError(f"expected room for {n} rows")
+    quotient, remainder = vocabulary_size // num_shards, vocabulary_size % num_shards
+    cdef Py_ssize_t wrong = -1
     with nogil:
         for i in range(n):
-            memcpy(&out[lines[i], offsets[i]], &grads[i, 0], dim * sizeof(grad_t))
+            if ids[i] < 0 or ids[i] >= vocabulary_size:
+                wrong = i
+                break
+            locate_one(ids[i], quotient, remainder, num_shards, mod, &shard, &row)
+            devices[i] = <int32_t>(shard // shards_per_owner)
+            row += shard % shards_per_owner * rows_per_shard
+            lines[i] = first_line + <int32_t>(row // group)
+            places[i] = <int32_t>(row % group)
+    if wrong >= 0:
+        raise ValueError(f"id at {wrong}: expected 0 <= id < {vocabulary_size}, got {ids[wrong]}")
+
+
+def by_device(const int32_t[::1] devices not None, Py_ssize_t num_devices):  # IN
+    """Return the numbers of the rows ordered by device, int32 (n,), and where those of each begin, int64 (devices + 1,)."""
+    cdef Py_ssize_t i, n = devices.shape[0]
+    starts_of, order_of = np.zeros(num_devices + 1, np.int64), np.empty(n, np.int32)
+    cdef int64_t[::1] starts = starts_of
+    cdef int32_t[::1] order = order_of
+    cdef Py_ssize_t wrong = -1
+    with nogil:
+        for i in range(n):
+            if devices[i] < 0 or devices[i] >= num_devices:
+                wrong = i
+                break
+            starts[devices[i] + 1] += 1
+    if wrong >= 0:
+        raise ValueError(f"row {wrong}: expected a device below {num_devices}, got {devices[wrong]}")
+    next_of = np.cumsum(starts_of)
+    cdef int64_t[::1] next_ = next_of.copy()
+    with nogil:
+        for i in range(n):
+            order[next_[devices[i]]] = <int32_t>i
+            next_[devices[i]] += 1
+    return order_of, next_of
+
+
+def number(const int32_t[::1] rows not None, const int32_t[::1] lines not None):  # IN
+    """Number the lines of some rows by first appearance.
+
+    rows : int32, shape (n,), indices into ``lines``, which are int32 >= 0
+    Returns the number of each row's line, int32 (n,); the lines, int32 (k,); and how many rows each has, int32 (k,).
+    """
+    cdef Py_ssize_t i, n = rows.shape[0], wrong = -1
+    numbers_of, distinct_of = np.empty(n, np.int32), np.empty(n, np.int32)
+    counts_of = np.zeros(n, np.int32)
+    cdef int32_t[::1] numbers = numbers_of
+    cdef int32_t[::1] distinct = distinct_of
+    cdef int32_t[::1] counts = counts_of
+    cdef size_t mask = 16, at
+    cdef int32_t line
+    cdef uint32_t used = 0
+    while mask < <size_t>(2 * n):
+        mask *= 2
+    cdef uint32_t* table = <uint32_t*>calloc(mask, sizeof(uint32_t))  # 1 + the number of a line, 0: free
+    if table == NULL:
+        raise MemoryError(f"no memory to number the lines of {n} rows")
+    mask -= 1
+    with nogil:
+        for i in range(n):
+            if rows[i] < 0 or rows[i] >= lines.shape[0]:
+                wrong = i
+                break
+            line = lines[rows[i]]
+            at = (<size_t>(<uint32_t>line * <uint32_t>2654435769) >> 7) & mask
+            while table[at] != 0 and distinct[table[at] - 1] != line:
+                at = (at + 1) & mask
+            if table[at] == 0:
+                distinct[used] = line
+                used += 1
+                table[at] = used
+            numbers[i] = <int32_t>(table[at] - 1)
+            counts[numbers[i]] += 1
+    free(table)
+    if wrong >= 0:
+        raise ValueError(f"row {rows[wrong]} is not one of {lines.shape[0]}")
+    return numbers_of, distinct_of[:used], counts_of[:used]
+
+
+def lay_rows(const int32_t[::1] rows not None, const int32_t[::1] numbers not None,  # IN
+             const int32_t[::1] places not None, int32_t first, const grad_t[:, ::1] values not None,  # IN
+             int32_t[::1] next_of not None,  # IN, OUT
+             int32_t[:, ::1] words not None, uint8_t[::1] marks not None, int32_t[::1] cells not None):  # OUT
+    """Lay the bits of a device's rows one after the other, those of a line together.
+
+    rows, numbers : int32, shape (n,), as for ``number``; places : int32, of all rows
+    values : float32, shape (m, dim), of the rows ``first`` to ``first + m``
+    next_of : int32, shape (lines,), where the next row of each line goes; at first where its rows begin, ascending
+    words : int32, shape (size, dim); marks : uint8, shape (size,), the place of each row, and ``BEGINS`` for the first
+        of a line; cells : int32, shape (n,), where each row went
+    """
+    cdef Py_ssize_t i, n = rows.shape[0], dim = values.shape[1], num_lines = next_of.shape[0], wrong = -1
+    cdef int32_t row, line, at
+    if numbers.shape[0] != n or cells.shape[0] != n or words.shape[1] != dim or words.shape[0] != marks.shape[0]:
+        raise ValueError(f"expected the lines and cells of {n} rows of {dim} words")
+    with nogil:
+        for i in range(n):
+            row, line = rows[i], numbers[i]
+            if (row < first or row - first >= values.shape[0] or row >= places.shape[0] or line < 0
+                    or line >= num_lines or next_of[line] < 0 or next_of[line] >= words.shape[0]):
+                wrong = i
+                break
+            at = next_of[line]
+            next_of[line] += 1
+            cells[i] = at
+            marks[at] = <uint8_t>places[row]
+            memcpy(&words[at, 0], &values[row - first, 0], dim * sizeof(grad_t))
+    if wrong >= 0:
+        raise ValueError(f"row {rows[wrong]} of line {numbers[wrong]} does not fit among {words.shape[0]}")
+
+
+def lay_lines(const int32_t[::1] rows not None, const int32_t[::1] numbers not None,  # IN
+              const int32_t[::1] offsets not None, int32_t first, const grad_t[:, ::1] values not None,  # IN
+              int32_t[:, ::1] words not None):  # OUT
+    """Lay the bits of a device's rows into the words of their lines. The other words stay.
+
+    offsets : int32, of all rows, where each begins in its line; words : int32, shape (lines, words of a line)
+    rows, numbers, first, values : as for ``lay_rows``
+    """
+    cdef Py_ssize_t i, n = rows.shape[0], dim = values.shape[1], wrong = -1
+    cdef int32_t row, line
+    if numbers.shape[0] != n:
+        raise ValueError(f"expected the lines of {n} rows")
+    with nogil:
+        for i in range(n):
+            row, line = rows[i], numbers[i]
+            if (row < first or row - first >= values.shape[0] or row >= offsets.shape[0] or line < 0
+                    or line >= words.shape[0] or offsets[row] < 0 or offsets[row] > words.shape[1] - dim):
+                wrong = i
+                break
+            memcpy(&words[line, offsets[row]], &values[row - first, 0], dim * sizeof(grad_t))
+    if wrong >= 0:
+        raise ValueError(f"row {rows[wrong]} of {dim} words does not fit line {numbers[wrong]} of {words.shape[0]}")
 
 
 cdef int check(const id_t[::1] ids, id_t vocabulary_size, id_t num_shards) except -1:

@@ -15,8 +15,10 @@ class Kernel:
     of_the_canary : whether it also does so in the canary's steps
     """
 
-    def __init__(self, mesh, rule, line, spoil=lambda arrays, lines: arrays, moves=False, of_the_canary=True):
-        right = BY_XLA(mesh, rule, line)
+    def __init__(
+        self, mesh, rule, line, compact=False, spoil=lambda arrays, lines: arrays, moves=False, of_the_canary=True
+    ):
+        right = BY_XLA(mesh, rule, line, compact)
 
         def wrong(table, lines, *others):
             arrays, fence = right(table, lines, *others)

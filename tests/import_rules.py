@@ -36,7 +36,6 @@ ROOMS = [
         "penstock.bridge",
         {
             "penstock.bridge",
-            "penstock.pyx.id_table",
             "penstock.pyx.partition",
             "penstock.pyx.update",
             "penstock.updates",

@@ -117,10 +117,30 @@ def scatter(owners: Int64, numbers: Int64, grads: Float32, counts: Int64, num_ow
     return [(numbers[owners == o], grads[owners == o], counts[owners == o]) for o in range(num_owners)]
 
 
-def lay(lines: Int64, offsets: Int64, grads: Float32, out: Int32) -> None:
-    """Write the bits of rows into lines of int32 words at their offsets; the other words stay."""
-    for line, offset, grad in zip(lines.tolist(), offsets.tolist(), grads, strict=True):
-        out[line, offset : offset + len(grad)] = grad.view(np.int32)
+def number(rows: Int32, lines: Int32) -> tuple[Int32, Int32, Int32]:
+    """Return each row's line by number, the lines by first appearance, and how many rows each has."""
+    distinct, firsts, inverse, counts = np.unique(
+        lines[rows], return_index=True, return_inverse=True, return_counts=True
+    )
+    order = np.argsort(firsts)
+    rank = np.empty(len(order), np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    return rank[inverse], distinct[order].astype(np.int32), counts[order].astype(np.int32)
+
+
+def lines_of_words(
+    members: Iterable[tuple[Any, Any, int, Int64, Float32]], blank: int, width: int
+) -> dict[tuple[int, int], Int32]:
+    """Return the words of each (device, line). members : the layout of a table, the format of its lines, its first
+    line, distinct ids and their rows"""
+    words: dict[tuple[int, int], Int32] = {}
+    for layout, line, first_line, ids, grads in members:
+        devices, rows = layout.place(ids)
+        for device, row, offset, grad in zip(devices, rows, line.offsets(rows), grads, strict=True):
+            key = int(device), first_line + int(row) // line.group
+            of_line = words.setdefault(key, np.full(width, blank, np.int32))
+            of_line[offset : offset + len(grad)] = grad.view(np.int32)
+    return words
 
 
 def update_rows(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bridge import dispatcher, stacking
 from penstock.bridge.device_tables import make_mesh
+from penstock.bridge.feeding import dispatcher, packing
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.sharding import Layout
 from penstock.bridge.stacking import Stack
@@ -119,7 +119,7 @@ def test_a_step_over_32_tables_is_one_dispatch_per_stack(layout, count, dispatch
 
 
 def test_more_rows_than_a_dispatch_may_bring_are_several_and_no_row_is_lost(dispatches, mesh_of, monkeypatch):
-    monkeypatch.setattr(stacking, "MAX_BUCKET", 64)
+    monkeypatch.setattr(packing, "MAX_BUCKET", 64)
     sizes = [(100, 2), (50, 2), (100, 2)]
     engine = Engine(config_of(sizes, [o.SGD(1.0)], "MOD"), mesh_of(2))
     before = [engine.lookup(f"t{n}", range(rows)) for n, (rows, _) in enumerate(sizes)]

@@ -76,12 +76,12 @@ def speed(dim: int, reuse: int, threads: int, rounds: int) -> tuple[float, float
     vocabulary = lookups // reuse
     ids, samples = rng.integers(0, vocabulary, lookups), np.repeat(np.arange(SAMPLES), PER_SAMPLE)
     gradients, gains = rng.standard_normal((SAMPLES, dim), np.float32), rng.random(lookups, np.float32)
-    store, crew = TableStore(vocabulary, dim, accumulate=True, mean=True), ThreadTeam(threads)
+    store, team = TableStore(vocabulary, dim, accumulate=True, mean=True), ThreadTeam(threads)
     intake = Intake()
 
     def summed(rows: Rows) -> Any:
         intake.begin([store.accumulator], [[rows]], 0, [1 << threads.bit_length() - 1])
-        crew.run([intake.work] * intake.add())
+        team.run([intake.work] * intake.add())
         intake.end()
         return store.drain()[0].parts
 

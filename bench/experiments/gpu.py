@@ -23,6 +23,8 @@ import numpy as np
 
 from penstock.bridge.backends import create_tables, lanes
 from penstock.bridge.device_tables import DeviceTable, make_mesh
+from penstock.bridge.feeding.dispatcher import LayoutTeam
+from penstock.bridge.feeding.packing import Packer
 from penstock.bridge.pallas import tensorcore
 from penstock.bridge.programs import local_apply, row_sharding
 from penstock.bridge.sharding import Layout, TableDefinition
@@ -90,12 +92,14 @@ def alone(mesh, layout, rule, tables, steps) -> float:  # type: ignore[no-untype
 
     All arguments are on the device. A short and a long loop run, and the difference counts: not the launch, nor Python.
     """
-    stack, where = Stack.of([layout], rule), row_sharding(mesh)
+    stack, where = Stack.of([layout], rule, compact=False), row_sharding(mesh)
+    packer = Packer(stack, LayoutTeam())
     local = local_apply(rule, stack.line) if tables.variant == "xla" else tensorcore.local_apply(mesh, rule, stack.line)
     sent = []
     for ids, grads in steps:
-        packed = stack.pack(stack.route([TableRows(0, ids, grads)]), slice(0, len(ids)))
-        sent.append(tuple(jax.device_put(part, where) for part in (packed.lines, packed.words, packed.counts)))
+        routed = packer.route([TableRows(0, ids, grads)])
+        packed = packer.pack(routed, routed.by_device)
+        sent.append(tuple(jax.device_put(part, where) for part in packed.arguments))
 
     @partial(jax.jit, donate_argnums=0)
     def run(arrays, sent, rounds, *numbers):  # type: ignore[no-untyped-def]

@@ -87,8 +87,8 @@ def with_producers(config: Path, frames: list[pa.RecordBatch]) -> None:
                 one.put([frames[number % len(frames)]], f"worker-{number}")
 
         def all_of_them() -> None:
-            with ThreadPoolExecutor(100) as crew:
-                list(crew.map(push, range(100)))
+            with ThreadPoolExecutor(100) as team:
+                list(team.map(push, range(100)))
 
         seconds, before, after = measured(service, all_of_them)
         tell("100 producers, 16 calls", client, 120, seconds, 100 * ROWS, before, after)

@@ -18,17 +18,15 @@ and, unless a row says otherwise, {lines:,} lines per chip and step. "4 hosts" i
 [docs/tpu.md](../../docs/tpu.md) explains the columns.
 
 """
-COLUMNS = (
-    *("generation", "optimizer", "dim", "variant", "bytes per line", "× floor", "× floor of a row"),
-    *("bundles per line", "temporary", "compiled in"),
-)
+COLUMNS = "generation optimizer dim variant bytes_per_line ×_floor ×_row_floor bundles_per_line temporary compiled_in"
 Bundles = Mapping[Case, float]
 
 
 def markdown_table(results: Sequence[Result], bundles: Bundles) -> str:
     """Return a row per result. bundles : per line, of the cases that were listed"""
+    columns = [column.replace("_", " ") for column in COLUMNS.split()]
     return "\n".join(
-        [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *(row_of(result, bundles) for result in results)]
+        [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(row_of(result, bundles) for result in results)]
     )
 
 

@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 
 from penstock.bridge import cpu_ffi
 from penstock.bridge.cpu_ffi import CpuTables
-from penstock.bridge.dispatcher import Dispatcher
+from penstock.bridge.feeding.dispatcher import Dispatcher
 from penstock.bridge.processes.agreement import Processes
 from penstock.bridge.processes.process_tables import ProcessTables
 from penstock.bridge.programs import AXIS, BY_ROW
@@ -50,7 +50,7 @@ def create_tables(
     """Create tables on the devices of a mesh, with weights of 0; those that share arrays are one object.
 
     mesh : one axis, ``programs.AXIS``
-    threads : at most this many update one device's rows, on CPUs; 0: all the host has
+    threads : at most this many lay out rows, or on CPUs update those of one device; 0: all the host has
     variant : for tests and benchmarks; None: chosen for each table by ``choose``
     preferred : table → the variant that the caller prefers
     processes : that the mesh spans; None: only this one
@@ -77,7 +77,7 @@ def create_tables(
     share = _requested(STACKS, ("on", "off")) != "off"
     groups = [on_cpu] if share else [[definition] for definition in on_cpu]
     created: list[CpuTables | XlaTables] = [CpuTables(mesh, group, threads) for group in groups if group]
-    dispatcher = Dispatcher()  # shared by all tables, as are its arenas
+    dispatcher = Dispatcher(threads)  # shared by all tables, as are its arenas
     for members in stacked(others) if share else [[member] for member in range(len(others))]:
         group = [others[member] for member in members]
         # The tables of a stack have one variant, and had one canary.

@@ -18,12 +18,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from penstock.bridge import programs
 from penstock.bridge.programs import AXIS, Program
 from penstock.bridge.row_format import Line
-from penstock.bridge.sharding import GROWTH, MAX_BUCKET, READ_GROWTH, READ_ROWS, WRITE_GROWTH, buckets
+from penstock.bridge.sharding import GROWTH, LINES, MAX_BUCKET, READ_GROWTH, READ_ROWS, WRITE_GROWTH, buckets
 from penstock.bridge.stacking import Stack, multiple_of
 from penstock.updates import UpdateRule
 
 # The programs that compute updates.
 BY_RULE = ("apply", "sweep")
+# The programs that take rows, compact or in lines.
+BY_ROWS = ("apply", "write")
 
 
 class Programs:
@@ -44,14 +46,15 @@ class Programs:
         line = line or self._stack.line
         rule = self._rule if what in BY_RULE else None  # so that stacks of all rules share the others
         variant = self.variant if what == "apply" else "xla"
-        return compiled(what, self._mesh, rule, line, variant, self._num_lines, size)
+        compact = self._stack.compact and what in BY_ROWS
+        return compiled(what, self._mesh, rule, line, variant, self._num_lines, size, compact)
 
     def needed(self) -> list[tuple[str, int, Line]]:
         """Return every program that steps, lookups and checkpoints may need, as the arguments of ``at``."""
         stack = self._stack
         needed: list[tuple[str, int, Line]] = []
-        largest = max(table.lines_per_device for table in stack.tables)
-        for what, most, growth in (("apply", stack.lines_per_device, GROWTH), ("write", largest, WRITE_GROWTH)):
+        each = [table.lines_per_device * (table.line.group if stack.compact else 1) for table in stack.tables]
+        for what, most, growth in (("apply", sum(each), GROWTH), ("write", max(each), WRITE_GROWTH)):
             sizes = buckets(min(MAX_BUCKET, most), multiple_of(stack.line), growth)
             needed += [(what, size, stack.line) for size in sizes]
         for line in {table.line: None for table in stack.tables}:  # each once, in order
@@ -65,15 +68,25 @@ class Programs:
 
 @lru_cache(maxsize=4096)
 def compiled(
-    what: str, mesh: Mesh, rule: UpdateRule | None, line: Line, variant: str, num_lines: int, size: int
+    what: str,
+    mesh: Mesh,
+    rule: UpdateRule | None,
+    line: Line,
+    variant: str,
+    num_lines: int,
+    size: int,
+    compact: bool = False,
 ) -> Program:
     """Return a program, compiled for arrays of ``num_lines`` lines and requests of ``size``.
 
-    rule : of the programs BY_RULE, else None; variant : of ``apply``, else "xla"
+    rule : of the programs BY_RULE, else None; variant : of ``apply``, else "xla"; compact : of the programs BY_ROWS
     """
     with jax.set_mesh(mesh):
-        lowered = jitted(what, mesh, rule, line, variant, num_lines).lower(*shapes(what, mesh, line, num_lines, size))
-        program: Program = lowered.compile()
+        program: Program = (
+            jitted(what, mesh, rule, line, variant, num_lines, compact)
+            .lower(*shapes(what, mesh, line, num_lines, size, compact))
+            .compile()
+        )
     return program
 
 
@@ -82,23 +95,26 @@ def compiler_of(device: jax.Device) -> str:
     return f"jax {jax.__version__}, {' '.join(get_backend(device.platform).platform_version.split())}"
 
 
-def jitted(what: str, mesh: Mesh, rule: UpdateRule | None, line: Line, variant: str, num_lines: int) -> Any:
+def jitted(
+    what: str, mesh: Mesh, rule: UpdateRule | None, line: Line, variant: str, num_lines: int, compact: bool = False
+) -> Any:
     """Return the jitted program ``what``."""
     if variant == "pallas":
         from penstock.bridge.pallas import tensorcore
 
-        return tensorcore.apply(mesh, rule, line)
-    arguments: dict[str, tuple[Any, ...]] = {"apply": (rule, line), "sweep": (rule, line), "mark": ()}
+        return tensorcore.apply(mesh, rule, line, compact)
+    arguments: dict[str, tuple[Any, ...]] = {"apply": (rule, line, compact), "sweep": (rule, line), "mark": ()}
+    arguments["write"] = (line, compact)
     arguments["no_rows"] = (num_lines * line.group,)
     return getattr(programs, what)(mesh, *arguments.get(what, (line,)))
 
 
-def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int) -> Sequence[Any]:
+def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int, compact: bool = False) -> Sequence[Any]:
     """Return the shapes of a program's arguments."""
-    rows, same = NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
+    by_device, same = NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
 
     def split(*shape: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=by_device)
 
     def scalar(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=same)
@@ -106,12 +122,18 @@ def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int) -> Sequ
     table = tuple(split(*shape, dtype=dtype) for shape, dtype in line.arrays(num_lines))
     numbers = split(mesh.size, size)
     words = split(mesh.size, size, line.halves * line.width)
-    keys = [split(mesh.size, size, line.group, dtype=np.uint32)] if line.halves > 1 else []
+    of_keys: tuple[int, ...] = (size, line.group)
+    marks = []
+    if compact:
+        words, of_keys = split(mesh.size, size * line.dim // LINES, LINES), (size,)
+        marks = [split(mesh.size, size, dtype=np.uint8)]
+    rows = (numbers, words, split(mesh.size), *marks)
+    keys = [split(mesh.size, *of_keys, dtype=np.uint32)] if line.halves > 1 else []
     step = (scalar(np.float32), scalar(np.int32), scalar(np.uint32))
     touched = split(num_lines * line.group, dtype=np.bool_)
     return {
-        "apply": (table, numbers, words, split(mesh.size), *keys, *step),
-        "write": (table, numbers, words, scalar(np.int32), scalar(np.float32, 1 + line.num_slots)),
+        "apply": (table, *rows, *keys, *step),
+        "write": (table, *rows, scalar(np.int32), scalar(np.float32, 1 + line.num_slots)),
         "read": (table, numbers),
         "no_rows": (),
         "mark": (touched, numbers),

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from penstock.bridge.feeding.spreading import spreading
 from penstock.bridge.row_format import Arrays, Line, Planes
 from penstock.bridge.stochastic_rounding import stochastic
 from penstock.errors import ConfigError
@@ -71,15 +72,18 @@ def check_program(table: str, rule: UpdateRule, dim: int) -> None:
 
 
 @lru_cache(maxsize=256)
-def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
+def apply(mesh: Mesh, rule: UpdateRule, line: Line, compact: bool = False) -> Program:
     """Return the program of a step:
 
     (table, lines i32[n,K], words i32[n,K,·], counts i32[n], lr f32[], zero i32[], key u32[]) → (table, fence)
     zero : 0, but unknown to the compiler, see ``_rounded``; key : of stochastic rounding (stochastic_rounding.py)
     With bfloat16 weights, the keys of the rows of the lines, u32[n,K,group], follow the counts.
+    compact : the rows are not spread into lines; see ``spreading``
     """
 
-    return sharded(mesh, local_apply(rule, line), num_row_args=4 + (line.halves > 1), num_scalars=3, donate=True)
+    num_keys, local = int(line.halves > 1), local_apply(rule, line)
+    step = spreading(line, local, num_keys) if compact else local
+    return sharded(mesh, step, num_row_args=4 + compact + num_keys, num_scalars=3, donate=True)
 
 
 def local_apply(rule: UpdateRule, line: Line) -> Callable[..., Any]:
@@ -153,13 +157,17 @@ def sweep(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
 
 
 @lru_cache(maxsize=64)
-def write(mesh: Mesh, line: Line) -> Program:
-    """Return a program: (table, lines i32[n,K], words i32[n,K,·], part i32[], starts f32[parts]) → (table, fence).
+def write(mesh: Mesh, line: Line, compact: bool = False) -> Program:
+    """Return a program:
+
+    (table, lines i32[n,K], words i32[n,K,·], counts i32[n], part i32[], starts f32[parts]) → (table, fence)
 
     It sets a part to the values; or, if part is ``NEW_ROWS``, the weights to the values and slot s to starts[1 + s].
+    compact : as for ``apply``
     """
 
-    def local(table: Arrays, lines: jax.Array, words: jax.Array, part: jax.Array, starts: jax.Array) -> Any:
+    def local(table: Arrays, lines: Any, words: Any, counts: Any, part: jax.Array, starts: jax.Array) -> Any:
+        del counts  # a write drops pads by their numbers
         halves = line.unpack(line.gather(table, lines[0]))
         new = []
         for (values, touched), planes in zip(line.received(words[0]), halves, strict=True):
@@ -172,7 +180,8 @@ def write(mesh: Mesh, line: Line) -> Program:
             new.append(after)
         return line.scatter(table, lines[0], line.pack(new)), _fence()
 
-    return sharded(mesh, local, num_row_args=3, num_scalars=2, donate=True)
+    program = spreading(line, local) if compact else local
+    return sharded(mesh, program, num_row_args=4 + compact, num_scalars=2, donate=True)
 
 
 @lru_cache(maxsize=64)

@@ -4,8 +4,7 @@ Tables with one line format that one program updates share arrays: on every devi
 those of the second, and so on. A step is then one dispatch for all of them. For reads and writes each table is still
 separate: a range of lines, none of them shared with another table.
 
-A step's rows are routed to devices once for all tables of a stack (``Stack.route``), then packed into as many
-dispatches as their number requires.
+feeding/packing.py routes the rows of a step to devices and packs them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.programs import BY_ROW
-from penstock.bridge.row_format import UNTOUCHED, Line
+from penstock.bridge.row_format import Line
 from penstock.bridge.sharding import (
     GROWTH,
     LINES,
@@ -32,8 +31,6 @@ from penstock.bridge.sharding import (
     TableDefinition,
     bucket,
 )
-from penstock.pyx import partition
-from penstock.pyx.id_table import IdTable
 from penstock.updates import UpdateRule
 
 Int32 = npt.NDArray[np.int32]
@@ -44,6 +41,8 @@ T = TypeVar("T", bound=np.generic)
 
 # Per device: TensorFlow's limit for the shard of a stack. Stacking saves nothing for larger tables.
 MAX_STACK_BYTES = 2 << 30
+# Rows of a line that the mark of a compact row can tell apart.
+MOST_MARKED = 128
 
 
 def form(layout: Layout, rule: UpdateRule) -> Line:
@@ -91,60 +90,26 @@ class TableRows(NamedTuple):
     keys: UInt32 | None = None
 
 
-class Routing(NamedTuple):
-    """The destinations of rows, one entry per row, in the order of the TableRows.
-
-    devices, lines : int32 (n,), the device and the number of the line on it
-    offsets : int64 (n,), where the row begins in the words of its line
-    rows : the rows of each TableRows, float32 (n_i, dim_i)
-    keys : uint32 (n,), of the rounding to bfloat16; None: without. A table that is rounded has a stack for itself
-    """
-
-    devices: Int32
-    lines: Int32
-    offsets: Int64
-    rows: tuple[Float32, ...]
-    keys: UInt32 | None
-
-    def rows_in(self, some: slice) -> Iterator[tuple[slice, Float32]]:
-        """Yield the rows in a slice of the entries, as (slice relative to it, their rows)."""
-        first = 0
-        for rows in self.rows:
-            start, stop = max(some.start, first), min(some.stop, first + len(rows))
-            if start < stop:
-                yield slice(start - some.start, stop - some.start), rows[start - first : stop - first]
-            first += len(rows)
-
-
-class Packed(NamedTuple):
-    """Rows of one dispatch; axis 0 is the device.
-
-    lines : int32 (devices, bucket), line numbers, unique; pads lie beyond the device's lines
-    words : int32 (devices, bucket, …), the bits of the rows' float32 values, or UNTOUCHED
-    counts : int32 (devices,), the number of lines before the pads
-    keys : uint32 (devices, bucket, rows of a line), of the rounding to bfloat16, 0 for rows without a gradient; or None
-    cells : int64 (n,), the line of each row, among those of all devices
-    """
-
-    lines: Int32
-    words: Int32
-    counts: Int32
-    keys: UInt32 | None
-    cells: Int64
-
-
 @dataclass(frozen=True)
 class Stack:
-    """Tables in the same arrays. line : their line format for steps"""
+    """Tables in the same arrays. line : their line format for steps; compact : whether rows are sent without the rest
+    of their lines (feeding/packing.py)"""
 
     tables: tuple[Layout, ...]
     line: Line
+    compact: bool = False
 
     @classmethod
-    def of(cls, tables: Sequence[Layout], rule: UpdateRule) -> Stack:
-        """Return a stack of tables that ``stacked`` groups, or of any one table."""
-        line = form(tables[0], rule)
+    def of(cls, tables: Sequence[Layout], rule: UpdateRule, compact: bool = True) -> Stack:
+        """Return a stack of tables that ``stacked`` groups, or of any one table.
+
+        compact : send rows compact if all have one dim, less than their lines have
+        """
+        line, own = form(tables[0], rule), tables[0].line
         assert all(form(table, rule) == line for table in tables)
+        compact = compact and all(table.line == own for table in tables)
+        if compact and own.halves * own.width > own.dim and own.group <= MOST_MARKED:
+            return cls(tuple(tables), own, True)
         return cls(tuple(tables), line)
 
     @property
@@ -189,19 +154,6 @@ class Stack:
         rows += np.int32(self.first_lines[member] * table.line.group)
         return devices, rows
 
-    def route(self, tables: Sequence[TableRows]) -> Routing:
-        """Return the device, the line and the offset in it of rows of several tables."""
-        devices, lines, offsets = zip(*[self._destinations(one.member, one.ids) for one in tables], strict=True)
-        keys = [one.keys for one in tables if one.keys is not None]
-        rows = tuple(one.rows for one in tables)
-        return Routing(_joined(devices), _joined(lines), _joined(offsets), rows, _joined(keys) if keys else None)
-
-    def _destinations(self, member: int, ids: Int64) -> tuple[Int32, Int32, Int64]:
-        table = self.tables[member]
-        devices, rows = table.place(ids)
-        lines = rows // np.int32(table.line.group) + np.int32(self.first_lines[member])
-        return devices, lines, table.line.offsets(rows)
-
     def slices(self, devices: Int32) -> Iterator[slice]:
         """Yield slices that bring at most MAX_BUCKET rows to each device. devices : int32 (n,), of every row"""
         at_once, num_rows = MAX_BUCKET * self.num_devices, len(devices)
@@ -213,31 +165,6 @@ class Stack:
                 waiting += [slice(middle, some.stop), slice(some.start, middle)]
             else:
                 yield some
-
-    def pack(
-        self, routing: Routing, some: slice, room: Room = np.empty, growth: float = GROWTH, capacity: int | None = None
-    ) -> Packed:
-        """Pack the rows of a slice by devices and lines, padded to a bucket.
-
-        room : creates the arrays of the result: (shape, dtype) → array; growth : of the buckets
-        capacity : lines per device, if the caller decides it
-        """
-        devices, lines, line_of_row = routing.devices[some], routing.lines[some], None
-        if self.line.masked:
-            devices, lines, line_of_row = self._distinct(devices, lines)
-        multiple = multiple_of(self.line)
-        padded, cells, counts = self.padded(devices, lines, self.lines_per_device, multiple, room, growth, capacity)
-        words = room((*padded.shape, self.line.halves * self.line.width), np.int32)
-        self._blank(words, counts)
-        cells, flat = cells if line_of_row is None else cells[line_of_row], words.reshape(-1, words.shape[2])
-        for at, rows in routing.rows_in(some):
-            partition.lay(cells[at], routing.offsets[some][at], rows, flat)
-        keys = None
-        if routing.keys is not None:
-            keys = room((*padded.shape, self.line.group), np.uint32)
-            keys.fill(0)
-            keys.reshape(-1, self.line.group)[cells, self.line.inside(routing.offsets[some])] = routing.keys[some]
-        return Packed(padded, words, counts.astype(np.int32), keys, cells)
 
     def padded(
         self,
@@ -267,28 +194,7 @@ class Stack:
         padded.reshape(-1)[cells] = numbers
         return padded, cells, counts
 
-    def _distinct(self, devices: Int32, lines: Int32) -> tuple[Int32, Int32, Int64]:
-        """Return the distinct lines by first appearance, as devices and numbers, and each row's index into them."""
-        keys = devices.astype(np.int64) * self.lines_per_device + lines
-        # insert() numbers lines densely by first appearance: a line is new if its number is the largest so far.
-        line_of_row = IdTable(len(keys)).insert(keys)
-        first = np.ones(len(keys), bool)
-        first[1:] = line_of_row[1:] > np.maximum.accumulate(line_of_row)[:-1]
-        return devices[first], lines[first], line_of_row
-
-    def _blank(self, words: Int32, counts: Int64) -> None:
-        """Fill words with UNTOUCHED; if a line is one row, only those of pads, with a gradient of 0."""
-        if self.line.masked:
-            words.fill(UNTOUCHED)
-            return
-        for device, count in enumerate(counts):
-            words[device, count:] = 0
-
 
 def multiple_of(line: Line) -> int:
     """Return the unit of the number of lines per dispatch; where rows share lines, the block size of a kernel."""
     return LINES if line.masked else 8
-
-
-def _joined(arrays: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from jax.sharding import Mesh
 
 from penstock.bridge import programs
-from penstock.bridge.dispatcher import Dispatcher
+from penstock.bridge.feeding.dispatcher import Dispatcher
+from penstock.bridge.feeding.packing import Packer
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.row_format import UNTOUCHED, Line
 from penstock.bridge.sharding import GROWTH, WRITE_GROWTH, TableDefinition
@@ -47,6 +48,7 @@ class XlaTables:
     """
 
     copies_any_number = False
+    sends_compact = True  # where a stack allows it
 
     def __init__(
         self,
@@ -63,8 +65,9 @@ class XlaTables:
         self._keys: list[Callable[[Int64], Int64]] = [layout.ids for layout in self.layouts]
         for layout in self.layouts:
             programs.check_program(layout.name, self._rule, layout.dim)
-        self._stack = Stack.of(self.layouts, self._rule)
+        self._stack = Stack.of(self.layouts, self._rule, self.sends_compact)
         self._dispatcher = dispatcher or Dispatcher()
+        self._packer = Packer(self._stack, self._dispatcher.team)
         self.programs = Programs(mesh, self._stack, self._rule, variant)
         lines = self._stack.num_devices * self._stack.lines_per_device
         self.arrays: tuple[jax.Array, ...] = arrays or programs.create(mesh, self._stack.line, lines, tuple(starts))()
@@ -97,7 +100,7 @@ class XlaTables:
         with self._own_mesh(), self._watching(reader):
             if self._rule.non_lazy:
                 self._sweep_around(reader, rows, numbers)
-            self._dispatch("apply", reader, rows, 3 + (self._stack.line.halves > 1), numbers)
+            self._dispatch("apply", reader, rows, numbers)
 
     @contextmanager
     def _watching(self, reader: str) -> Iterator[None]:
@@ -154,19 +157,14 @@ class XlaTables:
         self.arrays, fence = self.programs.at("sweep")(self.arrays, touched, *numbers)
         arena.read_by(reader, fence)
 
-    def _dispatch(
-        self, program: str, reader: str, rows: Sequence[TableRows], num_packed: int, numbers: Sequence[Any]
-    ) -> None:
-        """Run a program on the arrays with rows, as many times as these require.
-
-        num_packed : how many arrays of ``Packed`` the program takes; numbers : its scalars
-        """
-        routed = self._stack.route(rows)
-        for some in self._stack.slices(routed.devices):
+    def _dispatch(self, program: str, reader: str, rows: Sequence[TableRows], numbers: Sequence[Any]) -> None:
+        """Run a program on the arrays with rows, as many times as these require. numbers : its scalars"""
+        routed = self._packer.route(rows)
+        for some in self._packer.slices(routed):
             arena = self._dispatcher.arena()
-            packed = self._stack.pack(routed, some, arena.room, WRITE_GROWTH if program == "write" else GROWTH)
+            packed = self._packer.pack(routed, some, arena.room, WRITE_GROWTH if program == "write" else GROWTH)
             run = self._program(program, reader, packed.lines.shape[1])
-            self.arrays, fence = run(self.arrays, *map(self._put, packed[:num_packed]), *numbers)
+            self.arrays, fence = run(self.arrays, *map(self._put, packed.arguments), *numbers)
             arena.read_by(reader, fence)
 
     def _put(self, rows: Any) -> Any:
@@ -193,7 +191,7 @@ class XlaTables:
         reserved = values.view(np.int32) == UNTOUCHED
         values = np.where(reserved, np.float32(np.nan), values) if reserved.any() else values
         with self._own_mesh():
-            self._dispatch("write", reader, [TableRows(member, ids, values)], 2, [np.int32(part), self._starts])
+            self._dispatch("write", reader, [TableRows(member, ids, values)], [np.int32(part), self._starts])
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
         self._dispatcher.drain()

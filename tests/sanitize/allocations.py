@@ -16,10 +16,11 @@ from penstock import pipeline
 from penstock.checkpoint.dirty_rows import RowMarks
 from penstock.frames import Frame, Rows
 from penstock.pipeline import TableStore
+from penstock.pyx import partition
 from penstock.pyx.id_table import IdTable
 from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan
-from penstock.pyx.partition import lay, locate, place
+from penstock.pyx.partition import lay_rows, locate, place
 from penstock.threads import ThreadTeam
 
 # Below this lie NumPy's iterators, which answer a refusal with a SystemError: a flaw of theirs.
@@ -153,7 +154,10 @@ def placed():
         ids, grads = gradient(5)
         place(ids, VOCABULARY, 1024, True, 512, 98, 2)
         locate(ids, VOCABULARY, 1024, True)
-        lay(np.arange(len(ids)), np.zeros(len(ids), np.int64), grads, np.empty(grads.shape, np.int32))
+        rows = np.arange(len(ids), dtype=np.int32)
+        numbers, lines, _ = partition.number(rows, rows)
+        out = np.empty(grads.shape, np.int32), np.empty(len(ids), np.uint8), rows.copy()
+        lay_rows(rows, numbers, numbers * 0, 0, grads, lines.copy(), *out)
         state["done"] = True
 
     return dict, work, dict

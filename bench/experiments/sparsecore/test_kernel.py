@@ -13,6 +13,8 @@ from penstock.bench.experiments.sparsecore.software_sqrt import root
 from penstock.bench.tpu import matrix
 from penstock.bridge import programs
 from penstock.bridge.device_tables import make_mesh
+from penstock.bridge.feeding.dispatcher import LayoutTeam
+from penstock.bridge.feeding.packing import Packer
 from penstock.bridge.program_cache import shapes
 from penstock.bridge.sharding import Layout
 from penstock.bridge.stacking import Stack, TableRows
@@ -38,14 +40,15 @@ def updated(apply, name, dim, num_rows, vocabulary=600):
     """Return the bytes of all arrays of a table after one step by that program."""
     rule, rng = UpdateRule(name, SLOTS[name], HYPER), np.random.default_rng(7)
     mesh = make_mesh(jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("shard",)))
-    stack = Stack.of([Layout("t", vocabulary, dim, rule.num_slots, 1, False, 128)], rule)
+    stack = Stack.of([Layout("t", vocabulary, dim, rule.num_slots, 1, False, 128)], rule, compact=False)
+    packer = Packer(stack, LayoutTeam(1))
     table = programs.create(mesh, stack.line, stack.lines_per_device, (0.5,) * rule.num_slots)()
     for step in range(2):  # the first one gives the rows different weights
         num_ids = num_rows if step else vocabulary
         grads = rng.standard_normal((num_ids, dim), np.float32)
         grads[::3] = 0  # a gradient of 0 is one
-        routed = stack.route([TableRows(0, rng.permutation(vocabulary)[:num_ids], grads)])
-        packed = stack.pack(routed, slice(0, num_ids))
+        routed = packer.route([TableRows(0, rng.permutation(vocabulary)[:num_ids], grads)])
+        packed = packer.pack(routed, routed.by_device)
         step_ = (programs if step == 0 else apply).apply(mesh, rule, stack.line)
         numbers = np.float32(0.1), np.int32(0), np.uint32(0)
         table, _ = step_(table, packed.lines, packed.words, packed.counts, *numbers)

@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
+from penstock.bridge.feeding.spreading import spreading
 from penstock.bridge.programs import Program, _fence, _rounded, sharded, updated
 from penstock.bridge.row_format import Arrays, Line
 from penstock.bridge.sharding import LINES
@@ -50,9 +51,11 @@ def fits(line: Line, device_kind: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
+def apply(mesh: Mesh, rule: UpdateRule, line: Line, compact: bool = False) -> Program:
     """Return a program with the arguments of ``programs.apply`` and bit-identical results."""
-    return sharded(mesh, local_apply(mesh, rule, line), num_row_args=4, num_scalars=3, donate=True)
+    local = local_apply(mesh, rule, line)
+    step = spreading(line, local) if compact else local
+    return sharded(mesh, step, num_row_args=4 + compact, num_scalars=3, donate=True)
 
 
 def local_apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Callable[..., Any]:

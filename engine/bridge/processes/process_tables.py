@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
 
+from penstock.bridge.feeding.packing import Packed
 from penstock.bridge.processes.agreement import Processes, placed
 from penstock.bridge.processes.row_exchange import exchange, fetch, mark_lines
 from penstock.bridge.sharding import GROWTH, MAX_BUCKET, TableDefinition, bucket, buckets
-from penstock.bridge.stacking import Packed, TableRows, multiple_of
+from penstock.bridge.stacking import TableRows, multiple_of
 from penstock.bridge.stochastic_rounding import key_of
 from penstock.bridge.xla_tables import XlaTables, quoted
 from penstock.errors import UsageError
@@ -34,6 +35,8 @@ class ProcessTables(XlaTables):
 
     ``write`` takes the same rows in every process; ``apply`` and ``read`` take those of each.
     """
+
+    sends_compact = False  # an exchange adds lines
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class ProcessTables(XlaTables):
     ) -> Iterator[Sequence[jax.Array]]:
         """Yield the arguments of ``programs.apply``, once per dispatch, which contain all rows of its lines."""
         stack, by_frames = self._stack, all(of is not None for of in frames)
-        routed = stack.route(rows)
+        routed = self._packer.route(rows)
         devices, lines = routed.devices, routed.lines
         if stack.line.masked:
             devices, lines = np.divmod(
@@ -93,8 +96,8 @@ class ProcessTables(XlaTables):
         for number in range(num_slices):
             run = exchange(self.mesh, stack.line, self._processes.by_rank, *pads, grain, k)
             some, of = _chosen(rows, frames, routed.lines % num_slices == number) if num_slices > 1 else (rows, frames)
-            its = stack.route(some)
-            packed = stack.pack(its, slice(0, len(its.devices)), capacity=k * self._senders)
+            its = self._packer.route(some)
+            packed = self._packer.pack(its, its.by_device, capacity=k * self._senders)
             planes: list[npt.NDArray[Any]] = [packed.lines, packed.words]
             if by_frames:
                 planes.append(self._frames(packed, its.offsets, some, of))
@@ -105,12 +108,13 @@ class ProcessTables(XlaTables):
             yield run(*sent, np.int32(0))
 
     def _frames(
-        self, packed: Packed, offsets: Int64, rows: Sequence[TableRows], frames: Sequence[Int64 | None]
+        self, packed: Packed, offsets: Int32, rows: Sequence[TableRows], frames: Sequence[Int64 | None]
     ) -> Int32:
         """Return the numbers of frames of rows, once per ``grain`` elements: int32 (devices, capacity, ·)."""
         width = packed.words.shape[2] // self._grain
         plane = np.zeros((*packed.words.shape[:2], width), np.int32)
         flat, first = plane.reshape(-1, width), 0
+        assert packed.cells is not None  # because the capacity was given
         for one, of in zip(rows, frames, strict=True):
             at = slice(first, first + len(one.ids))
             columns = offsets[at, None] // self._grain + np.arange(one.rows.shape[1] // self._grain)

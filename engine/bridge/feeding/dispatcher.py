@@ -1,4 +1,4 @@
-"""Dispatch from host to device: a thread, a ring buffer of host arenas, and backpressure.
+"""Dispatch from host to device: a thread and a team that lays out rows, a ring buffer of host arenas, and backpressure.
 
 A step passes three stages. The caller coalesces step t+2, a thread lays out step t+1 in an arena and dispatches it,
 and the device runs step t. A full queue or ring blocks the stage before it, so memory is bounded whichever is slow.
@@ -10,14 +10,17 @@ aliases aligned memory regardless of its arguments. So an arena is reused only a
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import numpy.typing as npt
+
+T = TypeVar("T")
 
 # Arenas: one being filled, one in flight, one being read.
 RING = 3
@@ -66,14 +69,33 @@ class Arena:
             named(self._reader, fence.block_until_ready)
 
 
+class LayoutTeam:
+    """Runs tasks that release the GIL. threads : at most this many at a time; 0: all CPUs of this process"""
+
+    def __init__(self, threads: int = 0) -> None:
+        self._threads = threads or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else [0])
+        self._pool: ThreadPoolExecutor | None = None
+
+    def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """Return the results of all tasks, in their order."""
+        if self._threads == 1 or len(tasks) < 2:
+            return [task() for task in tasks]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, "penstock layout")
+        return [future.result() for future in [self._pool.submit(task) for task in tasks]]
+
+
 class Dispatcher:
     """Runs the dispatches of a set of tables in order on a dedicated thread. One caller at a time.
+
+    team : the threads that lay out the rows of a dispatch
 
     The call that waits for a dispatch raises its error, and so does every later call: the tables are lost, because the
     failed dispatch had their arrays donated.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 0) -> None:
+        self.team = LayoutTeam(threads)
         self._ring = deque(Arena() for _ in range(RING))
         self._waiting: deque[Future[None]] = deque()
         self._thread: ThreadPoolExecutor | None = None

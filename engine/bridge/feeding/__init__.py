@@ -1,0 +1,1 @@
+"""How rows reach the devices: laid out in host memory, and dispatched."""

@@ -1,0 +1,224 @@
+"""The rows of a step in host memory, as the programs take them: by device and by line, padded to a bucket.
+
+Rows are routed to devices once for all tables of a stack, then packed into as many dispatches as their number requires.
+Native code does both, ranges of rows and devices at a time, on all threads of a ``LayoutTeam``.
+
+Where a row is narrower than its line and all tables of a stack have one dim, rows are sent compact: one after the
+other, those of a line together, each with a mark of one byte (partition.BEGINS). The device spreads them into lines
+(spreading.py). Else whole lines are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.bridge.feeding.dispatcher import LayoutTeam
+from penstock.bridge.row_format import UNTOUCHED
+from penstock.bridge.sharding import GROWTH, LINES, MAX_BUCKET, NUM_SHARDS, Room, bucket
+from penstock.bridge.stacking import Stack, TableRows, multiple_of
+from penstock.pyx import partition
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+UInt8 = npt.NDArray[np.uint8]
+UInt32 = npt.NDArray[np.uint32]
+Float32 = npt.NDArray[np.float32]
+T = TypeVar("T", bound=np.generic)
+
+# Rows that one task routes.
+AT_ONCE = 32_768
+
+
+class Routing(NamedTuple):
+    """The destinations of rows, one entry per row, in the order of the TableRows.
+
+    devices, lines, places : int32 (n,), the device, the line on it, and the place among the rows of the line
+    offsets : int32 (n,), where the row begins in the words of its line
+    order : int32 (n,), the entries by device; starts : int64 (devices + 1,), where those of each begin
+    rows : the rows of each TableRows, float32 (n_i, dim_i)
+    keys : uint32 (n,), of the rounding to bfloat16; None: without. A table that is rounded has a stack for itself
+    """
+
+    devices: Int32
+    lines: Int32
+    places: Int32
+    offsets: Int32
+    order: Int32
+    starts: Int64
+    rows: tuple[Float32, ...]
+    keys: UInt32 | None
+
+    @property
+    def by_device(self) -> list[Int32]:
+        """The entries of each device."""
+        return [self.order[start:stop] for start, stop in zip(self.starts[:-1], self.starts[1:], strict=True)]
+
+
+class Packed(NamedTuple):
+    """Rows of one dispatch; axis 0 is the device.
+
+    lines : int32 (devices, bucket), line numbers, unique; pads lie beyond the device's lines
+    words : int32 (devices, …), the bits of the rows' float32 values: of lines (bucket, …), or UNTOUCHED; of compact
+        rows, ``bucket`` of them, in blocks of 128 words
+    counts : int32 (devices,), the number of lines before the pads
+    marks : uint8 (devices, bucket), of compact rows; else None
+    keys : uint32, of the rounding to bfloat16, of the rows of each line (devices, bucket, group), 0 for rows without a
+        gradient; or of compact rows (devices, bucket); or None
+    cells : int64 (n,), the line of each row, or the place of each compact row, among those of all devices; None without
+        keys, unless the caller decides the capacity
+    """
+
+    lines: Int32
+    words: Int32
+    counts: Int32
+    marks: UInt8 | None
+    keys: UInt32 | None
+    cells: Int64 | None
+
+    @property
+    def arguments(self) -> list[npt.NDArray[Any]]:
+        """Those of a program, in its order."""
+        return [array for array in self[:5] if array is not None]
+
+
+class Packer:
+    """Packs rows of the tables of a stack. team : the threads that do"""
+
+    def __init__(self, stack: Stack, team: LayoutTeam) -> None:
+        self._stack, self._team = stack, team
+        self._shares_lines = any(table.line.group > 1 for table in stack.tables)
+        self._leaves_gaps = any(table.dim < stack.line.halves * stack.line.width for table in stack.tables)
+
+    def route(self, tables: Sequence[TableRows]) -> Routing:
+        """Return the destinations of rows of several tables."""
+        num_rows = sum(len(one.ids) for one in tables)
+        devices, lines, places = (np.empty(num_rows, np.int32) for _ in range(3))
+        offsets = np.zeros(num_rows, np.int32)
+        tasks: list[Callable[[], None]] = []
+        first = 0
+        for one in tables:
+            for start in range(0, len(one.ids), AT_ONCE):
+                ids = one.ids[start : start + AT_ONCE]
+                at = slice(first + start, first + start + len(ids))
+                out = devices[at], lines[at], places[at], offsets[at]
+                tasks.append(partial(self._destinations, one.member, ids, *out))
+            first += len(one.ids)
+        self._team.run(tasks)
+        order, starts = partition.by_device(devices, self._stack.num_devices)
+        keys = [one.keys for one in tables if one.keys is not None]
+        rows = tuple(one.rows for one in tables)
+        return Routing(devices, lines, places, offsets, order, starts, rows, _joined(keys) if keys else None)
+
+    def _destinations(
+        self, member: int, ids: Int64, devices: Int32, lines: Int32, places: Int32, offsets: Int32
+    ) -> None:
+        table, first_line = self._stack.tables[member], self._stack.first_lines[member]
+        shards = (table.vocabulary_size, NUM_SHARDS, table.mod, table.shards_per_device, table.rows_per_shard)
+        partition.destinations(ids, *shards, table.line.group, first_line, devices, lines, places)
+        if table.line.group > 1 and not self._stack.compact:
+            np.take(
+                table.line.offsets(np.arange(table.line.group, dtype=np.int32)).astype(np.int32), places, out=offsets
+            )
+
+    def slices(self, routing: Routing) -> Iterator[list[Int32]]:
+        """Yield at most MAX_BUCKET entries of each device, until they have been all."""
+        each = routing.by_device
+        for start in range(0, max(map(len, each)), MAX_BUCKET):
+            yield [entries[start : start + MAX_BUCKET] for entries in each]
+
+    def pack(
+        self,
+        routing: Routing,
+        entries: Sequence[Int32],
+        room: Room = np.empty,
+        growth: float = GROWTH,
+        capacity: int | None = None,
+    ) -> Packed:
+        """Pack entries of each device, padded to a bucket.
+
+        room : creates the arrays of the result: (shape, dtype) → array; growth : of the buckets
+        capacity : lines per device, if the caller decides it
+        """
+        stack = self._stack
+        numbered = self._team.run([partial(self._numbered, routing.lines, of) for of in entries])
+        most = max(len(of if stack.compact else lines) for of, (_, lines, _) in zip(entries, numbered, strict=True))
+        cells = np.empty(len(routing.lines), np.int64) if routing.keys is not None or capacity else None
+        capacity = capacity or bucket(most, multiple_of(stack.line), growth)
+        devices = len(entries)
+        lines = room((devices, capacity), np.int32)
+        lines[:] = stack.lines_per_device + np.arange(capacity, dtype=np.int32)
+        counts = np.array([len(distinct) for _, distinct, _ in numbered], np.int32)
+        marks = keys = None
+        if stack.compact:
+            words = room((devices, capacity * stack.line.dim // LINES, LINES), np.int32)
+            marks = room((devices, capacity), np.uint8)
+        else:
+            words = room((devices, capacity, stack.line.halves * stack.line.width), np.int32)
+        tasks = []
+        for device, (of, its) in enumerate(zip(entries, numbered, strict=True)):
+            room_of = lines[device], words[device], None if marks is None else marks[device]
+            tasks.append(partial(self._lay, routing, of, its, *room_of, cells, device * capacity))
+        self._team.run(tasks)
+        if routing.keys is not None and cells is not None:
+            which = np.concatenate(entries)
+            keys = room((devices, capacity, *([] if stack.compact else [stack.line.group])), np.uint32)
+            keys.fill(0)
+            if stack.compact:
+                keys.reshape(-1)[cells[which]] = routing.keys[which]
+            else:
+                keys.reshape(-1, stack.line.group)[cells[which], routing.places[which]] = routing.keys[which]
+        return Packed(lines, words, counts, marks, keys, cells)
+
+    def _numbered(self, lines: Int32, entries: Int32) -> tuple[Int32, Int32, Int32]:
+        """Return ``partition.number`` of one device's entries; where no rows share a line, they are their lines."""
+        if self._shares_lines:
+            return partition.number(entries, lines)
+        numbers = np.arange(len(entries), dtype=np.int32)
+        return numbers, lines[entries], np.ones(len(entries), np.int32)
+
+    def _lay(
+        self,
+        routing: Routing,
+        entries: Int32,
+        numbered: tuple[Int32, Int32, Int32],
+        lines: Int32,
+        words: Int32,
+        marks: UInt8 | None,
+        cells: Int64 | None,
+        first_cell: int,
+    ) -> None:
+        """Lay one device's rows into its part of the result."""
+        numbers, distinct, counts = numbered
+        lines[: len(distinct)] = distinct
+        if marks is None:
+            blank = UNTOUCHED if self._stack.line.masked else 0
+            words[0 if self._leaves_gaps else len(distinct) :] = blank
+            at = numbers
+        else:
+            begins = np.cumsum(counts, dtype=np.int32) - counts
+            next_of, at = begins.copy(), np.empty(len(entries), np.int32)
+            marks[len(entries) :] = 0
+        first = 0
+        ends = np.searchsorted(entries, np.cumsum([len(rows) for rows in routing.rows]))
+        for start, end, rows in zip([0, *ends[:-1]], ends, routing.rows, strict=True):
+            some, its = entries[start:end], numbers[start:end]
+            if marks is None:
+                partition.lay_lines(some, its, routing.offsets, first, rows, words)
+            else:
+                compact = words.reshape(-1, self._stack.line.dim)
+                partition.lay_rows(some, its, routing.places, first, rows, next_of, compact, marks, at[start:end])
+            first += len(rows)
+        if marks is not None:
+            marks[begins] |= partition.BEGINS
+            marks[len(entries) :] = partition.BEGINS  # pads: each the first row of a line beyond the device's
+        if cells is not None:
+            cells[entries] = at + np.int64(first_cell)
+
+
+def _joined(arrays: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
