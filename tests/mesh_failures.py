@@ -59,6 +59,7 @@ def without_memory(mesh, rank, count, _):
     import pytest
 
     import penstock as ps
+    from penstock.bridge.feeding.packing import Packer
     from penstock.bridge.stacking import Stack
 
     def refuse(*_, **__):
@@ -66,14 +67,14 @@ def without_memory(mesh, rank, count, _):
 
     engine = ps.Engine(small_config(), mesh, num_required=count)
     errors = []
-    for method, call in (
-        ("padded", lambda: engine.lookup("t", [1])),
-        ("pack", lambda: engine.apply({"t": small_frame(rank, 0)})),
-        ("pack", lambda: engine.apply({"t": small_frame(rank, 1)})),
+    for layout, method, call in (
+        (Stack, "padded", lambda: engine.lookup("t", [1])),
+        (Packer, "pack", lambda: engine.apply({"t": small_frame(rank, 0)})),
+        (Packer, "pack", lambda: engine.apply({"t": small_frame(rank, 1)})),
     ):
         with pytest.MonkeyPatch.context() as patch:
             if rank == count - 1:
-                patch.setattr(Stack, method, refuse)
+                patch.setattr(layout, method, refuse)
             with pytest.raises((MemoryError, ps.PenstockError)) as raised:
                 call()
         errors.append((type(raised.value).__name__, str(raised.value)))

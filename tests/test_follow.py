@@ -239,11 +239,16 @@ def test_a_store_that_penstock_did_not_write_is_not_overwritten(tmp_path, refuse
         ("somewhere", "--into somewhere: expected redis://HOST:PORT/DATABASE, kafka://BROKER:PORT/TOPIC, lmdb:PATH"),
         ("lmdb:", "lmdb:: expected lmdb:PATH"),
         ("json:dumps", "json:dumps: give --state FILE"),
-        ("redis://localhost:port/0", "redis://localhost:port/0: .*; expected redis://HOST:PORT/DATABASE"),
     ],
 )
 def test_a_target_that_is_misspelled(target, line, refused):
     assert re.match("penstock: " + line, refused(2, "follow", "grpc://127.0.0.1:1", "--into", target))
+
+
+def test_a_port_of_redis_that_is_no_number(refused):
+    pytest.importorskip("redis")
+    line = refused(2, "follow", "grpc://127.0.0.1:1", "--into", "redis://localhost:port/0")
+    assert re.match("penstock: redis://localhost:port/0: .*; expected redis://HOST:PORT/DATABASE", line)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in STORES if STORES[kind].extra])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
-from penstock.io.decoding import framing, reader, source_batch
+from penstock.io.decoding import batch_pieces, framing, source_batch
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.decoding.rows import plain_columns
 from penstock.io.decoding.schema import resolve
@@ -75,7 +75,7 @@ def test_plain_and_general_decoding_give_the_same_frames_and_errors(
     batches = [batch(of, steps).slice(skipped) for of in rows]
     options = replace(OPTIONS, on_bad_row=on_bad_row, contribution_rows=contribution_rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "plain_columns", lambda *_: None)
+        patch.setattr(batch_pieces, "plain_columns", lambda *_: None)
         wanted = outcome(batches, options)
     assert repr(outcome(batches, options)) == repr(wanted)  # NaN is not equal to itself
 

@@ -266,10 +266,10 @@ def test_wrong_arguments_of_stage_are_refused_at_the_call():
     [
         ("stage", "slot", "did you mean 'slots'?"),
         ("stage", "check_point", "did you mean 'checkpoint'?"),
-        ("stage", "deltas", "expected one of allow_missing_end, checkpoint, columns, "),
+        ("stage", "deltas", "expected one of allow_missing_end, as_files, checkpoint, "),
         ("run", "learning_rate", "did you mean 'learning_rates'?"),
         ("run", "delta", "did you mean 'deltas'?"),
-        ("run", "clock", "expected one of allow_missing_end, checkpoint, columns, "),
+        ("run", "clock", "expected one of allow_missing_end, as_files, checkpoint, "),
     ],
 )
 def test_an_unknown_argument_is_named_with_the_nearest_one(call, wrong, says):
