@@ -38,7 +38,7 @@ def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str
         variant = "xla" if bfloat16 else "pallas"
         case = Case(generation, optimizer, dim, variant, bfloat16)
         layout, rule, mesh = compiler.made(case)
-        stack, line = Stack.of([layout], rule), layout.line
+        stack, line = Stack.of([layout], rule, compact=False), layout.line  # an exchange adds lines
         owners = [device.process_index for device in mesh.devices.flat]
         by_rank = tuple(tuple(at for at, its in enumerate(owners) if its == one) for one in sorted(set(owners)))
         num_lines, size = layout.num_devices * layout.lines_per_device, mesh.size * BLOCK
