@@ -9,7 +9,6 @@ TPU, for a table of a million rows.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -114,16 +113,5 @@ def compile_for(generation: str) -> int:
     return n.report(program, model.embedding.tables)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tpu", metavar="GENERATION", help="only compile the step for a TPU, such as v5e")
-    args = parser.parse_args()
-    if args.tpu:
-        return compile_for(args.tpu)
-    apart = n.largest_difference(*train())
-    print(f"the losses differ by at most {apart:.1e} of themselves")
-    return 0 if apart < 1e-4 else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(n.main(train, compile_for))

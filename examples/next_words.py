@@ -6,7 +6,9 @@ machine does not have.
 
 from __future__ import annotations
 
+import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,22 @@ def largest_difference(losses: list[float], reference: list[float]) -> float:
     for epoch, (loss, dense) in enumerate(zip(losses, reference, strict=True)):
         print(f"epoch {epoch}: loss {loss:.6f}, with dense embeddings {dense:.6f}")
     return float(np.max(np.abs(np.subtract(losses, reference) / reference)))
+
+
+def main(train: Callable[[], tuple[list[float], list[float]]], compile_for: Callable[[str], int]) -> int:
+    """Run an example, and return its exit code.
+
+    train : returns the loss of every epoch, and those of the dense reference
+    compile_for : compiles a step for a generation of TPU, and returns an exit code
+    """
+    parser = argparse.ArgumentParser(description="Train a model of the next word next to one with dense embeddings.")
+    parser.add_argument("--tpu", metavar="GENERATION", help="only compile the step for a TPU, such as v5e")
+    args = parser.parse_args()
+    if args.tpu:
+        return compile_for(args.tpu)
+    apart = largest_difference(*train())
+    print(f"the losses differ by at most {apart:.1e} of themselves")
+    return 0 if apart < 1e-4 else 1
 
 
 def compiled_for_tpu(generation: str, step: Any, donated: Any, *others: Any) -> Any:

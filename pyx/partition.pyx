@@ -155,8 +155,8 @@ def destinations(const id_t[::1] ids not None, id_t vocabulary_size, id_t num_sh
 def by_device(const int32_t[::1] devices not None, Py_ssize_t num_devices):  # IN
     """Return the numbers of the rows ordered by device, int32 (n,), and where those of each begin, int64 (devices + 1,)."""
     cdef Py_ssize_t i, n = devices.shape[0]
-    starts_of, order_of = np.zeros(num_devices + 1, np.int64), np.empty(n, np.int32)
-    cdef int64_t[::1] starts = starts_of
+    counts_of, order_of = np.zeros(num_devices + 1, np.int64), np.empty(n, np.int32)
+    cdef int64_t[::1] counts = counts_of
     cdef int32_t[::1] order = order_of
     cdef Py_ssize_t wrong = -1
     with nogil:
@@ -164,16 +164,16 @@ def by_device(const int32_t[::1] devices not None, Py_ssize_t num_devices):  # I
             if devices[i] < 0 or devices[i] >= num_devices:
                 wrong = i
                 break
-            starts[devices[i] + 1] += 1
+            counts[devices[i] + 1] += 1
     if wrong >= 0:
         raise ValueError(f"row {wrong}: expected a device below {num_devices}, got {devices[wrong]}")
-    next_of = np.cumsum(starts_of)
-    cdef int64_t[::1] next_ = next_of.copy()
+    starts_of = np.cumsum(counts_of)
+    cdef int64_t[::1] next_of = starts_of.copy()
     with nogil:
         for i in range(n):
-            order[next_[devices[i]]] = <int32_t>i
-            next_[devices[i]] += 1
-    return order_of, next_of
+            order[next_of[devices[i]]] = <int32_t>i
+            next_of[devices[i]] += 1
+    return order_of, starts_of
 
 
 def number(const int32_t[::1] rows not None, const int32_t[::1] lines not None):  # IN
