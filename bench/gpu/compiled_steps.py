@@ -1,10 +1,10 @@
 """Every step and write for an H200, by XLA's real compiler for GPUs, on a machine without a GPU.
 
-XLA compiles for a described device, down to PTX. A step must alias its whole table and copy none of it, need temporary
-memory bounded by its rows, launch at most three kernels (two more for an array of slots with one number per row), and
-contain no atomic operation (``atom``, ``red``): a sum by atomics has another order, and so other bits, in every run. It
-shows nothing about time. ``make gpu-aot`` runs this, and
-``--small`` is the sample that CI compiles.
+XLA compiles for a described device, down to PTX, at the most rows that one dispatch takes. A step must alias its whole
+table and copy none of it, need temporary memory bounded by its rows, launch at most three kernels (two more for an
+array of slots with one number per row), and contain no atomic operation (``atom``, ``red``): a sum by atomics has
+another order, and so other bits, in every run. It shows nothing about time. ``make gpu-aot`` runs this, and ``--small``
+is the sample that CI compiles.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ gpu_device_info {
 }
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 } device_description_str: "NVIDIA H200"
 """
-ROWS, LINES, MOST_KERNELS = 10_000_000, 32_768, 3
+ROWS, MOST_KERNELS = 10_000_000, 3
 DIMS = (8, 32, 128, 200)
 SMALL = {("SGD", 128), ("Adagrad", 32), ("Adam", 128), ("RowWiseAdagrad", 32)}
 # Operations of a compiled program that launch nothing.
@@ -99,8 +99,16 @@ def compiled(case: Case, mesh: Any) -> tuple[Any, Any]:
     spec = EmbeddingConfig.from_tables([table]).table("t")
     layout = Layout("t", ROWS, case.dim, len(spec.slots), 1, False, row_slots=spec.rule.row_slots)
     rule = spec.rule if case.program in program_cache.BY_RULE else None
-    program = program_cache.compiled(case.program, mesh, rule, layout.line, "xla", layout.lines_per_device, LINES)
+    size = lines_of(layout)
+    program = program_cache.compiled(case.program, mesh, rule, layout.line, "xla", layout.lines_per_device, size)
     return program, layout
+
+
+def lines_of(layout: Any) -> int:
+    """Return the lines of the largest step that is one dispatch."""
+    from penstock.bridge.sharding import largest_bucket
+
+    return largest_bucket("gpu", layout.line)
 
 
 def kernels(text: str) -> list[str]:
@@ -131,7 +139,7 @@ def faults(layout: Any, memory: Any, text: str, ptx: str) -> Iterator[str]:
 
 def temporary_bound(layout: Any) -> int:
     """Return the bytes that a program may need beside the table: its rows three times."""
-    bound: int = (1 << 20) + 3 * LINES * (layout.line.nbytes(1) + 4 * layout.line.width)
+    bound: int = (1 << 20) + 3 * lines_of(layout) * (layout.line.nbytes(1) + 4 * layout.line.width)
     return bound
 
 
@@ -144,7 +152,7 @@ def main(words: Sequence[str] | None = None) -> int:
         dump = Path(folder)
         set_environment(dump)
         mesh = mesh_of_one()
-        print("| optimizer | dim | program | temporary | kernels | compiled in | |\n|---|---|---|---|---|---|---|")
+        print("| optimizer | dim | program | rows | temporary | kernels | compiled in | |\n" + "|---" * 8 + "|")
         for case in cases(args.small):
             began = time.perf_counter()
             program, layout = compiled(case, mesh)
@@ -154,8 +162,8 @@ def main(words: Sequence[str] | None = None) -> int:
             for path in dump.iterdir():
                 path.unlink()
             size, seconds = f"{memory.temp_size_in_bytes / 1e6:.2f} MB", f"{time.perf_counter() - began:.1f} s"
-            cells = [case.optimizer, case.dim, case.program, size, len(kernels(text)), seconds, "; ".join(failed)]
-            print("|", " | ".join(map(str, cells)), "|", flush=True)
+            cells = [case.optimizer, case.dim, case.program, f"{lines_of(layout):,}", size, len(kernels(text)), seconds]
+            print("|", " | ".join(map(str, [*cells, "; ".join(failed)])), "|", flush=True)
             number, bad = number + 1, bad + bool(failed)
     print(f"{number} compiled, {bad} not as they must be", file=sys.stderr)
     return 1 if bad or not number else 0
