@@ -21,7 +21,7 @@ from scrapes import described, parsed, same_as_report
 
 import penstock as ps
 from penstock.cli.main import main
-from penstock.cli.monitoring import Watching
+from penstock.cli.pages.monitoring import Watching
 from penstock.metrics import Metrics
 from penstock.ray import Job
 
