@@ -30,6 +30,7 @@ from penstock.bridge.sharding import (
     Room,
     TableDefinition,
     bucket,
+    largest_bucket,
 )
 from penstock.updates import UpdateRule
 
@@ -92,25 +93,30 @@ class TableRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Stack:
-    """Tables in the same arrays. line : their line format for steps; compact : whether rows are sent without the rest
-    of their lines (feeding/packing.py)"""
+    """Tables in the same arrays.
+
+    line : their line format for steps
+    compact : whether rows are sent without the rest of their lines (feeding/packing.py)
+    largest : the most rows, or lines, per device that one dispatch updates
+    """
 
     tables: tuple[Layout, ...]
     line: Line
     compact: bool = False
+    largest: int = MAX_BUCKET
 
     @classmethod
-    def of(cls, tables: Sequence[Layout], rule: UpdateRule, compact: bool = True) -> Stack:
+    def of(cls, tables: Sequence[Layout], rule: UpdateRule, compact: bool = True, platform: str = "cpu") -> Stack:
         """Return a stack of tables that ``stacked`` groups, or of any one table.
 
-        compact : send rows compact if all have one dim, less than their lines have
+        compact : send rows compact if all have one dim, less than their lines have; platform : of the devices
         """
         line, own = form(tables[0], rule), tables[0].line
         assert all(form(table, rule) == line for table in tables)
         compact = compact and all(table.line == own for table in tables)
         if compact and own.halves * own.width > own.dim and own.group <= MOST_MARKED:
-            return cls(tuple(tables), own, True)
-        return cls(tuple(tables), line)
+            return cls(tuple(tables), own, True, largest_bucket(platform, own))
+        return cls(tuple(tables), line, False, largest_bucket(platform, line))
 
     @property
     def num_devices(self) -> int:

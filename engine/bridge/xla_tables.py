@@ -65,7 +65,7 @@ class XlaTables:
         self._keys: list[Callable[[Int64], Int64]] = [layout.ids for layout in self.layouts]
         for layout in self.layouts:
             programs.check_program(layout.name, self._rule, layout.dim)
-        self._stack = Stack.of(self.layouts, self._rule, self.sends_compact)
+        self._stack = Stack.of(self.layouts, self._rule, self.sends_compact, mesh.devices.flat[0].platform)
         self._dispatcher = dispatcher or Dispatcher()
         self._packer = Packer(self._stack, self._dispatcher.team)
         self.programs = Programs(mesh, self._stack, self._rule, variant)
@@ -191,7 +191,8 @@ class XlaTables:
         reserved = values.view(np.int32) == UNTOUCHED
         values = np.where(reserved, np.float32(np.nan), values) if reserved.any() else values
         with self._own_mesh():
-            self._dispatch("write", reader, [TableRows(member, ids, values)], [np.int32(part), self._starts])
+            numbers = [*programs.written(part, len(self._starts)), self._starts]
+            self._dispatch("write", reader, [TableRows(member, ids, values)], numbers)
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
         self._dispatcher.drain()
