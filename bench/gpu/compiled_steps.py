@@ -161,10 +161,9 @@ def faults(case: Case, layout: Any, memory: Any, text: str, ptx: str) -> Iterato
 
 def temporary_bound(case: Case, layout: Any) -> int:
     """Return the bytes that a program may need beside the table: its rows three times; to sort lookups, also these."""
-    if case.is_own:
-        lookups = functional_step.LOOKUPS * 4 * (layout.line.width + 8)
-        return functional_step.temporary_bound(layout) + 4 * lookups
     bound: int = (1 << 20) + 3 * lines_of(case, layout) * (layout.line.nbytes(1) + 4 * layout.line.width)
+    if case.is_own:
+        bound = functional_step.temporary_bound(layout) + 4 * functional_step.LOOKUPS * 4 * (layout.line.width + 8)
     return bound
 
 
