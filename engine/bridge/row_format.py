@@ -38,6 +38,7 @@ import numpy.typing as npt
 from jax.experimental import layout as in_memory
 
 from penstock.bridge.stochastic_rounding import Places
+from penstock.bridge.words import bits_of, floats_of, halves_of, joined_halves
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -177,9 +178,11 @@ class Line:
         if self.slots_follow:
             ends = [self.width + slot * self.group for slot in range(self.num_slots)]
             weights, *slots = jnp.split(lines[0][:, 0], ends, axis=1)
-            return [weights, *(slots if self.halves == 1 else map(_floats, slots))]
-        words = [self._words(part) if part.dtype == jnp.int16 else part for part in lines]
-        return [*self.joined([part[:, number] for part in words for number in range(part.shape[1])]), *slots]
+            return [weights, *(slots if self.halves == 1 else map(floats_of, slots))]
+        if self.forms[-1][1] == np.int16:  # an array of one strip, the last
+            whole = joined_halves(lines[-1])
+            lines = [*lines[:-1], whole if self.halves > 1 else floats_of(whole)]
+        return [*self.joined([part[:, number] for part in lines for number in range(part.shape[1])]), *slots]
 
     def stacked(self, planes: Planes) -> list[jax.Array]:
         """Return planes as lines of each of the arrays: the inverse of ``planes``."""
@@ -187,22 +190,16 @@ class Line:
         slots: Planes = []
         if self.slots_follow:
             weights, *slots = planes
-            return [jnp.concatenate([weights, *(slots if self.halves == 1 else map(_bits, slots))], axis=1)[:, None]]
+            return [jnp.concatenate([weights, *(slots if self.halves == 1 else map(bits_of, slots))], axis=1)[:, None]]
         if self.row_slots:
             planes, slots = planes[:1], planes[1:]
         strips, ends = [by_line(strip) for strip in self.cut(planes)], accumulate(self.groups, initial=0)
         parts = [jnp.stack(strips[start:end], axis=1) for start, end in pairwise(ends)]
         lines = [
-            by_line(_cut_words(part) if dtype == np.int16 else part)
+            by_line(halves_of(part) if dtype == np.int16 else part)
             for part, (_, dtype) in zip(parts, self.forms, strict=True)
         ]
         return [*lines, *slots]
-
-    def _words(self, halves: jax.Array) -> jax.Array:
-        """Return the words, (n, 1, strip), of int16 halves (n, 2, strip), the low ones first."""
-        low, high = (halves[:, half : half + 1].astype(jnp.int32) for half in range(2))
-        words = low & 0xFFFF | jax.lax.shift_left(high, 16)
-        return words if self.halves > 1 else _floats(words)
 
     def joined(self, strips: Planes) -> Planes:
         """Return strips (n, strip) as planes."""
@@ -224,20 +221,20 @@ class Line:
         if self.row_slots:
             slots = [[slot[:, half * self.packed :][:, : self.packed] for slot in rest] for half in range(2)]
         else:
-            slots = [[_floats(slot) for slot in rest[half::2]] for half in range(2)]
+            slots = [[floats_of(slot) for slot in rest[half::2]] for half in range(2)]
         low, high = jax.lax.shift_left(word, 16), word & np.int32(-0x10000)
-        return [[_floats(weights), *slots[half]] for half, weights in enumerate((low, high))]
+        return [[floats_of(weights), *slots[half]] for half, weights in enumerate((low, high))]
 
     def pack(self, rows: Sequence[Planes]) -> Planes:
         """Return planes from the result of ``unpack``; bfloat16 weights must already be rounded."""
         if self.halves == 1:
             return rows[0]
         (low, *low_slots), (high, *high_slots) = rows
-        word = jax.lax.shift_right_logical(_bits(low), 16) | _bits(high)
+        word = jax.lax.shift_right_logical(bits_of(low), 16) | bits_of(high)
         pairs = list(zip(low_slots, high_slots, strict=True))
         if self.row_slots:
             return [word, *(jnp.concatenate(pair, axis=1) for pair in pairs)]
-        return [word, *(_bits(plane) for pair in pairs for plane in pair)]
+        return [word, *(bits_of(plane) for pair in pairs for plane in pair)]
 
     def received(self, words: jax.Array) -> list[tuple[jax.Array, jax.Array | None]]:
         """Return (gradients, touched), float32 and bool (n, width), for each half of the rows.
@@ -245,10 +242,10 @@ class Line:
         words : int32 (n, halves * width). touched is None if all elements are.
         """
         if not self.masked:
-            return [(_floats(words), None)]
+            return [(floats_of(words), None)]
         halves = [words[:, half * self.width : (half + 1) * self.width] for half in range(self.halves)]
         touched = [half != UNTOUCHED for half in halves]
-        return [(_floats(jnp.where(t, half, 0)), t) for half, t in zip(halves, touched, strict=True)]
+        return [(floats_of(jnp.where(t, half, 0)), t) for half, t in zip(halves, touched, strict=True)]
 
     def rows(self, plane: jax.Array) -> jax.Array:
         """Return the rows of a plane: (n, width) → (n * packed, dim); or the rows of a slot, (n * packed, 1)."""
@@ -290,25 +287,11 @@ class Line:
             return [plane[:, : self.dim] for plane in planes]
         selected = (inside[:, None] == jnp.arange(self.packed))[:, :, None]
         rows = [self.rows(plane) for plane in planes]
-        words = [_bits(of).reshape(-1, self.packed, of.shape[1]) for of in rows]
-        return [_floats(jnp.where(selected, of, 0).sum(axis=1)) for of in words]
-
-
-def _cut_words(part: jax.Array) -> jax.Array:
-    """Return words as int16 halves: the inverse of ``Line._words``."""
-    words = part if part.dtype == jnp.int32 else _bits(part)
-    return (words >> np.array([[0], [16]], np.int32)).astype(jnp.int16)
+        words = [bits_of(of).reshape(-1, self.packed, of.shape[1]) for of in rows]
+        return [floats_of(jnp.where(selected, of, 0).sum(axis=1)) for of in words]
 
 
 def _by_line(part: jax.Array) -> jax.Array:
     """Return ``part`` with its axes laid out in memory in their order: line after line."""
     out: jax.Array = in_memory.with_layout_constraint(part, in_memory.Layout(tuple(range(part.ndim))))
     return out
-
-
-def _floats(words: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(words, jnp.float32)
-
-
-def _bits(floats: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(floats, jnp.int32)
