@@ -36,6 +36,7 @@ ROOMS = [
         "penstock.bridge",
         {
             "penstock.bridge",
+            "penstock.caching",
             "penstock.pyx.partition",
             "penstock.pyx.update",
             "penstock.updates",

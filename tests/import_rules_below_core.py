@@ -131,6 +131,7 @@ BELOW_CORE = [
     ("penstock.errors", set(), set()),
     ("penstock.tables", set(), set()),
     ("penstock.frames", {"penstock.errors", "penstock.pyx.buffer_pool"}, {"numpy"}),
+    ("penstock.caching", {"penstock.caching"}, {"numpy"}),
     ("penstock.updates", {"penstock.updates"}, set()),
     ("penstock.updates.optax_transforms", {"penstock.errors", "penstock.updates"}, {"jax", "numpy"}),
     (
