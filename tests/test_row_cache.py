@@ -104,7 +104,7 @@ def test_another_use_than_the_foreseen_one_forgets_the_others():
         assert [m.down_rows.tolist() for m in ours] == [m.down_rows.tolist() for m in others]
 
 
-def test_what_is_foreseen_after_a_surprise_counts_again():
+def test_rows_foreseen_after_a_surprise_count_again():
     cache = RowCache(9, 4)
     cache.foresee(np.array([0, 1]))
     list(cache.use(np.array([2, 3])))  # foretold were 0 and 1

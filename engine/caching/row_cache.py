@@ -77,9 +77,7 @@ class RowCache:
         return self._place[rows].astype(np.int64) - 1
 
     def foresee(self, rows: Int64) -> None:
-        """Append the distinct rows, int64 (n,), of the next use that is not foreseen yet. No rows are no use."""
-        if not len(rows):
-            return
+        """Append the distinct rows, int64 (n,), of the next use that is not foreseen yet."""
         self._num_foreseen += 1
         positions = self._reserve(len(rows))
         self._ahead[0, positions - self._origin] = rows
@@ -111,9 +109,9 @@ class RowCache:
 
         Yields the moves of each chunk of at most ``num_places`` rows; carry them out before you request the next.
         """
+        self._begin_use(rows)
         if not len(rows):
             return
-        self._begin_use(rows)
         if len(rows) <= self.num_places:
             yield self._moved(rows, slice(None))
             return
@@ -134,11 +132,11 @@ class RowCache:
             if len(rows) != end - begin or ((at < begin) | (at >= end)).any():
                 self.forget()
                 return
-        foreseen, following, numbers = self._ahead[:, begin - self._origin : end - self._origin]
+        self._entries.pop(len(self._ends) - 1 - self._num_foreseen, None)
+        foreseen, following = self._ahead[:2, begin - self._origin : end - self._origin]
         self._first[foreseen] = following
         self._latest[foreseen[following == 0]] = 0
         self._begin = self._ends.popleft()
-        self._entries.pop(-int(numbers[0]), None)
         if self._is_tolerant:  # rows that were foreseen in vain
             places = self.places_of(foreseen)
             resident = places >= 0
