@@ -94,6 +94,17 @@ class TableSpec:
         return self.vocabulary_size * self.slot_dim * 4 * len(self.slots)
 
     @property
+    def row_bytes(self) -> int:
+        """The bytes of one row with its slots, without padding."""
+        return (self.weights_bytes + self.slots_bytes) // self.vocabulary_size
+
+    @property
+    def places(self) -> int:
+        """The rows of a cached table that are on the devices at a time."""
+        assert self.placement.device_bytes is not None
+        return min(self.vocabulary_size, max(1, self.placement.device_bytes // self.row_bytes))
+
+    @property
     def slot_dim(self) -> int:
         """The floats per row of each slot."""
         return self.rule.slot_dim(self.dim)
