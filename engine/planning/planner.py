@@ -14,11 +14,11 @@ from penstock.accumulators.frame_gate import FrameGate
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
 from penstock.frames import Frame
-from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.pipeline import BadRowsError, Pipeline, TableStore
+from penstock.pipeline import TableStore
 from penstock.planning.choices import Choice
 from penstock.planning.forecast import LEAST_SHARD_BITS, Forecast, Opening, Openings, shard_bits
+from penstock.planning.id_gate import IdGate
 from penstock.pyx.keys.shard_sample import sampled
 from penstock.stats import Counters, too_stale
 from penstock.tables.key_directory import bytes_of_directories, keys_of_opening
@@ -93,9 +93,9 @@ class Planner:
             )
             for name, spec in specs.items()
         }
-        self.pipeline = Pipeline(stores, threads)
-        self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
-        self.gate.open_into(self._step)
+        num_required = config.gate_num_required or 1 if num_required is None else num_required
+        self._ids = IdGate(stores, num_required, threads, self._step)
+        self.gate, self.pipeline = self._ids.gate, self._ids.pipeline
         self.counters = Counters()
         self.read_all = False
         self._ahead: list[Openings] = []  # of the choices, which follow several steps at once
@@ -147,20 +147,9 @@ class Planner:
 
     def push(self, frame: Frame) -> None:
         """Push one frame, and step if that opens the gate. Raises InputError for a bad row."""
+        self.counters.count(*self._ids.push(frame))
 
-        def audit() -> None:
-            nonlocal frame
-            frame = frame.audited()  # of a stale frame, which is validated too
-
-        try:
-            add = partial(self.pipeline.add, frame, lambda: None)
-            admitted = self.gate.admit(frame.local_step, add, frame.contributor, audit)
-        except BadRowsError:
-            self.push(frame.audited())
-        else:
-            self.counters.count(frame, admitted)
-
-    def _step(self, _: int) -> None:
+    def _step(self) -> None:
         openings = Openings(dict(self._of_tables()), self.gate.global_step, self.pipeline.time)
         if len(self.forecasts) > 1:
             self._ahead.append(openings.copy())
@@ -169,7 +158,6 @@ class Planner:
                 self._follow()
         else:
             self.forecasts[0].step(openings, self.pipeline.team.run)
-        self.pipeline.drain()
         self.counters.steps += 1
 
     def _follow(self) -> None:
