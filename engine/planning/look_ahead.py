@@ -8,8 +8,9 @@ is handed on with it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ class LookAhead:
         self.fraction: float | None = None
         self.first_bad: dict[str, str] = {}
 
-    def frames(self, frames: Iterator[tuple[int, Frame]]) -> Iterator[tuple[int, Frame]]:
+    def frames(self, frames: Iterator[tuple[int, Frame]]) -> Generator[tuple[int, Frame], None, None]:
         """Yield the frames, the next one when the one before was applied."""
         try:
             self._begin()
@@ -162,7 +163,7 @@ class LookAhead:
             self._gate = IdGate(stores, core.gate.num_required, core.pipeline.team.threads, self._opened)
             self._gate.gate.set_state(core.gate.get_state())
             for name, store in stores.items():
-                state = {}
+                state: dict[str, Any] = {}
                 for number, of in enumerate(core.pipeline.stores[name].look()[0]):
                     ids = np.concatenate([one.ids for one in of.summed])
                     none = np.zeros(len(ids), np.int64)
