@@ -74,10 +74,8 @@ BELOW_CORE = [
             "penstock.config",
             "penstock.frames",
             "penstock.pyx.partition",
-            "penstock.io.storage.table_files",
             "penstock.routing",
             "penstock.tables.shares",
-            "penstock.tables.state_hash",
             *SUMS,
         },
         {"numpy", "pyarrow"},
@@ -131,6 +129,7 @@ BELOW_CORE = [
     ("penstock.errors", set(), set()),
     ("penstock.tables", set(), set()),
     ("penstock.frames", {"penstock.errors", "penstock.pyx.buffer_pool"}, {"numpy"}),
+    ("penstock.caching", {"penstock.caching"}, {"numpy"}),
     ("penstock.updates", {"penstock.updates"}, set()),
     ("penstock.updates.optax_transforms", {"penstock.errors", "penstock.updates"}, {"jax", "numpy"}),
     (

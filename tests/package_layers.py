@@ -18,10 +18,10 @@ OUTSIDE = {"flax", "jax", "jaxlib", "keras", "pyarrow", "google", "numpy", "prom
 # in its line, never back.
 LAYERS = """
 __main__   cli   bench
-service   passes   ray   dataflow   functional   metrics
+service   passes   ray   joining   dataflow   functional   metrics
 engine   table_access   run   processes   deltas   checkpoint   telemetry   planning
 core   routing   tables   io
 activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads
-frames   validation   filesystem   plots   updates   pyx   interrupts   errors
+frames   validation   filesystem   plots   updates   caching   pyx   interrupts   errors
 """

@@ -12,7 +12,7 @@ from limits import HANG_S
 from prometheus_client.parser import text_string_to_metric_families
 
 import penstock as ps
-from penstock.cli.http_server import TEXT
+from penstock.cli.pages.http_server import TEXT
 
 METRICS_PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 UNITS = ("total", "seconds", "bytes", "ratio", "frames", "steps", "ids", "keys", "rows", "per_second")

@@ -12,7 +12,7 @@ import pytest
 from cli import started, table
 from limits import HANG_S, until
 
-from penstock.cli.monitoring import page_text
+from penstock.cli.pages.monitoring import page_text
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 CONFIG = table() + table("<b>item") + "mode: TRAINING\n"

@@ -26,8 +26,8 @@ from scrapes import (
 )
 
 import penstock as ps
-from penstock.cli.http_server import PLAIN, TEXT, Server
-from penstock.cli.monitoring import Watching
+from penstock.cli.pages.http_server import PLAIN, TEXT, Server
+from penstock.cli.pages.monitoring import Watching
 from penstock.metrics import Metrics, quantile
 
 

@@ -19,7 +19,7 @@ from scrapes import batches, config_of, scraped
 
 import penstock as ps
 from penstock.cli import main
-from penstock.cli.http_server import Server, address_of
+from penstock.cli.pages.http_server import Server, address_of
 from penstock.errors import UsageError
 
 CONFIG = ONE_TABLE

@@ -21,7 +21,7 @@ from scrapes import described, parsed, same_as_report
 
 import penstock as ps
 from penstock.cli.main import main
-from penstock.cli.monitoring import Watching
+from penstock.cli.pages.monitoring import Watching
 from penstock.metrics import Metrics
 from penstock.ray import Job
 
@@ -141,17 +141,23 @@ def test_a_share_without_room_ends_a_job_at_its_last_commit(cluster, tmp_path):
     assert kept.state_hash() == wanted.state_hash()
 
 
-def test_a_job_without_a_checkpoint_begins_anew_after_an_actor_has_died(cluster, logs):
-    _, state = alone(logs, config_of())
-    job = Job(config_of(), logs, shares=2, num_required=3, flush=True, rounds_per_block=1)
+def killing_an_owner(job, at_step):
+    """Kill an owner once, at a step, and let Ray start another; return the list of the steps at which it was killed."""
     killed = []
 
     def kill(counters, step):
-        if step == 4 and not killed:
+        if step == at_step and not killed:
             killed.append(step)
             ray.kill(job.actors.owners[1], no_restart=False)
 
     job.progress = kill
+    return killed
+
+
+def test_a_job_without_a_checkpoint_begins_anew_after_an_actor_has_died(cluster, logs):
+    _, state = alone(logs, config_of())
+    job = Job(config_of(), logs, shares=2, num_required=3, flush=True, rounds_per_block=1)
+    killed = killing_an_owner(job, at_step=4)
     report = job.run()
     assert (killed, report.state_hash, report.frames) == ([4], state, 36)
 
@@ -178,14 +184,8 @@ def test_the_metrics_of_a_job_are_those_of_one_process(cluster, logs, tmp_path, 
 
 def test_a_job_that_went_back_counts_frames_once_in_its_metrics(cluster, logs, tmp_path, caplog):
     job = Job(config_of(), logs, shares=2, num_required=3, rounds_per_block=1, checkpoint=tmp_path / "c", every=3)
-    metrics, killed = job.metrics(), []
-
-    def kill(counters, step):
-        if step == 7 and not killed:
-            killed.append(step)
-            ray.kill(job.actors.owners[1], no_restart=False)
-
-    job.progress = kill
+    metrics = job.metrics()
+    killing_an_owner(job, at_step=7)
     report = job.run()
     (line,) = (record.message for record in caplog.records)
     assert re.fullmatch(r"owner 1 died or cannot be reached; the job continues from commit [12]", line)

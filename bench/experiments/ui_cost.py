@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 import penstock as ps
-from penstock.cli.monitoring import Watching
+from penstock.cli.pages.monitoring import Watching
 from penstock.sampling import Probe
 
 VOCABULARY, DIM = 200_000, 32

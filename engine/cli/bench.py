@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.options import MAX_THREADS, add_command, number, whole
-from penstock.cli.output import Output, count, writing
+from penstock.cli.terminal.options import MAX_THREADS, add_command, number, whole
+from penstock.cli.terminal.output import Output, count, writing
 from penstock.errors import UsageError
 
 ROUNDS, SHORT_ROUNDS = 9, 3

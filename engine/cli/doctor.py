@@ -14,8 +14,8 @@ from typing import Any
 
 import penstock
 from penstock.cli.compile_cache import SETTING, compile_cache
-from penstock.cli.options import add_command, make_devices
-from penstock.cli.output import Output, count, nearest
+from penstock.cli.terminal.options import add_command, make_devices
+from penstock.cli.terminal.output import Output, count, nearest
 from penstock.errors import PenstockError
 from penstock.threads import num_threads
 

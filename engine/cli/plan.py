@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock.cli.engine_options import add_reading_options, add_replay_gate_options, reading_of
-from penstock.cli.options import (
+from penstock.cli.terminal.engine_options import add_reading_options, add_replay_gate_options, reading_of
+from penstock.cli.terminal.options import (
     MAX_THREADS,
     add_command,
     check_sources,
@@ -17,7 +17,7 @@ from penstock.cli.options import (
     number,
     whole,
 )
-from penstock.cli.output import Output, ProgressLine, count, frames_text, size_text
+from penstock.cli.terminal.output import Output, ProgressLine, count, frames_text, size_text
 from penstock.config.dynamic import MOST
 from penstock.config.embedding import EmbeddingConfig
 from penstock.io.decoding.reader import FrameReader

@@ -12,7 +12,8 @@ from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
-from penstock.cli.engine_options import (
+from penstock.cli.pages.monitoring import Watching, add_watching_options
+from penstock.cli.terminal.engine_options import (
     Checked,
     add_checkpoint_options,
     add_delta_options,
@@ -25,16 +26,15 @@ from penstock.cli.engine_options import (
     deltas_of,
     file_of_deltas,
 )
-from penstock.cli.monitoring import Watching, add_watching_options
-from penstock.cli.options import (
+from penstock.cli.terminal.options import (
     add_command,
     columns_of,
     learning_rates_of,
     make_devices,
     whole,
 )
-from penstock.cli.output import Output, ProgressLine, check_writable, place_text, writing
-from penstock.cli.replay_report import say_end, say_report, written_aside
+from penstock.cli.terminal.output import Output, ProgressLine, check_writable, place_text, writing
+from penstock.cli.terminal.replay_report import say_end, say_report, written_aside
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import InputError, StaleInputError, UsageError

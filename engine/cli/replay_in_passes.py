@@ -10,10 +10,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import penstock.interrupts as interrupts
-from penstock.cli.engine_options import Checked
-from penstock.cli.options import make_devices
-from penstock.cli.output import Output, ProgressLine, count, place_text, writing
-from penstock.cli.replay_report import say_end, say_report, written_aside
+from penstock.cli.terminal.engine_options import Checked
+from penstock.cli.terminal.options import make_devices
+from penstock.cli.terminal.output import Output, ProgressLine, count, place_text, writing
+from penstock.cli.terminal.replay_report import say_end, say_report, written_aside
 from penstock.deltas import DeltaOptions
 from penstock.errors import InputError, StaleInputError, UsageError
 from penstock.passes.multi_pass import MultiPass, PassOptions, check_seekable

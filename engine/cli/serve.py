@@ -11,15 +11,16 @@ from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
-from penstock.cli.engine_options import (
+from penstock.cli.pages.monitoring import Watching, add_watching_options
+from penstock.cli.replay import make_engine
+from penstock.cli.terminal.engine_options import (
     add_checkpoint_options,
     add_gate_options,
     add_machine_options,
     add_table_options,
     check_checkpoint,
 )
-from penstock.cli.monitoring import Watching, add_watching_options
-from penstock.cli.options import (
+from penstock.cli.terminal.options import (
     Parser,
     add_command,
     add_row_options,
@@ -28,8 +29,7 @@ from penstock.cli.options import (
     read_options,
     whole,
 )
-from penstock.cli.output import Output, check_writable, count, keys_texts, place_text, several, writing
-from penstock.cli.replay import make_engine
+from penstock.cli.terminal.output import Output, check_writable, count, keys_texts, place_text, several, writing
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
 from penstock.filesystem.descriptors import raise_limit

@@ -8,8 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.options import add_command, whole
-from penstock.cli.output import Output, count, several, writing
+from penstock.cli.terminal.options import add_command, whole
+from penstock.cli.terminal.output import Output, count, several, writing
 from penstock.io.synth import (
     DISTRIBUTIONS,
     DLRM_DIMS,

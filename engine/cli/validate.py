@@ -9,16 +9,16 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from penstock.cli.engine_options import add_reading_options, add_replay_gate_options, reading_of
 from penstock.cli.key_checks import KeyChecks
-from penstock.cli.options import (
+from penstock.cli.terminal.engine_options import add_reading_options, add_replay_gate_options, reading_of
+from penstock.cli.terminal.options import (
     add_command,
     check_sources,
     columns_of,
     learning_rates_of,
     read_options,
 )
-from penstock.cli.output import Output, count, frames_text, several, size_text
+from penstock.cli.terminal.output import Output, count, frames_text, several, size_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
 from penstock.gate import Gate

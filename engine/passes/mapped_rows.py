@@ -20,8 +20,8 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.errors import StateError
 from penstock.frames import Array, Float32, Int64
+from penstock.joining import WholeTables
 from penstock.pyx.keys.directory import Directory
-from penstock.routing import WholeTables
 from penstock.tables.key_directory import make_directory
 from penstock.tables.shares import AnyShare, shares_of
 from penstock.tables.state_hash import KeyArrays

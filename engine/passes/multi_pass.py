@@ -30,13 +30,13 @@ from penstock.engine import Engine
 from penstock.errors import InputError, UsageError
 from penstock.io.sources.opening import read_once
 from penstock.io.storage.delta_sink import DeltaWriter, is_stream, open_deltas
+from penstock.joining import WholeTables
+from penstock.joining.joined_deltas import JoinedDeltas
+from penstock.joining.joined_reports import joined_tables
 from penstock.passes.mapped_rows import mapped_tables
 from penstock.passes.memory import check_disk, num_passes
 from penstock.passes.part_deltas import merged
 from penstock.passes.pass_folder import PassFolder
-from penstock.ray.joined_deltas import JoinedDeltas
-from penstock.ray.reports import joined_tables
-from penstock.routing import WholeTables
 from penstock.run import Progress
 from penstock.stats import Report, TableReport
 

@@ -19,10 +19,10 @@ from penstock.checkpoint.run_files import CountedFiles, RunFiles
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.errors import CapacityError, StateError, UsageError
+from penstock.joining.joined_deltas import JoinedDeltas
 from penstock.metrics import measured
 from penstock.ray.cluster import Actors, LostError
 from penstock.ray.job_metrics import JobMetrics
-from penstock.ray.joined_deltas import JoinedDeltas
 from penstock.ray.owners import Applied, Begun, Ended
 from penstock.ray.readers import Contents, Place, ReadFrame
 from penstock.stats import Counters

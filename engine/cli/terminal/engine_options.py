@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.store import PASSES, Folder
-from penstock.cli.options import (
+from penstock.cli.terminal.options import (
     MAX_DEVICES,
     MAX_THREADS,
     Parser,
@@ -22,7 +22,7 @@ from penstock.cli.options import (
     number,
     whole,
 )
-from penstock.cli.output import check_writable, place_text
+from penstock.cli.terminal.output import check_writable, place_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 import penstock
-from penstock.cli.output import count, input_text, size_text, writing
+from penstock.cli.terminal.output import count, input_text, size_text, writing
 from penstock.errors import MOST_LISTED
 from penstock.plots.svg import MAX_LEGEND, Bar, Points, bars, lines, short
 from penstock.sampling import Hot, Moment, thinned

@@ -1,0 +1,1 @@
+"""What commands read from the terminal and print to it: options, errors, reports."""
