@@ -102,10 +102,9 @@ BELOW_CORE = [
     (
         "penstock.tables.table_set",
         {
+            *BASICS,
             "penstock.bridge",
-            "penstock.errors",
-            "penstock.config",
-            "penstock.frames",
+            "penstock.caching",
             "penstock.tables.dynamic_table",
             "penstock.tables.initializers",
             "penstock.tables.key_directory",

@@ -76,6 +76,10 @@ class RowCache:
         """Return the places of rows, int64 (n,); −1: not on the device."""
         return self._place[rows].astype(np.int64) - 1
 
+    def rows_at(self, places: Int64) -> Int64:
+        """Return the rows at places, int64 (n,)."""
+        return self._row[places]
+
     def foresee(self, rows: Int64) -> None:
         """Append the distinct rows, int64 (n,), of the next use that is not foreseen yet."""
         self._num_foreseen += 1

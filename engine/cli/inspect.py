@@ -141,16 +141,12 @@ def inspect_config(path: str, out: Output) -> int:
             table["optimizer"] = str(error)
         else:
             table |= {"optimizer": type(spec.optimizer).__name__, "placement": spec.placement.where}
-            if spec.placement.where == "cached":
-                table |= {"places": spec.places, "look_ahead": spec.placement.look_ahead}
             if spec.dynamic is not None:
                 table["dynamic"] = asdict(spec.dynamic)
         text = f"{name}: {count(rows)} × {dim}, {table['optimizer']}"
         if "dynamic" in table:
             text += f", dynamic: {settings_text(table['dynamic'])}".removesuffix(": ")
-        text += ", on the host" if table.get("placement") in ("host", "cached") else ""
-        if "places" in table:
-            text += f", {count(table['places'])} rows on the devices"
+        text += {"host": ", on the host", "cached": ", on the host, cached"}.get(table.get("placement", ""), "")
         tables.append(table)
         texts.append(text)
     out.say_tables("  table ", texts)

@@ -21,7 +21,7 @@ class Placement:
     where : "device", on the devices of the engine's mesh; "host", in the host's memory, where the host's CPUs update
         them whatever the devices are; or "cached", in the host's memory, and while they are updated on the devices
     device_bytes : of "cached": bytes of rows, with their slots, that are on the devices at a time
-    look_ahead : of "cached": openings of the gate that a run reads ahead, to keep the rows that are needed soon; None: 4
+    look_ahead : of "cached": openings of the gate that a run reads ahead, to keep rows that are needed soon; None: 4
     Raises ConfigError.
     """
 
