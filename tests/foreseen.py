@@ -39,7 +39,8 @@ class Uses:
     def __init__(self, engine, monkeypatch):
         self.engine, self.happened, self.known = engine, {name: [] for name in SETS}, []
         self.told = {name: [] for name in SETS}
-        tables, apply = engine.core.tables, engine.core.tables.apply
+        tables = engine.core.tables
+        apply, foresee, forget = tables.apply, tables.foresee, tables.forget_foreseen
         self.num_forgotten = 0
 
         def applied(coalesced, rates, step):
@@ -51,14 +52,18 @@ class Uses:
                 del self.told[name][: len(uses)]
             return apply(coalesced, rates, step)
 
-        def forget():
+        def foreseen(name, rows):
+            self.told[name].append(rows.tolist())
+            foresee(name, rows)
+
+        def forgotten():
             self.num_forgotten += 1
             for told in self.told.values():
                 told.clear()
+            forget()
 
-        monkeypatch.setattr(tables, "apply", applied)
-        monkeypatch.setattr(tables, "foresee", lambda name, rows: self.told[name].append(rows.tolist()), raising=False)
-        monkeypatch.setattr(tables, "forget_foreseen", forget, raising=False)
+        for name, spied in (("apply", applied), ("foresee", foreseen), ("forget_foreseen", forgotten)):
+            monkeypatch.setattr(tables, name, spied)
 
     def assert_known(self, steps=None):
         """At every step each table knew the uses of as many openings as it looks ahead, and no others."""
