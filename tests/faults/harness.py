@@ -170,14 +170,14 @@ class Harness:
 
 
 def placed(config, placement):
-    """The same tables elsewhere; of cached ones a tenth of the rows is on the devices, less than a step needs."""
+    """The same tables elsewhere; of cached ones a sixtieth of the rows is on the devices, less than a step needs."""
     message = config.to_engine_proto()
     for spec in config.tables:
         settings = next((table for table in message.table if table.name == spec.name), None)
         settings = settings or message.table.add(name=spec.name)
         settings.placement.where = placement.upper()
         if placement == "cached":
-            settings.placement.device_bytes = spec.row_bytes * (spec.vocabulary_size // 10)
+            settings.placement.device_bytes = spec.row_bytes * (1 + spec.vocabulary_size // 60)
     return ps.EmbeddingConfig.from_proto(message)
 
 
