@@ -202,6 +202,7 @@ ROOMS = [
             "penstock.interrupts",
             "penstock.io",
             "penstock.learning_rates",
+            "penstock.planning.look_ahead",
             "penstock.stats",
             "penstock.telemetry",
         },

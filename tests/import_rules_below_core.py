@@ -39,6 +39,11 @@ BELOW_CORE = [
         },
         {"numpy"},
     ),
+    (
+        "penstock.planning.look_ahead",
+        {*BASICS, "penstock.core", "penstock.io.decoding.reader", "penstock.pipeline", "penstock.planning.id_gate"},
+        {"numpy"},
+    ),
     ("penstock.tables.orbax", {"penstock.errors", "penstock.frames", "penstock.io.storage.table_files"}, {"numpy"}),
     (
         "penstock.tables.shares",
