@@ -219,7 +219,7 @@ def test_an_interrupted_pass_continues_at_its_position(replay, tmp_path, monkeyp
 
         return progress
 
-    words = ["--checkpoint", f"{tmp_path}/c", *"--passes 3 --resume --every 2 --deltas-per steps=2".split()]
+    words = ["--checkpoint", f"{tmp_path}/c", *["--passes", "3", "--resume", "--every", "2", "--deltas-per", "steps=2"]]
     whole = replay("whole-2", "--deltas-per", "steps=2")
     for rank in range(3):
         monkeypatch.setattr(MultiPass, "_progress", stops_at(rank))
