@@ -7,6 +7,7 @@ import pytest
 from penstock.bench.gpu import compiled_steps as steps
 from penstock.bridge.sharding import Layout
 
+STEP_OF = steps.Case("SGD", 32)
 LAYOUT = Layout("t", 10_000, 32, 1, 1, False)
 ROWS = LAYOUT.lines_per_device
 STEP = f"""HloModule jit_local
@@ -31,7 +32,7 @@ def memory(alias=LAYOUT.nbytes, temporary=0):
 
 def test_a_step_of_two_kernels_in_place_without_atomics_has_no_faults():
     assert steps.kernels(STEP) == ["fusion", "fusion"]
-    assert list(steps.faults(LAYOUT, memory(), STEP, PTX)) == []
+    assert list(steps.faults(STEP_OF, LAYOUT, memory(), STEP, PTX)) == []
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_a_step_of_two_kernels_in_place_without_atomics_has_no_faults():
     ],
 )
 def test_each_fault_is_found(found, text, ptx, fault):
-    (only,) = steps.faults(LAYOUT, found, text, ptx)
+    (only,) = steps.faults(STEP_OF, LAYOUT, found, text, ptx)
     assert only.startswith(fault)
 
 
@@ -55,5 +56,5 @@ def test_the_sample_and_the_whole_cover_the_optimizers_and_writes():
     small, whole = set(steps.cases(small=True)), set(steps.cases(small=False))
     assert small < whole
     assert {case.optimizer for case in whole} == set(steps.optimizers())
-    assert {case.program for case in small} == {"apply", "write", "read"}
+    assert {case.program for case in small} == {"apply", "write", "read", steps.OWN}
     assert {case.program for case in small if case.rows == steps.PLACES} == {"apply", "write", "read"}
