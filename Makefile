@@ -105,12 +105,14 @@ tpu-small: build/tpu/installed
 # Every step compiled for an H200, without a GPU (about 600 MB to install); ARGS=--small is the sample that CI compiles.
 gpu-aot: build/gpu/installed
 	PYTHONPATH=build/tree build/gpu/bin/python -m penstock.bench.gpu.compiled_steps $(ARGS)
+	for library in flax keras; do PYTHONPATH=build/tree JAX_PLATFORMS=cpu KERAS_BACKEND=jax \
+		build/gpu/bin/python examples/next_word_$$library.py --compile-for h200 || exit 1; done
 
 # In a separate environment: with these plugins installed, every start of jax looks for a GPU. The versions are jax's.
 build/gpu/installed: .venv/installed
 	$(BIN)/python -m venv build/gpu
 	jax=$$(sed -n 's/^jax==//p' .ci/constraints.txt); build/gpu/bin/python -m pip install -q --disable-pip-version-check \
-		-c .ci/constraints.txt jax jax-cuda12-plugin==$$jax jax-cuda12-pjrt==$$jax nvidia-cuda-nvcc-cu12 pyarrow protobuf
+		-c .ci/constraints.txt jax jax-cuda12-plugin==$$jax jax-cuda12-pjrt==$$jax nvidia-cuda-nvcc-cu12 flax keras optax pyarrow protobuf
 	touch $@
 
 # In a separate environment: with libtpu installed, every start of jax looks for a TPU.

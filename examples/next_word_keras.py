@@ -1,8 +1,8 @@
 """A next-word model in Keras whose embedding table is updated inside the step that ``model.fit`` compiles.
 
 The reference is the same model with ``keras.layers.Embedding``, whose gradients and updates are dense: with the same
-seeds, batches and optimizer (Adagrad), the losses of every epoch agree. ``--tpu v5e`` instead compiles the step for a
-TPU, for a table of a million rows.
+seeds, batches and optimizer (Adagrad), the losses of every epoch agree. ``--compile-for v5e`` instead compiles the
+step for a TPU, for a table of a million rows; ``h200`` for a GPU.
 
     KERAS_BACKEND=jax python examples/next_word_keras.py
 """
@@ -93,9 +93,9 @@ def train(epochs: int = n.EPOCHS) -> tuple[list[float], list[float]]:
     return losses, reference
 
 
-def compile_for(generation: str) -> int:
-    """Compile the step of ``fit`` for a TPU; return an exit code."""
-    n.prepare_compiling()
+def compile_for(device: str) -> int:
+    """Compile the step of ``fit`` for a device; return an exit code."""
+    n.prepare_compiling(device)
     model = new_model(rows=1_000_000)
     pairs, following = n.batches()[0]
     uses = model.embedding.preprocess({"pair": pairs})
@@ -109,7 +109,7 @@ def compile_for(generation: str) -> int:
         model.metrics_variables,
     )
     state = tuple([variable.value for variable in group] for group in groups)
-    program = n.compiled_for_tpu(generation, model.train_step, state, (uses, following))
+    program = n.compiled_for(device, model.train_step, state, (uses, following))
     return n.report(program, model.embedding.tables)
 
 

@@ -1,7 +1,7 @@
 """Next-word pairs from the first 3,500 words of Shakespeare's works, for the examples in Flax and Keras.
 
-A sample is two neighbouring words; its label is the word that follows. Also here: compiling a step for a TPU that the
-machine does not have.
+A sample is two neighbouring words; its label is the word that follows. Also here: compiling a step for a TPU or GPU
+that the machine does not have.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import penstock as ps
 TEXT = np.load(Path(__file__).parent / "data" / "shakespeare_words.npy")
 WORDS, DIM, HIDDEN, BATCH, EPOCHS = int(TEXT.max()) + 1, 32, 64, 128, 10
 RATE = 0.2
+TPUS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 
 
 def batches() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -46,26 +47,30 @@ def main(train: Callable[[], tuple[list[float], list[float]]], compile_for: Call
     """Run an example, and return its exit code.
 
     train : returns the loss of every epoch, and those of the dense reference
-    compile_for : compiles a step for a generation of TPU, and returns an exit code
+    compile_for : compiles a step for a device, and returns an exit code
     """
     parser = argparse.ArgumentParser(description="Train a model of the next word next to one with dense embeddings.")
-    parser.add_argument("--tpu", metavar="GENERATION", help="only compile the step for a TPU, such as v5e")
+    parser.add_argument("--compile-for", choices=[*TPUS, "h200"], help="only compile the step, for a TPU or GPU")
     args = parser.parse_args()
-    if args.tpu:
-        return compile_for(args.tpu)
+    if args.compile_for:
+        return compile_for(args.compile_for)
     apart = largest_difference(*train())
     print(f"the losses differ by at most {apart:.1e} of themselves")
     return 0 if apart < 1e-4 else 1
 
 
-def compiled_for_tpu(generation: str, step: Any, donated: Any, *others: Any) -> Any:
-    """Return a step compiled for one chip, such as "v5e". donated : its first argument, an example of the values"""
+def compiled_for(device: str, step: Any, donated: Any, *others: Any) -> Any:
+    """Return a step compiled for one device, such as "v5e". donated : its first argument, an example of the values"""
     import jax
     from jax.experimental import topologies
     from jax.sharding import SingleDeviceSharding
 
-    name = {"v5e": "v5e:2x2", "v6e": "v6e:2x2"}.get(generation, f"{generation}:2x2x1")
-    chip = topologies.get_topology_desc(platform="tpu", topology_name=name).devices[0]
+    if device in TPUS:
+        chip = topologies.get_topology_desc(platform="tpu", topology_name=TPUS[device]).devices[0]
+    else:
+        from penstock.bench.gpu.compiled_steps import mesh_of_one
+
+        chip = mesh_of_one().devices.flat[0]
 
     def abstract(value: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(np.shape(value), value.dtype, sharding=SingleDeviceSharding(chip))
@@ -74,10 +79,15 @@ def compiled_for_tpu(generation: str, step: Any, donated: Any, *others: Any) -> 
     return jax.jit(step, donate_argnums=0).lower(*arguments).compile()
 
 
-def prepare_compiling() -> None:
-    """Lay tables out as on a TPU, and let libtpu compile without one. Call it before tables are created."""
-    tpu = {"PENSTOCK_LAYOUT": "tiled", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1"}
-    os.environ.update(tpu, JAX_PLATFORMS="cpu")
+def prepare_compiling(device: str) -> None:
+    """Lay tables out as on the device, and let its compiler run without one. Call it before tables are created."""
+    if device in TPUS:
+        tpu = {"PENSTOCK_LAYOUT": "tiled", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1"}
+        os.environ.update(tpu, JAX_PLATFORMS="cpu")
+    else:
+        from penstock.bench.gpu.compiled_steps import set_environment
+
+        set_environment()
 
 
 def report(program: Any, tables: Any) -> int:

@@ -87,6 +87,7 @@ ROOMS = [
         "penstock.ray",
         {
             *BASICS,
+            "penstock.bridge.device_tables",
             "penstock.checkpoint",
             "penstock.core",
             "penstock.deltas",

@@ -7,6 +7,7 @@ import pytest
 from penstock.bench.gpu import compiled_steps as steps
 from penstock.bridge.sharding import Layout
 
+STEP_OF = steps.Case("SGD", 32)
 LAYOUT = Layout("t", 10_000, 32, 1, 1, False)
 ROWS = LAYOUT.lines_per_device
 STEP = f"""HloModule jit_local
@@ -31,14 +32,14 @@ def memory(alias=LAYOUT.nbytes, temporary=0):
 
 def test_a_step_of_two_kernels_in_place_without_atomics_has_no_faults():
     assert steps.kernels(STEP) == ["fusion", "fusion"]
-    assert list(steps.faults(LAYOUT, memory(), STEP, PTX)) == []
+    assert list(steps.faults(STEP_OF, LAYOUT, memory(), STEP, PTX)) == []
 
 
 @pytest.mark.parametrize(
     ("found", "text", "ptx", "fault"),
     [
         (memory(alias=4), STEP, PTX, f"aliases 4 bytes of a table of {LAYOUT.nbytes}"),
-        (memory(temporary=1 << 30), STEP, PTX, "needs 1073741824 bytes beside the table, more than"),
+        (memory(temporary=1 << 40), STEP, PTX, "needs 1099511627776 bytes beside the table, more than"),
         (memory(), STEP.replace("copy(%zero)", f"x(%z), f32[{ROWS},2,32]{{2,1,0}} copy(%t)"), PTX, "copies a table of"),
         (memory(), STEP.replace("  %fence", 2 * "  %x = s32[2]{0} copy(%y)\n" + "  %fence"), PTX, "launches 4 kernels"),
         (memory(), STEP, PTX + "@%p1 red.global.add.f32 [%rd1], %f1;\n", "has an atomic operation, red.global.add.f32"),
@@ -47,7 +48,7 @@ def test_a_step_of_two_kernels_in_place_without_atomics_has_no_faults():
     ],
 )
 def test_each_fault_is_found(found, text, ptx, fault):
-    (only,) = steps.faults(LAYOUT, found, text, ptx)
+    (only,) = steps.faults(STEP_OF, LAYOUT, found, text, ptx)
     assert only.startswith(fault)
 
 
@@ -55,4 +56,4 @@ def test_the_sample_and_the_whole_cover_the_optimizers_and_writes():
     small, whole = set(steps.cases(small=True)), set(steps.cases(small=False))
     assert small < whole
     assert {case.optimizer for case in whole} == set(steps.optimizers())
-    assert {case.program for case in small} == {"apply", "write"}
+    assert {case.program for case in small} == {"apply", "write", steps.OWN}

@@ -46,7 +46,7 @@ def test_the_words_are_numbered_in_order_of_first_appearance():
 def test_the_step_of_an_example_compiles_for_a_tpu_in_place(library):
     pytest.importorskip(library)
     pytest.importorskip("libtpu")
-    command = [sys.executable, LIBRARIES[library], "--tpu", "v5e"]
+    command = [sys.executable, LIBRARIES[library], "--compile-for", "v5e"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]

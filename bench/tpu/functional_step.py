@@ -47,8 +47,8 @@ def steps(small: bool, generations: Sequence[str]) -> Iterator[Step]:
                 yield Step(generation, optimizer, dim, variant, place)
 
 
-def compiled(compiler: Compiler, step: Step) -> tuple[Any, Any]:
-    """Return the compiled program of a step, and the layout of its table."""
+def compiled(made: tuple[Any, Any, Any], step: Step, **compiler_options: Any) -> tuple[Any, Any]:
+    """Return the compiled program of a step, and the layout of its table. made : a layout, the rule and a mesh"""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -57,7 +57,7 @@ def compiled(compiler: Compiler, step: Step) -> tuple[Any, Any]:
     from penstock.bridge import apply, gather
     from penstock.bridge.functional_table import Feature, Format, Table, Uses
 
-    layout, rule, mesh = compiler.made(Case(step.generation, step.optimizer, step.dim, step.variant))
+    layout, rule, mesh = made
     n = 1 if step.place in ("one chip", "scan") else mesh.size
     mesh = Mesh(mesh.devices[:n], mesh.axis_names)
     layout = replace(layout, vocabulary_size=ROWS * n, num_devices=n)
@@ -100,7 +100,7 @@ def compiled(compiler: Compiler, step: Step) -> tuple[Any, Any]:
     elif step.place == "shard_map":
         spec = PartitionSpec(mesh.axis_names)
         run = jax.shard_map(trained, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    program = jax.jit(run, donate_argnums=0).lower(table, uses).compile()
+    program = jax.jit(run, donate_argnums=0, compiler_options=compiler_options).lower(table, uses).compile()
     return program, layout
 
 
@@ -141,7 +141,8 @@ def main(words: Sequence[str] | None = None) -> int:
             continue
         began = time.perf_counter()
         try:
-            program, layout = compiled(compiler, step)
+            case = Case(step.generation, step.optimizer, step.dim, step.variant)
+            program, layout = compiled(compiler.made(case), step)
             failed = list(faults(layout, program))
             sizes = program.memory_analysis().temp_size_in_bytes, temporary_bound(layout)
             cells += [f"{size / 1e6:.2f} MB" for size in sizes]

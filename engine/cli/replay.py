@@ -95,6 +95,7 @@ def add(commands: Any) -> None:
     cluster.add_argument("--ray", metavar="ADDRESS", help="of the cluster; auto: this machine's; local: start one here")
     cluster.add_argument("--shares", type=whole(1), metavar="N", help="owners of the rows, each with a share")
     cluster.add_argument("--readers", type=whole(1), metavar="M", help="readers of the sources (default: N)")
+    cluster.add_argument("--accelerator", choices=("gpu", "tpu"), help="give each share one GPU or TPU chip to itself")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -106,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--memory: belongs to --passes auto")
     if args.ray is not None:
         return replay_on_ray(args)
-    for flag in ("shares", "readers"):
+    for flag in ("shares", "readers", "accelerator"):
         if getattr(args, flag) is not None:
             raise UsageError(f"--{flag}: belongs to a job on a cluster: --ray ADDRESS")
     return replay(args)
@@ -147,6 +148,7 @@ def replay_on_ray(args: argparse.Namespace) -> int:
         **{name: getattr(args, name) for name in ("shares", "readers", "num_required", "reduction", "seed")},
         init=None if args.init is None else os.path.abspath(args.init),
         address=args.ray,
+        accelerator=args.accelerator,
         threads=args.threads or 1,
         out=args.out,
         state_hash=not args.no_hash,

@@ -23,18 +23,42 @@ TICK_S = 0.5
 # How long an actor that died may take to be placed and started again.
 RESTART_S = 300.0
 _PAUSE_S = 0.5
+# The accelerators that an owner can have one of, and the options of Ray that give it to an actor.
+ACCELERATORS: Mapping[str, Mapping[str, Any]] = {"gpu": {"num_gpus": 1}, "tpu": {"resources": {"TPU": 1}}}
 
 
 class LostError(Exception):
     """An actor, a node or an object of the job was lost: the job can continue from its last commit."""
 
 
-def started(address: str | None, num_actors: int) -> Any:
+def with_accelerator(options: Mapping[str, Any], accelerator: str | None) -> Mapping[str, Any]:
+    """Return options of Ray for an actor that has one accelerator of its node to itself.
+
+    Ray names it in the variables of the actor's process (CUDA_VISIBLE_DEVICES, TPU_VISIBLE_CHIPS) before jax is loaded.
+    accelerator : of ACCELERATORS; None: the options are enough
+    Raises UsageError for another one, or options that request some too.
+    """
+    if accelerator is None:
+        return options
+    if accelerator not in ACCELERATORS:
+        raise UsageError(f"accelerator: expected one of {', '.join(ACCELERATORS)}, got {accelerator!r}")
+    resources = dict(options.get("resources") or {})
+    if "num_gpus" in options or "TPU" in resources:
+        raise UsageError(
+            f"owner_options: accelerator='{accelerator}' gives each owner one {accelerator.upper()}; leave out "
+            "num_gpus and TPU, or accelerator"
+        )
+    resources |= ACCELERATORS[accelerator].get("resources", {})
+    return {**ACCELERATORS[accelerator], **options, "resources": resources}
+
+
+def started(address: str | None, num_actors: int, accelerators: tuple[str, int] | None = None) -> Any:
     """Return the module ``ray``, connected to a cluster.
 
     address : as ``ray.init`` takes it; None: "auto"; "local" starts a cluster with room for ``num_actors``
+    accelerators : of ACCELERATORS, and how many of them the cluster must have; None: it needs none
 
-    Raises UsageError if Ray is not installed, PeerError if the cluster cannot be reached.
+    Raises UsageError if Ray is not installed, PeerError if the cluster cannot be reached or has fewer accelerators.
     """
     # Ray prints messages about dead nodes to standard output, which may be the report or deltas; it reads this once.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
@@ -49,6 +73,14 @@ def started(address: str | None, num_actors: int) -> Any:
             ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR, **room)
         except (OSError, ValueError, RuntimeError) as error:
             raise PeerError(f"no Ray cluster at {address or 'auto'}: {str(error).splitlines()[0]}") from None
+    if accelerators is not None:
+        name, count = accelerators[0].upper(), accelerators[1]
+        has = int(ray.cluster_resources().get(name, 0))
+        if has < count:
+            raise PeerError(
+                f"{count} shares need one {name} each, and the Ray cluster has {has}; add nodes, or ask for fewer "
+                "shares"
+            )
     return ray
 
 

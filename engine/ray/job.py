@@ -25,7 +25,7 @@ from penstock.joining import WholeTables
 from penstock.joining.joined_deltas import JoinedDeltas
 from penstock.joining.joined_reports import joined_problems, joined_tables, joined_variants
 from penstock.learning_rates import LearningRates
-from penstock.ray.cluster import Actors, LostError, RemoteTables, started
+from penstock.ray.cluster import Actors, LostError, RemoteTables, started, with_accelerator
 from penstock.ray.driver import Driver
 from penstock.ray.job_metrics import JobMetrics
 from penstock.ray.owners import Ended
@@ -56,6 +56,7 @@ class JobOptions(RunOptions, DeltaOptions):
     out : a folder for the tables at the end; state_hash : compute the state hash at the end
     address : of the Ray cluster, as ``ray.init`` takes it; None: the one that is connected, else "auto"
     rounds_per_block : frames of every source that travel together; None: about 16 MiB of rows per share
+    accelerator : "gpu" or "tpu": each owner has one to itself; None: what its actor sees
     owner_options, reader_options : of their Ray actors, such as ``{"resources": {"TPU": 4}}``
     """
 
@@ -72,6 +73,7 @@ class JobOptions(RunOptions, DeltaOptions):
     state_hash: bool = True
     address: str | None = None
     rounds_per_block: int | None = None
+    accelerator: str | None = None
     owner_options: Mapping[str, Any] = field(default_factory=dict)
     reader_options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -105,6 +107,7 @@ class Job:
         whole("readers", self._num_readers, 1)
         if given.rounds_per_block is not None:
             whole("rounds_per_block", given.rounds_per_block, 1)
+        self._owner_options = with_accelerator(given.owner_options, given.accelerator)
         self._reduction = checked_reduction(config, None, given.reduction)
         self._every = None if given.every is None else whole("every", given.every, 1)
         if given.checkpoint is None and (given.every is not None or given.resume):
@@ -145,7 +148,8 @@ class Job:
         folder = None if given.checkpoint is None else Folder(given.checkpoint)
         if folder is not None:
             folder.check_place(given.resume)
-        ray = started(given.address, given.shares + self._num_readers)
+        accelerators = None if given.accelerator is None else (given.accelerator, given.shares)
+        ray = started(given.address, given.shares + self._num_readers, accelerators)
         with _locked(folder):
             commit = None if folder is None else folder.newest()
             self.actors = self._make_actors(ray, commit)
@@ -171,10 +175,10 @@ class Job:
         ]
         samples = None if self._metrics is None else self._metrics.samples
         owners = [
-            (self._config, (rank, count), engine, given.learning_rates, self._delta_options, samples)
+            (self._config, (rank, count), engine, given.learning_rates, self._delta_options, samples, given.accelerator)
             for rank in range(count)
         ]
-        return Actors(ray, readers, owners, given.reader_options, given.owner_options)
+        return Actors(ray, readers, owners, given.reader_options, self._owner_options)
 
     def _until_it_ends(self, actors: Actors, folder: Folder | None, commit: Commit | None, began: float) -> Report:
         given, failures, before, skipped = self.options, 0, Counters(), None

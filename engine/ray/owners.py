@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.core import EngineCore
 from penstock.deltas import DeltaOptions, Deltas
 from penstock.engine import Engine
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 from penstock.frames import Float32, Frame, Int64
 from penstock.learning_rates import LearningRates, Rates
 from penstock.metrics import Metrics
@@ -76,6 +77,7 @@ class Owner:
     rates : learning rates by tag
     deltas : the form of the deltas that ``apply`` returns; None: none are wanted
     samples : whether snapshots have moments and hot ids; None: none are wanted
+    accelerator : "gpu" or "tpu", of which this process has one to itself; None: any devices
     """
 
     def __init__(
@@ -86,10 +88,12 @@ class Owner:
         rates: Rates,
         deltas: DeltaOptions | None,
         samples: bool | None,
+        accelerator: str | None = None,
     ) -> None:
         self._config, self._share, self._arguments = config, share, arguments
         self._rates, self._options = LearningRates(config.num_tags, rates, config.schedules), deltas
         self._dims, self._samples = {spec.name: spec.dim for spec in config.tables}, samples
+        self._accelerator = accelerator
 
     def begin(self, folder: str | None, number: int | None, init: str | None) -> Begun | BaseException:
         """Create the engine anew: from commit ``number`` of a folder, which must be its newest, or from the start.
@@ -98,6 +102,7 @@ class Owner:
         """
         try:
             self._engine: Engine | None = None  # its memory is free before the next one takes some
+            self._check_devices()
             if number is None:
                 engine = Engine(self._config, share=self._share, **self._arguments)
                 if init is not None:
@@ -180,6 +185,23 @@ class Owner:
         return self._core.tables.read_rows(name, part, rows)
 
     # ---- internal
+
+    def _check_devices(self) -> None:
+        """Raise ConfigError unless jax runs on one accelerator, as requested, or by JAX_PLATFORMS on a CPU."""
+        if self._accelerator is None:
+            return
+        from penstock.bridge.device_tables import make_mesh
+
+        devices = list(make_mesh().devices.flat)
+        platforms = {device.platform for device in devices}
+        chips = {str(getattr(device, "coords", device.id)) for device in devices}  # a TPU chip may have two devices
+        by_request = platforms == {"cpu"} and os.environ.get("JAX_PLATFORMS", "").startswith("cpu")
+        if not by_request and (platforms != {self._accelerator} or len(chips) != 1):
+            name, found = self._accelerator.upper(), ", ".join(sorted(platforms))
+            raise ConfigError(
+                f"share {self._share[0]}: expected one {name}, and jax has {len(devices)} devices of platform {found} "
+                f"there; install jax for {name}s on all nodes, and let Ray set the variables of visible devices"
+            )
 
     @property
     def _made(self) -> Engine:

@@ -95,8 +95,8 @@ class Nodes:
     def address(self):
         return self.cluster.address
 
-    def add(self):
-        self.nodes.append(self.cluster.add_node(**NODE))
+    def add(self, **more):
+        self.nodes.append(self.cluster.add_node(**NODE, **more))
 
     def lose(self, number):
         """Kill all processes of a node at once, and add another node."""
