@@ -70,7 +70,7 @@ mutations: .venv/installed
 	PYTHONPATH=tests $(BIN)/python -m mutations $(ARGS)
 
 # Fault injection: 1,000 kills at random moments, and a kill and an error at every file operation. `--only NAME` repeats
-# one. Then 500 signals in the first two seconds of a command; `make faults SIGNALS="--cases 50"`.
+# one; `--passes 3` or `--placement cached` does it to replays of that kind. Then 500 signals in the first two seconds of a command; `make faults SIGNALS="--cases 50"`.
 faults: .venv/installed
 	$(BIN)/python tests/faults/run.py $(ARGS)
 	$(BIN)/python tests/faults/signals.py $(SIGNALS)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.bridge.device_tables import make_mesh
 from penstock.bridge.program_cache import Programs
-from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS, Layout, bucket
+from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS, STAGED_ON_GPU, Layout, bucket, buckets, largest_bucket
 from penstock.bridge.stacking import Stack
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimizers import SGD, Adagrad
@@ -142,6 +142,18 @@ def test_few_buckets_serve_all_sizes():
     assert buckets[-1] == MAX_BUCKET
     padding = [bucket(n) / n for n in range(256, MAX_BUCKET)]
     assert np.mean(padding) < 1.3
+
+
+@pytest.mark.parametrize(
+    ("dim", "slots", "rows"),
+    [(8, 2, 1 << 20), (32, 1, 1 << 20), (128, 0, 1 << 20), (128, 2, 327_680), (200, 2, 196_608), (4096, 2, MAX_BUCKET)],
+)
+def test_a_gpu_updates_as_many_rows_at_once_as_it_may_stage(dim, slots, rows):
+    line = Layout("t", 10_000_000, dim, slots, 1, False).line
+    assert largest_bucket("gpu", line) == rows
+    assert rows * line.nbytes(1) <= STAGED_ON_GPU or rows == MAX_BUCKET
+    assert buckets(rows, largest=rows)[-1] == rows
+    assert {largest_bucket(platform, line) for platform in ("cpu", "tpu")} == {MAX_BUCKET}
 
 
 @both_variants

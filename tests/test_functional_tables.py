@@ -177,7 +177,7 @@ def test_rows_without_lookups_keep_their_bits(mesh_of, monkeypatch, layout):
 
 
 def test_a_batch_of_more_lines_than_a_dispatch_takes_is_updated_in_parts(mesh_of, monkeypatch):
-    monkeypatch.setattr(functional_table, "MAX_BUCKET", 4)
+    monkeypatch.setattr(functional_table, "largest_bucket", lambda *_: 4)
     trains_like_an_engine(config_of(), mesh_of(1))
 
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.bridge import stacking
 from penstock.bridge.device_tables import make_mesh
-from penstock.bridge.feeding import dispatcher, packing
+from penstock.bridge.feeding import dispatcher
 from penstock.bridge.program_cache import Programs
-from penstock.bridge.sharding import Layout
+from penstock.bridge.sharding import Layout, largest_bucket
 from penstock.bridge.stacking import Stack
 from penstock.config import optimizers as o
 from penstock.config.embedding import EmbeddingConfig
@@ -119,7 +120,7 @@ def test_a_step_over_32_tables_is_one_dispatch_per_stack(layout, count, dispatch
 
 
 def test_more_rows_than_a_dispatch_may_bring_are_several_and_no_row_is_lost(dispatches, mesh_of, monkeypatch):
-    monkeypatch.setattr(packing, "MAX_BUCKET", 64)
+    monkeypatch.setattr(stacking, "largest_bucket", lambda *_: 64)
     sizes = [(100, 2), (50, 2), (100, 2)]
     engine = Engine(config_of(sizes, [o.SGD(1.0)], "MOD"), mesh_of(2))
     before = [engine.lookup(f"t{n}", range(rows)) for n, (rows, _) in enumerate(sizes)]
@@ -128,6 +129,25 @@ def test_more_rows_than_a_dispatch_may_bring_are_several_and_no_row_is_lost(disp
     after = [engine.lookup(f"t{n}", range(rows)) for n, (rows, _) in enumerate(sizes)]
     assert 2 <= len(dispatches) <= 8
     assert all((a == b - 1).all() for a, b in zip(after, before, strict=True))
+
+
+def test_a_gpu_takes_a_step_in_fewer_dispatches_with_the_same_bits(dispatches, mesh_of, monkeypatch):
+    """The same programs, at the sizes of a GPU."""
+    monkeypatch.setenv("PENSTOCK_LAYOUT", "plain")
+    frame = {"t0": (np.arange(0, 80_000, 2), np.random.default_rng(0).standard_normal((40_000, 4), np.float32))}
+    counts, hashes = [], []
+    for platform in ("cpu", "gpu"):
+        with monkeypatch.context() as patched:
+            patched.setattr(stacking, "largest_bucket", lambda _, line, of=platform: largest_bucket(of, line))
+            engine = Engine(config_of([(80_000, 4)]), mesh_of(1))
+        engine.core.wait()
+        dispatches.clear()
+        engine.apply(frame)
+        engine.core.wait()
+        counts.append(len(dispatches))
+        hashes.append(engine.state_hash())
+    assert counts == [2, 1]
+    assert hashes[0] == hashes[1]
 
 
 def test_a_device_that_fails_names_the_tables_and_the_step(mesh_of, monkeypatch):

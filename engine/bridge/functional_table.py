@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from penstock.bridge import programs
 from penstock.bridge.row_format import UNTOUCHED, Line
-from penstock.bridge.sharding import MAX_BUCKET
+from penstock.bridge.sharding import largest_bucket
 from penstock.errors import UsageError
 from penstock.updates import Ops, OptaxRule, UpdateRule, quantize
 
@@ -197,9 +197,10 @@ def _apply(
     if isinstance(rule, OptaxRule):
         rule, numbers = rule.at(table.numbers, line.dim)
     step, arrays = _step_of(table.format, rule), table.arrays
-    for first in range(0, len(words), MAX_BUCKET):
-        some = slice(first, first + MAX_BUCKET)
-        counts = jnp.clip(uses.counts - first, 0, MAX_BUCKET)
+    most = largest_bucket(table.format.mesh.devices.flat[0].platform, line)
+    for first in range(0, len(words), most):
+        some = slice(first, first + most)
+        counts = jnp.clip(uses.counts - first, 0, most)
         arrays, _ = step(arrays, uses.lines[:, some], words[None, some], counts, rate, jnp.int32(0), jnp.uint32(0))
     return Table(arrays, numbers, table.format)
 

@@ -55,7 +55,8 @@ class Programs:
         needed: list[tuple[str, int, Line]] = []
         each = [table.lines_per_device * (table.line.group if stack.compact else 1) for table in stack.tables]
         for what, most in (("apply", sum(each)), ("write", max(each))):
-            sizes = buckets(min(MAX_BUCKET, most), multiple_of(stack.line), stack.growth(what))
+            growth = stack.growth(what)
+            sizes = buckets(min(stack.largest, most), multiple_of(stack.line), growth, stack.largest)
             needed += [(what, size, stack.line) for size in sizes]
         for line in {table.line: None for table in stack.tables}:  # each once, in order
             most = max(table.rows_per_device for table in stack.tables if table.line == line)
@@ -133,7 +134,7 @@ def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int, compact
     touched = split(num_lines * line.group, dtype=np.bool_)
     return {
         "apply": (table, *rows, *keys, *step),
-        "write": (table, *rows, scalar(np.int32), scalar(np.float32, 1 + line.num_slots)),
+        "write": (table, *rows, *(scalar(dtype, 1 + line.num_slots) for dtype in (np.bool_, np.bool_, np.float32))),
         "read": (table, numbers),
         "no_rows": (),
         "mark": (touched, numbers),

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bridge.feeding.spreading import spreading
@@ -160,28 +161,36 @@ def sweep(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
 def write(mesh: Mesh, line: Line, compact: bool = False) -> Program:
     """Return a program:
 
-    (table, lines i32[n,K], words i32[n,K,·], counts i32[n], part i32[], starts f32[parts]) → (table, fence)
+    (table, lines i32[n,K], words i32[n,K,·], counts i32[n], chosen bool[parts], new bool[parts], starts f32[parts])
+        → (table, fence)
 
-    It sets a part to the values; or, if part is ``NEW_ROWS``, the weights to the values and slot s to starts[1 + s].
+    It sets each chosen part to the values, or where it is new to its start; ``written`` returns both. They are not
+    numbers to compare, because in large writes XLA for GPUs launches a kernel for each comparison.
     compact : as for ``apply``
     """
 
-    def local(table: Arrays, lines: Any, words: Any, counts: Any, part: jax.Array, starts: jax.Array) -> Any:
+    def local(table: Arrays, lines: Any, words: Any, counts: Any, chosen: Any, new: Any, starts: Any) -> Any:
         del counts  # a write drops pads by their numbers
         halves = line.unpack(line.gather(table, lines[0]))
-        new = []
+        halves_after = []
         for (values, touched), planes in zip(line.received(words[0]), halves, strict=True):
             after = []
             for number, plane in enumerate(planes):
-                chosen = (part == number) | (part == NEW_ROWS)
                 given, at = (values, touched) if number == 0 else line.like_slots(values, touched)
-                value = jnp.where(part == NEW_ROWS, starts[number], given) if number else given
-                after.append(jnp.where(chosen if at is None else at & chosen, value, plane))
-            new.append(after)
-        return line.scatter(table, lines[0], line.pack(new)), _fence()
+                value = jnp.where(new[number], starts[number], given) if number else given
+                after.append(jnp.where(chosen[number] if at is None else at & chosen[number], value, plane))
+            halves_after.append(after)
+        return line.scatter(table, lines[0], line.pack(halves_after)), _fence()
 
     program = spreading(line, local) if compact else local
-    return sharded(mesh, program, num_row_args=4 + compact, num_scalars=2, donate=True)
+    return sharded(mesh, program, num_row_args=4 + compact, num_scalars=3, donate=True)
+
+
+def written(part: int, num_parts: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return which parts a write sets, and which of them to their starts: bool (parts,). part : one, or NEW_ROWS"""
+    parts = np.arange(num_parts)
+    is_new = part == NEW_ROWS
+    return (parts == part) | is_new, (parts > 0) & is_new
 
 
 @lru_cache(maxsize=64)

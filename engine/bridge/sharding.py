@@ -33,8 +33,10 @@ Room = Callable[[tuple[int, ...], Any], npt.NDArray[Any]]  # creates an array: (
 # Enough to load a thousand devices evenly; costs at most this many padding rows per table.
 NUM_SHARDS = 1024
 
-# Rows per device and dispatch: XLA's staging of a scatter grows with them (67 MB at 65,536 rows on TPU).
+# Rows or lines per device and dispatch: XLA's staging of a scatter grows with them (67 MB at 65,536 rows on TPU).
 MAX_BUCKET = 32_768
+# On a GPU a dispatch of few rows costs more than its rows. An update stages its lines once, in at most so many bytes.
+STAGED_ON_GPU, MAX_BUCKET_ON_GPU = 512 << 20, 1 << 20
 # How much larger each bucket is than the one before. Writes have fewer buckets: the number of new rows of a dynamic
 # table varies from step to step, and compiling a program takes longer than copying pads.
 GROWTH, WRITE_GROWTH = 1.5, 4.0
@@ -44,20 +46,34 @@ READ_ROWS, READ_GROWTH = 512, 8.0
 LINES = 128
 
 
-def bucket(num_rows: int, multiple: int = 8, growth: float = GROWTH) -> int:
-    """Return the padded number of rows: steps of ×``growth`` in units of ``multiple``, so that few serve all sizes."""
+def bucket(num_rows: int, multiple: int = 8, growth: float = GROWTH, largest: int = MAX_BUCKET) -> int:
+    """Return the padded number of rows: steps of ×``growth`` in units of ``multiple``, so that few serve all sizes.
+
+    largest : the last step, a multiple of ``multiple``; more rows than that are padded by the same steps
+    """
     size = multiple
     while size < num_rows:
         size = math.ceil(size * growth / multiple) * multiple
-    return min(size, MAX_BUCKET) if num_rows <= MAX_BUCKET else size
+    return min(size, largest) if num_rows <= largest else size
 
 
-def buckets(most: int, multiple: int = 8, growth: float = GROWTH) -> list[int]:
+def buckets(most: int, multiple: int = 8, growth: float = GROWTH, largest: int = MAX_BUCKET) -> list[int]:
     """Return the bucket sizes in ascending order, up to one that fits ``most`` rows."""
-    sizes = [bucket(1, multiple, growth)]
+    sizes = [bucket(1, multiple, growth, largest)]
     while sizes[-1] < most:
-        sizes.append(bucket(sizes[-1] + 1, multiple, growth))
+        sizes.append(bucket(sizes[-1] + 1, multiple, growth, largest))
     return sizes
+
+
+def largest_bucket(platform: str, line: Line) -> int:
+    """Return the most rows or lines per device that one dispatch updates.
+
+    platform : of jax's devices; line : of the step
+    """
+    if platform != "gpu":
+        return MAX_BUCKET
+    staged = STAGED_ON_GPU // line.nbytes(1) // MAX_BUCKET * MAX_BUCKET
+    return min(max(staged, MAX_BUCKET), MAX_BUCKET_ON_GPU)
 
 
 @dataclass(frozen=True)
@@ -89,7 +105,7 @@ class Layout:
     def __post_init__(self) -> None:
         if self.num_devices > NUM_SHARDS:
             raise ConfigError(f"{self.num_devices} devices: at most {NUM_SHARDS} can share a table")
-        if self.rows_per_device + 2 * MAX_BUCKET * self.line.group >= 2**31:
+        if self.rows_per_device + 2 * max(MAX_BUCKET * self.line.group, MAX_BUCKET_ON_GPU) >= 2**31:
             raise ConfigError(
                 f"table '{self.name}': {self.rows_per_device} rows per device do not fit 32-bit row numbers; "
                 "use more devices"

@@ -31,6 +31,7 @@ from penstock.bridge.sharding import (
     Room,
     TableDefinition,
     bucket,
+    largest_bucket,
 )
 from penstock.updates import UpdateRule
 
@@ -93,26 +94,40 @@ class TableRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Stack:
-    """Tables in the same arrays. line : their line format for steps; compact : whether rows are sent without the rest
-    of their lines (feeding/packing.py); moving : whether steps also write and read rows"""
+    """Tables in the same arrays.
+
+    line : their line format for steps
+    compact : whether rows are sent without the rest of their lines (feeding/packing.py)
+    largest : the most rows, or lines, per device that one dispatch updates
+    moving : whether steps also write and read rows
+    """
 
     tables: tuple[Layout, ...]
     line: Line
     compact: bool = False
+    largest: int = MAX_BUCKET
     moving: bool = False
 
     @classmethod
-    def of(cls, tables: Sequence[Layout], rule: UpdateRule, compact: bool = True, moving: bool = False) -> Stack:
+    def of(
+        cls,
+        tables: Sequence[Layout],
+        rule: UpdateRule,
+        compact: bool = True,
+        platform: str = "cpu",
+        moving: bool = False,
+    ) -> Stack:
         """Return a stack of tables that ``stacked`` groups, or of any one table.
 
-        compact : send rows compact if all have one dim, less than their lines have
+        compact : send rows compact if all have one dim, less than their lines have; platform : of the devices
+        moving : whether steps also write and read rows
         """
         line, own = form(tables[0], rule), tables[0].line
         assert all(form(table, rule) == line for table in tables)
         compact = compact and all(table.line == own for table in tables)
         if compact and own.halves * own.width > own.dim and own.group <= MOST_MARKED:
-            return cls(tuple(tables), own, True, moving)
-        return cls(tuple(tables), line, moving=moving)
+            return cls(tuple(tables), own, True, largest_bucket(platform, own), moving)
+        return cls(tuple(tables), line, False, largest_bucket(platform, line), moving)
 
     def growth(self, program: str) -> float:
         """Return the growth of the sizes of "apply", "write" or "read". Pads of moving rows would cross to devices and

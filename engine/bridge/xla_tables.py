@@ -67,7 +67,8 @@ class XlaTables:
         self._keys: list[Callable[[Int64], Int64]] = [layout.ids for layout in self.layouts]
         for layout in self.layouts:
             programs.check_program(layout.name, self._rule, layout.dim)
-        self._stack = Stack.of(self.layouts, self._rule, self.sends_compact, moving)
+        platform = mesh.devices.flat[0].platform
+        self._stack = Stack.of(self.layouts, self._rule, self.sends_compact, platform, moving)
         self._dispatcher = dispatcher or Dispatcher()
         self._packer = Packer(self._stack, self._dispatcher.team)
         self.programs = Programs(mesh, self._stack, self._rule, variant)
@@ -205,7 +206,8 @@ class XlaTables:
         if self._stack.compact and part > 0 and self.layouts[member].row_slots:
             values = np.repeat(values, self.layouts[member].dim, axis=1)  # compact rows all have the dim of the weights
         with self._own_mesh():
-            self._dispatch("write", reader, [TableRows(member, ids, values)], [np.int32(part), self._starts])
+            numbers = [*programs.written(part, len(self._starts)), self._starts]
+            self._dispatch("write", reader, [TableRows(member, ids, values)], numbers)
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
         self._dispatcher.drain()

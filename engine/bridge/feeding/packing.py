@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.bridge.feeding.dispatcher import LayoutTeam
 from penstock.bridge.row_format import UNTOUCHED
-from penstock.bridge.sharding import GROWTH, LINES, MAX_BUCKET, NUM_SHARDS, Room, bucket
+from penstock.bridge.sharding import GROWTH, LINES, NUM_SHARDS, Room, bucket
 from penstock.bridge.stacking import Stack, TableRows, multiple_of
 from penstock.pyx import partition
 
@@ -126,10 +126,10 @@ class Packer:
             )
 
     def slices(self, routing: Routing) -> Iterator[list[Int32]]:
-        """Yield at most MAX_BUCKET entries of each device, until they have been all."""
-        each = routing.by_device
-        for start in range(0, max(map(len, each)), MAX_BUCKET):
-            yield [entries[start : start + MAX_BUCKET] for entries in each]
+        """Yield the entries of each device that one dispatch may update, until they have been all."""
+        each, most = routing.by_device, self._stack.largest
+        for start in range(0, max(map(len, each)), most):
+            yield [entries[start : start + most] for entries in each]
 
     def pack(
         self,
@@ -148,7 +148,7 @@ class Packer:
         numbered = self._team.run([partial(self._numbered, routing.lines, of) for of in entries])
         most = max(len(of if stack.compact else lines) for of, (_, lines, _) in zip(entries, numbered, strict=True))
         cells = np.empty(len(routing.lines), np.int64) if routing.keys is not None or capacity else None
-        capacity = capacity or bucket(most, multiple_of(stack.line), growth)
+        capacity = capacity or bucket(most, multiple_of(stack.line), growth, stack.largest)
         devices = len(entries)
         lines = room((devices, capacity), np.int32)
         lines[:] = stack.lines_per_device + np.arange(capacity, dtype=np.int32)
