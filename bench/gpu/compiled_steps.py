@@ -128,12 +128,12 @@ def compiled(case: Case, mesh: Any) -> tuple[Any, Any]:
 
 
 def lines_of(case: Case, layout: Any) -> int:
-    """Return the lines of the largest step that is one dispatch, or of a user's own step."""
-    from penstock.bridge.sharding import largest_bucket
+    """Return the lines of the largest step that is one dispatch, or of a user's own step; of a read the rows."""
+    from penstock.bridge.sharding import MAX_BUCKET, largest_bucket
 
     if case.is_own:
         return functional_step.LOOKUPS // 2
-    return largest_bucket("gpu", layout.line)
+    return MAX_BUCKET if case.program == "read" else largest_bucket("gpu", layout.line)
 
 
 def kernels(text: str) -> list[str]:
