@@ -6,6 +6,7 @@ import pytest
 from deltas import bytes_of
 from ipc import log
 from quarantines import read
+from test_updates_engine import EVERY, named
 
 import penstock as ps
 
@@ -146,3 +147,39 @@ def test_whole_copies_of_a_cached_table_are_on_the_mesh(mesh_of):
     for copy, rows in zip(copies.values(), wanted.values(), strict=True):
         assert np.asarray(copy).tobytes() == rows.tobytes()
         assert len(copy.devices()) == 3
+
+
+def test_every_lazy_optimizer_and_a_program_of_the_user_have_the_bits_of_a_device(mesh_of):
+    def grown(gradient, weights, seen):
+        return weights - 0.1 * gradient * seen, seen + 1
+
+    optimizers = dict(zip(named(EVERY), EVERY, strict=True))
+    optimizers["program"] = ps.UserDefinedProgram(grown, initial_slot_values=[1.0])
+    hashes = set()
+    for placement in (ps.Placement(), ps.Placement("cached", device_bytes=200)):
+        tables = [ps.TableConfig(60, 3, name=n, optimizer=o, placement=placement) for n, o in optimizers.items()]
+        engine = ps.Engine(ps.EmbeddingConfig.from_tables(tables), mesh_of(3))
+        rng = np.random.default_rng(0)
+        for _ in range(4):
+            engine.apply({name: (rng.integers(0, 60, 12), rng.standard_normal((12, 3))) for name in optimizers})
+        hashes.add(engine.state_hash())
+    assert min(table.moved.down for table in engine.core.tables.cached.values()) > 0
+    assert len(hashes) == 1
+
+
+def test_an_optimizer_that_updates_untouched_rows_is_refused():
+    table = ps.TableConfig(9, 2, name="t", placement=ps.Placement("cached", 100))
+    problem = (
+        "table 't': use_non_lazy_adam updates every row once a step, but only some rows of a CACHED table are on the "
+        "devices; place the table on DEVICE or HOST, or remove use_non_lazy_adam"
+    )
+    with pytest.raises(ps.ConfigError, match=problem):
+        ps.Engine(ps.EmbeddingConfig.from_tables([table], ps.Adam(lazy_adam=False)))
+
+
+def test_validate_prints_what_cached_tables_need_on_the_host_and_on_the_devices(tmp_path, call):
+    cached.config_of(cached.cached(10)).save(tmp_path / "tables.pbtxt")
+    text, printed = call(0, "validate", tmp_path / "tables.pbtxt")
+    assert "memory    at least 43.8 kB on the host: weights 23.4 kB, slots 20.4 kB; most for 'halved', 23.4 kB\n" in text
+    assert "memory    at least 1.5 kB over all devices: rows of 4 cached tables" in text
+    assert printed["memory"]["plain"] == {"weights": 3600, "slots": 3600, "cached": 240}

@@ -105,6 +105,7 @@ class TableSet(TablesById):
         )
         caches = [(mesh, backends.places_layout(layouts[name], of, mesh).nbytes) for name, of in places.items()]
         tables = [(meshes[name], layout.nbytes) for name, layout in layouts.items()]
+        caches += [(host, spec.cache_bytes) for spec in self.held.values()]
         check_memory([(mesh, directories), *tables, *caches])
         definitions = {
             name: TableDefinition(
