@@ -134,6 +134,8 @@ class RowCache:
         """Take the first foreseen use off the foreseen ones. Returns where each row is foreseen next."""
         if not self._ends:
             return np.zeros(len(rows), np.int64)
+        foreseen: Int64
+        following: Int64
         foreseen, following = self._ahead[:2, self._begin - self._origin : self._ends[0] - self._origin]
         if not self._is_tolerant:
             if not np.array_equal(rows, foreseen):
