@@ -96,11 +96,13 @@ docs: .venv/installed
 tpu-matrix: build/tpu/installed
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.matrix \
 		--results build/tpu/results.jsonl --write bench/results/tpu-matrix.md $(ARGS)
+	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.cached_steps
 
 tpu-small: build/tpu/installed
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.matrix --small $(ARGS)
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.functional_step --small
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.exchanged_step
+	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.cached_steps v5e
 
 # Every step compiled for an H200, without a GPU (about 600 MB to install); ARGS=--small is the sample that CI compiles.
 gpu-aot: build/gpu/installed

@@ -28,6 +28,7 @@ BELOW_CORE = [
         "penstock.planning",
         {
             *BASICS,
+            "penstock.caching",
             "penstock.gate",
             "penstock.interrupts",
             "penstock.io.decoding.reader",

@@ -120,3 +120,9 @@ def test_choices_without_a_table_that_they_are_about_are_refused(tmp_path, refus
     assert "no table of the configuration has the placement CACHED: remove device-bytes and look-ahead" in message
     message = refused(2, "plan", tmp_path / "cached.pbtxt", tmp_path / "log.arrows", "--device-bytes", "0")
     assert "--device-bytes" in message
+
+
+def test_the_keys_of_a_cached_table_are_validated(tmp_path, call):
+    config_of(dynamic=ps.Dynamic()).save(tmp_path / "tables.pbtxt")
+    (tmp_path / "log.arrows").write_bytes(log(list(batches())))
+    call(0, "validate", tmp_path / "tables.pbtxt", tmp_path / "log.arrows")

@@ -75,6 +75,23 @@ def test_frames_that_are_applied_one_by_one_are_uses_of_one_opening(places):
         assert moved(openings, 4000, places, look_ahead) == simulated(openings, places, look_ahead)
 
 
+@pytest.mark.parametrize("is_tolerant", [False, True])
+def test_small_logs_of_any_kind_move_as_the_rule_says(is_tolerant):
+    rng = np.random.default_rng(5)
+    for _ in range(150):
+        num_rows, look_ahead = int(rng.integers(3, 60)), int(rng.choice([0, 1, 2, 3, 5, 9, ALL]))
+        places, shares = int(rng.integers(1, num_rows + 3)), np.arange(1, num_rows + 1) ** -rng.uniform(0, 2)
+        openings = [
+            [
+                rng.permutation(np.unique(rng.choice(num_rows, rng.integers(0, num_rows), p=shares / shares.sum())))
+                for _ in range(rng.integers(0, 3))
+            ]
+            for _ in range(rng.integers(2, 40))
+        ]
+        found = moved(openings, num_rows, places, look_ahead, is_tolerant=is_tolerant)
+        assert found == simulated(openings, places, look_ahead)
+
+
 @pytest.mark.parametrize("log", ["zipf", "drift", "words"], indirect=True)
 @pytest.mark.parametrize("places", [350, 700])
 def test_with_the_whole_log_foreseen_the_misses_are_within_one_percent_of_the_fewest_possible(log, places):

@@ -44,16 +44,19 @@ class RowCache:
     num_rows : of the table; places : rows that the device has room for, at least 1
     is_tolerant : whether a use may have other rows than foreseen; False: such a use forgets all that was foreseen
 
-    Memory: 20 bytes per row of the table that was ever used, 48 per place, and 24 per foreseen row.
+    Memory in bytes: 12 per row of the table that was ever used (20 if tolerant), at most 100 per place, and 24 per
+    foreseen row.
     """
 
     def __init__(self, num_rows: int, places: int, *, is_tolerant: bool = False) -> None:
         assert places > 0
         self.num_places = places
         self._is_tolerant = is_tolerant
-        # By row; zeros take no memory until a row is used. Positions of foreseen rows count from 1.
+        # By row; zeros take no memory until a row is used.
         self._place = np.zeros(num_rows, np.int32)  # plus 1; 0: not on the device
-        self._first, self._latest = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64)  # foreseen positions
+        # Where a row is foreseen first and last: positions, which count from 1. Those before ``_begin`` are over.
+        self._latest = np.zeros(num_rows, np.int64)
+        self._first = np.zeros(num_rows if is_tolerant else 0, np.int64)
         # By place.
         self._row, self._last, self._rank = (np.zeros(places, np.int64) for _ in range(3))
         self._num_filled = self._now = 0
@@ -66,6 +69,7 @@ class RowCache:
         self._entries: dict[int, list[tuple[Int64, Int64]]] = {}
         self._ranks: list[int] = []  # a heap
         self._num_entries = 0
+        self._ordered = 0  # the rank whose first entry is in the order of victims
 
     @property
     def num_resident(self) -> int:
@@ -88,11 +92,13 @@ class RowCache:
         self._ahead[1, positions - self._origin] = 0
         self._ahead[2, positions - self._origin] = self._num_foreseen
         before = self._latest[rows]
-        is_first = before == 0
-        self._ahead[1, before[~is_first] - self._origin] = positions[~is_first]
-        self._first[rows[is_first]] = positions[is_first]
         self._latest[rows] = positions
-        places = self.places_of(rows[is_first])
+        is_known = before >= self._begin
+        self._ahead[1, before[is_known] - self._origin] = positions[is_known]
+        rows, positions = rows[~is_known], positions[~is_known]
+        if self._is_tolerant:
+            self._first[rows] = positions
+        places = self.places_of(rows)
         places = places[places >= 0]
         self._enter(places, np.full(len(places), -self._num_foreseen))
 
@@ -100,8 +106,6 @@ class RowCache:
         """Forget what was foreseen."""
         if not self._ends:
             return
-        rows = self._ahead[0, self._begin - self._origin : self._end - self._origin]
-        self._first[rows] = self._latest[rows] = 0
         self._ends.clear()
         self._begin = self._end
         filled = slice(self._num_filled)
@@ -113,46 +117,50 @@ class RowCache:
 
         Yields the moves of each chunk of at most ``num_places`` rows; carry them out before you request the next.
         """
-        self._begin_use(rows)
+        following = self._begin_use(rows)
         if not len(rows):
             return
         if len(rows) <= self.num_places:
-            yield self._moved(rows, slice(None))
+            yield self._moved(rows, following, slice(None))
             return
         order = np.lexsort((rows, self._place[rows] == 0))  # the resident first
         for first in range(0, len(rows), self.num_places):
             positions = order[first : first + self.num_places]
-            yield self._moved(rows[positions], positions)
+            yield self._moved(rows[positions], following[positions], positions)
 
     # ---- the future
 
-    def _begin_use(self, rows: Int64) -> None:
-        """Take the first foreseen use off the foreseen ones."""
+    def _begin_use(self, rows: Int64) -> Int64:
+        """Take the first foreseen use off the foreseen ones. Returns where each row is foreseen next."""
         if not self._ends:
-            return
-        begin, end = self._begin, self._ends[0]
+            return np.zeros(len(rows), np.int64)
+        foreseen, following = self._ahead[:2, self._begin - self._origin : self._ends[0] - self._origin]
         if not self._is_tolerant:
-            at = self._first[rows]
-            if len(rows) != end - begin or ((at < begin) | (at >= end)).any():
-                self.forget()
-                return
-        self._entries.pop(len(self._ends) - 1 - self._num_foreseen, None)
-        foreseen, following = self._ahead[:2, begin - self._origin : end - self._origin]
+            if not np.array_equal(rows, foreseen):
+                order, theirs = np.argsort(rows), np.argsort(foreseen)
+                if not np.array_equal(rows[order], foreseen[theirs]):
+                    self.forget()
+                    return np.zeros(len(rows), np.int64)
+                following = following[theirs][np.argsort(order)]
+            self._next_use()
+            return following
         self._first[foreseen] = following
-        self._latest[foreseen[following == 0]] = 0
-        self._begin = self._ends.popleft()
-        if self._is_tolerant:  # rows that were foreseen in vain
-            places = self.places_of(foreseen)
-            resident = places >= 0
-            places = places[resident]
-            self._enter(places, self._ranks_of(foreseen[resident], self._last[places]))
+        self._next_use()
+        places = self.places_of(foreseen)
+        resident = places >= 0
+        places = places[resident]
+        self._enter(places, self._ranks_of(following[resident], self._last[places]))  # if foreseen in vain
+        return self._first[rows]
 
-    def _ranks_of(self, rows: Int64, last: Int64) -> Int64:
-        """Return the ranks of rows by their first foreseen use, else by their last."""
-        first = self._first[rows]
-        is_known = first > 0
+    def _next_use(self) -> None:
+        self._entries.pop(len(self._ends) - 1 - self._num_foreseen, None)
+        self._begin = self._ends.popleft()
+
+    def _ranks_of(self, following: Int64, last: Int64) -> Int64:
+        """Return the ranks of rows by where they are foreseen next, else by their last use."""
+        is_known = following >= self._begin
         ranks = last - UNKNOWN
-        ranks[is_known] = -self._ahead[2, first[is_known] - self._origin]
+        ranks[is_known] = -self._ahead[2, following[is_known] - self._origin]
         return ranks
 
     def _reserve(self, num_rows: int) -> Int64:
@@ -170,8 +178,8 @@ class RowCache:
 
     # ---- victims
 
-    def _moved(self, rows: Int64, positions: Int64 | slice) -> Moves:
-        """Make room for a chunk of at most ``num_places`` rows, and let it in."""
+    def _moved(self, rows: Int64, following: Int64, positions: Int64 | slice) -> Moves:
+        """Make room for a chunk of at most ``num_places`` rows, and let it in. following : where it is foreseen next"""
         self._now += 1
         places = self.places_of(rows)
         up = np.flatnonzero(places < 0)
@@ -186,7 +194,7 @@ class RowCache:
         self._row[taken] = rows[up]
         self._place[rows[up]] = taken + 1
         self._last[places] = self._now
-        self._enter(places, self._ranks_of(rows, self._last[places]))
+        self._enter(places, self._ranks_of(following, self._last[places]))
         if self._num_entries > MOST_ENTRIES * self.num_places:
             self._rebuild()
         return Moves(positions, places, up, down_rows, victims)
@@ -196,6 +204,7 @@ class RowCache:
         chosen = [np.empty(0, np.int64)]
         while count:
             rank = self._ranks[0]
+            is_ordered = rank == self._ordered and len(self._entries.get(rank, ())) == 1
             places = np.concatenate(
                 [
                     chosen[0],
@@ -205,25 +214,37 @@ class RowCache:
             if not len(places):
                 heapq.heappop(self._ranks)
                 self._entries.pop(rank, None)
+                self._ordered = 0
                 continue
-            places = places[np.lexsort((_mixed(self._row[places]), self._last[places]))]
-            places = places[np.diff(places, prepend=-1) != 0]  # a rank that a row left and got again is there twice
+            if self._is_tolerant:
+                places = np.unique(places)  # a rank that a row left and got again is there twice
+            if len(places) > count and (self._is_tolerant or not is_ordered):
+                places = places[np.lexsort((_mixed(self._row[places]), self._last[places]))]
             chosen.append(places[:count])
             rest = places[count:]
             count -= len(chosen[-1])
             self._entries[rank] = [(rest, self._last[rest])]
+            self._ordered = rank
         return np.concatenate(chosen)
 
     def _enter(self, places: Int64, ranks: Int64) -> None:
         """Give places their ranks."""
-        if not len(places):
-            return
         self._rank[places] = ranks
         self._num_entries += len(places)
-        order = np.argsort(ranks, kind="stable")
-        places, ranks = places[order], ranks[order]
+        is_known = ranks > -UNKNOWN // 2
+        for some in (np.flatnonzero(is_known), np.flatnonzero(~is_known)):
+            if len(some):
+                self._group(places[some], ranks[some])
+
+    def _group(self, places: Int64, ranks: Int64) -> None:
+        """Enter places by rank."""
+        least = ranks.min()
+        if (span := ranks.max() - least) > 0:
+            # NumPy sorts 16 bits in linear time.
+            order = np.argsort((ranks - least).astype(np.uint16) if span < 1 << 16 else ranks, kind="stable")
+            places, ranks = places[order], ranks[order]
         last = self._last[places]
-        firsts = np.flatnonzero(np.diff(ranks, prepend=ranks[0] - 1))
+        firsts = np.flatnonzero(np.diff(ranks, prepend=least - 1))
         bounds = [*firsts.tolist(), len(places)]
         for rank, begin, end in zip(ranks[firsts].tolist(), bounds, bounds[1:], strict=False):
             if rank not in self._entries:
@@ -235,7 +256,7 @@ class RowCache:
         """Enter every place anew, without old entries."""
         self._entries.clear()
         self._ranks.clear()
-        self._num_entries = 0
+        self._num_entries = self._ordered = 0
         self._enter(np.arange(self._num_filled), self._rank[: self._num_filled].copy())
 
 

@@ -12,7 +12,7 @@ from penstock.config.dynamic import Dynamic
 from penstock.config.specs import TableSpec
 from penstock.errors import ConfigError, UsageError
 
-_NONE: Mapping[str, Sequence[int]] = MappingProxyType({})
+_NONE: Mapping[str, Sequence[Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Choice:
 
     capacity: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    placement: Mapping[str, int] = field(default_factory=dict)
+    placement: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, spec: TableSpec) -> TableSpec:
         """Return the spec of a table with these settings. Raises UsageError if they contradict each other."""
@@ -51,7 +51,7 @@ class Choice:
 
 
 def all_choices(
-    capacities: Sequence[int], settings: Mapping[str, Sequence[Any]], placements: Mapping[str, Sequence[int]] = _NONE
+    capacities: Sequence[int], settings: Mapping[str, Sequence[Any]], placements: Mapping[str, Sequence[Any]] = _NONE
 ) -> list[Choice]:
     """Return every combination, capacities first; nothing given for a setting: the configuration's."""
     given = {name: values for name, values in settings.items() if values}

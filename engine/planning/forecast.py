@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,9 +54,9 @@ class Openings(NamedTuple):
     """
 
     tables: Mapping[str, Opening]
-    uses: Mapping[str, Sequence[Int64]]
     step: int
     time: int | None
+    uses: Mapping[str, Sequence[Int64]] = MappingProxyType({})
 
     @property
     def num_keys(self) -> int:
@@ -135,11 +136,11 @@ class Forecast:
         if self.full is not None:
             return
         for name, rows in self._cached.items():
-            rows.foresee([upcoming.uses[name] for upcoming in self._upcoming])
+            rows.foresee([upcoming.uses.get(name, ()) for upcoming in self._upcoming])
         self._step_keys(openings, run)
         if self.full is None:
             for name, rows in self._cached.items():
-                rows.step(openings.uses[name])
+                rows.step(openings.uses.get(name, ()))
 
     def _step_keys(self, openings: Openings, run: Run | None) -> None:
         step, plans = openings.step, []

@@ -156,7 +156,7 @@ class Planner:
 
     def _step(self) -> None:
         uses = {name: list(map(_ids, self.pipeline.stores[name].look()[0])) for name in self._cached}
-        openings = Openings(dict(self._of_tables()), uses, self.gate.global_step, self.pipeline.time)
+        openings = Openings(dict(self._of_tables()), self.gate.global_step, self.pipeline.time, uses)
         if self._cached or len(self.forecasts) > 1:
             self._ahead.append(openings.copy())
             self._num_ahead += openings.num_keys
