@@ -119,9 +119,9 @@ def test_a_plan_prints_a_line_for_each_cache(tmp_path, call):
     command = ("plan", tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--look-ahead", "0,4")
     lines = [line.split() for line in call(0, *command)[0].splitlines()]
     assert lines[2:] == [
-        ["cached", "rows", "device", "places", "ahead", "hits", "up", "down", "moved"],
-        ["item", "300", "640", "bytes", "40", "0", "440", "669", "629", "20.8", "kB"],
-        ["item", "300", "640", "bytes", "40", "4", "549", "560", "520", "17.3", "kB"],
+        ["cached", "rows", "device", "places", "ahead", "hits", "up", "missed", "down", "moved"],
+        ["item", "300", "640", "bytes", "40", "0", "440", "669", "60.3%", "629", "20.8", "kB"],
+        ["item", "300", "640", "bytes", "40", "4", "549", "560", "50.5%", "520", "17.3", "kB"],
     ]
 
 

@@ -71,11 +71,6 @@ class RowCache:
         self._num_entries = 0
         self._ordered = 0  # the rank whose first entry is in the order of victims
 
-    @property
-    def num_resident(self) -> int:
-        """Rows on the device."""
-        return self._num_filled
-
     def places_of(self, rows: Int64) -> Int64:
         """Return the places of rows, int64 (n,); −1: not on the device."""
         return self._place[rows].astype(np.int64) - 1
