@@ -180,6 +180,8 @@ def test_an_optimizer_that_updates_untouched_rows_is_refused():
 def test_validate_prints_what_cached_tables_need_on_the_host_and_on_the_devices(tmp_path, call):
     cached.config_of(cached.cached(10)).save(tmp_path / "tables.pbtxt")
     text, printed = call(0, "validate", tmp_path / "tables.pbtxt")
-    assert "memory    at least 43.8 kB on the host: weights 23.4 kB, slots 20.4 kB; most for 'halved', 23.4 kB\n" in text
+    assert (
+        "memory    at least 43.8 kB on the host: weights 23.4 kB, slots 20.4 kB; most for 'halved', 23.4 kB\n" in text
+    )
     assert "memory    at least 1.5 kB over all devices: rows of 4 cached tables" in text
     assert printed["memory"]["plain"] == {"weights": 3600, "slots": 3600, "cached": 240}
