@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from cache_logs import words, zipf
 from cache_rule import simulated
 from engines import batch
 from ipc import log
@@ -15,11 +16,11 @@ DEVICE_BYTES, LOOK_AHEAD = (ROW, 40 * ROW, 111 * ROW, 900 * ROW), (0, 1, 4, 16)
 COUNTS = ("hits", "up", "down", "bytes")
 
 
-def config_of(device_bytes=40 * ROW, look_ahead=4, accumulate=True, dynamic=None):
+def config_of(device_bytes=40 * ROW, look_ahead=4, accumulate=True, dynamic=None, rows=300):
     placement = ps.Placement("cached", device_bytes=device_bytes, look_ahead=look_ahead)
     optimizer = ps.Adagrad(0.1, use_gradient_accumulation=accumulate)
     tables = [
-        ps.TableConfig(300, 2, name="item", placement=placement, dynamic=dynamic),
+        ps.TableConfig(rows, 2, name="item", placement=placement, dynamic=dynamic),
         ps.TableConfig(50, 2, name="user"),
     ]
     return ps.EmbeddingConfig.from_tables(tables, optimizer)
@@ -43,9 +44,9 @@ def batches():
 @pytest.fixture
 def plan_and_replay(tmp_path, call):
     """plan_and_replay(config, flags…) → what each of the combinations moves: by the plan, and by its replay."""
-    (tmp_path / "log.arrows").write_bytes(log(list(batches())))
 
-    def run(of_config, *flags, device_bytes=DEVICE_BYTES, look_ahead=LOOK_AHEAD):
+    def run(of_config, *flags, source=batches, device_bytes=DEVICE_BYTES, look_ahead=LOOK_AHEAD):
+        (tmp_path / "log.arrows").write_bytes(log(list(source())))
         config, source = tmp_path / "tables.pbtxt", tmp_path / "log.arrows"
         of_config().save(config)
         several = ["--device-bytes", ",".join(map(str, device_bytes)), "--look-ahead", ",".join(map(str, look_ahead))]
@@ -77,6 +78,21 @@ def test_a_plan_foretells_what_the_replay_moves(plan_and_replay, flags):
     assert len({one["up"] for one in replayed}) > 6
 
 
+@pytest.mark.parametrize("kind", ["zipf", "drift", "words"])
+def test_a_replay_moves_what_the_rule_says(plan_and_replay, shared, kind):
+    found = words(shared) if kind == "words" else list(zipf(drift=7 * (kind == "drift")))
+    planned, replayed = plan_and_replay(
+        lambda *of: config_of(*of, rows=4000),
+        source=lambda: [batch(ids, step=step, table="item") for step, ids in enumerate(found)],
+        device_bytes=[400 * ROW, 900 * ROW],
+        look_ahead=[0, 4],
+    )
+    assert planned == replayed
+    for one in replayed:
+        moves = simulated([[ids] for ids in found], one["places"], one["look_ahead"])
+        assert (one["up"], one["down"]) == tuple(sum(len(of[way]) for of in moves) for way in (0, 1))
+
+
 def test_frames_that_are_applied_one_by_one_move_as_the_rule_says(plan_and_replay):
     planned, replayed = plan_and_replay(lambda *of: config_of(*of, accumulate=False), "--num-required", "4")
     assert planned == replayed
@@ -103,9 +119,9 @@ def test_a_plan_prints_a_line_for_each_cache(tmp_path, call):
     command = ("plan", tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--look-ahead", "0,4")
     lines = [line.split() for line in call(0, *command)[0].splitlines()]
     assert lines[2:] == [
-        ["cached", "rows", "device", "places", "ahead", "hits", "up", "down", "moved"],
-        ["item", "300", "640", "bytes", "40", "0", "440", "669", "629", "20.8", "kB"],
-        ["item", "300", "640", "bytes", "40", "4", "549", "560", "520", "17.3", "kB"],
+        ["cached", "rows", "device", "places", "ahead", "hits", "up", "missed", "down", "moved"],
+        ["item", "300", "640", "bytes", "40", "0", "440", "669", "60.3%", "629", "20.8", "kB"],
+        ["item", "300", "640", "bytes", "40", "4", "549", "560", "50.5%", "520", "17.3", "kB"],
     ]
 
 

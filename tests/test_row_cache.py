@@ -1,29 +1,13 @@
 """Which rows of a cached table go up and down, against the rule in plain Python (cache_rule.py)."""
 
 import numpy as np
-import pyarrow as pa
 import pytest
+from cache_logs import words, zipf
 from cache_rule import fewest_misses, simulated
 
 from penstock.caching.row_cache import RowCache
 
 ALL = 10**6
-
-
-def zipf(seed=0, num_steps=80, num_rows=4000, drift=0):
-    """The distinct rows of steps of 300 rows, by popularity; drift : ranks that popularity moves on by, per step."""
-    rng = np.random.default_rng(seed)
-    shares = np.arange(1, num_rows + 1) ** -1.1
-    for step in range(num_steps):
-        ranks = rng.choice(num_rows, 300, p=shares / shares.sum())
-        yield np.unique((ranks + drift * step) * 1733 % num_rows)
-
-
-def words(shared):
-    log = pa.ipc.open_stream(shared("realdata/shakespeare_words.arrows")).read_all()
-    log = log.filter(pa.compute.equal(log["table"].cast(pa.string()), "context"))
-    steps, ids = log["step"].to_numpy(), log["id"].to_numpy()
-    return [np.unique(ids[steps == step]) for step in np.unique(steps)]
 
 
 @pytest.fixture

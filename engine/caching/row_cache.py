@@ -71,11 +71,6 @@ class RowCache:
         self._num_entries = 0
         self._ordered = 0  # the rank whose first entry is in the order of victims
 
-    @property
-    def num_resident(self) -> int:
-        """Rows on the device."""
-        return self._num_filled
-
     def places_of(self, rows: Int64) -> Int64:
         """Return the places of rows, int64 (n,); −1: not on the device."""
         return self._place[rows].astype(np.int64) - 1
@@ -134,6 +129,8 @@ class RowCache:
         """Take the first foreseen use off the foreseen ones. Returns where each row is foreseen next."""
         if not self._ends:
             return np.zeros(len(rows), np.int64)
+        foreseen: Int64
+        following: Int64
         foreseen, following = self._ahead[:2, self._begin - self._origin : self._ends[0] - self._origin]
         if not self._is_tolerant:
             if not np.array_equal(rows, foreseen):

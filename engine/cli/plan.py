@@ -26,6 +26,7 @@ from penstock.planning.cached_rows import CacheForecast
 from penstock.planning.choices import all_choices
 from penstock.planning.forecast import Forecast, TableForecast
 from penstock.planning.planner import EXACT_ROWS, Planner, reading
+from penstock.stats import percent
 
 NEVER = "never"
 # Shown of each table: heading, and the name in KeyReport.
@@ -225,7 +226,7 @@ def _cells(forecast: Forecast, name: str, table: TableForecast) -> list[str]:
     ]
 
 
-_CACHED_HEADINGS = ["cached", "rows", "device", "places", "ahead", "hits", "up", "down", "moved", ""]
+_CACHED_HEADINGS = ["cached", "rows", "device", "places", "ahead", "hits", "up", "missed", "down", "moved", ""]
 
 
 def _cells_of_cached(forecast: Forecast, name: str, table: CacheForecast) -> list[str]:
@@ -236,7 +237,10 @@ def _cells_of_cached(forecast: Forecast, name: str, table: CacheForecast) -> lis
         size_text(table.device_bytes),
         count(table.places),
         count(table.look_ahead),
-        *map(count, (table.hits, table.up, table.down)),
+        count(table.hits),
+        count(table.up),
+        percent(table.up, table.hits + table.up),
+        count(table.down),
         size_text(table.bytes),
         "" if forecast.full is None else f"until step {count(forecast.full.step)}",
     ]
