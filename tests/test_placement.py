@@ -182,7 +182,7 @@ def test_a_host_that_jax_may_not_use_is_one_clear_error(monkeypatch, mesh_of):
 
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     monkeypatch.setattr(jax, "local_devices", refuse)
-    problem = "placement HOST needs jax's platform cpu, and JAX_PLATFORMS is 'cuda'; add ',cpu' to it, or unset it"
+    problem = "the placements HOST and CACHED need jax's platform cpu, and JAX_PLATFORMS is 'cuda'; add ',cpu' to it"
     with pytest.raises(ps.ConfigError, match=problem):
         ps.Engine(config_of(ALL), mesh_of(1))
 

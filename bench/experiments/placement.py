@@ -32,13 +32,19 @@ MOST = 1.05
 
 
 class Placed:
-    """An engine of a workload. where : the placement of all tables; cached : of CACHED, the share of rows with room
+    """An engine of a workload.
 
+    where : the placement of all tables; cached : of CACHED, the share of rows with room, and the look-ahead
     moved_bytes : of a step of the last run, if cached
     """
 
     def __init__(
-        self, workload: Workload, steps: Sequence[Step], num_devices: int, where: str = "DEVICE", cached: float = 0.0
+        self,
+        workload: Workload,
+        steps: Sequence[Step],
+        num_devices: int,
+        where: str = "DEVICE",
+        cached: tuple[float, int] = (0, 0),
     ) -> None:
         config = config_of(workload, "adagrad")
         message = config.to_engine_proto()
@@ -46,7 +52,8 @@ class Placed:
             settings.placement.where = where
             if where == "CACHED":
                 spec = config.table(settings.name)
-                settings.placement.device_bytes = int(cached * spec.vocabulary_size) * spec.row_bytes
+                settings.placement.device_bytes = int(cached[0] * spec.vocabulary_size) * spec.row_bytes
+                settings.placement.look_ahead = cached[1]
         mesh = Mesh(np.asarray(jax.devices()[:num_devices]), ("shard",))
         self.engine = Engine(EmbeddingConfig.from_proto(message), mesh)
         self._steps, self._rows, self.moved_bytes = steps, workload.rows, 0.0
@@ -55,7 +62,7 @@ class Placed:
         pass
 
     def run(self, steps: Sequence[int]) -> None:
-        report = self.engine.run(batches_of(self._steps, steps), contribution_rows=self._rows)
+        report = self.engine.run(list(batches_of(self._steps, steps)), contribution_rows=self._rows)
         moved = [table.cache.bytes for table in report.tables.values() if table.cache is not None]
         self.moved_bytes = sum(moved) / max(1, report.steps)
 
@@ -66,6 +73,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1 << 20, help="of a step")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--cached", type=float, default=0.1, help="the share of rows that have room on the device")
+    parser.add_argument("--look-ahead", type=int, default=4, help="openings that cached tables look ahead")
     args = parser.parse_args()
     devices, worst = len(jax.devices()), 0.0
     head = ["workload", "CPU engine", f"HOST on {devices} devices", "sharded over them", "CACHED, all"]
@@ -78,8 +86,8 @@ def main() -> int:
             "cpu": Placed(workload, steps, 1),
             "host": Placed(workload, steps, devices, "HOST"),
             "sharded": Placed(workload, steps, devices),
-            "all": Placed(workload, steps, 1, "CACHED", 1.0),
-            "some": Placed(workload, steps, 1, "CACHED", args.cached),
+            "all": Placed(workload, steps, 1, "CACHED", (1.0, args.look_ahead)),
+            "some": Placed(workload, steps, 1, "CACHED", (args.cached, args.look_ahead)),
         }
         ms = {side: of.median_ms for side, of in take_turns(sides, len(steps), args.rounds).items()}
         worst = max(worst, ms["host"] / ms["cpu"])

@@ -109,8 +109,8 @@ def host_mesh() -> Mesh:
         return Mesh(np.asarray(jax.local_devices(backend="cpu")[:1]), (AXIS,))
     except RuntimeError as error:
         raise ConfigError(
-            f"placement HOST needs jax's platform cpu, and JAX_PLATFORMS is '{os.environ.get('JAX_PLATFORMS')}'; add "
-            "',cpu' to it, or unset it"
+            "the placements HOST and CACHED need jax's platform cpu, and JAX_PLATFORMS is "
+            f"'{os.environ.get('JAX_PLATFORMS')}'; add ',cpu' to it, or unset it"
         ) from error
 
 
@@ -150,8 +150,10 @@ def create_cached(
 
 
 def places_layout(layout: Layout, places: int, mesh: Mesh) -> Layout:
-    """Return the layout of the places on the devices for a table on the host. Neighbours are on different devices as
-    soon as the places exceed the virtual shards: the first rows that are used take the first places."""
+    """Return the layout of the places on the devices for a table on the host.
+
+    With MOD sharding each 1024 successive places use all devices evenly; the first rows take the first places.
+    """
     return replace(
         layout, vocabulary_size=places, num_devices=mesh.size, mod=True, lanes=lanes(mesh), among=(0, 1), halved=False
     )

@@ -30,10 +30,7 @@ Float32 = npt.NDArray[np.float32]
 
 @dataclass
 class Moved:
-    """The rows that updates found on the devices or moved, and the seconds that the host waited for rows to come down.
-
-    A row that an update splits off counts once for every chunk that it is in.
-    """
+    """Rows that updates found on the devices or moved, and seconds that the host waited for rows to come down."""
 
     hits: int = 0
     up: int = 0
@@ -182,10 +179,11 @@ class CachedTables:
 
     def _store_new(self) -> None:
         """Store the new rows on the host."""
-        (rows, weights), self._new = self._new, NO_ROWS
+        rows, weights = self._new
         if self._is_descending[rows].any():
             self._settle()
         self._host.create_rows(0, rows, [weights])
+        self._new = NO_ROWS
 
     def create_rows(self, member: int, ids: Int64, weights: Iterable[Float32]) -> None:
         if not len(ids):
