@@ -185,3 +185,19 @@ def test_validate_prints_what_cached_tables_need_on_the_host_and_on_the_devices(
     )
     assert "memory    at least 1.5 kB over all devices: rows of 4 cached tables" in text
     assert printed["memory"]["plain"] == {"weights": 3600, "slots": 3600, "cached": 240}
+
+
+@pytest.mark.parametrize("variant", ["ffi", "xla", "pallas"])
+def test_a_move_keeps_every_bit_of_numbers_that_are_not_ordinary(variant, mesh_of, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_VARIANT", variant)
+    special = [np.nan, np.inf, -np.inf, -0.0, 1e-45, -3e-42, 3.4e38, 1.17549435e-38, 0.1]
+    rng, found = np.random.default_rng(5), set()
+    rows, slots = rng.choice(special, (2, 300, 3)).astype(np.float32)
+    steps = [rng.permutation(300)[:30] for _ in range(12)]
+    for placement in (PLACEMENTS["device"], cached.cached(20)):
+        engine = ps.Engine(cached.config_of(placement, ["plain"]), mesh_of(3), num_required=1)
+        engine.load_parameters("plain", rows, accumulators=slots)
+        for ids in steps:
+            engine.apply({"plain": (ids, np.zeros((30, 3)))})
+        found.add(b"".join(part.tobytes() for part in engine.retrieve_parameters("plain").values()))
+    assert len(found) == 1

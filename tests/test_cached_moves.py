@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 from cache_rule import simulated
+from ipc import log
 
 import penstock as ps
 
@@ -86,6 +87,17 @@ def test_a_replay_prints_what_moved(tmp_path, call):
     assert "on the host, cached" in call(0, "inspect", tmp_path / "cached.pbtxt")[0]
 
 
+def test_the_moves_of_all_passes_are_summed(tmp_path, call):
+    cached.config_of(cached.cached(1.0), ["plain"]).save(tmp_path / "tables.pbtxt")
+    (tmp_path / "log.arrows").write_bytes(log(cached.log_of(names=["plain"])))
+    words = ("replay", tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--out", tmp_path / "out")
+    reports = [call(0, *words, *flags)[1]["tables"]["plain"] for flags in ((), ("--passes", 3))]
+    for report in reports:
+        del report["cache"]["waited_ms"]
+        assert report["cache"]["up"] == report["distinct"]  # each row goes up once, as there is room for all
+    assert reports[0] == reports[1]
+
+
 @pytest.mark.parametrize("variant", ["ffi", "xla", "pallas"])
 def test_moves_copy_no_table_and_compile_nothing_once_warm(variant, mesh_of, compilations, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)
@@ -139,22 +151,22 @@ def test_a_device_that_fails_with_rows_on_their_way_down_fails_the_engine_and_no
     read, mesh_of, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
-    log = cached.log_of(steps=8, names=["plain"])
+    batches = cached.log_of(steps=8, names=["plain"])
     whole = engine_of(mesh_of(2), places=20)
-    whole.run(log)
+    whole.run(batches)
     engine = engine_of(mesh_of(2), places=20)
-    engine.run(log, checkpoint=tmp_path / "c", every=1, limit=7)
+    engine.run(batches, checkpoint=tmp_path / "c", every=1, limit=7)
     programs = engine.core.tables.cached["plain"]._device.programs
     at = programs.at
     monkeypatch.setattr(programs, "at", lambda what, *of: read if what == "read" else at(what, *of))
     with pytest.raises(jax.errors.JaxRuntimeError, match="the device is gone"):
-        engine.run(log, resume=True, checkpoint=tmp_path / "c", every=100)
+        engine.run(batches, resume=True, checkpoint=tmp_path / "c", every=100)
     for use in (engine.state_hash, lambda: engine.lookup("plain", [1]), lambda: step(engine, [1])):
         with pytest.raises(ps.StateError, match="an earlier step failed half way"):
             use()
     again = ps.Engine.restore(tmp_path / "c", mesh_of(2))
     assert again.global_step == 3
-    again.run(log, resume=True, checkpoint=tmp_path / "c", every=3)
+    again.run(batches, resume=True, checkpoint=tmp_path / "c", every=3)
     assert again.state_hash() == whole.state_hash()
 
 
