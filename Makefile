@@ -91,7 +91,7 @@ docs: .venv/installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet  # (an announcement, not a warning)
 
-# Every step compiled for every generation of TPU, into bench/results/tpu-matrix.md (about half an hour on one core;
+# Every step compiled for every generation of TPU, into bench/results/tpu-matrix.md (about an hour on one core;
 # finished cases are kept, so that it can be interrupted). tpu-small is the sample that CI compiles in `make neighbours`.
 tpu-matrix: build/tpu/installed
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.matrix \

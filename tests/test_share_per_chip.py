@@ -14,6 +14,7 @@ from cluster.jobs import Nodes
 from ipc import write
 
 import penstock as ps
+from penstock.bridge import device_tables
 from penstock.ray import Job
 from penstock.ray.cluster import started
 from penstock.ray.owners import Owner
@@ -116,6 +117,16 @@ def test_an_owner_whose_jax_has_no_such_accelerator_says_so(monkeypatch):
     error = owner.begin(None, None, None)
     assert isinstance(error, ps.ConfigError)
     assert re.match(r"share 1: expected one GPU, and jax has 8 devices of platform cpu there; install jax", str(error))
+
+
+def test_an_owner_whose_jax_cannot_use_its_accelerator_says_so(monkeypatch):
+    def make_mesh():
+        raise RuntimeError("Unable to initialize backend 'tpu': no chip\nmore about it")
+
+    monkeypatch.setattr(device_tables, "make_mesh", make_mesh)
+    error = Owner(config_of(), (0, 2), {"seed": 0}, {}, None, None, "tpu").begin(None, None, None)
+    assert isinstance(error, ps.ConfigError)
+    assert str(error).endswith("expected one TPU, and jax finds no device: Unable to initialize backend 'tpu': no chip")
 
 
 def test_processes_without_ray_each_see_one_chip_and_together_have_all_rows(tmp_path):

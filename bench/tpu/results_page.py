@@ -42,7 +42,7 @@ def row_of(result: Result, bundles: Bundles) -> str:
 
 def telling(case: Case) -> bool:
     """Return whether docs/tpu.md shows a case."""
-    usual = case.program == "apply" and not case.bfloat16 and case.lines == LINES
+    usual = case.program == "apply" and not case.bfloat16 and not case.compact and case.lines == LINES
     shown = case.generation in ("v5e", "v5p") and case.dim in (8, 32, 128, 300, 1024)
     return usual and shown and case.optimizer in ("Adagrad", "Adam")
 

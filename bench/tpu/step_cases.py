@@ -10,9 +10,9 @@ from typing import Any
 TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 FOUR_HOSTS = "v5e, 4 hosts"
 OF_FOUR_HOSTS = {FOUR_HOSTS: "v5e:4x4", "v5p, 4 hosts": "v5p:2x2x4"}
-DIMS = (8, 32, 64, 128, 200)
+DIMS = (8, 24, 32, 64, 100, 128, 200, 256, 300, 1024)
 MAIN = ("SGD", "Adagrad", "Adam", "FTRL")
-ROWS, LINES = 1 << 22, 4096
+ROWS, LINES, MANY_LINES = 1 << 22, 4096, 16_384
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,14 @@ class Case:
     bfloat16: bool = False
     program: str = "apply"
     lines: int = LINES
+    compact: bool = False  # whether rows are sent compact, as many as lines, and the step spreads them
 
     @property
     def what(self) -> str:
         """The optimizer, and in what a case differs from its usual step."""
         lines = f", {self.lines:,} lines" * (self.lines != LINES)
-        return self.optimizer + ", bfloat16" * self.bfloat16 + ", write" * (self.program == "write") + lines
+        of = ", bfloat16" * self.bfloat16 + ", write" * (self.program == "write") + ", compact" * self.compact
+        return self.optimizer + of + lines
 
     def has(self, words: str) -> bool:
         """Return whether all words are values of the case."""
@@ -77,9 +79,12 @@ def optimizers() -> dict[str, Any]:
 def cases(small: bool) -> Iterator[Case]:
     """Yield the cases of the grid. small : each generation and each optimizer once, the rest sampled"""
     for generation, dim, optimizer in product(TOPOLOGIES, DIMS, MAIN):
-        if not small or (generation, optimizer, dim) in SMALL:
+        everywhere = generation == "v5e" or optimizer in ("Adagrad", "Adam")
+        if (generation, optimizer, dim) in SMALL or (everywhere and not small):
             yield from (Case(generation, optimizer, dim, variant) for variant in ("pallas", "xla"))
     if not small:
+        for generation, dim, variant in product(TOPOLOGIES, (32, 128, 300), ("pallas", "xla")):
+            yield Case(generation, "Adam", dim, variant, lines=MANY_LINES)
         for optimizer in sorted(set(optimizers()) - set(MAIN)):
             for dim in (32, 128):
                 if optimizer != ROW_WISE:
@@ -95,6 +100,12 @@ def cases(small: bool) -> Iterator[Case]:
             yield Case(generation, "Adagrad", dim, variant, program="write")
         if dim == 128:
             yield Case(generation, "Adagrad", dim, "xla", True, "write")
+
+    for generation, dim in [("v5e", 8), ("v5p", 32)] if small else product(TOPOLOGIES, (8, 24, 32, 64, 100, 300)):
+        yield from (Case(generation, "Adagrad", dim, variant, compact=True) for variant in ("pallas", "xla"))
+        if dim == 32:
+            yield Case(generation, "Adagrad", dim, "xla", program="write", compact=True)
+            yield Case(generation, "Adam", dim, "xla", True, compact=True)
 
 
 ROW_WISE = "RowWiseAdagrad"  # the one whose slots are no lines; XLA compiles its steps

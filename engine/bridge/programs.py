@@ -52,7 +52,7 @@ def create(mesh: Mesh, line: Line, num_lines: int, starts: tuple[float, ...]) ->
         dims = [line.width, *[line.packed if line.row_slots else line.width] * line.num_slots]
         planes = [jnp.full((1, dim), start, jnp.float32) for dim, start in zip(dims, (0.0, *starts), strict=True)]
         one = line.stacked(line.pack([planes] * line.halves))
-        # A slot of one number per row is (1, group) in one line, and one axis in the table.
+        # On a TPU, a slot of one number per row is (1, group) in one line, and one axis in the table.
         wide = [jnp.broadcast_to(part, (num_lines, *part.shape[1:])) for part in one]
         return tuple(part.reshape(shape) for part, (shape, _) in zip(wide, line.arrays(num_lines), strict=True))
 

@@ -4,8 +4,9 @@ A line has ``width`` elements per plane: plane 0 holds weights, the others slots
 TPU its width is a multiple of 128, and short rows share it (``packed``). bfloat16 weights are stored two per word, so
 twice as many rows share a line (``halves``), each with separate slots.
 
-Slots of one number per row (``row_slots``) lie outside the lines: each is an array of one axis, a float per row in the
-order of the rows, which no tile pads. Among planes, such a slot is (n, group), after the planes of the line.
+Slots of one number per row (``row_slots``) follow the weights of a line on a CPU or GPU, so that one gather and one
+scatter move both. On a TPU they lie outside the lines: each is an array of one axis, a float per row in the order of
+the rows, which no tile pads. Among planes, such a slot is (n, group), after the planes of the line.
 
 Gradients arrive in a line as float32 bits, or UNTOUCHED where there is none: a NaN that no arithmetic produces. So a
 gradient of 0 is a gradient, the other rows of a line stay unchanged, and no mask is copied to the device.
@@ -109,8 +110,15 @@ class Line:
         return jnp.float32 if self.halves == 1 else jnp.int32
 
     @property
+    def slots_follow(self) -> bool:
+        """Whether slots of one number per row follow the weights of their line."""
+        return self.row_slots and self.lanes == 1
+
+    @property
     def forms(self) -> tuple[tuple[tuple[int, int], Any], ...]:
         """(shape, dtype) of a line in each of the arrays of lines."""
+        if self.slots_follow:
+            return (((1, self.width + self.num_slots * self.group), self.dtype),)
         cut = self.halved and self.lanes > 1
         return tuple(
             ((2, self.strip), np.int16) if cut and strips == 1 else ((strips, self.strip), self.dtype)
@@ -120,7 +128,7 @@ class Line:
     def arrays(self, num_lines: int) -> tuple[tuple[tuple[int, ...], Any], ...]:
         """(shape, dtype) of the arrays of that many lines: those of lines, then the slots of one number per row."""
         of_rows = ((num_lines * self.group,), jnp.float32)
-        slots = (of_rows,) * self.num_slots if self.row_slots else ()
+        slots = (of_rows,) * self.num_slots if self.row_slots and not self.slots_follow else ()
         return (*(((num_lines, *shape), dtype) for shape, dtype in self.forms), *slots)
 
     def nbytes(self, num_lines: int) -> int:
@@ -166,6 +174,10 @@ class Line:
     def planes(self, parts: Sequence[jax.Array]) -> Planes:
         """Return lines gathered from each of the arrays as planes (n, width), and slots of one number per row."""
         lines, slots = parts[: len(self.groups)], parts[len(self.groups) :]
+        if self.slots_follow:
+            ends = [self.width + slot * self.group for slot in range(self.num_slots)]
+            weights, *slots = jnp.split(lines[0][:, 0], ends, axis=1)
+            return [weights, *(slots if self.halves == 1 else map(_floats, slots))]
         words = [self._words(part) if part.dtype == jnp.int16 else part for part in lines]
         return [*self.joined([part[:, number] for part in words for number in range(part.shape[1])]), *slots]
 
@@ -173,6 +185,9 @@ class Line:
         """Return planes as lines of each of the arrays: the inverse of ``planes``."""
         by_line = _by_line if self.lanes > 1 else lambda part: part
         slots: Planes = []
+        if self.slots_follow:
+            weights, *slots = planes
+            return [jnp.concatenate([weights, *(slots if self.halves == 1 else map(_bits, slots))], axis=1)[:, None]]
         if self.row_slots:
             planes, slots = planes[:1], planes[1:]
         strips, ends = [by_line(strip) for strip in self.cut(planes)], accumulate(self.groups, initial=0)

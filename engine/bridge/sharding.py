@@ -6,7 +6,7 @@ devices up to NUM_SHARDS works, and a row's place inside its shard never depends
 
 A device's rows lie in lines of ``group`` rows (row_format.py describes them). On a CPU or GPU a line is one row, with
 weights and slots side by side, so that one gather fetches both. On a TPU a line is as wide as the vector registers.
-Slots of one number per row follow the weights in the tables of cpu_ffi.py, and lie apart from the lines in XLA's.
+Slots of one number per row follow the weights, on a CPU or GPU; on a TPU they lie apart from the lines.
 """
 
 from __future__ import annotations

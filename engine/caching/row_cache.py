@@ -69,6 +69,7 @@ class RowCache:
         self._entries: dict[int, list[tuple[Int64, Int64]]] = {}
         self._ranks: list[int] = []  # a heap
         self._num_entries = 0
+        self._has_entries = False  # there are none until rows first have to make room
         self._ordered = 0  # the rank whose first entry is in the order of victims
 
     def places_of(self, rows: Int64) -> Int64:
@@ -180,8 +181,11 @@ class RowCache:
         self._now += 1
         places = self.places_of(rows)
         up = np.flatnonzero(places < 0)
-        self._last[places[places >= 0]] = self._now  # these are no victims
         num_free = min(len(up), self.num_places - self._num_filled)
+        if len(up) > num_free and not self._has_entries:
+            self._has_entries = True
+            self._rebuild()
+        self._last[places[places >= 0]] = self._now  # these are no victims
         victims = self._victims(len(up) - num_free)
         down_rows = self._row[victims]
         self._place[down_rows] = 0
@@ -227,6 +231,8 @@ class RowCache:
     def _enter(self, places: Int64, ranks: Int64) -> None:
         """Give places their ranks."""
         self._rank[places] = ranks
+        if not self._has_entries:
+            return
         self._num_entries += len(places)
         is_known = ranks > -UNKNOWN // 2
         for some in (np.flatnonzero(is_known), np.flatnonzero(~is_known)):

@@ -192,12 +192,19 @@ class Owner:
             return
         from penstock.bridge.device_tables import make_mesh
 
-        devices = list(make_mesh().devices.flat)
+        name = self._accelerator.upper()
+        try:
+            devices = list(make_mesh().devices.flat)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"share {self._share[0]}: expected one {name}, and jax finds no device: {reason}"
+            ) from error
         platforms = {device.platform for device in devices}
         chips = {str(getattr(device, "coords", device.id)) for device in devices}  # a TPU chip may have two devices
         by_request = platforms == {"cpu"} and os.environ.get("JAX_PLATFORMS", "").startswith("cpu")
         if not by_request and (platforms != {self._accelerator} or len(chips) != 1):
-            name, found = self._accelerator.upper(), ", ".join(sorted(platforms))
+            found = ", ".join(sorted(platforms))
             raise ConfigError(
                 f"share {self._share[0]}: expected one {name}, and jax has {len(devices)} devices of platform {found} "
                 f"there; install jax for {name}s on all nodes, and let Ray set the variables of visible devices"

@@ -82,10 +82,14 @@ def row_wise_adagrad(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, 
 
 
 def _row_sum(ops: Ops, values: Array) -> Array:
-    """Sum over the last axis and keep it: add halves until one is left, an order that every backend keeps."""
+    """Sum squares over the last axis and keep it: add halves until one is left, an order that every backend keeps.
+
+    An odd middle stays: a zero is added to it, which changes no square.
+    """
     while (width := values.shape[-1]) > 1:
-        half = width // 2
-        folded = values[..., :half] + values[..., width - half :]
-        middle = values[..., half : width - half]
-        values = ops.xp.concatenate([folded, middle], axis=-1) if width % 2 else folded
+        half, odd = width // 2, width % 2
+        upper = values[..., half + odd :]
+        if odd:
+            upper = ops.xp.pad(upper, [(0, 0)] * (upper.ndim - 1) + [(0, 1)])
+        values = values[..., : half + odd] + upper
     return values
