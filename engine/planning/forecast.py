@@ -125,7 +125,8 @@ class Forecast:
 
         to_the_end : these are the last; else as many remain as cached tables look ahead to
         """
-        self._upcoming.extend(several)
+        if self.full is None:
+            self._upcoming.extend(several)
         while len(self._upcoming) > (0 if to_the_end else self._look_ahead) and self.full is None:
             self.step(self._upcoming[0])
             self._upcoming.popleft()
