@@ -70,7 +70,7 @@ mutations: .venv/installed
 	PYTHONPATH=tests $(BIN)/python -m mutations $(ARGS)
 
 # Fault injection: 1,000 kills at random moments, and a kill and an error at every file operation. `--only NAME` repeats
-# one. Then 500 signals in the first two seconds of a command; `make faults SIGNALS="--cases 50"`.
+# one; `--passes 3` or `--placement cached` does it to replays of that kind. Then 500 signals in the first two seconds of a command; `make faults SIGNALS="--cases 50"`.
 faults: .venv/installed
 	$(BIN)/python tests/faults/run.py $(ARGS)
 	$(BIN)/python tests/faults/signals.py $(SIGNALS)
@@ -96,11 +96,13 @@ docs: .venv/installed
 tpu-matrix: build/tpu/installed
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.matrix \
 		--results build/tpu/results.jsonl --write bench/results/tpu-matrix.md $(ARGS)
+	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.cached_steps
 
 tpu-small: build/tpu/installed
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.matrix --small $(ARGS)
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.functional_step --small
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.exchanged_step
+	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.cached_steps v5e
 
 # Every step compiled for an H200, without a GPU (about 600 MB to install); ARGS=--small is the sample that CI compiles.
 gpu-aot: build/gpu/installed

@@ -31,6 +31,7 @@ PACKAGE_DIR = {
     "penstock.bridge.pallas": "engine/bridge/pallas",
     "penstock.bridge.feeding": "engine/bridge/feeding",
     "penstock.bridge.processes": "engine/bridge/processes",
+    "penstock.caching": "engine/caching",
     "penstock.checkpoint": "engine/checkpoint",
     "penstock.cli": "engine/cli",
     "penstock.cli.pages": "engine/cli/pages",

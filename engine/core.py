@@ -194,7 +194,7 @@ class EngineCore:
         with self.still():
             for store in self.pipeline.stores.values():
                 store.start_counting()
-            self.tables.dynamic.start_counting()
+            self.tables.start_counting()
 
     def expired_waiting(self) -> dict[str, int]:
         """Return how many expired keys every dynamic table has. Frames enter meanwhile if the lock is not held."""
@@ -205,8 +205,9 @@ class EngineCore:
         stores = self.pipeline.stores.items()
         with self.gate.still():  # else a step on another thread is between its plan and its changes
             keys = self.tables.dynamic.reports(self.expired_waiting() if waiting is None else waiting)
+            caches = self.tables.cache_reports()
         distinct = {name: None if name in keys else of.accumulator.num_distinct for name, of in stores}
-        return {name: TableReport(of.num_rows, distinct[name], keys.get(name)) for name, of in stores}
+        return {n: TableReport(of.num_rows, distinct[n], keys.get(n), caches.get(n)) for n, of in stores}
 
     # ---- tables
 

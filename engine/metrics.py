@@ -42,6 +42,15 @@ KEY_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
     "rejected": ("rejected_keys_total", Counter, "keys that were due and found no room"),
     "unadmitted_rows": ("unadmitted_rows_total", Counter, "gradient rows of keys that were not admitted"),
 }
+# Of cached tables: the field of CacheReport → the metric.
+CACHE_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
+    "places": ("cache_rows", Gauge, "rows that have room on the devices"),
+    "hits": ("cache_hits_total", Counter, "updated rows that were on the devices"),
+    "up": ("cache_up_rows_total", Counter, "rows moved from the host to the devices"),
+    "down": ("cache_down_rows_total", Counter, "rows moved back to the host"),
+    "bytes": ("cache_moved_bytes_total", Counter, "bytes of rows moved up and down"),
+    "waited_s": ("cache_waited_seconds_total", Counter, "time that the host waited for rows to come down"),
+}
 
 
 class Snapshots(Collector):
@@ -188,7 +197,6 @@ def _gate(of: Snapshot) -> Iterator[Metric]:
 
 def _tables(of: Snapshot) -> Iterator[Metric]:
     tables, updated = of.tables, {name: of.updated.get(name, 0) for name in of.tables}
-    keys = {name: table.keys for name, table in tables.items() if table.keys is not None}
     rows = {name: table.rows for name, table in tables.items()}
     yield labelled("penstock_table_rows_total", Counter, "gradient rows that entered the gate", "table", rows)
     distinct = {name: table.distinct for name, table in tables.items() if table.distinct is not None}
@@ -197,9 +205,10 @@ def _tables(of: Snapshot) -> Iterator[Metric]:
     yield labelled("penstock_table_updated_rows_total", Counter, by_optimizer, "table", updated)
     unique = {name: updated[name] / n if n else math.nan for name, n in rows.items()}
     yield labelled("penstock_table_unique_ratio", Gauge, "updated rows over gradient rows", "table", unique)
-    for number, (metric, kind, documentation) in KEY_METRICS.items():
-        values = {name: getattr(report, number) for name, report in keys.items()}
-        if keys:
+    for part, metrics in (("keys", KEY_METRICS), ("cache", CACHE_METRICS)):
+        reports = {name: report for name, table in tables.items() if (report := getattr(table, part)) is not None}
+        for number, (metric, kind, documentation) in metrics.items() if reports else ():
+            values = {name: getattr(report, number) for name, report in reports.items()}
             yield labelled(f"penstock_table_{metric}", kind, documentation, "table", values)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -28,6 +28,7 @@ from penstock.io.decoding.reader import MOST_BYTES, FrameReader, ReadOptions
 from penstock.io.storage.delta_sink import DeltaWriter, open_deltas
 from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.learning_rates import LearningRates, Rates
+from penstock.planning.look_ahead import LookAhead, looked_ahead
 from penstock.stats import Counters, Report
 from penstock.telemetry import Telemetry
 from penstock.validation import function, place, share, whole
@@ -108,6 +109,10 @@ class SourceRun:
             as_files=options.as_files,
         )
         self._reader = FrameReader(source, read)
+        self._ahead = None
+        if self._reader.is_ready and looked_ahead(core.tables.specs):
+            self._ahead = LookAhead(core, self._reader, options.flush)
+        self._first_bad = self._reader.first_bad if self._ahead is None else self._ahead.first_bad
         self._progress = None if options.progress is None else function("progress", options.progress)
         self._open_deltas: OpenDeltas | None = None
         self._writer: DeltaWriter | None = None
@@ -153,6 +158,7 @@ class SourceRun:
                 with (
                     closing(self._reader.numbered()) as numbered,
                     core.in_lockstep(limited(numbered, saving.left(self._limit)), self._rates, counters) as frames,
+                    ExitStack() as stack,
                 ):
                     with reading:
                         saving.skip(frames, self._limit)
@@ -161,13 +167,18 @@ class SourceRun:
                             core.open_early(self._rates, counters)
                         if self._deltas is not None:
                             yield from self._deltas.due()
+                    if self._ahead is not None:
+                        frames = stack.enter_context(closing(self._ahead.frames(frames)))
                     while True:
                         with reading:
                             saving.source, frame = next(frames, (0, None))
                         if frame is None:
                             break
                         if frame.is_void:
-                            saving.pass_over(frame) if frame.place else saving.idle()
+                            if frame.place:
+                                saving.pass_over(frame)
+                            elif self._reader.is_idle:
+                                saving.idle()
                             continue
                         with summing:
                             frame, _ = core.push(frame, self._rates, counters)
@@ -205,7 +216,7 @@ class SourceRun:
         self._core.start_counting()
         self._core.rates = self._rates
         with (
-            self._telemetry.run(self._counters, self._reader.fraction, self._reader.first_bad),
+            self._telemetry.run(self._counters, self._fraction, self._first_bad),
             self._session.run(
                 self._reader,
                 self._counters,
@@ -226,8 +237,12 @@ class SourceRun:
         """Sample and report a frame that was applied."""
         self._telemetry.sample(frame, self._core.gate, self._core.last_rates or ())
         if self._progress is not None:
-            self._progress(self._counters, self._gate, self._reader.fraction())
+            self._progress(self._counters, self._gate, self._fraction())
         interrupts.check()
+
+    def _fraction(self) -> float | None:
+        """Return the share of the input that was applied, or is next, if known."""
+        return self._reader.fraction() if self._ahead is None else self._ahead.fraction
 
     def _may_commit(self) -> bool:
         """Return whether every change was acknowledged: a run resumed from a commit never emits earlier changes."""
@@ -244,7 +259,7 @@ class SourceRun:
                 unverified=self._reader.unverified,
                 tables=core.table_reports(),
                 learning_rates=core.last_rates if core.config.num_tags else None,
-                notes=(*counters.notes(self._reader.first_bad), *core.tables.programs.problems),
+                notes=(*counters.notes(self._first_bad), *core.tables.programs.problems),
                 skipped=self._num_skipped,
                 variants=core.tables.programs.variants,
                 device_problems=len(core.tables.programs.problems),

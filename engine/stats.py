@@ -37,25 +37,55 @@ class KeyReport:
 
 
 @dataclass(frozen=True)
+class CacheReport:
+    """The rows of a cached table that the updates of a run found on the devices, and those that they moved.
+
+    places : rows that have room there; hits : updated rows that were there
+    up, down : rows that were moved to the devices, and back to the host; bytes : of both
+    waited_ms : time that the host waited for rows to come down
+    An update of more rows than there are places is carried out in several, which count separately.
+    """
+
+    places: int
+    hits: int
+    up: int
+    down: int
+    bytes: int
+    waited_ms: float
+
+    @property
+    def waited_s(self) -> float:
+        return self.waited_ms / 1000
+
+
+@dataclass(frozen=True)
 class TableReport:
     """The counts of one table.
 
     rows : gradient rows that entered the gate; distinct : distinct ids among them; None: a dynamic table
     keys : of a dynamic table; None: it is not dynamic
+    cache : of a cached table; None: it is placed elsewhere
     """
 
     rows: int
     distinct: int | None
     keys: KeyReport | None = None
+    cache: CacheReport | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data: with ``keys`` for a dynamic table, else with ``distinct``."""
+        """Return the report as plain data: with ``keys`` for a dynamic table, else with ``distinct``; with ``cache``
+        for a cached one."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> TableReport:
-        keys = plain.get("keys")
-        return cls(plain["rows"], plain.get("distinct"), None if keys is None else KeyReport(**keys))
+        keys, cache = plain.get("keys"), plain.get("cache")
+        return cls(
+            plain["rows"],
+            plain.get("distinct"),
+            None if keys is None else KeyReport(**keys),
+            None if cache is None else CacheReport(**cache),
+        )
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ ROOMS = [
         "penstock.bridge",
         {
             "penstock.bridge",
+            "penstock.caching",
             "penstock.pyx.partition",
             "penstock.pyx.update",
             "penstock.updates",
@@ -202,6 +203,7 @@ ROOMS = [
             "penstock.interrupts",
             "penstock.io",
             "penstock.learning_rates",
+            "penstock.planning.look_ahead",
             "penstock.stats",
             "penstock.telemetry",
         },

@@ -28,6 +28,7 @@ BELOW_CORE = [
         "penstock.planning",
         {
             *BASICS,
+            "penstock.caching",
             "penstock.gate",
             "penstock.interrupts",
             "penstock.io.decoding.reader",
@@ -37,6 +38,11 @@ BELOW_CORE = [
             "penstock.pyx.keys",
             "penstock.tables.key_directory",
         },
+        {"numpy"},
+    ),
+    (
+        "penstock.planning.look_ahead",
+        {*BASICS, "penstock.core", "penstock.io.decoding.reader", "penstock.pipeline", "penstock.planning.id_gate"},
         {"numpy"},
     ),
     ("penstock.tables.orbax", {"penstock.errors", "penstock.frames", "penstock.io.storage.table_files"}, {"numpy"}),
@@ -97,10 +103,9 @@ BELOW_CORE = [
     (
         "penstock.tables.table_set",
         {
+            *BASICS,
             "penstock.bridge",
-            "penstock.errors",
-            "penstock.config",
-            "penstock.frames",
+            "penstock.caching",
             "penstock.tables.dynamic_table",
             "penstock.tables.initializers",
             "penstock.tables.key_directory",
@@ -129,6 +134,7 @@ BELOW_CORE = [
     ("penstock.errors", set(), set()),
     ("penstock.tables", set(), set()),
     ("penstock.frames", {"penstock.errors", "penstock.pyx.buffer_pool"}, {"numpy"}),
+    ("penstock.caching", {"penstock.caching"}, {"numpy"}),
     ("penstock.updates", {"penstock.updates"}, set()),
     ("penstock.updates.optax_transforms", {"penstock.errors", "penstock.updates"}, {"jax", "numpy"}),
     (

@@ -22,7 +22,7 @@ def failed(mesh, rank, count, folder):
     bad = {"t": (np.array([1, 99 if rank else 2]), np.ones((2, 4), np.float32))}
     missing = folder / "missing.arrows"
     dynamic = ps.EmbeddingConfig.from_tables([ps.TableConfig(24, 4, name="d", dynamic=ps.Dynamic())], ps.SGD(0.1))
-    placed = ps.EmbeddingConfig.from_tables([ps.TableConfig(24, 4, placement=ps.Placement("host"))], ps.SGD(0.1))
+    placed = ps.EmbeddingConfig.from_tables([ps.TableConfig(24, 4, placement=ps.Placement("cached", 9))], ps.SGD(0.1))
     uneven = jax.sharding.Mesh(np.asarray(jax.devices()[1:]), ("x",))
 
     def source():

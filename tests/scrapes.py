@@ -27,7 +27,12 @@ METRIC_OF = {
     "seconds": "penstock_run_seconds",
     "rows_per_s": "penstock_rows_per_second",
     "dropped": "penstock_dropped_rows_total",
-    "tables": ("penstock_table_rows_total", "penstock_table_distinct_ids", "penstock_table_keys"),
+    "tables": (
+        "penstock_table_rows_total",
+        "penstock_table_distinct_ids",
+        "penstock_table_keys",
+        "penstock_table_cache_rows",
+    ),
     "learning_rates": "penstock_learning_rate_ratio",
     "held_bytes": "penstock_held_bytes",
     "skipped": "penstock_skipped_frames_total",
@@ -48,6 +53,15 @@ METRIC_OF_KEYS = {
     "evicted": "penstock_table_evicted_keys_total",
     "rejected": "penstock_table_rejected_keys_total",
     "unadmitted_rows": "penstock_table_unadmitted_rows_total",
+}
+# Every number of the moves of a cached table, and its metric.
+METRIC_OF_CACHE = {
+    "places": "penstock_table_cache_rows",
+    "hits": "penstock_table_cache_hits_total",
+    "up": "penstock_table_cache_up_rows_total",
+    "down": "penstock_table_cache_down_rows_total",
+    "bytes": "penstock_table_cache_moved_bytes_total",
+    "waited_ms": "penstock_table_cache_waited_seconds_total",
 }
 NO_NUMBERS = {"verified", "unverified", "state_hash", "notes", "variants"}
 
@@ -123,6 +137,11 @@ def same_as_report(values, report):
     for name, table in report["tables"].items():
         escaped = name.replace('"', '\\"')
         assert values[f'penstock_table_rows_total{{table="{escaped}"}}'] == table["rows"]
+        if "cache" in table:
+            assert table["cache"].keys() == METRIC_OF_CACHE.keys()
+            for number, metric in METRIC_OF_CACHE.items():
+                unit = 1000 if number == "waited_ms" else 1
+                assert unit * values[f'{metric}{{table="{escaped}"}}'] == pytest.approx(table["cache"][number]), number
         if "keys" in table:
             assert table["keys"].keys() == METRIC_OF_KEYS.keys()
             for number, metric in METRIC_OF_KEYS.items():

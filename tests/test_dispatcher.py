@@ -152,3 +152,34 @@ def test_reads_see_every_submitted_step(mesh_of):
     assert (table.read(np.arange(80), 1) == 1.5).all()
     table.write(np.arange(80), np.zeros((80, 8), np.float32))
     assert (table.read(np.arange(80)) == 0).all()
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_a_copy_of_rows_is_queued_between_steps_and_waits_for_none(mesh_of, devices):
+    table, busy = table_of(mesh_of, devices=devices), threading.Event()
+    ids, gradients = np.arange(80), np.ones((80, 8), np.float32)
+    table.apply(ids, gradients, 0.1)
+    table.wait()
+    table._tables._dispatcher.submit("table 't', step 1", lambda: busy.wait(HANG_S))
+    before = np.empty((80, 16), np.float32)
+    wait = table.copy_rows(ids, before)  # returns although nothing is dispatched
+    assert not busy.is_set()
+    busy.set()
+    table.apply(ids, gradients, 0.1)
+    wait()
+    assert (before[:, 8:] == 1.5).all()
+    assert (table.read(ids, 1) == 2.5).all()
+
+
+def test_a_copy_that_fails_names_its_table_and_stops_what_follows(mesh_of, monkeypatch):
+    table = table_of(mesh_of)
+
+    def fail(*_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone")
+
+    monkeypatch.setattr(table._tables.programs, "at", lambda *_: fail)
+    wait = table.copy_rows(np.arange(3), np.empty((3, 16), np.float32))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="table 't', copying rows: INTERNAL: the device is gone"):
+        wait()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="table 't', copying rows: INTERNAL"):
+        table.wait()

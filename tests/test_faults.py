@@ -41,6 +41,17 @@ def test_a_replay_in_passes_that_ended_early_resumes_to_the_state_of_one_run(in_
     in_passes.check(name)
 
 
+@pytest.fixture(scope="module")
+def of_cached_tables(tmp_path_factory):
+    with Harness(tmp_path_factory.mktemp("cached"), placement="cached") as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", ["moment:2", "kill:20", "kill-half:40", "eio:30", "enospc:50", "limit:20000"])
+def test_a_replay_with_rows_in_flight_that_ended_early_resumes_to_the_same_state(of_cached_tables, name):
+    of_cached_tables.check(name)
+
+
 @pytest.mark.parametrize("kind", ["killing", "killing half"])
 @pytest.mark.parametrize("number", [3, 8, 11, 14, 20])  # the resumed run makes two commits at least: 21 operations
 def test_a_killed_resume_of_a_checkpoint_of_format_2_is_resumed_again(harness, kind, number):

@@ -169,6 +169,7 @@ def test_a_dynamic_rate_is_an_argument_of_the_step(mesh_of):
     [
         (None, {"dynamic": ps.Dynamic()}, "it is dynamic"),
         (None, {"placement": ps.Placement("host")}, "it is placed on the host"),
+        (None, {"placement": ps.Placement("cached", 9)}, "it is placed on the host"),
         (ps.SGD(0.1, use_gradient_accumulation=False), {}, "it is updated once per gradient"),
         (ps.Adam(lazy_adam=False), {}, "its optimizer changes rows without gradients"),
     ],

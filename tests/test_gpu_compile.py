@@ -56,4 +56,5 @@ def test_the_sample_and_the_whole_cover_the_optimizers_and_writes():
     small, whole = set(steps.cases(small=True)), set(steps.cases(small=False))
     assert small < whole
     assert {case.optimizer for case in whole} == set(steps.optimizers())
-    assert {case.program for case in small} == {"apply", "write", steps.OWN}
+    assert {case.program for case in small} == {"apply", "write", "read", steps.OWN}
+    assert {case.program for case in small if case.rows == steps.PLACES} == {"apply", "write", "read"}

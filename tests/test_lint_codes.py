@@ -84,6 +84,17 @@ CASES = [
     ("PS019", engine_text('feature { name: "f" combiner: "max" }', GOOD + FEATURE), "feature[0].combiner"),
     ("PS021", engine_text('table { name: "a" dynamic { expire { clock: TIME } } }'), "table[0].dynamic"),
     ("PS021", engine_text('table { name: "a" dynamic { admit { min_count: 0 } } }'), "table[0].dynamic"),
+    ("PS022", engine_text('table { name: "a" placement { where: CACHED } }'), "table[0].placement.device_bytes"),
+    (
+        "PS022",
+        engine_text('table { name: "a" placement { where: CACHED device_bytes: 9 look_ahead: -1 } }'),
+        "table[0].placement.look_ahead",
+    ),
+    (
+        "PS022",
+        engine_text('table { name: "a" placement { where: HOST look_ahead: 0 } }'),
+        "table[0].placement.look_ahead",
+    ),
     ("PS020", engine_text("gate { num_required: 0 }"), "gate.num_required"),
     ("PS101", GOOD.replace("mode: TRAINING", ""), "mode"),
     ("PS102", GOOD.replace("TRAINING", "INFERENCE"), "mode"),
@@ -141,6 +152,14 @@ CASES = [
     (
         "PS218",
         engine_text('table { name: "a" dynamic { } }', GOOD.replace("adagrad { }", ADAM % "use_non_lazy_adam: true")),
+        "…adam.use_non_lazy_adam",
+    ),
+    (
+        "PS219",
+        engine_text(
+            'table { name: "a" placement { where: CACHED device_bytes: 9 } }',
+            GOOD.replace("adagrad { }", ADAM % "use_non_lazy_adam: true"),
+        ),
         "…adam.use_non_lazy_adam",
     ),
     ("PS209", parameters("ftrl { allow_zero_accumulator: true }"), "…ftrl.allow_zero_accumulator"),

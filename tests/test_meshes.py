@@ -166,7 +166,9 @@ def test_all_processes_raise_the_mistake_of_one_and_continue(tmp_path):
     assert "missing.arrows" in first["missing"][1]
     assert order in first["config"][1]
     assert "table 'd' is dynamic, and the mesh spans 2 processes" in first["dynamic"][1]
-    placed = "table 'table_0' has the placement HOST, and the mesh spans 2 processes: create the engine on the devices"
+    placed = (
+        "table 'table_0' has the placement CACHED, and the mesh spans 2 processes: create the engine on the devices"
+    )
     assert placed in first["placed"][1]
     assert "of every process, got 1 of process 0, 2 of process 1" in first["uneven"][1]
     for errors in (first, second):

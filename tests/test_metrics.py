@@ -5,6 +5,7 @@ import http.client
 import math
 import urllib.error
 import urllib.request
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -102,8 +103,13 @@ def dynamic_table():
     return ps.TableConfig(8, 2, name="key", dynamic=ps.Dynamic(min_count=2, expire_after=3, evict="lru"))
 
 
+def cached_table():
+    return ps.TableConfig(40, 2, name="user", placement=ps.Placement("cached", device_bytes=160))
+
+
 def test_a_scrape_has_the_names_types_and_labels_of_the_docs_and_no_others(tmp_path):
-    engine = ps.Engine(config_of(dynamic_table()), num_required=2)
+    more = [dynamic_table(), replace(cached_table(), name="cached")]
+    engine = ps.Engine(config_of(*more), num_required=2)
     engine.run(batches(), on_bad_row="drop", checkpoint=tmp_path / "c")
     engine.watch.queued_rows = lambda: 0  # as a service sets it
     assert described(Metrics(engine).text()) == documented()
@@ -124,6 +130,14 @@ def test_a_scrape_counts_the_keys_of_a_dynamic_table_as_the_report_does():
     same_as_report(parsed(Metrics(engine).text()), report)
 
 
+def test_a_scrape_counts_the_moves_of_a_cached_table_as_the_report_does():
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables([cached_table()], optimizer=ps.Adagrad(0.1)))
+    report = engine.run([log_of([[i, i + 1, i + 2] for i in range(20)], 2)]).to_dict()
+    of = report["tables"]["user"]["cache"]
+    assert (of["places"], of["hits"], of["up"], of["down"], of["bytes"]) == (10, 38, 22, 12, 34 * 16)
+    same_as_report(parsed(Metrics(engine).text()), report)
+
+
 def test_a_collector_goes_into_the_registry_of_a_program():
     engine, registry = ps.Engine(config_of()), CollectorRegistry(auto_describe=True)
     registry.register(Metrics(engine))
@@ -136,7 +150,7 @@ def test_a_collector_goes_into_the_registry_of_a_program():
 
 def test_every_number_of_the_report_is_a_metric():
     assert set(METRIC_OF) | NO_NUMBERS == set(ps.Report.__dataclass_fields__)
-    exposed = set(described(Metrics(ps.Engine(config_of(dynamic_table()))).text()))
+    exposed = set(described(Metrics(ps.Engine(config_of(dynamic_table(), replace(cached_table(), name="c")))).text()))
     for names in METRIC_OF.values():
         assert exposed.issuperset([names] if isinstance(names, str) else names), names
 

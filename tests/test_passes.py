@@ -11,12 +11,14 @@ import pyarrow as pa
 import pytest
 from deltas import bytes_of
 from dynamic import ALL_POLICIES
+from engines import batch
 from ipc import log
 
 import penstock as ps
 from penstock.cli.main import main
 from penstock.passes.multi_pass import MultiPass
 from penstock.passes.pass_folder import PassFolder
+from penstock.pyx.keys.key_owners import owners
 
 VISITOR = ps.TableConfig(20_000, 2, name="visitor", optimizer=ps.Adam(0.1), dynamic=ALL_POLICIES)
 SWEPT = ps.TableConfig(3, 4, name="swept", optimizer=ps.Adam(0.05, lazy_adam=False))
@@ -172,6 +174,37 @@ def test_sources_that_change_between_passes_are_refused_and_nothing_is_committed
     assert call(0, *words, "--resume")[1]["state_hash"] == replay("whole")[0]["state_hash"]
 
 
+def test_a_share_that_is_full_in_a_later_pass_ends_the_replay_and_nothing_is_committed(tmp_path, call):
+    table = ps.TableConfig(8192, 2, name="t", dynamic=ps.Dynamic(on_full="error"))
+    ps.EmbeddingConfig.from_tables([table], ps.SGD(0.1)).save(tmp_path / "tables.pbtxt")
+    keys = np.arange(12_000)
+    of_last = keys[owners(keys, 0, "t", 8192, 2) == 1][:4097]  # of two shares of 4,096 rows
+    several = [batch(ids, step=step) for step, ids in enumerate([keys[:90], of_last[:4000], of_last[4000:], [1]])]
+    (tmp_path / "log.arrows").write_bytes(log(several))
+    words = [
+        "replay",
+        tmp_path / "tables.pbtxt",
+        tmp_path / "log.arrows",
+        "--passes",
+        2,
+        "--checkpoint",
+        tmp_path / "c",
+    ]
+    words += ["--out", tmp_path / "out", "--deltas", tmp_path / "d", "--every", 1]
+    text = call(6, *words)[0]
+    assert "pass 2 of 2: table 't': no room for 1 of 97 new keys: 4000 of 4096 rows are in use" in text
+    assert f"only begins anew: remove {tmp_path}/c/.passes; nothing was committed" in text
+    assert not list((tmp_path / "c").glob("*.commit"))
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "d").exists()
+    larger = ps.TableConfig(16_384, 2, name="t", dynamic=ps.Dynamic(on_full="error"))
+    ps.EmbeddingConfig.from_tables([larger], ps.SGD(0.1)).save(tmp_path / "tables.pbtxt")
+    assert "remove this folder" in call(2, *words, "--resume")[0]
+    shutil.rmtree(tmp_path / "c" / ".passes")
+    plain = call(0, *words[:3])[1]["state_hash"]
+    assert call(0, *words, "--resume")[1]["state_hash"] == plain
+
+
 def test_an_interrupted_pass_continues_at_its_position(replay, tmp_path, monkeypatch, capsys):
     whole, seen = replay("whole"), []
 
@@ -186,17 +219,7 @@ def test_an_interrupted_pass_continues_at_its_position(replay, tmp_path, monkeyp
 
         return progress
 
-    words = [
-        "--checkpoint",
-        str(tmp_path / "c"),
-        "--passes",
-        "3",
-        "--resume",
-        "--every",
-        "2",
-        "--deltas-per",
-        "steps=2",
-    ]
+    words = ["--checkpoint", f"{tmp_path}/c", *["--passes", "3", "--resume", "--every", "2", "--deltas-per", "steps=2"]]
     whole = replay("whole-2", "--deltas-per", "steps=2")
     for rank in range(3):
         monkeypatch.setattr(MultiPass, "_progress", stops_at(rank))

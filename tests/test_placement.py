@@ -131,6 +131,11 @@ def test_a_placement_is_part_of_the_configuration_and_not_of_the_message_of_tens
     assert "placement {\n    where: HOST\n  }" in (tmp_path / "t.pbtxt").read_text()
     loaded = ps.EmbeddingConfig.load(tmp_path / "t.pbtxt")
     assert [spec.placement for spec in loaded.tables] == [HOST, DEVICE, HOST, DEVICE]
+    cached = ps.TableConfig(4, 2, name="t", placement=ps.Placement("cached", device_bytes=2**40))
+    ps.EmbeddingConfig.from_tables([cached], ps.SGD(0.1)).save(tmp_path / "c.pbtxt")
+    assert "where: CACHED\n    device_bytes: 1099511627776\n    look_ahead: 4" in (tmp_path / "c.pbtxt").read_text()
+    loaded = ps.EmbeddingConfig.load(tmp_path / "c.pbtxt").table("t")
+    assert loaded.placement == ps.Placement("cached", 2**40, look_ahead=4)
     table = ps.TableConfig(4, 2, name="t", placement=HOST)
     assert b"placement" not in ps.EmbeddingConfig.from_tables([table], ps.SGD(0.1)).to_proto().SerializeToString()
 
@@ -138,7 +143,28 @@ def test_a_placement_is_part_of_the_configuration_and_not_of_the_message_of_tens
 @pytest.mark.parametrize(
     ("problem", "create"),
     [
-        ("where must be one of device, host, got 'gpu'", lambda: ps.Placement("gpu")),
+        ("where must be one of device, host, cached, got 'gpu'", lambda: ps.Placement("gpu")),
+        (
+            "device_bytes is of the placement cached, and where is host; remove it",
+            lambda: ps.Placement("host", device_bytes=1),
+        ),
+        (
+            "look_ahead is of the placement cached, and where is device; remove it",
+            lambda: ps.Placement(look_ahead=0),
+        ),
+        ("device_bytes of a cached table must be an int of at least 1, got None", lambda: ps.Placement("cached")),
+        (
+            "device_bytes of a cached table must be an int of at least 1, got 8000000000.0",
+            lambda: ps.Placement("cached", 8e9),
+        ),
+        (
+            "device_bytes of a cached table must be an int of at least 1, got 0",
+            lambda: ps.Placement("cached", 0),
+        ),
+        (
+            "look_ahead of a cached table must be an int of at least 0, got -1",
+            lambda: ps.Placement("cached", 1, -1),
+        ),
         (
             r"placement must be a Placement, such as Placement\('host'\), got 'host'",
             lambda: ps.TableConfig(4, 2, placement="host"),
@@ -156,7 +182,7 @@ def test_a_host_that_jax_may_not_use_is_one_clear_error(monkeypatch, mesh_of):
 
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     monkeypatch.setattr(jax, "local_devices", refuse)
-    problem = "placement HOST needs jax's platform cpu, and JAX_PLATFORMS is 'cuda'; add ',cpu' to it, or unset it"
+    problem = "the placements HOST and CACHED need jax's platform cpu, and JAX_PLATFORMS is 'cuda'; add ',cpu' to it"
     with pytest.raises(ps.ConfigError, match=problem):
         ps.Engine(config_of(ALL), mesh_of(1))
 

@@ -81,7 +81,9 @@ def test_a_commit_is_smaller_by_the_columns_that_are_not_repeated(tmp_path):
 # ---- users and files
 
 
-def test_the_slot_is_read_and_loaded_with_one_column():
+@pytest.mark.parametrize("variant", ["ffi", "xla", "pallas"])  # rows of the last one share lines, as on a TPU
+def test_the_slot_is_read_and_loaded_with_one_column(variant, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_VARIANT", variant)
     engine, other = trained(), ps.Engine(config_of())
     parts = engine.retrieve_parameters("user")
     assert [part.shape for part in parts.values()] == [(ROWS, DIM), (ROWS, 1)]

@@ -22,6 +22,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from penstock.bridge import cpu_ffi
+from penstock.bridge.cached_tables import CachedTables
 from penstock.bridge.cpu_ffi import CpuTables
 from penstock.bridge.feeding.dispatcher import Dispatcher
 from penstock.bridge.processes.agreement import Processes
@@ -30,6 +31,7 @@ from penstock.bridge.programs import AXIS, BY_ROW
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import form, stacked
 from penstock.bridge.xla_tables import XlaTables
+from penstock.caching.row_cache import RowCache
 from penstock.errors import ConfigError
 from penstock.updates import UpdateRule
 
@@ -46,6 +48,8 @@ def create_tables(
     variant: str | None = None,
     preferred: Mapping[str, str] = MappingProxyType({}),
     processes: Processes | None = None,
+    dispatcher: Dispatcher | None = None,
+    moving: bool = False,
 ) -> list[CpuTables | XlaTables]:
     """Create tables on the devices of a mesh, with weights of 0; those that share arrays are one object.
 
@@ -54,6 +58,7 @@ def create_tables(
     variant : for tests and benchmarks; None: chosen for each table by ``choose``
     preferred : table → the variant that the caller prefers
     processes : that the mesh spans; None: only this one
+    dispatcher : of tables that share arenas with these; moving : whether steps also write and read rows
     """
     on_cpu: list[TableDefinition] = []
     others: list[TableDefinition] = []
@@ -77,13 +82,13 @@ def create_tables(
     share = _requested(STACKS, ("on", "off")) != "off"
     groups = [on_cpu] if share else [[definition] for definition in on_cpu]
     created: list[CpuTables | XlaTables] = [CpuTables(mesh, group, threads) for group in groups if group]
-    dispatcher = Dispatcher(threads)  # shared by all tables, as are its arenas
+    dispatcher = dispatcher or Dispatcher(threads)  # shared by all tables, as are its arenas
     for members in stacked(others) if share else [[member] for member in range(len(others))]:
         group = [others[member] for member in members]
         # The tables of a stack have one variant, and had one canary.
         its_variant, problem = variants[members[0]], problems.get(group[0].layout.name, "")
         if processes is None:
-            created.append(XlaTables(mesh, group, its_variant, dispatcher, problem))
+            created.append(XlaTables(mesh, group, its_variant, dispatcher, problem, moving=moving))
         else:
             created.append(ProcessTables(mesh, group, its_variant, processes, problem))
     return created
@@ -104,8 +109,8 @@ def host_mesh() -> Mesh:
         return Mesh(np.asarray(jax.local_devices(backend="cpu")[:1]), (AXIS,))
     except RuntimeError as error:
         raise ConfigError(
-            f"placement HOST needs jax's platform cpu, and JAX_PLATFORMS is '{os.environ.get('JAX_PLATFORMS')}'; add "
-            "',cpu' to it, or unset it"
+            "the placements HOST and CACHED need jax's platform cpu, and JAX_PLATFORMS is "
+            f"'{os.environ.get('JAX_PLATFORMS')}'; add ',cpu' to it, or unset it"
         ) from error
 
 
@@ -119,6 +124,39 @@ def create_on_host(mesh: Mesh, definitions: Sequence[TableDefinition], threads: 
         variant = next(of for of in by_variant if possible(of, mesh, definition.layout, definition.rule))
         by_variant[variant].append(definition)
     return [table for variant, its in by_variant.items() for table in create_tables(mesh, its, threads, variant)]
+
+
+def create_cached(
+    mesh: Mesh,
+    host: Mesh,
+    cached: Sequence[tuple[TableDefinition, RowCache]],
+    threads: int = 0,
+    preferred: Mapping[str, str] = MappingProxyType({}),
+) -> list[CachedTables]:
+    """Create tables in the host's memory whose rows are updated on the devices, each by itself.
+
+    host : as for ``create_on_host``; cached : each table as it lies on the host, and which of its rows have places
+    The others are those of ``create_tables``.
+    """
+    created, dispatcher = [], Dispatcher(threads)
+    for definition, cache in cached:
+        on_devices = definition._replace(layout=places_layout(definition.layout, cache.num_places, mesh))
+        (of_host,) = create_on_host(host, [definition], threads)
+        (of_device,) = create_tables(
+            mesh, [on_devices], threads, preferred=preferred, dispatcher=dispatcher, moving=True
+        )
+        created.append(CachedTables(of_host, of_device, cache))
+    return created
+
+
+def places_layout(layout: Layout, places: int, mesh: Mesh) -> Layout:
+    """Return the layout of the places on the devices for a table on the host.
+
+    With MOD sharding each 1024 successive places use all devices evenly; the first rows take the first places.
+    """
+    return replace(
+        layout, vocabulary_size=places, num_devices=mesh.size, mod=True, lanes=lanes(mesh), among=(0, 1), halved=False
+    )
 
 
 def requested_variant() -> str | None:

@@ -148,6 +148,10 @@ class CpuTables:
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
         self._run(self._step.copy, member, ids, values, part, True)
 
+    def put(self, member: int, ids: Int64, parts: Sequence[Float32]) -> None:
+        for part, values in enumerate(parts):
+            self.write(member, ids, values, part)
+
     def create_rows(self, member: int, ids: Int64, weights: Iterable[Float32]) -> None:
         first = 0
         starts: list[Float32] = []

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bridge import programs
+from penstock.bridge.cached_tables import CachedTables
 from penstock.bridge.cpu_ffi import CpuTables
 from penstock.bridge.processes.agreement import Processes
 from penstock.bridge.program_cache import compiler_of
@@ -25,6 +26,7 @@ from penstock.bridge.xla_tables import XlaTables
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+Tables = CpuTables | XlaTables | CachedTables
 
 
 def make_mesh(mesh: Mesh | None = None) -> Mesh:
@@ -75,7 +77,7 @@ class DeviceTable:
     user_mesh : the mesh of the copies from ``whole``; None: that of the tables
     """
 
-    def __init__(self, tables: CpuTables | XlaTables, member: int = 0, user_mesh: Mesh | None = None) -> None:
+    def __init__(self, tables: Tables, member: int = 0, user_mesh: Mesh | None = None) -> None:
         self._tables, self._member, self._user_mesh = tables, member, user_mesh or tables.mesh
         self.layout = tables.layouts[member]
 
@@ -134,7 +136,7 @@ class DeviceTable:
 
     def key_by(self, keys: Callable[[Int64], Int64]) -> None:
         """Round rows of 16-bit weights by keys instead of ids. keys : ids → keys, int64 (n,), at every ``apply``"""
-        assert isinstance(self._tables, XlaTables)  # all tables of 16-bit weights are
+        assert not isinstance(self._tables, CpuTables)  # which has no table of 16-bit weights
         self._tables.key_by(self._member, keys)
 
     def read(self, ids: Int64, part: int = 0) -> Float32:

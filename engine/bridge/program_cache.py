@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from penstock.bridge import programs
 from penstock.bridge.programs import AXIS, Program
 from penstock.bridge.row_format import Line
-from penstock.bridge.sharding import GROWTH, LINES, MAX_BUCKET, READ_GROWTH, READ_ROWS, WRITE_GROWTH, buckets
+from penstock.bridge.sharding import LINES, MAX_BUCKET, READ_ROWS, buckets
 from penstock.bridge.stacking import Stack, multiple_of
 from penstock.updates import UpdateRule
 
@@ -54,12 +54,13 @@ class Programs:
         stack = self._stack
         needed: list[tuple[str, int, Line]] = []
         each = [table.lines_per_device * (table.line.group if stack.compact else 1) for table in stack.tables]
-        for what, most, growth in (("apply", sum(each), GROWTH), ("write", max(each), WRITE_GROWTH)):
+        for what, most in (("apply", sum(each)), ("write", max(each))):
+            growth = stack.growth(what)
             sizes = buckets(min(stack.largest, most), multiple_of(stack.line), growth, stack.largest)
             needed += [(what, size, stack.line) for size in sizes]
         for line in {table.line: None for table in stack.tables}:  # each once, in order
             most = max(table.rows_per_device for table in stack.tables if table.line == line)
-            sizes = buckets(min(MAX_BUCKET, most), READ_ROWS, READ_GROWTH)
+            sizes = buckets(min(MAX_BUCKET, most), READ_ROWS, stack.growth("read"))
             needed += [("read", size, line) for size in sizes]
             if self._rule.non_lazy:
                 needed += [("no_rows", 0, line), ("sweep", 0, line), *(("mark", size, line) for size in sizes)]

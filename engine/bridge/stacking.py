@@ -26,6 +26,7 @@ from penstock.bridge.sharding import (
     MAX_BUCKET,
     READ_GROWTH,
     READ_ROWS,
+    WRITE_GROWTH,
     Layout,
     Room,
     TableDefinition,
@@ -98,25 +99,40 @@ class Stack:
     line : their line format for steps
     compact : whether rows are sent without the rest of their lines (feeding/packing.py)
     largest : the most rows, or lines, per device that one dispatch updates
+    moving : whether steps also write and read rows
     """
 
     tables: tuple[Layout, ...]
     line: Line
     compact: bool = False
     largest: int = MAX_BUCKET
+    moving: bool = False
 
     @classmethod
-    def of(cls, tables: Sequence[Layout], rule: UpdateRule, compact: bool = True, platform: str = "cpu") -> Stack:
+    def of(
+        cls,
+        tables: Sequence[Layout],
+        rule: UpdateRule,
+        compact: bool = True,
+        platform: str = "cpu",
+        moving: bool = False,
+    ) -> Stack:
         """Return a stack of tables that ``stacked`` groups, or of any one table.
 
         compact : send rows compact if all have one dim, less than their lines have; platform : of the devices
+        moving : whether steps also write and read rows
         """
         line, own = form(tables[0], rule), tables[0].line
         assert all(form(table, rule) == line for table in tables)
         compact = compact and all(table.line == own for table in tables)
         if compact and own.halves * own.width > own.dim and own.group <= MOST_MARKED:
-            return cls(tuple(tables), own, True, largest_bucket(platform, own))
-        return cls(tuple(tables), line, False, largest_bucket(platform, line))
+            return cls(tuple(tables), own, True, largest_bucket(platform, own), moving)
+        return cls(tuple(tables), line, False, largest_bucket(platform, line), moving)
+
+    def growth(self, program: str) -> float:
+        """Return the growth of the sizes of "apply", "write" or "read". Pads of moving rows would cross to devices and
+        back at every step."""
+        return GROWTH if self.moving else {"write": WRITE_GROWTH, "read": READ_GROWTH}.get(program, GROWTH)
 
     @property
     def num_devices(self) -> int:
@@ -150,7 +166,7 @@ class Stack:
         devices, rows = self.rows_of(member, ids)
         beyond = self.lines_per_device * table.line.group
         for some in self.slices(devices):
-            padded, cells, _ = self.padded(devices[some], rows[some], beyond, READ_ROWS, growth=READ_GROWTH)
+            padded, cells, _ = self.padded(devices[some], rows[some], beyond, READ_ROWS, growth=self.growth("read"))
             yield some, padded, cells
 
     def rows_of(self, member: int, ids: Int64) -> tuple[Int32, Int32]:

@@ -22,7 +22,7 @@ from penstock.bridge.feeding.dispatcher import Dispatcher
 from penstock.bridge.feeding.packing import Packer
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.row_format import UNTOUCHED, Line
-from penstock.bridge.sharding import GROWTH, WRITE_GROWTH, TableDefinition
+from penstock.bridge.sharding import TableDefinition
 from penstock.bridge.stacking import Stack, TableRows
 from penstock.bridge.stochastic_rounding import key_of, nearest, words_of
 
@@ -43,6 +43,7 @@ class XlaTables:
     variant : "xla" or "pallas"; dispatcher : runs the dispatches; None: a separate one
     problem : why the variant is not the kernel, if that failed its canary
     arrays : existing arrays of these tables; None: new ones, with weights of 0
+    moving : whether steps also write and read rows
 
     problems : of the programs on these devices, a sentence each
     """
@@ -58,6 +59,7 @@ class XlaTables:
         dispatcher: Dispatcher | None = None,
         problem: str = "",
         arrays: tuple[jax.Array, ...] | None = None,
+        moving: bool = False,
     ) -> None:
         self.mesh, self.layouts = mesh, [definition.layout for definition in definitions]
         _, self._rule, starts, _ = definitions[0]
@@ -65,7 +67,8 @@ class XlaTables:
         self._keys: list[Callable[[Int64], Int64]] = [layout.ids for layout in self.layouts]
         for layout in self.layouts:
             programs.check_program(layout.name, self._rule, layout.dim)
-        self._stack = Stack.of(self.layouts, self._rule, self.sends_compact, mesh.devices.flat[0].platform)
+        platform = mesh.devices.flat[0].platform
+        self._stack = Stack.of(self.layouts, self._rule, self.sends_compact, platform, moving)
         self._dispatcher = dispatcher or Dispatcher()
         self._packer = Packer(self._stack, self._dispatcher.team)
         self.programs = Programs(mesh, self._stack, self._rule, variant)
@@ -162,7 +165,7 @@ class XlaTables:
         routed = self._packer.route(rows)
         for some in self._packer.slices(routed):
             arena = self._dispatcher.arena()
-            packed = self._packer.pack(routed, some, arena.room, WRITE_GROWTH if program == "write" else GROWTH)
+            packed = self._packer.pack(routed, some, arena.room, self._stack.growth(program))
             run = self._program(program, reader, packed.lines.shape[1])
             self.arrays, fence = run(self.arrays, *map(self._put, packed.arguments), *numbers)
             arena.read_by(reader, fence)
@@ -182,6 +185,16 @@ class XlaTables:
             self._dispatcher.submit(reader, partial(self._write, reader, member, its, block, programs.NEW_ROWS))
             first += len(block)
 
+    def put(self, member: int, ids: Int64, parts: Sequence[Float32]) -> None:
+        """Queue writes of all parts of rows of distinct ids, each float32 (n, floats of the part); see ``apply``."""
+        reader = self._writing(member)
+
+        def write() -> None:
+            for part, values in enumerate(parts):
+                self._write(reader, member, ids, values, part)
+
+        self._dispatcher.submit(reader, write)
+
     def _writing(self, member: int) -> str:
         return f"table '{self.layouts[member].name}', writing rows"
 
@@ -190,6 +203,8 @@ class XlaTables:
             values = nearest(values)
         reserved = values.view(np.int32) == UNTOUCHED
         values = np.where(reserved, np.float32(np.nan), values) if reserved.any() else values
+        if self._stack.compact and part > 0 and self.layouts[member].row_slots:
+            values = np.repeat(values, self.layouts[member].dim, axis=1)  # compact rows all have the dim of the weights
         with self._own_mesh():
             numbers = [*programs.written(part, len(self._starts)), self._starts]
             self._dispatch("write", reader, [TableRows(member, ids, values)], numbers)
@@ -209,15 +224,22 @@ class XlaTables:
                 out[some] = _flat(read(self.arrays, padded)[part])[cells]
 
     def copy_rows(self, member: int, ids: Int64, out: Float32) -> Callable[[], object]:
-        """Copy rows without waiting for a device: the copy runs after updates in flight and before later ones."""
-        self._dispatcher.drain()
-        copies = []
-        with self._own_mesh():
-            for some, padded, cells in self._stack.locate(member, ids):
-                read = self.programs.at("read", padded.shape[1], self.layouts[member].line)
-                copies.append((out[some], cells, read(self.arrays, padded)))
+        """Queue a copy of rows: it runs after updates in flight and before later ones."""
+        located, copies = list(self._stack.locate(member, ids)), []
+
+        def copy() -> None:
+            with self._own_mesh():
+                for some, padded, cells in located:
+                    read = self.programs.at("read", padded.shape[1], self.layouts[member].line)
+                    parts = read(self.arrays, padded)
+                    for part in parts:
+                        part.copy_to_host_async()
+                    copies.append((out[some], cells, parts))
+
+        copied = self._dispatcher.submit(f"table '{self.layouts[member].name}', copying rows", copy)
 
         def wait() -> None:
+            copied.result()
             with jax.transfer_guard("allow"):
                 for room, cells, parts in copies:
                     ends = np.cumsum([part.shape[2] for part in parts])[:-1]

@@ -146,7 +146,7 @@ def inspect_config(path: str, out: Output) -> int:
         text = f"{name}: {count(rows)} × {dim}, {table['optimizer']}"
         if "dynamic" in table:
             text += f", dynamic: {settings_text(table['dynamic'])}".removesuffix(": ")
-        text += ", on the host" if table.get("placement") == "host" else ""
+        text += {"host": ", on the host", "cached": ", on the host, cached"}.get(table.get("placement", ""), "")
         tables.append(table)
         texts.append(text)
     out.say_tables("  table ", texts)

@@ -1,4 +1,4 @@
-"""``penstock plan``: what capacity, filters and expiry of dynamic tables would do to a log."""
+"""``penstock plan``: what settings of dynamic and of cached tables would do to a log."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from penstock.config.dynamic import MOST
 from penstock.config.embedding import EmbeddingConfig
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.storage.quarantine import parse_on_bad_row
+from penstock.planning.cached_rows import CacheForecast
 from penstock.planning.choices import all_choices
 from penstock.planning.forecast import Forecast, TableForecast
 from penstock.planning.planner import EXACT_ROWS, Planner, reading
+from penstock.stats import percent
 
 NEVER = "never"
 # Shown of each table: heading, and the name in KeyReport.
@@ -45,7 +47,7 @@ def add(commands: Any) -> None:
         run,
         "penstock plan tables.pbtxt monday.arrows --capacity 1000000,2000000 --min-count 1,3 --expire never,500000",
     )
-    command.add_argument("config", metavar="CONFIG", help="EngineConfig with a dynamic table, text or binary")
+    command.add_argument("config", metavar="CONFIG", help="EngineConfig with a dynamic or cached table, text or binary")
     command.add_argument(
         "sources",
         metavar="SOURCE",
@@ -53,7 +55,8 @@ def add(commands: Any) -> None:
         help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order",
     )
     choices = command.add_argument_group(
-        "choices", "every combination is followed, in all dynamic tables (default: the configuration's settings)"
+        "choices",
+        "every combination is followed, in all dynamic and all cached tables (default: the configuration's settings)",
     )
     choices.add_argument("--capacity", type=_several(whole(1, MOST)), default=[], metavar="N,…", help="rows")
     choices.add_argument(
@@ -69,6 +72,20 @@ def add(commands: Any) -> None:
         default=[],
         metavar="N,…",
         help=f"a key expires when the clock has moved on by more than this since its last row; or {NEVER}",
+    )
+    choices.add_argument(
+        "--device-bytes",
+        type=_several(whole(1)),
+        default=[],
+        metavar="N,…",
+        help="bytes of rows that a cached table has on the devices",
+    )
+    choices.add_argument(
+        "--look-ahead",
+        type=_several(whole(0, MOST)),
+        default=[],
+        metavar="N,…",
+        help="openings of the gate that a cached table looks ahead",
     )
     choices.add_argument(
         "--sample",
@@ -122,7 +139,11 @@ def run(args: argparse.Namespace) -> int:
     started_s = time.perf_counter()
     planner = Planner(
         config,
-        all_choices(args.capacity, {"min_count": args.min_count, "expire_after": args.expire}),
+        all_choices(
+            args.capacity,
+            {"min_count": args.min_count, "expire_after": args.expire},
+            {"device_bytes": args.device_bytes, "look_ahead": args.look_ahead},
+        ),
         num_required=args.num_required,
         seed=args.seed,
         threads=args.threads,
@@ -138,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def say_plan(out: Output, planner: Planner, seconds: float, first_bad: dict[str, str]) -> None:
-    """Print what became of the keys under every choice."""
+    """Print what became of keys and rows under every choice."""
     counters, pending = planner.counters, planner.gate.num_accumulated
     notes = list(counters.notes(first_bad))
     if planner.is_over:
@@ -148,15 +169,14 @@ def say_plan(out: Output, planner: Planner, seconds: float, first_bad: dict[str,
     out.say(f"frames    {frames_text(counters.frames, counters.steps, counters.stale, pending)}")
     for note in notes:
         out.say(f"note      {note}")
-    lines, choices = [_HEADINGS], []
+    lines, of_cached, choices = [_HEADINGS], [_CACHED_HEADINGS], []
     for forecast in planner.forecasts:
-        tables = forecast.tables()
+        tables, cached = forecast.tables(), forecast.cached()
         lines += [_cells(forecast, name, table) for name, table in tables.items()]
+        of_cached += [_cells_of_cached(forecast, name, table) for name, table in cached.items()]
         choices.append(_plain(forecast, tables))
-    widths = [max(map(len, column)) for column in zip(*[line[:-1] for line in lines], strict=True)]
-    for *cells, end in lines:
-        first, *others = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
-        out.say("  ".join([first.strip().ljust(widths[0]), *others, end]).rstrip())
+    _say_cells(out, lines)
+    _say_cells(out, of_cached)
     out.result(
         {
             "rows": counters.rows,
@@ -171,6 +191,16 @@ def say_plan(out: Output, planner: Planner, seconds: float, first_bad: dict[str,
             "choices": choices,
         }
     )
+
+
+def _say_cells(out: Output, lines: list[list[str]]) -> None:
+    """Print cells below headings, if there are any. The last cell of a line is a remark."""
+    if len(lines) < 2:
+        return
+    widths = [max(map(len, column)) for column in zip(*[line[:-1] for line in lines], strict=True)]
+    for *cells, end in lines:
+        first, *others = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        out.say("  ".join([first.strip().ljust(widths[0]), *others, end]).rstrip())
 
 
 _HEADINGS = ["table", "capacity", "min count", "expire", *(heading for heading, _ in _COLUMNS), "host", "device", ""]
@@ -196,6 +226,26 @@ def _cells(forecast: Forecast, name: str, table: TableForecast) -> list[str]:
     ]
 
 
+_CACHED_HEADINGS = ["cached", "rows", "device", "places", "ahead", "hits", "up", "missed", "down", "moved", ""]
+
+
+def _cells_of_cached(forecast: Forecast, name: str, table: CacheForecast) -> list[str]:
+    """Return a line of the table of caches."""
+    return [
+        name,
+        count(table.num_rows),
+        size_text(table.device_bytes),
+        count(table.places),
+        count(table.look_ahead),
+        count(table.hits),
+        count(table.up),
+        percent(table.up, table.hits + table.up),
+        count(table.down),
+        size_text(table.bytes),
+        "" if forecast.full is None else f"until step {count(forecast.full.step)}",
+    ]
+
+
 def _number(value: int, error: float | None) -> str:
     return count(value) if error is None else f"{count(value)} ± {count(error)}"
 
@@ -216,4 +266,5 @@ def _plain(forecast: Forecast, tables: dict[str, TableForecast]) -> dict[str, An
             "share": table.share,
             "standard_error": dict(table.standard_error),
         }
-    return {"tables": found, "full": None if full is None else vars(full)}
+    cached = {name: vars(table) for name, table in forecast.cached().items()}
+    return {"tables": found, "cached": cached, "full": None if full is None else vars(full)}

@@ -29,7 +29,16 @@ from penstock.cli.terminal.options import (
     read_options,
     whole,
 )
-from penstock.cli.terminal.output import Output, check_writable, count, keys_texts, place_text, several, writing
+from penstock.cli.terminal.output import (
+    Output,
+    cache_texts,
+    check_writable,
+    count,
+    keys_texts,
+    place_text,
+    several,
+    writing,
+)
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
 from penstock.filesystem.descriptors import raise_limit
@@ -231,7 +240,9 @@ def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
             args.leave_at_once()
     text = f"{count(status['frames'])}: {count(status['rows'])} rows, {several(status['steps'], 'step')}"
     out.say(f"frames    {text}" + (f", {count(status['stale'])} stale" if status["stale"] else ""))
-    out.say_tables("keys      ", keys_texts(service.engine.core.table_reports()))
+    reports = service.engine.core.table_reports()
+    out.say_tables("keys      ", keys_texts(reports))
+    out.say_tables("cache     ", cache_texts(reports))
     out.say_tables("wrote     ", files)
     for name, value in hashed.items():
         out.say(f"{name.partition('_')[0]:<10}{value}")

@@ -111,15 +111,24 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
 
 def say_memory(config: EmbeddingConfig, out: Output) -> dict[str, Any]:
     """Print the memory that the tables need at least. Return the bytes of weights and slots by table, and those of the
-    directories of dynamic tables."""
+    directories of dynamic tables and of cached rows on the devices."""
     memory = {spec.name: {"weights": spec.weights_bytes, "slots": spec.slots_bytes} for spec in config.tables}
-    weights, slots = (sum(of[kind] for of in memory.values()) for kind in ("weights", "slots"))
-    text = f"at least {size_text(weights + slots)} over all devices"
-    text += f": weights {size_text(weights)}, slots {size_text(slots)}"
-    if len(memory) > 1:
-        most = max(memory, key=lambda name: sum(memory[name].values()))
-        text += f"; most for '{most}', {size_text(sum(memory[most].values()))}"
-    out.say(f"{'memory':8}  {text}")
+    for where, text in ((("device",), "over all devices"), (("host", "cached"), "on the host")):
+        its = {spec.name: memory[spec.name] for spec in config.tables if spec.placement.where in where}
+        if not its:
+            continue
+        weights, slots = (sum(of[kind] for of in its.values()) for kind in ("weights", "slots"))
+        text = f"at least {size_text(weights + slots)} {text}: weights {size_text(weights)}, slots {size_text(slots)}"
+        if len(its) > 1:
+            most = max(its, key=lambda name: sum(its[name].values()))
+            text += f"; most for '{most}', {size_text(sum(its[most].values()))}"
+        out.say(f"{'memory':8}  {text}")
+    cached = {spec.name: spec.places * spec.row_bytes for spec in config.tables if spec.placement.where == "cached"}
+    for name, num_bytes in cached.items():
+        memory[name]["cached"] = num_bytes
+    if cached:
+        text = f"at least {size_text(sum(cached.values()))} over all devices: rows of"
+        out.say(f"{'memory':8}  {text} {several(len(cached), 'cached table')}")
     dynamic = {spec.name: spec.dynamic.evict == "lfu" for spec in config.tables if spec.dynamic is not None}
     for name, counts in dynamic.items():
         memory[name]["directory"] = directory_bytes(config.sizes[name][0], counts)

@@ -126,16 +126,22 @@ class DynamicSettings(_message.Message):
     def __init__(self, key_type: _Optional[_Union[DynamicSettings.KeyType, str]] = ..., admit: _Optional[_Union[DynamicSettings.Admit, _Mapping[str, object]]] = ..., expire: _Optional[_Union[DynamicSettings.Expire, _Mapping[str, object]]] = ..., evict: _Optional[_Union[DynamicSettings.Evict, _Mapping[str, object]]] = ..., on_full: _Optional[_Union[DynamicSettings.OnFull, str]] = ..., missing: _Optional[_Union[DynamicSettings.Missing, str]] = ...) -> None: ...
 
 class PlacementSettings(_message.Message):
-    __slots__ = ("where",)
+    __slots__ = ("where", "device_bytes", "look_ahead")
     class Where(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DEVICE: _ClassVar[PlacementSettings.Where]
         HOST: _ClassVar[PlacementSettings.Where]
+        CACHED: _ClassVar[PlacementSettings.Where]
     DEVICE: PlacementSettings.Where
     HOST: PlacementSettings.Where
+    CACHED: PlacementSettings.Where
     WHERE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOOK_AHEAD_FIELD_NUMBER: _ClassVar[int]
     where: PlacementSettings.Where
-    def __init__(self, where: _Optional[_Union[PlacementSettings.Where, str]] = ...) -> None: ...
+    device_bytes: int
+    look_ahead: int
+    def __init__(self, where: _Optional[_Union[PlacementSettings.Where, str]] = ..., device_bytes: _Optional[int] = ..., look_ahead: _Optional[int] = ...) -> None: ...
 
 class TableSettings(_message.Message):
     __slots__ = ("name", "truncated_normal", "uniform", "constant", "row_id", "slot", "storage_dtype", "dynamic", "placement", "row_wise_adagrad")

@@ -8,22 +8,38 @@ from penstock.config.engine_config_pb2 import PlacementSettings, TableSettings
 from penstock.errors import ConfigError
 
 # The values of PlacementSettings.Where, in the order of their numbers.
-_WHERE = ("device", "host")
+_WHERE = ("device", "host", "cached")
+# The fields of the placement CACHED, with their least value and the first that does not fit the proto.
+_OF_CACHED = {"device_bytes": (1, 2**63), "look_ahead": (0, 2**31)}
+LOOK_AHEAD = 4  # openings
 
 
 @dataclass(frozen=True)
 class Placement:
     """Where the rows and slots of a table lie. It never changes a bit of them.
 
-    where : "device", on the devices of the engine's mesh; or "host", in the host's memory, where the host's CPUs update
-        them whatever the devices are
+    where : "device", on the devices of the engine's mesh; "host", in the host's memory, where the host's CPUs update
+        them whatever the devices are; or "cached", in the host's memory, and while they are updated on the devices
+    device_bytes : of "cached": bytes of rows, with their slots, that are on the devices at a time
+    look_ahead : of "cached": openings of the gate that a run reads ahead, to keep rows that are needed soon; None: 4
+    Raises ConfigError.
     """
 
     where: str = "device"
+    device_bytes: int | None = None
+    look_ahead: int | None = None
 
     def __post_init__(self) -> None:
         if self.where not in _WHERE:
             raise ConfigError(f"where must be one of {', '.join(_WHERE)}, got {self.where!r}")
+        if self.where == "cached" and self.look_ahead is None:
+            object.__setattr__(self, "look_ahead", LOOK_AHEAD)
+        for name, (least, end) in _OF_CACHED.items():
+            value = getattr(self, name)
+            if self.where != "cached" and value is not None:
+                raise ConfigError(f"{name} is of the placement cached, and where is {self.where}; remove it")
+            if self.where == "cached" and not (isinstance(value, int) and least <= value < end):
+                raise ConfigError(f"{name} of a cached table must be an int of at least {least}, got {value!r}")
 
 
 ON_DEVICES = Placement()
@@ -32,10 +48,12 @@ ON_DEVICES = Placement()
 def write_placement(settings: TableSettings, placement: Placement) -> None:
     """Write a placement that is not the default."""
     if placement != ON_DEVICES:
-        settings.placement.CopyFrom(PlacementSettings(where=placement.where.upper()))
+        fields = {name: getattr(placement, name) for name in _OF_CACHED}
+        settings.placement.CopyFrom(PlacementSettings(where=placement.where.upper(), **fields))
 
 
 def read_placement(settings: TableSettings) -> Placement:
-    """Return the placement of a table. Raise ConfigError for one of a newer penstock."""
-    number = settings.placement.where
-    return Placement(_WHERE[number] if 0 <= number < len(_WHERE) else f"number {number}")
+    """Return the placement of a table. Raise ConfigError for a contradiction, or one of a newer penstock."""
+    placement, number = settings.placement, settings.placement.where
+    fields = {name: getattr(placement, name) if placement.HasField(name) else None for name in _OF_CACHED}
+    return Placement(_WHERE[number] if 0 <= number < len(_WHERE) else f"number {number}", **fields)

@@ -40,6 +40,10 @@ class PythonPart(NamedTuple):
     feature_structure: Any = None
 
 
+# Per row of a cached table: 20 of RowCache, and a mark of CachedTables.
+CACHE_ROW_BYTES = 21
+
+
 @dataclass(frozen=True)
 class Quantization:
     """The simulated quantization of a forward pass: ``num_buckets`` levels from lower to upper, both included."""
@@ -92,6 +96,22 @@ class TableSpec:
     def slots_bytes(self) -> int:
         """The bytes that all slots need at least, in any layout."""
         return self.vocabulary_size * self.slot_dim * 4 * len(self.slots)
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one row with its slots, without padding."""
+        return (self.weights_bytes + self.slots_bytes) // self.vocabulary_size
+
+    @property
+    def places(self) -> int:
+        """The rows of a cached table that are on the devices at a time."""
+        assert self.placement.device_bytes is not None
+        return min(self.vocabulary_size, max(1, self.placement.device_bytes // self.row_bytes))
+
+    @property
+    def cache_bytes(self) -> int:
+        """The bytes that a cached table needs on the host next to its rows: which of them is where."""
+        return CACHE_ROW_BYTES * self.vocabulary_size if self.placement.where == "cached" else 0
 
     @property
     def slot_dim(self) -> int:

@@ -237,7 +237,7 @@ def _check(spec: TableSpec, rule: UpdateRule | OptaxRule) -> None:
     """Raise UsageError for a table that only an Engine can update."""
     problems = {
         "it is dynamic": spec.dynamic is not None,
-        "it is placed on the host": spec.placement.where == "host",
+        "it is placed on the host": spec.placement.where != "device",
         "its weights have 16 bits": spec.storage_dtype == "bfloat16",
         "it is updated once per gradient": not spec.accumulate,
         "its optimizer changes rows without gradients": isinstance(rule, UpdateRule) and rule.non_lazy,

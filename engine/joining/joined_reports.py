@@ -6,10 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from penstock.metrics import MAX_HOT
 from penstock.sampling import Moment
-from penstock.stats import KeyReport, TableReport
+from penstock.stats import CacheReport, KeyReport, TableReport
 from penstock.telemetry import Snapshot
 
 
@@ -20,8 +21,13 @@ def joined_tables(reports: Sequence[Mapping[str, TableReport]]) -> dict[str, Tab
         found = [of[name] for of in reports]
         distinct = [of.distinct for of in found if of.distinct is not None]
         keys = [of.keys for of in found if of.keys is not None]
-        num_rows = sum(of.rows for of in found)
-        joined[name] = TableReport(num_rows, sum(distinct) if distinct else None, _joined_keys(keys) if keys else None)
+        caches = [of.cache for of in found if of.cache is not None]
+        joined[name] = TableReport(
+            sum(of.rows for of in found),
+            sum(distinct) if distinct else None,
+            _joined_keys(keys) if keys else None,
+            CacheReport(**_totals(caches)) if caches else None,
+        )
     return joined
 
 
@@ -39,8 +45,12 @@ def joined_problems(problems: Sequence[Sequence[str]]) -> list[str]:
     return [f"share {rank}: {problem}" for problem, rank in first.items()]
 
 
+def _totals(shares: Sequence[Any]) -> dict[str, Any]:
+    return {name: sum(getattr(of, name) for of in shares) for name in vars(shares[0])}
+
+
 def _joined_keys(shares: Sequence[KeyReport]) -> KeyReport:
-    totals = {name: sum(getattr(of, name) for of in shares) for name in vars(shares[0])}
+    totals = _totals(shares)
     rows = sum(of.keys / of.load for of in shares if of.load)  # shares without a key count as nothing
     return KeyReport(**{**totals, "load": totals["keys"] / rows if rows else 0.0})
 

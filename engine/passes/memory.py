@@ -44,7 +44,7 @@ def num_passes(specs: Iterable[TableSpec], memory: int | None) -> int:
     Raises CapacityError if even MOST_PASSES do not.
     """
     specs = tuple(specs)
-    needed = rows_bytes(specs) + sum(ROW_BYTES * spec.vocabulary_size for spec in specs)
+    needed = rows_bytes(specs) + sum(ROW_BYTES * spec.vocabulary_size + spec.cache_bytes for spec in specs)
     needed += sum(bytes_of_directories([(spec, 0)]) for spec in specs if spec.dynamic)
     free = available_bytes() if memory is None else memory - used_bytes()
     for_rows = int(SHARE * (free - OTHER_BYTES))

@@ -27,7 +27,7 @@ from penstock.checkpoint.store import PASSES, Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions
 from penstock.engine import Engine
-from penstock.errors import InputError, UsageError
+from penstock.errors import CapacityError, InputError, UsageError
 from penstock.io.sources.opening import read_once
 from penstock.io.storage.delta_sink import DeltaWriter, is_stream, open_deltas
 from penstock.joining import WholeTables
@@ -193,6 +193,9 @@ class MultiPass:
             if not own.numbers():
                 raise
             flush, problem = isinstance(error, errors.StaleInputError) and flush, [type(error).__name__, str(error)]
+        except CapacityError as error:
+            anew = f"a replay in passes only begins anew: remove {self._work.path}; nothing was committed"
+            raise CapacityError(f"pass {rank + 1} of {self.count}: {error}; {anew}") from None
         about = {
             "frames": engine.session.positions.num_frames,
             "sources": engine.session.positions.get_state()["sources"],

@@ -1,15 +1,19 @@
-"""The directories of one choice, step by step, and what becomes of the keys."""
+"""The directories and caches of one choice, step by step, and what becomes of keys and rows."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.config.specs import TableSpec
 from penstock.frames import Int64
+from penstock.planning.cached_rows import CachedRows, CacheForecast
 from penstock.planning.choices import Choice
 from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan
@@ -43,19 +47,28 @@ class Opening(NamedTuple):
 
 
 class Openings(NamedTuple):
-    """What one step opens of every dynamic table. time : the largest of any frame so far, if frames have times"""
+    """What one step opens of every dynamic or cached table.
+
+    tables : of dynamic ones; uses : of cached ones, the ids of each use
+    time : the largest of any frame so far, if frames have times
+    """
 
     tables: Mapping[str, Opening]
     step: int
     time: int | None
+    uses: Mapping[str, Sequence[Int64]] = MappingProxyType({})
 
     @property
     def num_keys(self) -> int:
-        return sum(len(opening.keys) for opening in self.tables.values())
+        num_used = sum(len(ids) for uses in self.uses.values() for ids in uses)
+        return sum(len(opening.keys) for opening in self.tables.values()) + num_used
 
     def copy(self) -> Openings:
         """Return openings whose arrays outlive the sums that they were read from."""
-        return self._replace(tables={name: opening.copy() for name, opening in self.tables.items()})
+        return self._replace(
+            tables={name: opening.copy() for name, opening in self.tables.items()},
+            uses={name: [ids.copy() for ids in uses] for name, uses in self.uses.items()},
+        )
 
 
 @dataclass(frozen=True)
@@ -84,9 +97,9 @@ class TableForecast:
 
 
 class Forecast:
-    """Follows the keys of all dynamic tables under one choice.
+    """Follows the keys of all dynamic tables, and the rows of all cached ones, under one choice.
 
-    specs : of the configuration's dynamic tables; sample_bits : by table
+    specs : of the configuration's dynamic and cached tables; sample_bits : by dynamic table
     full : what ended it; None: nothing
     shortage : the first step of which new keys found no room, with their number, as text; None: there was none
     """
@@ -96,20 +109,41 @@ class Forecast:
     ) -> None:
         self.choice = choice
         self.specs = {name: choice.of(spec) for name, spec in specs.items()}
-        self.directories = {name: make_directory(spec, seed, sample_bits[name]) for name, spec in self.specs.items()}
+        self.directories = {name: make_directory(self.specs[name], seed, bits) for name, bits in sample_bits.items()}
+        self._cached = {
+            name: CachedRows(spec, partial(self._rows_of, name))
+            for name, spec in self.specs.items()
+            if spec.placement.where == "cached"
+        }
+        self._upcoming: deque[Openings] = deque()
+        self._look_ahead = max((rows.forecast.look_ahead for rows in self._cached.values()), default=0)
         self.full: Full | None = None
         self.shortage: str | None = None
 
-    def follow(self, several: Sequence[Openings]) -> bool:
-        """Take several steps, until a table is full. Returns True."""
-        for openings in several:
-            self.step(openings)
+    def follow(self, several: Sequence[Openings], to_the_end: bool = False) -> bool:
+        """Take several steps, until a table is full. Returns True.
+
+        to_the_end : these are the last; else as many remain as cached tables look ahead to
+        """
+        if self.full is None:
+            self._upcoming.extend(several)
+        while len(self._upcoming) > (0 if to_the_end else self._look_ahead) and self.full is None:
+            self.step(self._upcoming[0])
+            self._upcoming.popleft()
         return True
 
     def step(self, openings: Openings, run: Run | None = None) -> None:
         """Take a step in all tables, or in none if one is full or was before. run : as for Plan"""
         if self.full is not None:
             return
+        for name, rows in self._cached.items():
+            rows.foresee([upcoming.uses.get(name, ()) for upcoming in self._upcoming])
+        self._step_keys(openings, run)
+        if self.full is None:
+            for name, rows in self._cached.items():
+                rows.step(openings.uses.get(name, ()))
+
+    def _step_keys(self, openings: Openings, run: Run | None) -> None:
         step, plans = openings.step, []
         for name, directory in self.directories.items():
             spec, (keys, rows, frames) = self.specs[name], openings.tables[name]
@@ -127,8 +161,19 @@ class Forecast:
             plan.commit()
 
     def tables(self) -> dict[str, TableForecast]:
-        """Return what has become of the keys of every table."""
+        """Return what has become of the keys of every dynamic table."""
         return {name: _forecast(self.specs[name], directory) for name, directory in self.directories.items()}
+
+    def cached(self) -> dict[str, CacheForecast]:
+        """Return what has become of the rows of every cached table."""
+        return {name: rows.forecast for name, rows in self._cached.items()}
+
+    def _rows_of(self, name: str, ids: Int64) -> Int64:
+        """Return the rows of ids; of keys those that have one now."""
+        if name not in self.directories:
+            return ids
+        rows = self.directories[name].rows(ids).astype(np.int64)
+        return rows[rows >= 0]
 
 
 def shard_bits(capacity: int) -> int:

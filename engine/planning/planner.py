@@ -1,4 +1,4 @@
-"""Reads the ids of a log once, and follows the keys of every choice through the gate, as a replay would."""
+"""Reads the ids of a log once, and follows keys and rows under every choice through the gate, as a replay would."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from itertools import islice
 from math import ceil, log2
 from typing import Any
 
+import numpy as np
+
 import penstock.interrupts as interrupts
 from penstock.accumulators.frame_gate import FrameGate
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
-from penstock.frames import Frame
-from penstock.gate import Gate
+from penstock.frames import Coalesced, Frame, Int64
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.pipeline import BadRowsError, Pipeline, TableStore
+from penstock.pipeline import TableStore
 from penstock.planning.choices import Choice
 from penstock.planning.forecast import LEAST_SHARD_BITS, Forecast, Opening, Openings, shard_bits
+from penstock.planning.id_gate import IdGate
 from penstock.pyx.keys.shard_sample import sampled
 from penstock.stats import Counters, too_stale
 from penstock.tables.key_directory import bytes_of_directories, keys_of_opening
@@ -44,7 +46,7 @@ def reading(config: EmbeddingConfig, **options: Any) -> ReadOptions:
 
 
 class Planner:
-    """Follows the keys of a log under several choices at once.
+    """Follows the keys of dynamic tables and the rows of cached ones in a log, under several choices at once.
 
     num_required : frames that open the gate; None: the configuration's, else 1
     seed : of the tables: it decides about shards, victims and admission by chance
@@ -53,7 +55,8 @@ class Planner:
 
     counters : of the frames; gate : which they go through; forecasts : one per choice
     read_all : whether ``run`` has read its source to the end, or up to the limit
-    Raises ConfigError for a configuration without a dynamic table, and UsageError for choices that contradict it.
+    Raises ConfigError for a configuration without a dynamic or cached table, and UsageError for choices that contradict
+    it.
     """
 
     def __init__(
@@ -67,21 +70,23 @@ class Planner:
         sample: float | None = None,
     ) -> None:
         specs = {spec.name: spec for spec in config.tables}
-        dynamic = {name: spec for name, spec in specs.items() if spec.dynamic is not None}
-        if not dynamic:
-            raise ConfigError("no table of the configuration is dynamic: there is nothing to plan (docs/dynamic.md)")
+        dynamic = [name for name, spec in specs.items() if spec.dynamic is not None]
+        cached = [name for name, spec in specs.items() if spec.placement.where == "cached"]
+        _check_subject(choices, bool(dynamic), bool(cached))
         if config.mode == "INFERENCE":
             raise ConfigError("the configuration's mode is INFERENCE, which refuses updates; use TRAINING")
-        chosen = [{name: choice.of(spec) for name, spec in dynamic.items()} for choice in choices]
+        planned = {name: specs[name] for name in dict.fromkeys([*dynamic, *cached])}
+        chosen = [{name: choice.of(specs[name]) for name in dynamic} for choice in choices]
         num_rows = sum(spec.vocabulary_size for of_choice in chosen for spec in of_choice.values())
-        share = min(1.0, EXACT_ROWS / num_rows) if sample is None else sample
+        share = min(1.0, EXACT_ROWS / num_rows) if sample is None and num_rows else sample or 1.0
         self._sample_bits = {}  # by dynamic table
         for name in dynamic:
             fewest = min(shard_bits(of_choice[name].vocabulary_size) for of_choice in chosen)
-            self._sample_bits[name] = max(0, min(ceil(-log2(share)), fewest - LEAST_SHARD_BITS))
+            bits = max(0, min(ceil(-log2(share)), fewest - LEAST_SHARD_BITS))
+            self._sample_bits[name] = 0 if name in cached else bits  # rows that make room belong to all keys
         bytes_of_directories([(of[name], self._sample_bits[name]) for of in chosen for name in dynamic])
-        self.forecasts = [Forecast(choice, dynamic, self._sample_bits, seed) for choice in choices]
-        settings = {name: [of_choice[name].dynamic for of_choice in chosen] for name in dynamic}
+        self.forecasts = [Forecast(choice, planned, self._sample_bits, seed) for choice in choices]
+        self._cached, settings = cached, {name: [of_choice[name].dynamic for of_choice in chosen] for name in dynamic}
         stores = {
             name: TableStore(
                 None if name in dynamic else spec.vocabulary_size,
@@ -93,9 +98,9 @@ class Planner:
             )
             for name, spec in specs.items()
         }
-        self.pipeline = Pipeline(stores, threads)
-        self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
-        self.gate.open_into(self._step)
+        num_required = config.gate_num_required or 1 if num_required is None else num_required
+        self._ids = IdGate(stores, num_required, threads, self._step)
+        self.gate, self.pipeline = self._ids.gate, self._ids.pipeline
         self.counters = Counters()
         self.read_all = False
         self._ahead: list[Openings] = []  # of the choices, which follow several steps at once
@@ -122,10 +127,10 @@ class Planner:
         try:
             self._push_all(reader, limit, flush, progress)
         except InputError:
-            self._follow()
+            self._follow(to_the_end=True)
             if not self.is_over:  # else the plan ended before the bad row
                 raise
-        self._follow()
+        self._follow(to_the_end=True)
         problem = too_stale(self.counters.stale_rows, self.counters.rows, max_stale)
         if problem is not None and not self.is_over:
             raise InputError(problem)
@@ -147,37 +152,42 @@ class Planner:
 
     def push(self, frame: Frame) -> None:
         """Push one frame, and step if that opens the gate. Raises InputError for a bad row."""
+        self.counters.count(*self._ids.push(frame))
 
-        def audit() -> None:
-            nonlocal frame
-            frame = frame.audited()  # of a stale frame, which is validated too
-
-        try:
-            add = partial(self.pipeline.add, frame, lambda: None)
-            admitted = self.gate.admit(frame.local_step, add, frame.contributor, audit)
-        except BadRowsError:
-            self.push(frame.audited())
-        else:
-            self.counters.count(frame, admitted)
-
-    def _step(self, _: int) -> None:
-        openings = Openings(dict(self._of_tables()), self.gate.global_step, self.pipeline.time)
-        if len(self.forecasts) > 1:
+    def _step(self) -> None:
+        uses = {name: list(map(_ids, self.pipeline.stores[name].look()[0])) for name in self._cached}
+        openings = Openings(dict(self._of_tables()), self.gate.global_step, self.pipeline.time, uses)
+        if self._cached or len(self.forecasts) > 1:
             self._ahead.append(openings.copy())
             self._num_ahead += openings.num_keys
             if self._num_ahead >= KEYS_AT_ONCE:
                 self._follow()
         else:
             self.forecasts[0].step(openings, self.pipeline.team.run)
-        self.pipeline.drain()
         self.counters.steps += 1
 
-    def _follow(self) -> None:
+    def _follow(self, to_the_end: bool = False) -> None:
         ahead, self._ahead, self._num_ahead = self._ahead, [], 0
-        self.pipeline.team.run([partial(forecast.follow, ahead) for forecast in self.forecasts])
+        self.pipeline.team.run([partial(forecast.follow, ahead, to_the_end) for forecast in self.forecasts])
 
     def _of_tables(self) -> Iterator[tuple[str, Opening]]:
         for name, bits in self._sample_bits.items():
             directory = self.forecasts[0].directories[name]
             opening = Opening(*keys_of_opening(*self.pipeline.stores[name].look(), directory.array))
             yield name, opening if bits == 0 else opening.at(sampled(directory, opening.keys, bits))
+
+
+def _ids(coalesced: Coalesced) -> Int64:
+    return np.concatenate([one.ids for one in coalesced.summed])
+
+
+def _check_subject(choices: Sequence[Choice], is_dynamic: bool, is_cached: bool) -> None:
+    """Raise ConfigError if no table has what the choices are about."""
+    subject = "no table of the configuration"
+    if not is_dynamic and not is_cached:
+        both = "is dynamic or has the placement CACHED: there is nothing to plan"
+        raise ConfigError(f"{subject} {both} (docs/dynamic.md, docs/placement.md)")
+    if any(choice.capacity or choice.settings for choice in choices) and not is_dynamic:
+        raise ConfigError(f"{subject} is dynamic: remove capacity, min-count and expire (docs/dynamic.md)")
+    if any(choice.placement for choice in choices) and not is_cached:
+        raise ConfigError(f"{subject} has the placement CACHED: remove device-bytes and look-ahead (docs/placement.md)")

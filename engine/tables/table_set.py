@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from penstock.caching.row_cache import RowCache
 from penstock.config.specs import TableSpec
 from penstock.errors import UsageError
-from penstock.frames import Array, Coalesced, Float32, Frame
+from penstock.frames import Array, Coalesced, Float32, Frame, Int64
+from penstock.stats import CacheReport
 from penstock.tables.dynamic_table import DynamicTable
 from penstock.tables.initializers import start_of
 from penstock.tables.key_directory import bytes_of_directories
@@ -25,6 +27,8 @@ from penstock.tables.tables_by_id import TablesById
 
 if TYPE_CHECKING:
     import jax
+
+    from penstock.bridge.device_tables import Tables
 
 
 class Configured(Protocol):
@@ -40,12 +44,12 @@ class Configured(Protocol):
 class TableSet(TablesById):
     """Weights and slots of every table of a configuration, on the devices of a mesh. Loads jax.
 
-    mesh : None: the default mesh; a table whose placement is the host is on no device of it; seed : of the initializers
+    mesh : None: the default mesh; a table whose placement is "host" is on no device of it; seed : of the initializers
     threads : number of threads that update the rows of one CPU device; 0: as many as XLA has
     share : (rank, count): only the rows of one of ``count`` shares; None: all rows
     variant : as ``Engine`` takes it
 
-    programs : those that update the tables
+    programs : those that update the tables; cached : the tables whose placement is cached
     """
 
     is_share = False  # whether only a share of the rows is here
@@ -75,7 +79,8 @@ class TableSet(TablesById):
         self.processes = processes_of(mesh)
         self._check_process()
         self.devices = tuple(mesh.devices.flat)
-        on_host = {name for name, spec in self.specs.items() if spec.placement.where == "host"}
+        on_host = {name for name, spec in self.specs.items() if spec.placement.where != "device"}
+        places = {name: spec.places for name, spec in self.held.items() if spec.placement.where == "cached"}
         host = backends.host_mesh() if on_host else mesh
         meshes = {name: host if name in on_host else mesh for name in self.specs}
         check_memory([(meshes[name], spec.weights_bytes + spec.slots_bytes) for name, spec in self.held.items()])
@@ -98,7 +103,10 @@ class TableSet(TablesById):
         directories = bytes_of_directories(
             [(spec, 0) for spec in self.specs.values() if spec.dynamic], 1 if share is None else share[1]
         )
-        check_memory([(mesh, directories), *((meshes[name], layout.nbytes) for name, layout in layouts.items())])
+        caches = [(mesh, backends.places_layout(layouts[name], of, mesh).nbytes) for name, of in places.items()]
+        tables = [(meshes[name], layout.nbytes) for name, layout in layouts.items()]
+        caches += [(host, spec.cache_bytes) for spec in self.held.values()]
+        check_memory([(mesh, directories), *tables, *caches])
         definitions = {
             name: TableDefinition(
                 layouts[name], spec.rule, tuple(start for _, start in spec.slots), (spec.tag, spec.learning_rate)
@@ -106,12 +114,19 @@ class TableSet(TablesById):
             for name, spec in self.specs.items()
         }
         on_devices = [of for name, of in definitions.items() if name not in on_host]
+        variants = preferred(self.specs, variant)
+        cached = [
+            (definitions[name], RowCache(layouts[name].vocabulary_size, of, is_tolerant=bool(self.specs[name].dynamic)))
+            for name, of in places.items()
+        ]
+        self.cached = dict(zip(places, backends.create_cached(mesh, host, cached, threads, variants), strict=True))
+        its = [of for name, of in definitions.items() if name in on_host - places.keys()]
         # The devices first: they update their tables while the host updates its own.
-        self._groups = backends.create_tables(
-            mesh, on_devices, threads, preferred=preferred(self.specs, variant), processes=self.processes
-        )
-        its = [of for name, of in definitions.items() if name in on_host]
-        self._groups += backends.create_on_host(host, its, threads)
+        self._groups: list[Tables] = [
+            *backends.create_tables(mesh, on_devices, threads, preferred=variants, processes=self.processes),
+            *self.cached.values(),
+            *backends.create_on_host(host, its, threads),
+        ]
         created: dict[str, DeviceTable] = {}
         for group in self._groups:
             for member, layout in enumerate(group.layouts):
@@ -137,11 +152,11 @@ class TableSet(TablesById):
         if self.is_share:
             raise UsageError(f"share: the mesh spans {self.processes.count} processes; give one or the other")
         dynamic = [name for name, spec in self.specs.items() if spec.dynamic is not None]
-        host = [name for name, spec in self.specs.items() if spec.placement.where == "host"]
-        if host:
+        placed = [(name, where) for name, spec in self.specs.items() if (where := spec.placement.where) != "device"]
+        for name, where in placed:
             raise UsageError(
-                f"table '{host[0]}' has the placement HOST, and the mesh spans {self.processes.count} processes: "
-                "create the engine on the devices of one process, or place the table on DEVICE"
+                f"table '{name}' has the placement {where.upper()}, and the mesh spans {self.processes.count} "
+                "processes: create the engine on the devices of one process, or place the table on DEVICE"
             )
         if dynamic:
             raise UsageError(
@@ -208,6 +223,35 @@ class TableSet(TablesById):
             for number, updates in enumerate(applications):
                 group.apply(updates, step, number)
         return changed
+
+    def start_counting(self) -> None:
+        """Reset the counts of keys and of moved rows."""
+        self.dynamic.start_counting()
+        for table in self.cached.values():
+            table.start_counting()
+
+    def cache_reports(self) -> dict[str, CacheReport]:
+        """Return what updates have moved since ``start_counting``, by cached table."""
+        reports = {}
+        for name, table in self.cached.items():
+            of, num_bytes = table.moved, self.specs[name].row_bytes
+            moved_bytes = (of.up + of.down) * num_bytes
+            places = table.cache.num_places
+            reports[name] = CacheReport(places, of.hits, of.up, of.down, moved_bytes, 1000 * of.waited_s)
+        return reports
+
+    def foresee(self, name: str, rows: Int64) -> None:
+        """Announce the next use of a cached table that is not announced yet: one application of its optimizer.
+
+        rows : their numbers here, distinct, int64 (n,)
+        A use may come that was not announced: the bits do not depend on it, only which rows stay on the devices.
+        """
+        self.cached[name].cache.foresee(rows)
+
+    def forget_foreseen(self) -> None:
+        """Withdraw all announcements that are not used yet."""
+        for table in self.cached.values():
+            table.cache.forget()
 
     def warm(self) -> int:
         """Compile the programs of steps, lookups and checkpoints ahead of time; return their number."""

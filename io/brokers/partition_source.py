@@ -25,7 +25,7 @@ class PartitionSource(SeekableSource):
     shortest_pause_s = 0.001
 
     def __init__(self, partition: Partition, patience_s: float) -> None:
-        super().__init__(partition.producer, _no_parts)
+        super().__init__(partition.producer, _no_parts, is_ready=True)
         self._partition, self._patience_s = partition, patience_s
         self._last: int | None = None  # the number at which the reading ends
         self._waiting: deque[Message] = deque()  # read ahead

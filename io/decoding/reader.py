@@ -36,6 +36,7 @@ class FrameReader:
     first_bad : the first row dropped for each reason, as an error message
     checksums : of what has been read, whether it carries checksums: True, False or both
     first_source : whose turn it is, where sources are read in turn
+    is_idle : whether the last void frame stands for a pause as long as pauses become
     """
 
     def __init__(self, source: Any, options: ReadOptions) -> None:
@@ -43,6 +44,7 @@ class FrameReader:
         self.sources = open_sources(source, options.allow_missing_end, options.as_files, options.patience_s)
         check_order(self.sources, options.merge, options.follow)
         self.first_source = 0
+        self.is_idle = False
         self.first_bad: dict[str, str] = {}
         self._reading = 0
         self._verified: list[bool] = []  # of the sources read to their end
@@ -78,24 +80,29 @@ class FrameReader:
             while True:
                 for source in growing.values():
                     source.fix_end()
-                is_idle = True
+                found_none = True
                 with closing(self._in_order(only)) as numbered:
                     for frame in numbered:
-                        is_idle = False
+                        found_none = False
                         yield frame
                 if not self.options.follow:
                     return
                 only = growing
-                if not is_idle:
+                if not found_none:
                     pause_s = 0.0
                     continue
                 pause_s = min(2 * pause_s or min(each.shortest_pause_s for each in growing.values()), longest_s)
-                if pause_s == longest_s:
-                    yield 0, Frame({}, 0, is_void=True)
+                self.is_idle = pause_s == longest_s
+                yield 0, Frame({}, 0, is_void=True)
                 interrupts.pause(pause_s)
         finally:
             for source in growing.values():
                 source.close()
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether frames can be read ahead: void frames report every pause."""
+        return all(source.is_ready for source in self.sources)
 
     @property
     def verified(self) -> bool:

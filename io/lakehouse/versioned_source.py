@@ -25,7 +25,7 @@ class VersionedSource(SeekableSource):
     shortest_pause_s = pause_s = 2.0
 
     def __init__(self, versions: TableVersions, patience_s: float) -> None:
-        super().__init__(versions.name, self._open_parts)
+        super().__init__(versions.name, self._open_parts, is_ready=True)
         self._versions = versions
         self._patience_s = patience_s
         self._next: Place = ()

@@ -100,10 +100,13 @@ class Source:
 
     open_parts : called for every reading; closing the generator closes what is open
     num_parts : the number of parts, if their lengths can be known; None: it is one, whose length may be unknown
+    is_ready : whether it can be read ahead: it never waits for data, or reports its pauses
     """
 
-    def __init__(self, name: str, open_parts: Callable[[], Parts], num_parts: int | None = None) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, open_parts: Callable[[], Parts], num_parts: int | None = None, is_ready: bool = False
+    ) -> None:
+        self.name, self.is_ready = name, is_ready
         self._open_parts, self._num_parts = open_parts, num_parts
         self._num_read = 0  # parts before this one
         self._part: Part | None = None

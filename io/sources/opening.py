@@ -63,21 +63,23 @@ def open_source(
     if isinstance(source, str | os.PathLike):
         return _named_source(os.fsdecode(source), allow_missing_end, as_files, patience_s)
     if isinstance(source, pa.RecordBatch):
-        return Source("<record batch>", lambda: parts_of_batches([source], "<record batch>"))
+        return Source("<record batch>", lambda: parts_of_batches([source], "<record batch>"), is_ready=True)
     if isinstance(source, pa.RecordBatchReader):
         return _one_part("<record batch reader>", lambda name, _: stream_part(source, name, has_boundaries=True))
     name = f"<{type(source).__module__.split('.')[0]} {type(source).__name__}>"
     if hasattr(source, "__arrow_c_stream__"):
         reader = reader_of_capsule(source, name)
         # An engine chooses the batches of tables and query results: they delimit no frames.
-        return _one_part(name, lambda name, _: stream_part(reader, name, has_boundaries=False))
+        is_ready = isinstance(source, pa.Table)
+        return _one_part(name, lambda name, _: stream_part(reader, name, has_boundaries=False), is_ready)
     if (scanned := scan_of(source)) is not None:
         return _one_part(name, lambda name, _: scanned(name))
     if callable(getattr(source, "read", None)):
         stream_name = getattr(source, "name", None)
         return _stream_source(source, stream_name if isinstance(stream_name, str) else "<stream>", allow_missing_end)
     if isinstance(source, Iterable) and not isinstance(source, bytes | bytearray | memoryview | dict):
-        return Source("<batches>", lambda: parts_of_batches(source, "<batches>"))
+        is_ready = isinstance(source, list | tuple)
+        return Source("<batches>", lambda: parts_of_batches(source, "<batches>"), is_ready=is_ready)
     raise InputError(
         "expected a path, '-', a URI, an object with __arrow_c_stream__, a dataset, a lazy frame, a binary file or an "
         f"iterable of record batches, got {type(source).__name__}"
@@ -107,12 +109,12 @@ def _stream_source(stream: Any, name: str, allow_missing_end: bool) -> Source:
     return _one_part(name, lambda name, stack: open_stream(stream, name, stack, allow_missing_end))
 
 
-def _one_part(name: str, open_part: Callable[[str, ExitStack], Part]) -> Source:
+def _one_part(name: str, open_part: Callable[[str, ExitStack], Part], is_ready: bool = False) -> Source:
     def parts() -> Parts:
         with ExitStack() as stack:
             yield open_part(name, stack)
 
-    return Source(name, parts)
+    return Source(name, parts, is_ready=is_ready)
 
 
 def _named_source(text: str, allow_missing_end: bool, as_files: bool, patience_s: float) -> Source:
@@ -142,7 +144,7 @@ def _named_source(text: str, allow_missing_end: bool, as_files: bool, patience_s
             with ExitStack() as stack:
                 yield open_file(fs, at, name, stack, allow_missing_end)
 
-    return Source(text, parts, len(files))
+    return Source(text, parts, len(files), is_ready=read_once(text) is None)
 
 
 def _near(text: str) -> str:

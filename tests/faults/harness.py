@@ -52,14 +52,18 @@ class Harness:
 
     folder : for everything that is written
     passes : replays of the cases read the log so many times, each for a share of the rows; the unbroken run does not
+    placement : of all tables in the cases; those of the unbroken run lie on the devices
     """
 
-    def __init__(self, folder, seed=0, passes=None):
+    def __init__(self, folder, seed=0, passes=None, placement="device"):
         self.folder, self.seed = Path(folder), seed
-        self._passes = [] if passes is None else ["--passes", passes]
+        self._options = [] if passes is None else ["--passes", passes]
+        self._again = [*self._options, *([] if placement == "device" else ["--placement", placement])]
         self.config, self.log = self.folder / "tables.pbtxt", self.folder / "log.arrows"
         config = config_of(more=[VISITOR])
         config.save(self.config)
+        self.placed = self.folder / "placed.pbtxt"
+        placed(config, placement).save(self.placed)
         self.tables = sorted(f"{table}.parquet" for table in config.table_names)
         self.batches = [with_visitors(with_bad_row(batch)) for batch in log_of(range(STEPS))]
         self.log.write_bytes(log(self.batches))
@@ -95,8 +99,8 @@ class Harness:
         return json.loads(self._server.stdout.readline())
 
     def argv(self, name, *flags, log=None):
-        line = ["replay", self.config, log or self.log, "--num-required", "3", "--threads", "1", "--json", *flags]
-        line += ["--flush", "--out", self.folder / f"{name}-out", *self._files(name), *self._passes]
+        line = ["replay", self.placed, log or self.log, "--num-required", "3", "--threads", "1", "--json", *flags]
+        line += ["--flush", "--out", self.folder / f"{name}-out", *self._files(name), *self._options]
         return [*line, "--checkpoint", self.folder / name, "--every", "1", "--resume"]
 
     def _files(self, name):
@@ -160,9 +164,21 @@ class Harness:
 
     def _expect(self, name, held, problem, answer):
         if not held:
-            passes = "".join(f" {word}" for word in self._passes)
-            again = f"python {HERE.relative_to(HERE.parents[1])}/run.py --seed {self.seed} --only {name}{passes}"
+            options = "".join(f" {word}" for word in self._again)
+            again = f"python {HERE.relative_to(HERE.parents[1])}/run.py --seed {self.seed} --only {name}{options}"
             raise PromiseError(f"{name}: {problem}\n{answer['err']}\nagain: {again}")
+
+
+def placed(config, placement):
+    """The same tables elsewhere; of cached ones a sixtieth of the rows is on the devices, less than a step needs."""
+    message = config.to_engine_proto()
+    for spec in config.tables:
+        settings = next((table for table in message.table if table.name == spec.name), None)
+        settings = settings or message.table.add(name=spec.name)
+        settings.placement.where = placement.upper()
+        if placement == "cached":
+            settings.placement.device_bytes = spec.row_bytes * (1 + spec.vocabulary_size // 60)
+    return ps.EmbeddingConfig.from_proto(message)
 
 
 def with_bad_row(batch):

@@ -45,12 +45,13 @@ def main():
     parser.add_argument("--stride", type=int, default=1, help="of the file operations, every so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--passes", type=int, metavar="K", help="of the replays, each over a share of the rows")
+    parser.add_argument("--placement", choices=("device", "host", "cached"), default="device", help="of all tables")
     parser.add_argument("--only", metavar="NAME", help="one case, such as moment:17 or eio:3")
     args = parser.parse_args()
     done, happened, failed, started = Counter(), Counter(), 0, time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="penstock-faults-") as folder,
-        Harness(folder, args.seed, args.passes) as harness,
+        Harness(folder, args.seed, args.passes, args.placement) as harness,
     ):
         print(f"an unbroken run: {harness.seconds:.2f} s, {harness.num_calls} file operations", flush=True)
         try:

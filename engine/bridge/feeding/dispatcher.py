@@ -108,14 +108,19 @@ class Dispatcher:
         self._ring.rotate(-1)
         return arena
 
-    def submit(self, reader: str, work: Callable[[], None]) -> None:
-        """Queue ``work`` for the thread, after everything submitted before. Block while the queue is full."""
+    def submit(self, reader: str, work: Callable[[], None]) -> Future[None]:
+        """Queue ``work`` for the thread, after everything submitted before. Block while the queue is full.
+
+        Return its future, which also raises the error of an earlier dispatch.
+        """
         while len(self._waiting) >= AHEAD:
             self._settle(self._waiting.popleft())
         self._check()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "penstock dispatch")
-        self._waiting.append(self._thread.submit(self._unless_failed, reader, work))
+        future = self._thread.submit(self._unless_failed, reader, work)
+        self._waiting.append(future)
+        return future
 
     def drain(self) -> None:
         """Block until everything submitted is dispatched. A read of the tables then runs after it on the device."""

@@ -183,6 +183,17 @@ def keys_texts(tables: Mapping[str, TableReport]) -> list[str]:
     return texts
 
 
+def cache_texts(tables: Mapping[str, TableReport]) -> list[str]:
+    """Return a line about the moved rows of every cached table."""
+    return [
+        f"{name}: {of.hits / max(1, of.hits + of.up):.1%} of {several(of.hits + of.up, 'update')} hit "
+        f"{several(of.places, 'cached row')}; {count(of.up)} up, {count(of.down)} down, {size_text(of.bytes)}, "
+        f"waited {count(of.waited_ms)} ms"
+        for name, table in tables.items()
+        if (of := table.cache) is not None
+    ]
+
+
 def input_text(report: Report) -> str:
     """Return whether checksums verified the input, as text."""
     return "verified: every checksum fits" if report.verified else f"unverified: {report.unverified}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.terminal.output import Output, count, frames_text, input_text, keys_texts, place_text
+from penstock.cli.terminal.output import Output, cache_texts, count, frames_text, input_text, keys_texts, place_text
 from penstock.errors import MOST_LISTED
 from penstock.stats import Report, TableReport
 
@@ -29,6 +29,7 @@ def say_report(out: Output, report: Report) -> None:
         tables.sort(key=lambda of: -of[1].rows)
     out.say_tables("table     ", [f"{name}: {count(of.rows)} rows{_ids_text(of)}" for name, of in tables])
     out.say_tables("keys      ", keys_texts(dict(tables)))
+    out.say_tables("cache     ", cache_texts(dict(tables)))
     if report.learning_rates is not None:
         out.say("rates     " + ", ".join(f"tag {tag} = {rate:g}" for tag, rate in enumerate(report.learning_rates)))
     for note in report.notes:

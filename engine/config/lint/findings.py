@@ -39,6 +39,7 @@ RULES: dict[str, tuple[str, str]] = {
     "PS019": ("error", "feature settings out of range"),
     "PS020": ("error", "gate settings out of range"),
     "PS021": ("error", "dynamic settings out of range or contradictory"),
+    "PS022": ("error", "placement settings out of range or contradictory"),
     "PS101": ("warning", "mode is UNSPECIFIED"),
     "PS102": ("info", "mode is INFERENCE"),
     "PS103": ("warning", "a table that no feature uses"),
@@ -64,6 +65,7 @@ RULES: dict[str, tuple[str, str]] = {
     "PS216": ("info", "an update whose formula is not public in full"),
     "PS217": ("warning", "a step counter that does not count steps"),
     "PS218": ("error", "a dynamic table that this version cannot run"),
+    "PS219": ("error", "a cached table whose optimizer updates untouched rows"),
 }
 
 

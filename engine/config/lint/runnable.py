@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from penstock.config.engine_config_pb2 import TableSettings
+from penstock.config.engine_config_pb2 import PlacementSettings, TableSettings
 from penstock.config.lint.findings import Finding, Subject, about_parameters
 from penstock.config.optimizers import OPTIMIZERS, WITHOUT_FORMULA, UserDefinedProgram
 from penstock.config.proto_views import TableMessage, read_limits
@@ -25,6 +25,7 @@ def refusals(table: TableMessage, programs: Collection[str]) -> Iterator[Finding
     yield from _numbers(about, table)
     yield from _quantization(about, table)
     yield from _dynamic(about, table)
+    yield from _placement(about, table)
 
 
 def _storage(about: Subject, table: TableMessage) -> Iterator[Finding]:
@@ -121,4 +122,15 @@ def _dynamic(about: Subject, table: TableMessage) -> Iterator[Finding]:
             "vocabulary_size",
             f"vocabulary_size is {table.descriptor.vocabulary_size}, but a dynamic table has at most {2**31 - 1} rows",
             "set it to the number of keys that have a row at once",
+        )
+
+
+def _placement(about: Subject, table: TableMessage) -> Iterator[Finding]:
+    non_lazy = OPTIMIZERS[table.algorithm].non_lazy_field
+    if table.settings.placement.where == PlacementSettings.CACHED and non_lazy and table.hyper_parameters[non_lazy]:
+        yield about.finding(
+            "PS219",
+            f"{table.algorithm}.{non_lazy}",
+            f"{non_lazy} updates every row once a step, but only some rows of a CACHED table are on the devices",
+            f"place the table on DEVICE or HOST, or remove {non_lazy}",
         )

@@ -13,6 +13,7 @@ from penstock.config.dynamic import read_dynamic
 from penstock.config.engine_config_pb2 import EngineConfig, FeatureSettings, TableSettings
 from penstock.config.lint.findings import Finding, Subject, near
 from penstock.config.optimizers import OPTIMIZERS, UserDefinedProgram
+from penstock.config.placement import read_placement
 from penstock.config.proto_views import TableMessage
 from penstock.config.tables import COMBINERS
 from penstock.errors import ConfigError
@@ -53,8 +54,7 @@ def _table_settings(message: EngineConfig, algorithms: Mapping[str, str]) -> Ite
         yield from _initializer(about, settings)
         yield from _slots(about, settings, algorithms[settings.name])
         yield from _dynamic(about, settings)
-        placed = Subject(f"table[{index}].placement", f"placement of table '{settings.name}'")
-        yield from placed.unknown(settings.placement, "where", "use DEVICE or HOST")
+        yield from _placement(Subject(f"table[{index}].placement", f"placement of table '{settings.name}'"), settings)
 
 
 def _initializer(about: Subject, settings: TableSettings) -> Iterator[Finding]:
@@ -102,6 +102,18 @@ def _dynamic(about: Subject, settings: TableSettings) -> Iterator[Finding]:
     except ConfigError as error:
         problem, _, fix = str(error).partition("; ")
         yield about.finding("PS021", "dynamic", problem, fix or "see docs/dynamic.md for what every setting accepts")
+
+
+def _placement(about: Subject, settings: TableSettings) -> Iterator[Finding]:
+    unknown = list(about.unknown(settings.placement, "where", "use DEVICE, HOST or CACHED"))
+    yield from unknown
+    try:
+        if not unknown:
+            read_placement(settings)
+    except ConfigError as error:
+        problem, _, fix = str(error).partition("; ")
+        field = problem.partition(" ")[0]
+        yield about.finding("PS022", field, problem, fix or "see docs/placement.md for what CACHED needs")
 
 
 def _feature_settings(message: EngineConfig) -> Iterator[Finding]:

@@ -1,0 +1,1 @@
+"""Which rows of a cached table are on the device."""

@@ -1,0 +1,46 @@
+"""The gate of a replay with the ids that wait behind it, and no gradients: what every opening will contain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from penstock.frames import Frame
+from penstock.gate import Gate
+from penstock.pipeline import BadRowsError, Pipeline, TableStore
+
+
+class IdGate:
+    """A gate over a pipeline of ids.
+
+    stores : by table, of no floats; opened : called at every opening, before the pipeline is drained
+    """
+
+    def __init__(
+        self, stores: Mapping[str, TableStore], num_required: int, threads: int | None, opened: Callable[[], None]
+    ) -> None:
+        self.pipeline = Pipeline(stores, threads)
+        self.gate = Gate(num_required)
+        self.gate.open_into(self._open)
+        self._opened = opened
+
+    def push(self, frame: Frame) -> tuple[Frame, bool]:
+        """Push one frame, whose rows have no floats. Returns it without bad rows, and whether it was admitted.
+
+        Raises InputError for a bad row.
+        """
+
+        def audit() -> None:
+            nonlocal frame
+            frame = frame.audited()  # of a stale frame, which is validated too
+
+        try:
+            add = partial(self.pipeline.add, frame, lambda: None)
+            admitted = self.gate.admit(frame.local_step, add, frame.contributor, audit)
+        except BadRowsError:
+            return self.push(frame.audited())
+        return frame, admitted
+
+    def _open(self, _: int) -> None:
+        self._opened()
+        self.pipeline.drain()

@@ -1,0 +1,191 @@
+"""Which rows of cached tables move, and what happens if the devices or memory fail meanwhile."""
+
+import cached
+import jax
+import numpy as np
+import pytest
+from cache_rule import simulated
+from ipc import log
+
+import penstock as ps
+
+
+def engine_of(mesh, places, look_ahead=0, **arguments):
+    return ps.Engine(cached.config_of(cached.cached(places, look_ahead), ["plain"]), mesh, **arguments)
+
+
+def step(engine, ids, seed=0):
+    """Apply one step to the table ``plain``."""
+    grads = np.random.default_rng(seed).standard_normal((len(ids), 3)).astype(np.float32)
+    for contributor in ("a", "b"):
+        engine.apply({"plain": (np.array(ids), grads)}, contributor=contributor)
+
+
+def steps_of(*several, placement):
+    engine = ps.Engine(cached.config_of(placement, ["plain"]))
+    for seed, ids in enumerate(several):
+        step(engine, ids, seed)
+    return engine
+
+
+def test_rows_of_successive_steps_stay_on_the_device(mesh_of):
+    engine = engine_of(mesh_of(2), places=10)
+    step(engine, range(10))
+    for first in range(5):
+        step(engine, range(first, 10), first)
+    assert cached.counts(engine) == (10 + 9 + 8 + 7 + 6, 10, 0)
+
+
+@pytest.mark.parametrize("variant", ["ffi", "xla", "pallas"])
+def test_a_row_that_comes_down_is_updated_in_the_next_step(variant, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_VARIANT", variant)
+    ids = [[0, 1], [2, 3], [0, 2], [1, 3], [0, 1], [3, 2]]
+    engine = steps_of(*ids, placement=cached.cached(2))
+    assert engine.state_hash() == steps_of(*ids, placement=lambda spec: ps.Placement()).state_hash()
+    assert cached.counts(engine) == (2, 10, 8)  # hits: row 2 in the third step, row 1 in the fifth
+
+
+@pytest.mark.parametrize("variant", ["ffi", "xla", "pallas"])
+def test_a_step_of_more_rows_than_places_is_carried_out_in_several(variant, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_VARIANT", variant)
+    ids = [[5, 6, 7], range(20), range(10, 30)]
+    engine = steps_of(*ids, placement=cached.cached(8))
+    assert engine.state_hash() == steps_of(*ids, placement=lambda spec: ps.Placement()).state_hash()
+    moves = simulated([[of] for of in ids], 8, 0)
+    assert cached.counts(engine) == (
+        sum(hits for *_, hits in moves),
+        sum(len(up) for up, *_ in moves),
+        sum(len(down) for _, down, _ in moves),
+    )
+
+
+def test_a_new_run_counts_anew(mesh_of):
+    engine = engine_of(mesh_of(1), places=300)
+    engine.run(cached.log_of(names=["plain"]))
+    assert cached.counts(engine)[1] > 50
+    engine.run(cached.log_of(names=["plain"]))
+    assert cached.counts(engine) == (engine.watch.updated["plain"], 0, 0)
+
+
+def test_a_replay_prints_what_moved(tmp_path, call):
+    call(0, "synth", tmp_path / "log.arrows", "--rows", 400, "--rows-per-step", 40, "--vocabulary", 90, "--dim", 4)
+    message = ps.EmbeddingConfig.load(tmp_path / "log.pbtxt").to_engine_proto()
+    name = message.tpu_embedding_configuration.table_descriptor[0].name
+    settings = next((table for table in message.table if table.name == name), None) or message.table.add(name=name)
+    settings.placement.where = "CACHED"
+    settings.placement.device_bytes = 32 * 30
+    settings.placement.look_ahead = 0
+    ps.EmbeddingConfig.from_proto(message).save(tmp_path / "cached.pbtxt")
+    text, printed = call(0, "replay", tmp_path / "cached.pbtxt", tmp_path / "log.arrows")
+    of = printed["tables"][name]["cache"]
+    assert of["places"] == 30
+    assert of["bytes"] == (of["up"] + of["down"]) * 32
+    updates = of["hits"] + of["up"]
+    assert (
+        f"cache     {name}: {of['hits'] / updates:.1%} of {updates} updates hit 30 cached rows; {of['up']} up, " in text
+    )
+    assert "on the host, cached" in call(0, "inspect", tmp_path / "cached.pbtxt")[0]
+
+
+def test_the_moves_of_all_passes_are_summed(tmp_path, call):
+    cached.config_of(cached.cached(1.0), ["plain"]).save(tmp_path / "tables.pbtxt")
+    (tmp_path / "log.arrows").write_bytes(log(cached.log_of(names=["plain"])))
+    words = ("replay", tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--out", tmp_path / "out")
+    reports = [call(0, *words, *flags)[1]["tables"]["plain"] for flags in ((), ("--passes", 3))]
+    for report in reports:
+        del report["cache"]["waited_ms"]
+        assert report["cache"]["up"] == report["distinct"]  # each row goes up once, as there is room for all
+    assert reports[0] == reports[1]
+
+
+@pytest.mark.parametrize("variant", ["ffi", "xla", "pallas"])
+def test_moves_copy_no_table_and_compile_nothing_once_warm(variant, mesh_of, compilations, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_VARIANT", variant)
+    engine = ps.Engine(cached.config_of(cached.cached(40)), mesh_of(2))
+    engine.core.tables.warm()
+    before = [engine.core.tables.table(name).pointers() for name in cached.DIMS]
+    compilations.clear()
+    engine.run(cached.log_of())
+    assert [engine.core.tables.table(name).pointers() for name in cached.DIMS] == before
+    assert compilations == []
+
+
+def test_rows_of_new_keys_are_created_on_the_device_and_not_read_from_the_host(mesh_of, monkeypatch):
+    """Rows of the keys that lost them are neither read: they get new values where they are."""
+    config = cached.config_of(cached.cached(150), ["keyed"])
+    engine = ps.Engine(config, mesh_of(2))
+    table = engine.core.tables.cached["keyed"]
+    read = []
+    copy_rows = table._host.copy_rows
+    monkeypatch.setattr(table._host, "copy_rows", lambda *of: read.append(of[1]) or copy_rows(*of))
+    device = ps.Engine(cached.config_of(names=["keyed"]), mesh_of(2))
+    for first in range(0, 600, 100):
+        for one in (engine, device):
+            one.apply({"keyed": (np.arange(first, first + 100), np.ones((100, 8)))}, contributor=0)
+            one.apply({"keyed": (np.arange(first, first + 100), np.ones((100, 8)))}, contributor=1)
+    assert read == []
+    assert engine.state_hash() == device.state_hash()
+
+
+# ---- failures
+
+
+class Lost:
+    """A part of rows whose computation failed on the device."""
+
+    shape = (1, 1, 6)
+
+    def copy_to_host_async(self):
+        pass
+
+    def __array__(self, *_, **__):
+        raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone")
+
+
+def refuse(*_):
+    raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone")
+
+
+@pytest.mark.parametrize("read", [refuse, lambda *_: [Lost()]], ids=["dispatch", "transfer"])
+def test_a_device_that_fails_with_rows_on_their_way_down_fails_the_engine_and_not_its_commits(
+    read, mesh_of, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
+    batches = cached.log_of(steps=8, names=["plain"])
+    whole = engine_of(mesh_of(2), places=20)
+    whole.run(batches)
+    engine = engine_of(mesh_of(2), places=20)
+    engine.run(batches, checkpoint=tmp_path / "c", every=1, limit=7)
+    programs = engine.core.tables.cached["plain"]._device.programs
+    at = programs.at
+    monkeypatch.setattr(programs, "at", lambda what, *of: read if what == "read" else at(what, *of))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="the device is gone"):
+        engine.run(batches, resume=True, checkpoint=tmp_path / "c", every=100)
+    for use in (engine.state_hash, lambda: engine.lookup("plain", [1]), lambda: step(engine, [1])):
+        with pytest.raises(ps.StateError, match="an earlier step failed half way"):
+            use()
+    again = ps.Engine.restore(tmp_path / "c", mesh_of(2))
+    assert again.global_step == 3
+    again.run(batches, resume=True, checkpoint=tmp_path / "c", every=3)
+    assert again.state_hash() == whole.state_hash()
+
+
+@pytest.mark.parametrize(("rows", "device_bytes"), [(1_900_000_000, 1), (1_900_000_000, 2**60)])
+def test_a_table_that_exceeds_the_host_is_refused_before_memory_is_allocated(rows, device_bytes):
+    table = ps.TableConfig(rows, 64, name="t", placement=ps.Placement("cached", device_bytes))
+    with pytest.raises(MemoryError, match=r"the tables with their slots need 97\d\.\d GB, this machine has"):
+        ps.Engine(ps.EmbeddingConfig.from_tables([table], ps.Adagrad(0.1)))
+
+
+def test_a_step_without_memory_for_its_rows_fails_the_engine(mesh_of, monkeypatch):
+    engine = engine_of(mesh_of(2), places=20)
+    step(engine, range(20))
+
+    def put(*_):
+        raise MemoryError("no room for rows")
+
+    monkeypatch.setattr(engine.core.tables.cached["plain"]._device, "put", put)
+    with pytest.raises(MemoryError, match="no room for rows"):
+        step(engine, range(15, 30))
+    with pytest.raises(ps.StateError, match=r"an earlier step failed half way \(MemoryError: no room for rows\)"):
+        engine.lookup("plain", [17])
