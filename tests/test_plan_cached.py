@@ -10,6 +10,8 @@ from engines import batch
 from ipc import log
 
 import penstock as ps
+from penstock.planning.choices import Choice
+from penstock.planning.forecast import Forecast, Openings
 
 ROW = 16  # bytes of a row of dim 2 with one slot
 DEVICE_BYTES, LOOK_AHEAD = (ROW, 40 * ROW, 111 * ROW, 900 * ROW), (0, 1, 4, 16)
@@ -142,3 +144,18 @@ def test_the_keys_of_a_cached_table_are_validated(tmp_path, call):
     config_of(dynamic=ps.Dynamic()).save(tmp_path / "tables.pbtxt")
     (tmp_path / "log.arrows").write_bytes(log(list(batches())))
     call(0, "validate", tmp_path / "tables.pbtxt", tmp_path / "log.arrows")
+
+
+@pytest.mark.parametrize("look_ahead", [4, 1000])
+def test_a_plan_looks_at_every_opening_a_fixed_number_of_times(look_ahead):
+    class Counted(dict):
+        num_asked = 0
+
+        def get(self, *of):
+            Counted.num_asked += 1
+            return super().get(*of)
+
+    openings = [Openings({}, step, None, Counted(item=[np.array([step % 300])])) for step in range(500)]
+    specs = {spec.name: spec for spec in config_of(look_ahead=look_ahead).tables if spec.name == "item"}
+    Forecast(Choice(), specs, {}, 0).follow(openings, to_the_end=True)
+    assert Counted.num_asked == 2 * len(openings)
