@@ -136,8 +136,9 @@ def test_choices_without_a_table_that_they_are_about_are_refused(tmp_path, refus
     assert "no table of the configuration is dynamic: remove capacity, min-count and expire" in message
     message = refused(4, "plan", tmp_path / "dynamic.pbtxt", tmp_path / "log.arrows", "--device-bytes", "10")
     assert "no table of the configuration has the placement CACHED: remove device-bytes and look-ahead" in message
-    message = refused(2, "plan", tmp_path / "cached.pbtxt", tmp_path / "log.arrows", "--device-bytes", "0")
-    assert "--device-bytes" in message
+    for number, problem in (("0", "at least 1, got 0"), (str(2**63), "at most 9223372036854775807, got")):
+        message = refused(2, "plan", tmp_path / "cached.pbtxt", tmp_path / "log.arrows", "--device-bytes", number)
+        assert f"argument --device-bytes: expected {problem}" in message
 
 
 def test_the_keys_of_a_cached_table_are_validated(tmp_path, call):
