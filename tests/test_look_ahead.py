@@ -109,6 +109,21 @@ def test_an_error_ahead_ends_the_run_when_the_frames_before_it_are_applied(monke
     assert frames[0] == frames[1]
 
 
+def test_nothing_is_read_ahead_behind_a_bad_row_that_ends_the_run():
+    class Counted(list):
+        num_read = 0
+
+        def __iter__(self):
+            for one in super().__iter__():
+                self.num_read += 1
+                yield one
+
+    source = Counted(batch([600 if step == 20 else 3], step=step, table="far") for step in range(200))
+    with pytest.raises(InputError, match="600"):
+        ps.Engine(config_of()).run(source)
+    assert source.num_read < 25
+
+
 def test_a_run_that_is_limited_reads_no_further(monkeypatch):
     uses, report = ran(monkeypatch, lambda: list(batches(20)), limit=9)
     assert report.frames == 9

@@ -131,7 +131,7 @@ def test_a_placement_is_part_of_the_configuration_and_not_of_the_message_of_tens
     assert "placement {\n    where: HOST\n  }" in (tmp_path / "t.pbtxt").read_text()
     loaded = ps.EmbeddingConfig.load(tmp_path / "t.pbtxt")
     assert [spec.placement for spec in loaded.tables] == [HOST, DEVICE, HOST, DEVICE]
-    cached = ps.TableConfig(4, 2, name="t", placement=ps.Placement("cached", device_bytes=2**40))
+    cached = ps.TableConfig(4, 2, name="t", placement=ps.Placement("cached", device_bytes=np.int64(2**40)))
     ps.EmbeddingConfig.from_tables([cached], ps.SGD(0.1)).save(tmp_path / "c.pbtxt")
     assert "where: CACHED\n    device_bytes: 1099511627776\n    look_ahead: 4" in (tmp_path / "c.pbtxt").read_text()
     loaded = ps.EmbeddingConfig.load(tmp_path / "c.pbtxt").table("t")
@@ -152,18 +152,29 @@ def test_a_placement_is_part_of_the_configuration_and_not_of_the_message_of_tens
             "look_ahead is of the placement cached, and where is device; remove it",
             lambda: ps.Placement(look_ahead=0),
         ),
-        ("device_bytes of a cached table must be an int of at least 1, got None", lambda: ps.Placement("cached")),
         (
-            "device_bytes of a cached table must be an int of at least 1, got 8000000000.0",
+            "device_bytes of a cached table must be an int from 1 to 9223372036854775807, got None",
+            lambda: ps.Placement("cached"),
+        ),
+        (
+            "device_bytes of a cached table must be an int from 1 to 9223372036854775807, got 8000000000.0",
             lambda: ps.Placement("cached", 8e9),
         ),
         (
-            "device_bytes of a cached table must be an int of at least 1, got 0",
+            "device_bytes of a cached table must be an int from 1 to 9223372036854775807, got 0",
             lambda: ps.Placement("cached", 0),
         ),
         (
-            "look_ahead of a cached table must be an int of at least 0, got -1",
+            "look_ahead of a cached table must be an int from 0 to 2147483647, got -1",
             lambda: ps.Placement("cached", 1, -1),
+        ),
+        (
+            "device_bytes of a cached table must be an int from 1 to 9223372036854775807, got True",
+            lambda: ps.Placement("cached", True),
+        ),
+        (
+            "device_bytes of a cached table must be an int from 1 to 9223372036854775807, got 9223372036854775808",
+            lambda: ps.Placement("cached", 2**63),
         ),
         (
             r"placement must be a Placement, such as Placement\('host'\), got 'host'",

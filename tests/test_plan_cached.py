@@ -10,6 +10,8 @@ from engines import batch
 from ipc import log
 
 import penstock as ps
+from penstock.planning.choices import Choice
+from penstock.planning.forecast import Forecast, Openings
 
 ROW = 16  # bytes of a row of dim 2 with one slot
 DEVICE_BYTES, LOOK_AHEAD = (ROW, 40 * ROW, 111 * ROW, 900 * ROW), (0, 1, 4, 16)
@@ -134,11 +136,27 @@ def test_choices_without_a_table_that_they_are_about_are_refused(tmp_path, refus
     assert "no table of the configuration is dynamic: remove capacity, min-count and expire" in message
     message = refused(4, "plan", tmp_path / "dynamic.pbtxt", tmp_path / "log.arrows", "--device-bytes", "10")
     assert "no table of the configuration has the placement CACHED: remove device-bytes and look-ahead" in message
-    message = refused(2, "plan", tmp_path / "cached.pbtxt", tmp_path / "log.arrows", "--device-bytes", "0")
-    assert "--device-bytes" in message
+    for number, problem in (("0", "at least 1, got 0"), (str(2**63), "at most 9223372036854775807, got")):
+        message = refused(2, "plan", tmp_path / "cached.pbtxt", tmp_path / "log.arrows", "--device-bytes", number)
+        assert f"argument --device-bytes: expected {problem}" in message
 
 
 def test_the_keys_of_a_cached_table_are_validated(tmp_path, call):
     config_of(dynamic=ps.Dynamic()).save(tmp_path / "tables.pbtxt")
     (tmp_path / "log.arrows").write_bytes(log(list(batches())))
     call(0, "validate", tmp_path / "tables.pbtxt", tmp_path / "log.arrows")
+
+
+@pytest.mark.parametrize("look_ahead", [4, 1000])
+def test_a_plan_looks_at_every_opening_a_fixed_number_of_times(look_ahead):
+    class Counted(dict):
+        num_asked = 0
+
+        def get(self, *of):
+            Counted.num_asked += 1
+            return super().get(*of)
+
+    openings = [Openings({}, step, None, Counted(item=[np.array([step % 300])])) for step in range(500)]
+    specs = {spec.name: spec for spec in config_of(look_ahead=look_ahead).tables if spec.name == "item"}
+    Forecast(Choice(), specs, {}, 0).follow(openings, to_the_end=True)
+    assert Counted.num_asked == 2 * len(openings)

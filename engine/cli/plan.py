@@ -20,6 +20,7 @@ from penstock.cli.terminal.options import (
 from penstock.cli.terminal.output import Output, ProgressLine, count, frames_text, size_text
 from penstock.config.dynamic import MOST
 from penstock.config.embedding import EmbeddingConfig
+from penstock.config.placement import MOST_BYTES
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.planning.cached_rows import CacheForecast
@@ -75,7 +76,7 @@ def add(commands: Any) -> None:
     )
     choices.add_argument(
         "--device-bytes",
-        type=_several(whole(1)),
+        type=_several(whole(1, MOST_BYTES)),
         default=[],
         metavar="N,…",
         help="bytes of rows that a cached table has on the devices",

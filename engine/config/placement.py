@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 from penstock.config.engine_config_pb2 import PlacementSettings, TableSettings
 from penstock.errors import ConfigError
 
 # The values of PlacementSettings.Where, in the order of their numbers.
 _WHERE = ("device", "host", "cached")
-# The fields of the placement CACHED, with their least value and the first that does not fit the proto.
-_OF_CACHED = {"device_bytes": (1, 2**63), "look_ahead": (0, 2**31)}
+# The fields of the placement CACHED, with their least value and the largest that fits the proto.
+MOST_BYTES = 2**63 - 1
+_OF_CACHED = {"device_bytes": (1, MOST_BYTES), "look_ahead": (0, 2**31 - 1)}
 LOOK_AHEAD = 4  # openings
 
 
@@ -34,12 +36,15 @@ class Placement:
             raise ConfigError(f"where must be one of {', '.join(_WHERE)}, got {self.where!r}")
         if self.where == "cached" and self.look_ahead is None:
             object.__setattr__(self, "look_ahead", LOOK_AHEAD)
-        for name, (least, end) in _OF_CACHED.items():
+        for name, (least, most) in _OF_CACHED.items():
             value = getattr(self, name)
-            if self.where != "cached" and value is not None:
-                raise ConfigError(f"{name} is of the placement cached, and where is {self.where}; remove it")
-            if self.where == "cached" and not (isinstance(value, int) and least <= value < end):
-                raise ConfigError(f"{name} of a cached table must be an int of at least {least}, got {value!r}")
+            if self.where != "cached":
+                if value is not None:
+                    raise ConfigError(f"{name} is of the placement cached, and where is {self.where}; remove it")
+            elif isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
+                raise ConfigError(f"{name} of a cached table must be an int from {least} to {most}, got {value!r}")
+            else:
+                object.__setattr__(self, name, int(value))
 
 
 ON_DEVICES = Placement()

@@ -44,15 +44,19 @@ class CachedRows:
         self._cache = RowCache(spec.vocabulary_size, spec.places, is_tolerant=spec.dynamic is not None)
         self._num_foreseen = 0  # openings, of the one that comes next on
 
-    def foresee(self, openings: Sequence[Sequence[Int64]]) -> None:
-        """Look ahead. openings : the uses of the opening that comes next and of those after it, by their ids"""
+    def foresee(self, num_known: int, uses_of: Callable[[int], Sequence[Int64]]) -> None:
+        """Look ahead.
+
+        num_known : openings, of the one that comes next on; uses_of : the number of one of them → its uses, by their
+            ids. It is called once per opening: a plan may know many
+        """
         if not self.forecast.look_ahead:
             return
-        known = openings[: self.forecast.look_ahead + 1]
-        for uses in known[self._num_foreseen :]:
-            for ids in uses:
+        end = min(num_known, self.forecast.look_ahead + 1)
+        for number in range(self._num_foreseen, end):
+            for ids in uses_of(number):
                 self._cache.foresee(self._rows_of(ids))
-        self._num_foreseen = len(known)
+        self._num_foreseen = end
 
     def step(self, uses: Sequence[Int64]) -> None:
         """Use the rows of one opening."""

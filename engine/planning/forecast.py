@@ -137,7 +137,7 @@ class Forecast:
         if self.full is not None:
             return
         for name, rows in self._cached.items():
-            rows.foresee([upcoming.uses.get(name, ()) for upcoming in self._upcoming])
+            rows.foresee(len(self._upcoming), partial(self._upcoming_uses, name))
         self._step_keys(openings, run)
         if self.full is None:
             for name, rows in self._cached.items():
@@ -167,6 +167,9 @@ class Forecast:
     def cached(self) -> dict[str, CacheForecast]:
         """Return what has become of the rows of every cached table."""
         return {name: rows.forecast for name, rows in self._cached.items()}
+
+    def _upcoming_uses(self, name: str, number: int) -> Sequence[Int64]:
+        return self._upcoming[number].uses.get(name, ())
 
     def _rows_of(self, name: str, ids: Int64) -> Int64:
         """Return the rows of ids; of keys those that have one now."""

@@ -90,9 +90,11 @@ class LookAhead:
     # ---- reading
 
     def _read(self, frames: Iterator[tuple[int, Frame]]) -> None:
-        """Read until as many openings are foretold as a table looks ahead, the source pauses, or it ends."""
+        """Read until as many openings are foretold as a table looks ahead, or the source pauses, ends or is bad."""
         most = max(self._tables.values())
         while not self._pauses and not self._has_ended and len(self._openings) <= most:
+            if self._gate is None and self._waiting:
+                return
             read = _Read()
             try:
                 read.number, read.frame = next(frames, (0, None))
