@@ -9,6 +9,7 @@ from quarantines import read
 from test_updates_engine import EVERY, named
 
 import penstock as ps
+from penstock.bridge.row_format import UNTOUCHED
 
 # Rows on the devices: no step has more than 80 distinct ids of a table.
 SIZES = {"one row": 1, "one step": 80, "a tenth": 0.1, "half": 0.5, "all": 1.0}
@@ -190,9 +191,10 @@ def test_validate_prints_what_cached_tables_need_on_the_host_and_on_the_devices(
 @pytest.mark.parametrize("variant", ["ffi", "xla", "pallas"])
 def test_a_move_keeps_every_bit_of_numbers_that_are_not_ordinary(variant, mesh_of, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)
-    special = [np.nan, np.inf, -np.inf, -0.0, 1e-45, -3e-42, 3.4e38, 1.17549435e-38, 0.1]
+    special = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45, -3e-42, 3.4e38, 1.17549435e-38, 0.1], np.float32)
+    special = np.append(special, np.array([UNTOUCHED], np.int32).view(np.float32))
     rng, found = np.random.default_rng(5), set()
-    rows, slots = rng.choice(special, (2, 300, 3)).astype(np.float32)
+    rows, slots = rng.choice(special, (2, 300, 3))
     steps = [rng.permutation(300)[:30] for _ in range(12)]
     for placement in (PLACEMENTS["device"], cached.cached(20)):
         engine = ps.Engine(cached.config_of(placement, ["plain"]), mesh_of(3), num_required=1)

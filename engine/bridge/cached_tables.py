@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.cpu_ffi import CpuTables
-from penstock.bridge.xla_tables import XlaTables
+from penstock.bridge.xla_tables import XlaTables, without_marks
 from penstock.caching.row_cache import Moves, RowCache
 
 Int64 = npt.NDArray[np.int64]
@@ -199,6 +199,8 @@ class CachedTables:
         rows = _rows(ids, len(values))
         places = self._places(rows)
         here = places >= 0
+        if isinstance(self._device, XlaTables):  # as a table on the devices stores them
+            values = without_marks(values)
         if not here.any():
             self._host.write(0, ids, values, part)
         else:

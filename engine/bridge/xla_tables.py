@@ -201,8 +201,7 @@ class XlaTables:
     def _write(self, reader: str, member: int, ids: Int64, values: Float32, part: int) -> None:
         if self.layouts[member].bfloat16 and part <= 0:
             values = nearest(values)
-        reserved = values.view(np.int32) == UNTOUCHED
-        values = np.where(reserved, np.float32(np.nan), values) if reserved.any() else values
+        values = without_marks(values)
         if self._stack.compact and part > 0 and self.layouts[member].row_slots:
             values = np.repeat(values, self.layouts[member].dim, axis=1)  # compact rows all have the dim of the weights
         with self._own_mesh():
@@ -263,6 +262,12 @@ class XlaTables:
         """Use the tables' mesh, regardless of the mesh and transfer guard that the caller has set."""
         with jax.set_mesh(self.mesh), jax.transfer_guard("allow"):
             yield
+
+
+def without_marks(values: Float32) -> Float32:
+    """Return values with another NaN in place of the one that marks elements without a gradient."""
+    reserved = values.view(np.int32) == UNTOUCHED
+    return np.where(reserved, np.float32(np.nan), values) if reserved.any() else values
 
 
 def _ids(ids: Int64 | int, count: int) -> Int64:
