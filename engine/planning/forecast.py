@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import penstock.interrupts as interrupts
 from penstock.config.specs import TableSpec
 from penstock.frames import Int64
 from penstock.planning.cached_rows import CachedRows, CacheForecast
@@ -130,6 +131,7 @@ class Forecast:
         while len(self._upcoming) > (0 if to_the_end else self._look_ahead) and self.full is None:
             self.step(self._upcoming[0])
             self._upcoming.popleft()
+            interrupts.check()
         return True
 
     def step(self, openings: Openings, run: Run | None = None) -> None:
