@@ -66,6 +66,8 @@ def local_apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Callable[..., Any]:
         del key  # only bfloat16 tables use it, and this kernel does not update those
         step = _kernel(rule, line, table, lines.shape[1], interpret)
         numbers = jnp.stack([jax.lax.bitcast_convert_type(lr, jnp.int32), zero])
+        if not interpret:  # else XLA parks a small array in VMEM around a kernel in a user's step: two copies of it
+            table = tuple(pltpu.with_memory_space_constraint(array, pltpu.HBM) for array in table)
         return tuple(step(lines[0], counts, numbers, words[0], *table)), _fence()
 
     return local
