@@ -1,10 +1,9 @@
 """Convert any source to its parts: choose how to read it, and walk directories.
 
 A source is a path, a directory, ``-`` (standard input), a URI of pyarrow.fs, of a flight, of a topic or of a table
-with versions, an open binary file,
-anything with ``__arrow_c_stream__``, a dataset, a lazy frame, or an iterable of record batches. It is read as
-parts (the files of a directory; most sources are one part), each with its own schema. How bytes become
-batches is defined in ``files`` and ``ipc_stream``; ``in_memory`` converts objects.
+with versions, an open binary file, anything with ``__arrow_c_stream__``, a dataset, a lazy frame, or an iterable of
+record batches. It is read as parts (the files of a directory; most sources are one part), each with its own schema. How
+bytes become batches is defined in ``files`` and ``ipc_stream``; ``in_memory`` converts objects.
 """
 
 from __future__ import annotations
