@@ -20,238 +20,21 @@ versions  a Delta table and a Lance dataset, and positions in them
 """
 
 import contextlib
-import hashlib
-import io
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from base64 import b64encode
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
-
-NUM_FRAMES, STOP = 24, 17  # frames of a log, and where a run ends for the first time: one frame is in the gate
-GATE = ("--num-required", 3)
-DYNAMIC = ("visitor", "session")
-COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+from frames import COMPRESSED, GATE, NUM_FRAMES, STATIC_DIMS, STATIC_MOST, STOP, digest, frames_of, static_config
+from replays import Replays
 
 
-# ---- what the frames are
-
-
-def batch_of(rows):
-    """rows : (table, step, contributor, id, gradient, time)"""
-    types = (pa.string(), pa.int64(), pa.string(), pa.int64(), pa.list_(pa.float32()), pa.int64())
-    names = ("table", "step", "contributor", "id", "gradient", "time")
-    columns = zip(*rows, strict=True)
-    return pa.record_batch([pa.array(column, kind) for column, kind in zip(columns, types, strict=True)], names)
-
-
-def frames_of(dims, most):
-    """Frames of three workers, one of which is stale once. dims, most : of each table, and how many ids it has"""
-    frames = []
-    for number in range(NUM_FRAMES):
-        step, worker = divmod(number, 3)
-        rng, rows = np.random.default_rng(number), []
-        for name, dim in dims.items():
-            for _ in range(5):
-                id_ = int(rng.zipf(1.3)) % most[name] + (3 * step if name in DYNAMIC else 0)
-                id_ = id_ * 0x9E3779B97F4A7C15 % 2**62 if name in DYNAMIC else id_
-                values = rng.standard_normal(dim).astype(np.float32)
-                rows.append((name, max(0, step - 3 * (number == 14)), f"w{worker}", id_, values, 1000 + 60 * step))
-        frames.append(batch_of(rows))
-    return frames
-
-
-def damaged(frames):
-    """The frames, with a row in two of them whose id is out of range."""
-    found = list(frames)
-    for number in (4, 19):
-        ids = pa.array([-1, *frames[number]["id"].to_pylist()[1:]], pa.int64())
-        found[number] = frames[number].set_column(frames[number].schema.get_field_index("id"), "id", ids)
-    return found
-
-
-def static_config(ps):
-    return ps.EmbeddingConfig.from_tables(
-        [
-            ps.TableConfig(90, 4, name="user", optimizer=ps.Adagrad(0.1)),
-            ps.TableConfig(40, 2, name="item", optimizer=ps.Adam(0.05)),
-            ps.TableConfig(5, 3, name="group", optimizer=ps.SGD(0.5, use_gradient_accumulation=False)),
-        ]
-    )
-
-
-def dynamic_config(ps, visitors=48, visitor_dim=4):
-    visitor = ps.Dynamic(min_count=2, expire_after=3, evict="lru")
-    session = ps.Dynamic(clock="time", expire_after=200, evict="lfu", half_life=120)
-    return ps.EmbeddingConfig.from_tables(
-        [
-            ps.TableConfig(40, 2, name="item", optimizer=ps.Adam(0.05)),
-            ps.TableConfig(visitors, visitor_dim, name="visitor", optimizer=ps.Adagrad(0.1), dynamic=visitor),
-            ps.TableConfig(48, 3, name="session", optimizer=ps.RowWiseAdagrad(0.1), dynamic=session),
-        ]
-    )
-
-
-STATIC_DIMS, STATIC_MOST = {"user": 4, "item": 2, "group": 3}, {"user": 90, "item": 40, "group": 5}
-DYNAMIC_DIMS, DYNAMIC_MOST = {"item": 2, "visitor": 4, "session": 3}, {"item": 40, "visitor": 60, "session": 60}
-
-
-# ---- what the writer and the test share
-
-
-def digest(rows):
-    """Return the digest of a store. rows : table → id → the bytes of its row"""
-    hashed = hashlib.sha256()
-    for table, of_table in sorted(rows.items()):
-        for id_, row in sorted(of_table.items()):
-            hashed.update(f"{table}\0{id_}\0".encode() + row)
-    return hashed.hexdigest()
-
-
-def read_frames(path):
-    with pa.ipc.open_stream(Path(path).read_bytes()) as reader:
-        return list(reader)
-
-
-def text(data):
-    return None if data is None else b64encode(data).decode()
-
-
-# ---- the folders
-
-
-class Writer:
-    """Writes into the working directory. expected : of each folder"""
-
-    def __init__(self):
-        import penstock as ps
-
-        self.ps, self.expected = ps, {}
-
-    def penstock(self, *words, code=0):
-        command = [sys.executable, "-m", "penstock", *map(str, words), "--json"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == code, (words, done.stderr)
-        return json.loads(done.stdout)
-
-    def sources(self, folder, config, frames):
-        from penstock.io.log import LogWriter
-
-        os.makedirs(folder)
-        config.save(f"{folder}/tables.pbtxt")
-        with LogWriter(f"{folder}/log.arrows", frames[0].schema) as log:
-            for frame in frames:
-                log.write(frame)
-        return ["replay", f"{folder}/tables.pbtxt", f"{folder}/log.arrows"]
-
-    def check(self, folder, words, *flags, commits="commits"):
-        """Record the state of a checkpoint, and that of all of its sources, to which resuming a copy must lead."""
-        engine = self.ps.Engine.restore(f"{folder}/{commits}")
-        whole = self.penstock(*words, *flags)
-        shutil.copytree(f"{folder}/{commits}", "copy")
-        again = self.penstock(*words, *flags, "--checkpoint", "copy", "--resume")
-        shutil.rmtree("copy")
-        assert again["state_hash"] == whole["state_hash"] != engine.state_hash(), folder
-        self.expected[f"{folder}/{commits}"] = {
-            "step": engine.global_step,
-            "pending": engine.gate.num_accumulated,
-            "skipped": again["skipped"],
-            "restored": engine.state_hash(),
-            "resumed": whole["state_hash"],
-        }
-
-    def replays(self):
-        from cached import cached
-        from cached import config_of as cached_config
-        from cached import log_of as cached_log
-
-        static, dynamic = frames_of(STATIC_DIMS, STATIC_MOST), frames_of(DYNAMIC_DIMS, DYNAMIC_MOST)
-        logs = {
-            "static": (static_config(self.ps), damaged(static)),
-            "dynamic": (dynamic_config(self.ps), damaged(dynamic)),
-            "cached": (cached_config(cached(0.1)), cached_log(steps=5, rows=10)),
-        }
-        for folder, (config, frames) in logs.items():
-            words = self.sources(folder, config, frames)
-            gate = ("--num-required", 2) if folder == "cached" else GATE
-            stop = 7 if folder == "cached" else STOP
-            form = ["--deltas-slots", "all"]
-            bad = ["--on-bad-row", f"quarantine={folder}/bad.arrows"]
-            saving = ["--checkpoint", f"{folder}/commits", "--every", 1, "--limit", stop]
-            self.penstock(*words, *gate, *saving, *form, "--deltas", f"{folder}/deltas.arrows", *bad)
-            assert list(Path(folder, "commits").glob("*.delta"))
-            self.check(folder, words, *gate, "--on-bad-row", "drop")
-            self.initial(folder, words, gate)
-
-    def initial(self, folder, words, gate):
-        """``--out`` of a replay that begins at the first frame, and one that begins at its tables."""
-        self.penstock(*words, *gate, "--on-bad-row", "drop", "--limit", 12, "--out", f"init/{folder}")
-        found = self.penstock(*words, *gate, "--on-bad-row", "drop", "--init", f"init/{folder}")
-        self.expected[f"init/{folder}"] = {"resumed": found["state_hash"]}
-
-    def shares(self):
-        from sharing import LocalJob
-
-        frames = frames_of(DYNAMIC_DIMS | {"visitor": 1}, DYNAMIC_MOST)
-        config = dynamic_config(self.ps, 8192, 1)  # two virtual shards, so that both shares have keys
-        words = self.sources("job", config, frames)
-        job = LocalJob(config, 2, num_required=3)
-        job.run(words[2:], limit=7).commit("job/shares")
-        job = LocalJob(config, 2, "job/shares")
-        job.run(words[2:], limit=STOP - 7).commit("job/shares")
-        self.check("job", words, *GATE, "--merge", "round", commits="shares")
-
-    def ray(self):
-        words = ["replay", "job/tables.pbtxt", "job/log.arrows"]
-        saving = ["--checkpoint", "job/ray", "--every", 2, "--limit", STOP]
-        self.penstock(*words, *GATE, *saving, "--ray", "local", "--shares", 2)
-        assert {path.name[8:14] for path in Path("job/ray").glob("*.base")} == {"-0of2.", "-1of2."}
-        self.check("job", words, *GATE, "--merge", "round", commits="ray")
-
-    def passes(self):
-        from penstock.cli import main
-        from penstock.passes.multi_pass import MultiPass
-
-        words = self.sources("passes", static_config(self.ps), frames_of(STATIC_DIMS, STATIC_MOST)[:20])
-        flags = [
-            *GATE,
-            "--passes",
-            3,
-            "--checkpoint",
-            "passes/commits",
-            "--every",
-            1,
-            "--deltas",
-            "passes/deltas.arrows",
-        ]
-        before = MultiPass._progress
-
-        def progress(replay, number):
-            def interrupt(counters, gate, done):
-                if number == 1 and counters.frames == STOP:
-                    raise KeyboardInterrupt
-
-            return interrupt
-
-        MultiPass._progress = progress
-        with contextlib.redirect_stdout(io.StringIO()):
-            assert main([*map(str, [*words, *flags]), "--json"]) == 130
-        MultiPass._progress = before
-        assert Path("passes/commits/.passes/replay.json").exists()
-        whole = self.penstock(*words, *GATE)["state_hash"]
-        shutil.copytree("passes", "before")
-        assert self.penstock(*words, *flags, "--resume")["state_hash"] == whole
-        shutil.rmtree("passes")
-        os.rename("before", "passes")
-        self.expected["passes"] = {"resumed": whole}
-
-    # ---- a service and its followers
+class Writer(Replays):
+    """Also writes what services and their followers leave, and positions in topics and tables with versions."""
 
     def service(self):
         from services import Process, connect
@@ -315,9 +98,9 @@ class Writer:
         found = [
             {
                 "partition": message.partition(),
-                "key": text(message.key()),
-                "value": text(message.value()),
-                "headers": [[name, text(value)] for name, value in message.headers() or []],
+                "key": _text(message.key()),
+                "value": _text(message.value()),
+                "headers": [[name, _text(value)] for name, value in message.headers() or []],
             }
             for message in store.messages()
         ]
@@ -326,7 +109,7 @@ class Writer:
     def hashes_of(self, store):
         """The hashes of the database, by their names."""
         found = {
-            key.decode(): [[text(field), text(value)] for field, value in sorted(store.client.hgetall(key).items())]
+            key.decode(): [[_text(field), _text(value)] for field, value in sorted(store.client.hgetall(key).items())]
             for key in sorted(store.client.keys())
         }
         assert list(found) == ["penstock-state", "penstock:item", "penstock:user"]
@@ -410,6 +193,10 @@ class Writer:
             words = ["replay", "versions/tables.pbtxt", f"{kind}:versions/rows.{kind}"]
             self.penstock(*words, *GATE, "--checkpoint", f"versions/{kind}", "--every", 1, "--limit", STOP)
             self.check("versions", words, *GATE, commits=kind)
+
+
+def _text(data):
+    return None if data is None else b64encode(data).decode()
 
 
 def main(out):
