@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock.bench.contestants import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, SLOTS, UPDATES, WEIGHT, Way
-from penstock.bench.peers.of_numpy import coalesce
+from penstock.bench.peers.numpy_peer import coalesce
 from penstock.bench.workloads import TableSize
 
 
