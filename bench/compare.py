@@ -17,14 +17,26 @@ from typing import Any
 from penstock.bench import machine, roofline
 from penstock.bench.cases import COMPARED, LATENCY_STEPS, Point
 from penstock.bench.check import wrong
-from penstock.bench.contestants import AS_ADAGRAD, UPDATES, AnyWay, KeyWay, PerTable, Runner, Side, Way
+from penstock.bench.contestants import (
+    AS_ADAGRAD,
+    DISCARDED,
+    OURS,
+    REPLAY,
+    STATIC,
+    UPDATES,
+    AnyWay,
+    KeyWay,
+    PerTable,
+    Runner,
+    Side,
+    Way,
+)
 from penstock.bench.doput import Discarded, DoPut
 from penstock.bench.dynamic_tables import STEPS_PER_ROUND, ByKey, key_sides
 from penstock.bench.interleave import Timing, take_turns
 from penstock.bench.penstock_adapter import Coalesce, Latency, Replay, Update
 from penstock.bench.workloads import Step
 
-OURS, REPLAY, STATIC, DISCARDED = "penstock", "penstock_replay", "penstock_static", "bare_flight"
 SHARE_OF_FREE_MEMORY = 0.8  # that the peers of a wave may take together
 
 Say = Callable[..., None]

@@ -15,6 +15,9 @@ import numpy.typing as npt
 from penstock.bench.distributions import Int64
 from penstock.bench.workloads import Float32, Step, TableSize, Workload
 
+# The names of sides: penstock, its baselines, and a bare Flight client whose server discards everything.
+OURS, REPLAY, STATIC, DISCARDED = "penstock", "penstock_replay", "penstock_static", "bare_flight"
+
 # The kinds of cases, and the number of slots that each needs in addition to the weights.
 SLOTS = {"coalesce": 0, "sgd": 0, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "ftrl": 2} | dict.fromkeys(
     ("replay", "doput", "dynamic"), 1
@@ -27,6 +30,14 @@ AS_ADAGRAD = ("replay", "doput", "dynamic")
 # small: thousands of small steps added to a large one would be lost to rounding.
 WEIGHT, ACCUMULATOR, RATE = 1 / 64, 0.1, 0.05
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+
+
+def initial_parts(kind: str, table: TableSize) -> list[tuple[tuple[int, int], float]]:
+    """Return (shape, value) of the weights and of each slot; row-wise Adagrad has one number per row."""
+    shape = (table.vocabulary_size, table.dim)
+    slot = (shape[0], 1) if kind == "rowwise_adagrad" else shape
+    accumulator = 0.0 if kind == "adam" else ACCUMULATOR
+    return [(shape, WEIGHT), (slot, accumulator), (slot, 0.0)][: 1 + SLOTS[kind]]
 
 
 class Runner(Protocol):

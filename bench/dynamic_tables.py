@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.bench import memory_bandwidth
-from penstock.bench.contestants import KeyWay, Runner
+from penstock.bench.contestants import OURS, KeyWay, Runner
 from penstock.bench.distributions import Int64, hashed
 from penstock.bench.penstock_adapter import Ours, Update, roomy
 from penstock.bench.workloads import Float32, Step, Workload
@@ -28,7 +28,7 @@ from penstock.pyx.keys.directory_plan import Plan
 from penstock.tables.dynamic_table import DynamicTable
 from penstock.threads import ThreadTeam
 
-OURS, LINES, WITHOUT = "penstock", "random_lines", "penstock_without"
+LINES, WITHOUT = "random_lines", "penstock_without"
 LINE_BYTES = 64
 KEYS_AT_ONCE = 1 << 20
 

@@ -20,11 +20,11 @@ from typing import Any
 import penstock
 from penstock.bench import machine
 from penstock.bench.cases import CASES, Point, Sizes, points
+from penstock.bench.contestants import OURS
 from penstock.bench.peers import PEERS
 from penstock.filesystem.pipes import reader_of
 
 BASE_BYTES = 1 << 29  # of Python, jax, pyarrow and compiled programs
-OURS = "penstock"
 Told = Callable[[dict[str, Any]], None]
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench.tpu import functional_step
-from penstock.bench.tpu.matrix import on_device
+from penstock.bench.tpu.matrix import copies
 from penstock.bench.tpu.moved_bytes import instructions
 from penstock.bench.tpu.step_cases import optimizers
 
@@ -149,9 +149,7 @@ def faults(case: Case, layout: Any, memory: Any, text: str, ptx: str) -> Iterato
     bound = temporary_bound(case, layout)
     if memory.temp_size_in_bytes > bound:
         yield f"needs {memory.temp_size_in_bytes} bytes beside the table, more than {bound}"
-    for shape in on_device(layout):
-        if re.search(rf"\[{','.join(map(str, shape))}\]\S* copy(-start)?\(", text):
-            yield f"copies a table of {shape}"
+    yield from copies(layout, text)
     launched = kernels(text)
     if len(launched) > MOST_KERNELS and not case.is_own:
         yield f"launches {len(launched)} kernels ({', '.join(launched)}), more than {MOST_KERNELS}"

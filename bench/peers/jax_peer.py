@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock.bench.contestants import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, SLOTS, UPDATES, WEIGHT, Way
+from penstock.bench.contestants import BETA1, BETA2, EPSILON, RATE, UPDATES, Way, initial_parts
 from penstock.bench.peers.numpy_peer import coalesce
 from penstock.bench.workloads import TableSize
 
@@ -61,12 +61,8 @@ def _segment_sum(ids: Any, grads: Any) -> tuple[Any, Any]:
 
 def start(kind: str, table: TableSize) -> dict[str, Any]:
     """Return weights and slots, created on the device so that they can be donated."""
-    shape = (table.vocabulary_size, table.dim)
-    slot = (shape[0], 1) if kind == "rowwise_adagrad" else shape
-    first = ACCUMULATOR if kind in ("adagrad", "rowwise_adagrad", "ftrl") else 0.0
-    starts = [(shape, WEIGHT), (slot, first), (slot, 0.0)][: 1 + SLOTS[kind]]
-    made = [jax.jit(partial(jnp.full, of, value, jnp.float32))() for of, value in starts]
-    return {"parts": tuple(made)}
+    parts = [jax.jit(partial(jnp.full, shape, value, jnp.float32))() for shape, value in initial_parts(kind, table)]
+    return {"parts": tuple(parts)}
 
 
 def deduplicated(kind: str, state: dict[str, Any], ids: Any, grads: Any) -> Any:

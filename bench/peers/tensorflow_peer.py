@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from penstock.bench.contestants import ACCUMULATOR, RATE, WEIGHT, Way
+from penstock.bench.contestants import RATE, Way, initial_parts
 from penstock.bench.workloads import TableSize
 
 
@@ -70,12 +70,7 @@ def coalesce(_: Any, ids: Any, grads: Any) -> tuple[Any, Any]:
 
 def start(kind: str, equation: Any, table: TableSize) -> dict[str, Any]:
     """Return the variables, and the step over them as a compiled graph."""
-    shape = (table.vocabulary_size, table.dim)
-    variables = [tf.Variable(tf.fill(shape, tf.constant(WEIGHT)))]
-    if kind != "sgd":
-        variables.append(tf.Variable(tf.fill(shape, tf.constant(ACCUMULATOR))))
-    if kind == "ftrl":
-        variables.append(tf.Variable(tf.zeros(shape)))
+    variables = [tf.Variable(tf.fill(shape, tf.constant(value))) for shape, value in initial_parts(kind, table)]
     step = tf.function(lambda ids, grads: equation(variables, ids, grads), input_signature=SIGNATURE)
     return {"weights": variables[0], "step": step, "variables": variables}
 

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench.cases import GROWTH
+from penstock.bench.contestants import OURS
 from penstock.bench.machine import named, threads_text
 from penstock.bench.report import plots
 from penstock.bench.report.comparison import check_machine, read_result
 from penstock.bench.report.readme_table import cell_of, peers_of
 from penstock.bench.workloads import WORKLOADS
 from penstock.plots.svg import standalone
-
-OURS = "penstock"
 
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:60rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.2rem .7rem;border-bottom:1px solid #ddd;text-align:right}

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench import machine
+from penstock.bench.contestants import OURS
 from penstock.errors import InputError, UsageError
 
-OURS = "penstock"
 Run = dict[str, Any]
 
 

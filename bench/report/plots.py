@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.bench.contestants import OURS
 from penstock.bench.report.readme_table import peers_of
 from penstock.plots.svg import COLOURS, Bar, bars, lines
 
-OURS = "penstock"
 Run = dict[str, Any]
 
 PEERS = ("numpy", "jax", "torch", "fbgemm", "tf", "polars", "duckdb")

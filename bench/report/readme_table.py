@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench.cases import KINDS
+from penstock.bench.contestants import DISCARDED, OURS, REPLAY, STATIC
 from penstock.bench.workloads import WORKLOADS
 
 BEGIN = "<!-- penstock.bench.report.readme_table: begin -->\n"
 END = "<!-- penstock.bench.report.readme_table: end -->\n"
-OURS, REPLAY, STATIC, DISCARDED = "penstock", "penstock_replay", "penstock_static", "bare_flight"
 NAMES = {
     "coalesce": "coalesce alone",
     "sgd": "SGD",

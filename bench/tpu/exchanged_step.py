@@ -9,15 +9,13 @@ alias its whole table, the lookup must copy none, and the exchange may need memo
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from penstock.bench.tpu.matrix import Compiler, faults, on_device
+from penstock.bench.tpu.matrix import Compiler, copies, faults, prepare, print_rows
 from penstock.bench.tpu.step_cases import OF_FOUR_HOSTS, ROWS, Case
 
 # Dim and optimizer of the tables; whether the sums are divided by numbers of frames; 16-bit weights.
@@ -63,24 +61,13 @@ def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str
             yield f"| {generation} | {case.what}, dim {dim} | {what} | {temporary} | {seconds:.1f} s |", failed
 
 
-def copies(layout: Any, text: str) -> Iterator[str]:
-    """Yield the arrays of a table that a program copies."""
-    for shape in on_device(layout):
-        if re.search(rf"\[{','.join(map(str, shape))}\]\S* copy(-start)?\(", text):
-            yield f"copies a table of {shape}"
-
-
 def main() -> int:
-    os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
-    compiler, bad, topologies = Compiler(), 0, sys.argv[1:] or list(OF_FOUR_HOSTS)
+    prepare()
+    compiler, topologies = Compiler(), sys.argv[1:] or list(OF_FOUR_HOSTS)
     print(f"tables of {ROWS:,} rows; {BLOCK} lines from each device to each other one\n")
     print("| topology | table | program | temporary | moved by a device | compiled in |")
     print("|---|---|---|---|---|---|")
-    for generation in topologies:
-        for line, failed in checked(compiler, generation):
-            print(line, *failed, flush=True)
-            bad += bool(failed)
-    return 1 if bad else 0
+    return print_rows(row for generation in topologies for row in checked(compiler, generation))
 
 
 if __name__ == "__main__":

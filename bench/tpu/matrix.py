@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,13 @@ def on_device(layout: Any) -> list[tuple[int, ...]]:
     return [(first // layout.num_devices, *others) for first, *others in layout.shapes]
 
 
+def copies(layout: Any, text: str) -> Iterator[str]:
+    """Yield the arrays of a table that a compiled program copies."""
+    for shape in on_device(layout):
+        if re.search(rf"\[{','.join(map(str, shape))}\]\S* copy(-start)?\(", text):
+            yield f"copies a table of {shape}"
+
+
 def floor_of(line: Any) -> float:
     """Return the least bytes of a line: its strips read and written, its gradient, number and keys read."""
     keys = line.group if line.halves > 1 else 0
@@ -135,15 +142,22 @@ def faults(case: Case, layout: Any, memory: Any, text: str) -> Iterator[str]:
     bound = (1 << 20) + (3 * case.lines * line_bytes if case.by_xla else 0) + spread
     if memory.temp_size_in_bytes > bound:
         yield f"needs {memory.temp_size_in_bytes} bytes beside the table, more than {bound}"
-    for shape in on_device(layout):
-        sized = rf"\[{','.join(map(str, shape))}\]\S* copy(-start)?\("
-        if re.search(sized, text):
-            yield f"copies a table of {shape}"
+    yield from copies(layout, text)
 
 
 def prepare() -> None:
     """Set the environment: no TPU is here for libtpu to find, and several processes may load it to compile."""
     os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
+
+
+def print_rows(rows: Iterable[tuple[str, Sequence[str]]]) -> int:
+    """Print the row of each program, followed by its faults; return the exit code."""
+    number = bad = 0
+    for line, failed in rows:
+        print(line, *failed, flush=True)
+        number, bad = number + 1, bad + bool(failed)
+    print(f"{number} compiled, {bad} not as they must be", file=sys.stderr)
+    return 1 if bad or not number else 0
 
 
 def main(words: Sequence[str] | None = None) -> int:

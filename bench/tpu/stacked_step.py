@@ -10,15 +10,15 @@ programs that read rows of each table must not copy the stack either.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
-from penstock.bench.tpu.matrix import Compiler, faults
+from penstock.bench.tpu.matrix import Compiler, faults, prepare, print_rows
 from penstock.bench.tpu.step_cases import LINES, ROWS, TOPOLOGIES, Case
 
 DIMS = (8, 32, 64, 128)
@@ -59,19 +59,15 @@ def checked(compiler: Compiler, generation: str, optimizer: str) -> Iterator[tup
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
+    prepare()
     generations = list(sys.argv[1:] if words is None else words) or list(TOPOLOGIES)
-    compiler, bad = Compiler(), 0
+    compiler = Compiler()
     dims = ", ".join(map(str, DIMS))
     print(f"{len(DIMS)} tables of {ROWS // 2:,} rows, dims {dims}; one dispatch of {LINES:,} lines\n")
     print("| generation | optimizer | variant | aliased, bytes per device | temporary | compiled in |")
     print("|---|---|---|---|---|---|")
-    for generation in generations:
-        for optimizer in OPTIMIZERS:
-            for line, failed in checked(compiler, generation, optimizer):
-                print(line, *failed, flush=True)
-                bad += bool(failed)
-    return 1 if bad else 0
+    cases = product(generations, OPTIMIZERS)
+    return print_rows(row for generation, optimizer in cases for row in checked(compiler, generation, optimizer))
 
 
 if __name__ == "__main__":
