@@ -163,11 +163,11 @@ class PerTable:
 
 def look_up(unique: npt.NDArray[Any], sums: npt.NDArray[Any], ids: Int64) -> Float32:
     """Return the sums of ids; NaN for a missing id, and for all of them if ``unique`` contains an id twice."""
-    found = np.full((len(ids), sums.shape[1]), np.nan, np.float32)
+    result = np.full((len(ids), sums.shape[1]), np.nan, np.float32)
     order = np.argsort(unique, kind="stable")
     ranked = unique[order]
     if len(ranked) and not (ranked[1:] == ranked[:-1]).any():
-        at = np.minimum(np.searchsorted(ranked, ids), len(ranked) - 1)
-        there = ranked[at] == ids
-        found[there] = sums[order[at[there]]]
-    return found
+        positions = np.minimum(np.searchsorted(ranked, ids), len(ranked) - 1)
+        is_present = ranked[positions] == ids
+        result[is_present] = sums[order[positions[is_present]]]
+    return result

@@ -76,8 +76,8 @@ def directory_way(threads: int) -> KeyWay:
         state.openings += 1
         plan = Plan(state.directory, keys, clock=state.openings, step=state.openings, run=run)
         plan.commit()
-        found: Int64 = plan.found
-        return found
+        rows: Int64 = plan.found
+        return rows
 
     return KeyWay(OURS, OURS, lambda size: Keys(Directory(roomy(size), 0, "bench", evict="lru")), number)
 
@@ -134,9 +134,9 @@ def fresh(rows: int, new: int, old: int, num_steps: int) -> list[Int64]:
     starts = range(old, old + new * num_steps, new)
     if new == rows:
         return [np.arange(start, start + new) for start in starts]
-    known = [rng.choice(start, rows - new, replace=False, shuffle=False) for start in starts]
+    repeated = [rng.choice(start, rows - new, replace=False, shuffle=False) for start in starts]
     added = [np.arange(start, start + new) for start in starts]
-    return [rng.permutation(np.concatenate(both)) for both in zip(known, added, strict=True)]
+    return [rng.permutation(np.concatenate(both)) for both in zip(repeated, added, strict=True)]
 
 
 class RandomLines:
@@ -178,7 +178,7 @@ class Admissions(Ours):
         self._engine = turnover_engine(self._size.vocabulary_size, self._size.dim, threads, Dynamic())
         keys = [hashed(ids) for ids in fresh(self._size.rows, self._size.rows, 0, len(steps))]
         sums = [step.parts[self._size.name][1] for step in steps]
-        self._sums = [Coalesced((SummedArrays(*of),)) for of in zip(keys, sums, strict=True)]
+        self._sums = [Coalesced((SummedArrays(*arrays),)) for arrays in zip(keys, sums, strict=True)]
         self.prepare(range(1))
         self.run(range(1))
         self.num_wrong = int((self.table.read(keys[0]) != self.table.initial(keys[0])).any(axis=1).sum())

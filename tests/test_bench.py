@@ -177,7 +177,7 @@ def test_a_failure_of_ours_is_a_result(workload, monkeypatch):
     run = compare.measure(cases.Point("w1/sgd", "sgd", workload), workload.steps(), None, settings)
     assert run["sides"] == {}
     assert "wrong result" in run["failed"]["penstock"]
-    assert runner.Found(runs=[run]).failed == ["w1/sgd"]
+    assert runner.Results(runs=[run]).failed == ["w1/sgd"]
 
 
 # ---- samples and limits

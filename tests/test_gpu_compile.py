@@ -7,7 +7,7 @@ import pytest
 from penstock.bench.gpu import compiled_steps as steps
 from penstock.bridge.sharding import Layout
 
-STEP_OF = steps.Case("SGD", 32)
+STEP_OF = steps.GpuCase("SGD", 32)
 LAYOUT = Layout("t", 10_000, 32, 1, 1, False)
 ROWS = LAYOUT.lines_per_device
 STEP = f"""HloModule jit_local

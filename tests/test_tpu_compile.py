@@ -81,7 +81,7 @@ def test_the_kept_matrix_holds_every_case_within_its_bound():
     rows = page.read_text().partition("|---")[2].splitlines()[1:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     kept = [(generation, optimizer, int(dim), variant) for generation, optimizer, dim, variant, *_ in cells]
-    names = [(c.generation, c.what, c.dim, c.variant) for c in m.cases(small=False)]
+    names = [(c.generation, c.title, c.dim, c.variant) for c in m.cases(small=False)]
     assert sorted(kept) == sorted(names)
     for _, what, dim, variant, _, ratio, *_ in cells:
         by_xla = variant == "xla" or ", write" in what

@@ -41,29 +41,29 @@ def main() -> int:
         print("memory.py: needs Linux: RssAnon is read from /proc/PID/status", file=sys.stderr)
         return 2
     say = (lambda *_, **__: None) if args.json else print
-    about = machine.describe() | machine.versions(["penstock"])
-    for name, value in about.items():
+    environment = machine.describe() | machine.versions(["penstock"])
+    for name, value in environment.items():
         say(f"{name:12} {value}")
     say(f"\n{'rows':>12} {'peak anon MB':>13} {'late anon MB':>13} {'peak file MB':>13} {'seconds':>8} {'rows/s':>10}")
     if args.dir is not None:
         args.dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        found = []
+        runs = []
         for rows in args.rows:
-            one = measure(rows, args.dir or Path(temporary))
-            found.append(one)
+            run = measure(rows, args.dir or Path(temporary))
+            runs.append(run)
             say(
-                f"{one['rows']:12,} {one['peak_anon_mb']:13.1f} {one['late_anon_mb']:13.1f} "
-                f"{one['peak_file_mb']:13.1f} {one['seconds']:8.2f} {one['rows_per_s']:10,.0f}",
+                f"{run['rows']:12,} {run['peak_anon_mb']:13.1f} {run['late_anon_mb']:13.1f} "
+                f"{run['peak_file_mb']:13.1f} {run['seconds']:8.2f} {run['rows_per_s']:10,.0f}",
                 flush=True,
             )
-    peak, late = (found[-1][of] / found[0][of] for of in ("peak_anon_mb", "late_anon_mb"))
+    peak, late = (runs[-1][key] / runs[0][key] for key in ("peak_anon_mb", "late_anon_mb"))
     flat = max(peak, late) <= LIMIT
-    say(f"\n{found[-1]['rows'] / found[0]['rows']:g} times the rows, {peak:.3f} times the peak, ", end="")
+    say(f"\n{runs[-1]['rows'] / runs[0]['rows']:g} times the rows, {peak:.3f} times the peak, ", end="")
     say(f"{late:.3f} times the late peak (limit {LIMIT:.2f}): {'does not grow' if flat else 'GROWS'}")
     if args.json:
         ratios = {"peak_ratio": peak, "late_ratio": late, "limit": LIMIT, "flat": flat}
-        print(json.dumps({"machine": about, "runs": found, **ratios}))
+        print(json.dumps({"machine": environment, "runs": runs, **ratios}))
     return 0 if flat else 1
 
 

@@ -53,7 +53,7 @@ ATOMIC = re.compile(r"^\s*(?:@\S+\s+)?((?:atom|red)\.\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Case:
+class GpuCase:
     optimizer: str
     dim: int
     program: str = "apply"
@@ -65,18 +65,18 @@ class Case:
         return self.program in (OWN, SCANNED)
 
 
-def cases(small: bool) -> Iterator[Case]:
+def cases(small: bool) -> Iterator[GpuCase]:
     """Yield the programs to compile. small : a few steps, a write, and those of a small cached table"""
     for optimizer, dim in product(sorted(optimizers()), DIMS):
         if not small or (optimizer, dim) in SMALL:
-            yield Case(optimizer, dim)
+            yield GpuCase(optimizer, dim)
     for dim in (32,) if small else DIMS:
-        yield Case("Adagrad", dim, "write")
-        yield from (Case("Adagrad", dim, program, PLACES) for program in ("read", "write", "apply"))
+        yield GpuCase("Adagrad", dim, "write")
+        yield from (GpuCase("Adagrad", dim, program, PLACES) for program in ("read", "write", "apply"))
     for optimizer, dim in product(functional_step.OPTIMIZERS, DIMS):
         for program in (OWN, SCANNED):
             if not small or (optimizer, dim, program) == ("Adagrad", 32, OWN):
-                yield Case(optimizer, dim, program)
+                yield GpuCase(optimizer, dim, program)
 
 
 def set_environment(dump: Path | None = None) -> None:
@@ -105,7 +105,7 @@ def mesh_of_one() -> Any:
     return Mesh(np.asarray(described.devices).reshape(-1), ("shard",))
 
 
-def compiled(case: Case, mesh: Any) -> tuple[Any, Any]:
+def compiled(case: GpuCase, mesh: Any) -> tuple[Any, Any]:
     """Return a compiled program, and the layout of its table."""
     from penstock.bridge import program_cache
     from penstock.bridge.sharding import Layout
@@ -116,7 +116,7 @@ def compiled(case: Case, mesh: Any) -> tuple[Any, Any]:
     spec = EmbeddingConfig.from_tables([table]).table("t")
     layout = Layout("t", case.rows, case.dim, len(spec.slots), 1, False, row_slots=spec.rule.row_slots)
     if case.is_own:
-        step = functional_step.Step(
+        step = functional_step.FunctionalStep(
             "h200", case.optimizer, case.dim, "xla", "scan" if case.program == SCANNED else "one chip"
         )
         return functional_step.compiled((layout, spec.rule, mesh), step, xla_gpu_deterministic_ops=True)
@@ -126,7 +126,7 @@ def compiled(case: Case, mesh: Any) -> tuple[Any, Any]:
     return program, layout
 
 
-def lines_of(case: Case, layout: Any) -> int:
+def lines_of(case: GpuCase, layout: Any) -> int:
     """Return the lines of the largest step that is one dispatch, or of a user's own step; of a read the rows."""
     from penstock.bridge.sharding import MAX_BUCKET, largest_bucket
 
@@ -138,11 +138,14 @@ def lines_of(case: Case, layout: Any) -> int:
 def kernels(text: str) -> list[str]:
     """Return the operations of a compiled program that launch a kernel, or copy more than the fence."""
     entry = text[text.index("ENTRY ") :]
-    launched = [(what, kind) for _, kind, what, _ in instructions(entry) if what not in FREE]
-    return [what for what, kind in launched if not (what == "copy" and kind.startswith(FENCE)) and "-done" not in what]
+    return [
+        operation
+        for _, kind, operation, _ in instructions(entry)
+        if operation not in FREE and "-done" not in operation and not (operation == "copy" and kind.startswith(FENCE))
+    ]
 
 
-def faults(case: Case, layout: Any, memory: Any, text: str, ptx: str) -> Iterator[str]:
+def faults(case: GpuCase, layout: Any, memory: Any, text: str, ptx: str) -> Iterator[str]:
     """Yield what a compiled program does that it must not."""
     if case.program != "read" and memory.alias_size_in_bytes != layout.nbytes:
         yield f"aliases {memory.alias_size_in_bytes} bytes of a table of {layout.nbytes}"
@@ -159,7 +162,7 @@ def faults(case: Case, layout: Any, memory: Any, text: str, ptx: str) -> Iterato
         yield "has no PTX"
 
 
-def temporary_bound(case: Case, layout: Any) -> int:
+def temporary_bound(case: GpuCase, layout: Any) -> int:
     """Return the bytes that a program may need beside the table: its rows three times; to sort lookups, also these."""
     bound: int = (1 << 20) + 3 * lines_of(case, layout) * (layout.line.nbytes(1) + 4 * layout.line.width)
     if case.is_own:
@@ -180,15 +183,15 @@ def main(words: Sequence[str] | None = None) -> int:
         for case in cases(args.small):
             began = time.perf_counter()
             program, layout = compiled(case, mesh)
-            found = sorted(dump.glob("*.ptx"))
+            ptx_files = sorted(dump.glob("*.ptx"))
             text, memory = program.as_text(), program.memory_analysis()
-            failed = list(faults(case, layout, memory, text, "".join(path.read_text() for path in found)))
+            failed = list(faults(case, layout, memory, text, "".join(path.read_text() for path in ptx_files)))
             for path in dump.iterdir():
                 path.unlink()
             size, seconds = f"{memory.temp_size_in_bytes / 1e6:.2f} MB", f"{time.perf_counter() - began:.1f} s"
-            what = case.program + ", cached" * (case.rows == PLACES)
+            title = case.program + ", cached" * (case.rows == PLACES)
             rows = f"{lines_of(case, layout):,}"
-            cells = [case.optimizer, case.dim, what, rows, size, len(kernels(text)), seconds]
+            cells = [case.optimizer, case.dim, title, rows, size, len(kernels(text)), seconds]
             print("|", " | ".join(map(str, [*cells, "; ".join(failed)])), "|", flush=True)
             number, bad = number + 1, bad + bool(failed)
     print(f"{number} compiled, {bad} not as they must be", file=sys.stderr)

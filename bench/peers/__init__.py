@@ -50,5 +50,5 @@ def missing(names: Sequence[str]) -> list[str]:
 def ways(name: str, threads: int) -> list[AnyWay]:
     """Return all ways of one peer. Importing its library may raise anything."""
     module = importlib.import_module(f"penstock.bench.peers.{PEERS[name][2]}")
-    made: list[AnyWay] = module.ways(threads)
-    return made
+    result: list[AnyWay] = module.ways(threads)
+    return result

@@ -20,7 +20,7 @@ from penstock.bench.workloads import TableSize
 
 def ways(threads: int) -> list[Way]:
     """Return the ways. JAX uses as many threads as the process has CPUs."""
-    made = [
+    result = [
         Way(
             "jax_unique_segment_sum",
             "jax",
@@ -33,7 +33,7 @@ def ways(threads: int) -> list[Way]:
         )
     ]
     for kind in UPDATES:
-        made.append(
+        result.append(
             Way(
                 "jax_np_dedup",
                 "jax",
@@ -44,7 +44,7 @@ def ways(threads: int) -> list[Way]:
                 finish=jax.block_until_ready,
             )
         )
-    return made
+    return result
 
 
 def segment_sum(_: Any, ids: Any, grads: Any) -> tuple[Any, Any]:
@@ -80,10 +80,10 @@ def deduplicated(kind: str, state: dict[str, Any], ids: Any, grads: Any) -> Any:
 
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _update(kind: str, parts: tuple[Any, ...], rows: Any, g: Any) -> tuple[Any, ...]:
-    where = {"unique_indices": True, "indices_are_sorted": True}
-    now = [part.at[rows].get(mode="fill", fill_value=1.0, **where) for part in parts]
+    promises = {"unique_indices": True, "indices_are_sorted": True}
+    now = [part.at[rows].get(mode="fill", fill_value=1.0, **promises) for part in parts]
     new = _equation(kind, now, g)
-    return tuple(part.at[rows].set(value, mode="drop", **where) for part, value in zip(parts, new, strict=True))
+    return tuple(part.at[rows].set(value, mode="drop", **promises) for part, value in zip(parts, new, strict=True))
 
 
 def _equation(kind: str, now: list[Any], g: Any) -> list[Any]:

@@ -13,12 +13,12 @@ from penstock.bench.workloads import TableSize
 
 def ways(threads: int) -> list[Way]:
     """Return the ways. NumPy always uses one thread."""
-    made = [
+    result = [
         Way("numpy_argsort_reduceat", "numpy", "coalesce", coalesced),
         Way("numpy_unique_add_at", "numpy", "coalesce", add_at, slow=True),
     ]
     for kind in UPDATES:
-        made.append(
+        result.append(
             Way(
                 "numpy_reduceat_fancy",
                 "numpy",
@@ -28,7 +28,7 @@ def ways(threads: int) -> list[Way]:
                 seen=lambda state, ids: state[0][ids],
             )
         )
-    return made
+    return result
 
 
 def coalesced(_: Any, ids: Any, grads: Any) -> tuple[Any, Any]:

@@ -17,7 +17,7 @@ def ways(threads: int) -> list[Way]:
     with contextlib.suppress(RuntimeError):  # already initialized: the environment has set the same
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
-    made = [
+    result = [
         Way(
             "tf_unique_segment_sum",
             "tensorflow",
@@ -33,7 +33,7 @@ def ways(threads: int) -> list[Way]:
         "tf_sparse_apply_ftrl_v2": ("ftrl", ftrl),
     }
     for name, (kind, equation) in steps.items():
-        made.append(
+        result.append(
             Way(
                 name,
                 "tensorflow",
@@ -45,7 +45,7 @@ def ways(threads: int) -> list[Way]:
                 to_numpy=_numpy,
             )
         )
-    return made
+    return result
 
 
 def _numpy(tensor: Any) -> Any:

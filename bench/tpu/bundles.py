@@ -51,10 +51,10 @@ def _loops(listing: str) -> tuple[int, list[tuple[int, str]]]:
     """Return the bundles of the loop over blocks without inner loops, and the bundles and the text of each of these."""
     around, loops, inside = 0, [], False
     for line in listing.splitlines():
-        found = BUNDLE.match(line)
-        if not found:
+        bundle = BUNDLE.match(line)
+        if not bundle:
             continue
-        label, depth = found[1], len(found[2])
+        label, depth = bundle[1], len(bundle[2])
         if label is not None:  # the label after a loop ends it: the last bundles of a loop follow its branch
             inside = label == "LB" and depth > 1
             loops += [(0, "")] if inside else []
@@ -94,16 +94,16 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="WORDS", help="cases whose line has all these words")
     args = parser.parse_args()
     prepare()
-    listing, compiler, known = Listing(), Compiler(), bundles_in(args.results)
+    listing, compiler, results = Listing(), Compiler(), bundles_in(args.results)
     try:
         for case in filter(telling, cases(False)):
-            if case.by_xla or case in known or not case.has(args.only):
+            if case.by_xla or case in results or not case.has(args.only):
                 continue
             compiler.compile(case)
-            found = bundles_per_line(listing.taken(), tensorcore.BLOCK, tensorcore.UNROLLED)
-            print(case, f"{found:.1f}", flush=True)
+            bundles = bundles_per_line(listing.taken(), tensorcore.BLOCK, tensorcore.UNROLLED)
+            print(case, f"{bundles:.1f}", flush=True)
             with args.results.open("a") as file:
-                file.write(json.dumps({"case": asdict(case), "bundles": found}) + "\n")
+                file.write(json.dumps({"case": asdict(case), "bundles": bundles}) + "\n")
     finally:
         listing.close()
 

@@ -36,14 +36,14 @@ def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str
 
     for dim, optimizer, variant, bfloat16 in TABLES:
         case = Case(generation, optimizer, dim, variant, bfloat16, lines=ROWS)
-        whole, rule, mesh = compiler.made(case)
+        whole, rule, mesh = compiler.table_of(case)
         layout = formatted(places_layout(whole, PLACES, mesh), variant)
         programs = Programs(mesh, Stack.of([layout], rule, moving=True), rule, variant)
-        for what in ("read", "write", "apply"):
+        for operation in ("read", "write", "apply"):
             began = time.perf_counter()
-            program: Any = programs.at(what, ROWS, layout.line if what == "read" else None)
+            program: Any = programs.at(operation, ROWS, layout.line if operation == "read" else None)
             memory, text, seconds = program.memory_analysis(), program.as_text(), time.perf_counter() - began
-            if what == "read":
+            if operation == "read":
                 failed = list(copies(layout, text))
                 if memory.temp_size_in_bytes > (bound := (1 << 20) + 3 * ROWS * layout.line.nbytes(1)):
                     failed.append(f"needs {memory.temp_size_in_bytes} bytes, more than {bound}")
@@ -52,7 +52,7 @@ def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str
                 failed = list(faults(by_xla, layout, memory, text))
             temporary = f"{memory.temp_size_in_bytes / 1e6:.2f} MB"
             yield (
-                f"| {generation} | {case.what}, dim {dim} | {variant} | {what} | {temporary} | {seconds:.1f} s |",
+                f"| {generation} | {case.title}, dim {dim} | {variant} | {operation} | {temporary} | {seconds:.1f} s |",
                 failed,
             )
 

@@ -35,10 +35,12 @@ def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str
     for dim, optimizer, mean, bfloat16 in TABLES:
         variant = "xla" if bfloat16 else "pallas"
         case = Case(generation, optimizer, dim, variant, bfloat16)
-        layout, rule, mesh = compiler.made(case)
+        layout, rule, mesh = compiler.table_of(case)
         stack, line = Stack.of([layout], rule, compact=False), layout.line  # an exchange adds lines
         owners = [device.process_index for device in mesh.devices.flat]
-        by_rank = tuple(tuple(at for at, its in enumerate(owners) if its == one) for one in sorted(set(owners)))
+        by_rank = tuple(
+            tuple(number for number, owner in enumerate(owners) if owner == rank) for rank in sorted(set(owners))
+        )
         num_lines, size = layout.num_devices * layout.lines_per_device, mesh.size * BLOCK
         sent = size * 4 * (line.halves * line.width + 1)
         grain, pads = dim if mean else 0, (layout.lines_per_device, multiple_of(line))
@@ -47,18 +49,18 @@ def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str
             "step": partial(Programs(mesh, stack, rule, variant).at, "apply", size),
             "lookup": partial(fetch, mesh, line, num_lines, BLOCK),
         }
-        for what, compile_it in programs.items():
+        for name, build in programs.items():
             began = time.perf_counter()
-            program = compile_it()
+            program = build()
             memory, text, seconds = program.memory_analysis(), program.as_text(), time.perf_counter() - began
-            if what == "step":
+            if name == "step":
                 failed = list(faults(case, layout, memory, text))
             else:
                 failed = list(copies(layout, text))
                 if memory.temp_size_in_bytes > MOST_TEMPORARY * sent:
                     failed.append(f"needs {memory.temp_size_in_bytes} bytes for {sent} that it moves")
             temporary = f"{memory.temp_size_in_bytes / 1e6:.2f} MB | {sent / 1e6:.2f} MB"
-            yield f"| {generation} | {case.what}, dim {dim} | {what} | {temporary} | {seconds:.1f} s |", failed
+            yield f"| {generation} | {case.title}, dim {dim} | {name} | {temporary} | {seconds:.1f} s |", failed
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ SMALL |= {("v4", 300, "one chip"), ("tpu7x", 16, "one chip")}
 
 
 @dataclass(frozen=True)
-class Step:
+class FunctionalStep:
     generation: str
     optimizer: str
     dim: int
@@ -39,15 +39,15 @@ class Step:
     place: str
 
 
-def steps(small: bool, generations: Sequence[str]) -> Iterator[Step]:
+def steps(small: bool, generations: Sequence[str]) -> Iterator[FunctionalStep]:
     """Yield the steps to compile. small : a few of each kind, with Adagrad"""
     for generation, dim, place in product(generations, DIMS, PLACES):
         for optimizer, variant in product(OPTIMIZERS, ("pallas", "xla")):
             if not small or (optimizer == "Adagrad" and (generation, dim, place) in SMALL):
-                yield Step(generation, optimizer, dim, variant, place)
+                yield FunctionalStep(generation, optimizer, dim, variant, place)
 
 
-def compiled(made: tuple[Any, Any, Any], step: Step, **compiler_options: Any) -> tuple[Any, Any]:
+def compiled(made: tuple[Any, Any, Any], step: FunctionalStep, **compiler_options: Any) -> tuple[Any, Any]:
     """Return the compiled program of a step, and the layout of its table. made : a layout, the rule and a mesh"""
     import jax
     import jax.numpy as jnp
@@ -142,7 +142,7 @@ def main(words: Sequence[str] | None = None) -> int:
         began = time.perf_counter()
         try:
             case = Case(step.generation, step.optimizer, step.dim, step.variant)
-            program, layout = compiled(compiler.made(case), step)
+            program, layout = compiled(compiler.table_of(case), step)
             failed = list(faults(layout, program))
             sizes = program.memory_analysis().temp_size_in_bytes, temporary_bound(layout)
             cells += [f"{size / 1e6:.2f} MB" for size in sizes]

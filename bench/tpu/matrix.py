@@ -50,7 +50,7 @@ class Compiler:
             self._meshes[generation] = Mesh(np.asarray(devices).reshape(-1), ("shard",))
         return self._meshes[generation]
 
-    def made(self, case: Case) -> tuple[Any, Any, Any]:
+    def table_of(self, case: Case) -> tuple[Any, Any, Any]:
         """Return the layout, the rule and the mesh of a case."""
         from penstock.bridge.backends import formatted
         from penstock.bridge.sharding import Layout
@@ -69,7 +69,7 @@ class Compiler:
 
         from penstock.bridge.program_cache import compiled, jitted, shapes
 
-        layout, rule, mesh = self.made(case)
+        layout, rule, mesh = self.table_of(case)
         line, num_lines = layout.line, layout.num_devices * layout.lines_per_device
         floors = floor_of(line), floor_of_row(line)
         began = time.perf_counter()
@@ -174,18 +174,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="WORDS", help="cases whose line has all these words")
     args = parser.parse_args(words)
     prepare()
-    compiler, results, known = Compiler(), [], kept(args.results)
+    compiler, results, earlier = Compiler(), [], kept(args.results)
     listed = bundles_in(args.bundles)
     for case in cases(args.small):
         if not case.has(args.only):
             continue
-        if case not in known:
-            known[case] = compiler.compile(case)
-            print(row_of(known[case], listed), flush=True)
+        if case not in earlier:
+            earlier[case] = compiler.compile(case)
+            print(row_of(earlier[case], listed), flush=True)
             if args.results is not None:
                 with args.results.open("a") as file:
-                    file.write(json.dumps(asdict(known[case])) + "\n")
-        results.append(known[case])
+                    file.write(json.dumps(asdict(earlier[case])) + "\n")
+        results.append(earlier[case])
     if args.write is not None:
         write(args.write, results, listed)
     bad = [result for result in results if result.failed]

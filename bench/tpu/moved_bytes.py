@@ -91,10 +91,10 @@ def instructions(entry: str) -> Iterator[tuple[str, str, str, list[str]]]:
 
 def _closing(text: str, start: int) -> int:
     depth = 0
-    for at in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[at], 0)
+    for end in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[end], 0)
         if depth == 0:
-            return at
+            return end
     raise ValueError(f"a parenthesis is not closed: {text[:80]}")
 
 

@@ -30,9 +30,9 @@ def stack_of(compiler: Compiler, generation: str, optimizer: str, variant: str) 
     from penstock.bridge.sharding import TableDefinition
     from penstock.bridge.stacking import Stack, stacked
 
-    made = [compiler.made(Case(generation, optimizer, dim, variant)) for dim in DIMS]
-    layouts = [replace(layout, vocabulary_size=ROWS // 2) for layout, _, _ in made]
-    _, rule, mesh = made[0]
+    prepared = [compiler.table_of(Case(generation, optimizer, dim, variant)) for dim in DIMS]
+    layouts = [replace(layout, vocabulary_size=ROWS // 2) for layout, _, _ in prepared]
+    _, rule, mesh = prepared[0]
     (members,) = stacked([TableDefinition(layout, rule, ()) for layout in layouts])  # all of them
     return Stack.of([layouts[member] for member in members], rule), rule, mesh
 
@@ -43,15 +43,15 @@ def checked(compiler: Compiler, generation: str, optimizer: str) -> Iterator[tup
 
     for variant in ("pallas", "xla"):
         stack, rule, mesh = stack_of(compiler, generation, optimizer, variant)
-        for what in ("apply", "write"):
+        for operation in ("apply", "write"):
             began = time.perf_counter()
-            program: Any = Programs(mesh, stack, rule, variant).at(what, LINES)
+            program: Any = Programs(mesh, stack, rule, variant).at(operation, LINES)
             memory, seconds = program.memory_analysis(), time.perf_counter() - began
-            case = Case(generation, optimizer, DIMS[-1], variant, program=what)
+            case = Case(generation, optimizer, DIMS[-1], variant, program=operation)
             failed = list(faults(case, stack, memory, program.as_text()))
             aliased = f"{memory.alias_size_in_bytes:,} of {stack.nbytes // mesh.size:,}"
             temporary = f"{memory.temp_size_in_bytes / 1e6:.2f} MB"
-            yield f"| {generation} | {case.what} | {variant} | {aliased} | {temporary} | {seconds:.1f} s |", failed
+            yield f"| {generation} | {case.title} | {variant} | {aliased} | {temporary} | {seconds:.1f} s |", failed
         for table in stack.tables:
             program = Programs(mesh, stack, rule, variant).at("read", LINES, table.line)
             if re.search(rf"\[{stack.lines_per_device},\S* copy(-start)?\(", program.as_text()):
