@@ -115,7 +115,7 @@ def our_side(point: Point, steps: Sequence[Step], threads: int, folder: Path) ->
 
 
 def checked_baselines(point: Point, steps: Sequence[Step], threads: int, folder: Path) -> dict[str, Callable[[], Side]]:
-    """Return the other sides of penstock's that the case is compared with, by name, as functions that create them."""
+    """Return penstock's baselines of the case by name, as functions that create them."""
     if point.kind == "doput":
         return {REPLAY: lambda: Replay(point.workload, steps, threads, folder)}
     if point.kind == "dynamic":
@@ -212,7 +212,7 @@ def latency(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str
 
 
 def keys(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str, Any]:
-    """Measure a case of keys: penstock, what it is compared with, and every peer that numbers keys."""
+    """Measure a case of keys: penstock, its baselines, and every peer that numbers keys."""
     failed: dict[str, str] = {}
     sides: dict[str, Runner] = {}
     ways = [way for way in settings.ways if isinstance(way, KeyWay)]

@@ -63,9 +63,9 @@ class Way:
 
     name : in reports; package : the import name of the required package
     convert : numpy → the library's array; not timed
-    state : table → the state kept for it; not called for coalesce
-    forward : (state, ids) → the argument of ``step`` instead of the ids; not timed. For a library whose backward pass
-        is its update, and needs a forward pass before it
+    state : table → its state; not called for coalesce
+    forward : (state, ids) → the argument of ``step`` in place of the ids; not timed. For a library that updates in its
+        backward pass, which needs a forward pass
     step : (state, ids, grads) → anything that ``finish`` waits for; for coalesce (unique ids, sums)
     seen : (state, ids) → weights; not called for coalesce, whose result is converted by ``to_numpy``
     slow : takes part only if peers are "all"

@@ -1,4 +1,4 @@
-"""The sides of the cases about dynamic tables: updates by key, and keys alone, next to what they are compared with.
+"""The sides of the cases of dynamic tables: updates by key, keys without gradients, and their baselines.
 
 Like ``penstock_adapter``, it uses the Engine and its internals.
 """
@@ -57,7 +57,7 @@ def by_key(step: Step) -> Step:
     return Step(step.workload, hashed(step.ids), step.values)
 
 
-# ---- keys alone
+# ---- keys without gradients
 
 
 @dataclass
@@ -83,9 +83,12 @@ def directory_way(threads: int) -> KeyWay:
 
 
 class Numbering:
-    """A KeyWay: batches of present keys of a table that has all keys of the vocabulary (``lookup``), batches of keys
-    that are new to an empty table (``insert``), or batches of which half are new to a table that has as many keys as a
-    batch at first (``stream``)."""
+    """A KeyWay on batches of keys of one kind.
+
+    lookup : present keys of a table that contains the whole vocabulary
+    insert : new keys of an empty table
+    stream : half of the keys are new; the table contains as many keys as a batch at first
+    """
 
     def __init__(self, way: KeyWay, workload: Workload, steps: Sequence[Step], kind: str) -> None:
         self._way, self._kind, (table,) = way, kind, workload.tables
@@ -122,14 +125,16 @@ class Numbering:
 
 
 def present(steps: Sequence[Step]) -> list[Int64]:
-    """Return the distinct ids of every step, in no order."""
+    """Return the distinct ids of every step, in random order."""
     rng = np.random.default_rng(0)
     return [rng.permutation(np.unique(step.ids)) for step in steps]
 
 
 def fresh(rows: int, new: int, old: int, num_steps: int) -> list[Int64]:
-    """Return as many batches of distinct ids, in no order if some are known. new : of a batch, how many occur in none
-    before it and are not below ``old``"""
+    """Return batches of distinct ids, in random order if they repeat ids of earlier batches.
+
+    new : number of ids in a batch that are neither in an earlier batch nor below ``old``
+    """
     rng = np.random.default_rng(0)
     starts = range(old, old + new * num_steps, new)
     if new == rows:
@@ -140,7 +145,7 @@ def fresh(rows: int, new: int, old: int, num_steps: int) -> list[Int64]:
 
 
 class RandomLines:
-    """The least that a hash table must do to memory: a random line of 64 bytes for each key of ``lookup``.
+    """The minimum memory traffic of a hash table: a random line of 64 bytes for each key of ``lookup``.
 
     num_bytes : of the array, in huge pages where the system provides them
     """
@@ -171,7 +176,7 @@ class RandomLines:
 
 
 class Admissions(Ours):
-    """New keys only: planned, their initial rows drawn and written. Sums and the update are left out."""
+    """New keys only: planned, and their initial rows drawn and written, without sums and without the update."""
 
     def __init__(self, workload: Workload, steps: Sequence[Step], threads: int) -> None:
         (self._size,) = workload.tables
@@ -203,7 +208,7 @@ class Turnover(Ours):
     """Steps of a table of which 1 % of the keys are new each time; the others are among the younger half.
 
     policies : with eviction, expiry and sweeps, in a full table; else in a table with room for all of them
-    num_steps : the most steps that will run
+    num_steps : maximum number of steps
     """
 
     def __init__(self, workload: Workload, steps: Sequence[Step], threads: int, policies: bool, num_steps: int) -> None:
@@ -254,7 +259,7 @@ def key_sides(
 ) -> dict[str, Callable[[], Runner]]:
     """Return the sides of a case of keys by name, penstock first, as functions that create them.
 
-    rounds : of ``take_turns``, one step each, with the one that warms up
+    rounds : of ``take_turns``, one step each, including the warm-up
     """
     if kind == "admit":
         return {OURS: lambda: Admissions(workload, steps, threads)}

@@ -68,7 +68,7 @@ def measure(workload: Workload, kinds: Sequence[str], threads: int, free_bytes: 
 
 
 def update_s(pool: ThreadPoolExecutor, table: Any, width: int, threads: int) -> float:
-    """Return the seconds per random row of ``width`` floats; every thread updates its own part of the table."""
+    """Return the seconds per random row of ``width`` floats; every thread updates a separate part of the table."""
     rng = np.random.default_rng(0)
     tasks = []
     for part in range(threads):

@@ -50,7 +50,7 @@ def test_a_copy_of_a_table_is_found(monkeypatch):
     assert list(m.faults(case, layout, Memory, "")) == []
     assert list(m.faults(case, layout, Memory, copied)) == [f"copies a table of {shape}"]
     Memory.temp_size_in_bytes = 2 << 20
-    assert "beside the table" in next(m.faults(case, layout, Memory, ""))
+    assert "in addition to the table" in next(m.faults(case, layout, Memory, ""))
 
 
 def test_the_kernel_moves_every_line_once_in_and_once_out(mesh_of):

@@ -34,7 +34,7 @@ LIMIT = 1.10
 def main() -> int:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     arguments.add_argument("--rows", type=lengths, default=[2_000_000, 10_000_000], metavar="N,N", help="of the logs")
-    arguments.add_argument("--dir", type=Path, help="keep the logs here, and use those that are there already")
+    arguments.add_argument("--dir", type=Path, help="folder for the logs; existing logs are used")
     arguments.add_argument("--json", action="store_true", help="one JSON object instead of text")
     args = arguments.parse_args()
     if not sys.platform.startswith("linux"):
@@ -82,14 +82,14 @@ def measure(rows: int, directory: Path) -> dict[str, Any]:
     """Replay a log of ``rows`` rows; return its memory in MB (10^6 bytes), and the seconds that replay reports."""
     log, config = log_of(rows, directory)
     command = [sys.executable, "-m", "penstock", "replay", str(config), str(log), "--no-hash", "--json"]
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(command, stdout=said, stderr=errors)
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(command, stdout=output, stderr=errors)
         anon, file = watch(child)
-        said.seek(0)
+        output.seek(0)
         errors.seek(0)
         if child.returncode:
             raise SystemExit(f"memory.py: replay failed with exit code {child.returncode}: {errors.read().strip()}")
-        report = json.load(said)
+        report = json.load(output)
     if report["rows"] != rows:
         raise SystemExit(f"memory.py: the log has {report['rows']} rows instead of {rows}")
     return {

@@ -1,8 +1,8 @@
-"""Every step and write for an H200, by XLA's real compiler for GPUs, on a machine without a GPU.
+"""Every step and write, compiled by XLA for an H200, on a machine without a GPU.
 
 XLA compiles for a described device, down to PTX, at the most rows that one dispatch takes. A step must alias its whole
 table and copy none of it, need temporary memory bounded by its rows, launch at most three kernels, and contain no
-atomic operation (``atom``, ``red``): a sum by atomics has another order, and so other bits, in every run. A user's own
+atomic operation (``atom``, ``red``): a sum by atomics has another order, and so other bits, in every run. A user's
 step (``penstock.bridge.gather`` and ``apply``) sums repeated rows, for which XLA uses atomics by default. It is
 compiled with XLA's option for repeatable results, and may launch any number of kernels. This shows nothing about time.
 ``make gpu-aot`` runs it, and ``--small`` is the sample that CI compiles.
@@ -40,14 +40,14 @@ gpu_device_info {
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 } device_description_str: "NVIDIA H200"
 """
 ROWS, MOST_KERNELS = 10_000_000, 3
-PLACES = 1_000_003  # of a cached table, whose steps also read rows that come down and write those that go up
+PLACES = 1_000_003  # of a cached table, whose steps also read evicted rows and write fetched ones
 DIMS = (8, 32, 128, 200)
 SMALL = {("SGD", 128), ("Adagrad", 32), ("Adam", 128), ("RowWiseAdagrad", 32)}
 # A user's own step, alone and in a scan.
 OWN, SCANNED = "own step", "own steps, scanned"
 # Operations of a compiled program that launch nothing.
 FREE = {"parameter", "bitcast", "get-tuple-element", "tuple", "constant"}
-# What shows that a step is done: a constant, which is copied without a kernel.
+# Signals that a step is done: a constant, which is copied without a kernel.
 FENCE = "s32[1]{0}"
 ATOMIC = re.compile(r"^\s*(?:@\S+\s+)?((?:atom|red)\.\S+)", re.MULTILINE)
 
@@ -146,12 +146,12 @@ def kernels(text: str) -> list[str]:
 
 
 def faults(case: GpuCase, layout: Any, memory: Any, text: str, ptx: str) -> Iterator[str]:
-    """Yield what a compiled program does that it must not."""
+    """Yield the faults of a compiled program."""
     if case.program != "read" and memory.alias_size_in_bytes != layout.nbytes:
         yield f"aliases {memory.alias_size_in_bytes} bytes of a table of {layout.nbytes}"
     bound = temporary_bound(case, layout)
     if memory.temp_size_in_bytes > bound:
-        yield f"needs {memory.temp_size_in_bytes} bytes beside the table, more than {bound}"
+        yield f"needs {memory.temp_size_in_bytes} bytes in addition to the table, more than {bound}"
     yield from copies(layout, text)
     launched = kernels(text)
     if len(launched) > MOST_KERNELS and not case.is_own:
@@ -163,7 +163,7 @@ def faults(case: GpuCase, layout: Any, memory: Any, text: str, ptx: str) -> Iter
 
 
 def temporary_bound(case: GpuCase, layout: Any) -> int:
-    """Return the bytes that a program may need beside the table: its rows three times; to sort lookups, also these."""
+    """Return the bytes that a program may need in addition to the table: its rows three times, and sorted lookups."""
     bound: int = (1 << 20) + 3 * lines_of(case, layout) * (layout.line.nbytes(1) + 4 * layout.line.width)
     if case.is_own:
         bound = functional_step.temporary_bound(layout) + 4 * functional_step.LOOKUPS * 4 * (layout.line.width + 8)
@@ -194,7 +194,7 @@ def main(words: Sequence[str] | None = None) -> int:
             cells = [case.optimizer, case.dim, title, rows, size, len(kernels(text)), seconds]
             print("|", " | ".join(map(str, [*cells, "; ".join(failed)])), "|", flush=True)
             number, bad = number + 1, bad + bool(failed)
-    print(f"{number} compiled, {bad} not as they must be", file=sys.stderr)
+    print(f"{number} compiled, {bad} with faults", file=sys.stderr)
     return 1 if bad or not number else 0
 
 

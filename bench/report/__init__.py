@@ -126,7 +126,7 @@ def escape(text: Any) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw results that were kept.")
+    parser = argparse.ArgumentParser(description="Draw the plots of saved results.")
     parser.add_argument("results", nargs="+", metavar="RESULT.json")
     parser.add_argument("--plots", required=True, metavar="DIR", help="where NAME.svg goes, a file per question")
     args = parser.parse_args()

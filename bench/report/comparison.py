@@ -1,7 +1,7 @@
 """A result against an earlier one of the same machine: ``penstock bench --against RESULT.json``.
 
-Two runs are minutes or days apart, and the speed of a machine drifts: the share of the memory's limit, which each run
-measures for itself, says more than the times.
+Two runs are minutes or days apart, and the speed of a machine drifts. Each run measures the memory limit anew, so
+compare the shares of the limit rather than the times.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def check_machine(result: dict[str, Any], path: Path, instead: str) -> None:
-    """Raise UsageError if a result was measured on another machine. instead : what to do then"""
+    """Raise UsageError if a result was measured on another machine. instead : the advice at the end of the message"""
     old, new = result["machine"], machine.describe()
     if machine.folder_of(old) != machine.folder_of(new):
         raise UsageError(f"{path}: measured on {machine.named(old)}; this is {machine.named(new)}: {instead}")

@@ -1,7 +1,7 @@
-"""The programs of a cached table, compiled by TPU's real compiler: rows come down, others go up, and the update.
+"""The programs of a cached table, compiled for TPUs by libtpu: read evicted rows, write fetched rows, and the update.
 
-In addition to the matrix (matrix.py), at the size of a cache: places on all chips of a topology, numbered in turns as
-``places_layout`` has them. Writes and updates must alias the whole cache, no program may copy it, and temporary memory
+In addition to the matrix (matrix.py), at the size of a cache: places on all chips of a topology, in the layout of
+``places_layout``. Writes and updates must alias the whole cache, no program may copy it, and temporary memory
 is bounded by the rows that move.
 
     PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.cached_steps [v5e]

@@ -1,8 +1,8 @@
-"""The step of tables over several hosts, compiled by TPU's real compiler: rows exchanged, then the usual step.
+"""The step of tables over several hosts, compiled for TPUs by libtpu: an exchange of rows, then the usual step.
 
-In addition to the matrix (matrix.py): on topologies of four hosts, the program that brings the rows of all hosts to
-their owners and adds them, the step on what arrives, and the program that looks rows of other hosts up. The step must
-alias its whole table, the lookup must copy none, and the exchange may need memory only for what it moves.
+In addition to the matrix (matrix.py): on topologies of four hosts, the program that sends the rows of all hosts to
+their owners and adds them, the step on the received rows, and the program that looks up rows of other hosts. The step
+must alias its whole table, the lookup must not copy it, and the memory of the exchange is bounded by the rows it moves.
 
     PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.exchanged_step ["v5p, 4 hosts"]
 """
@@ -20,7 +20,7 @@ from penstock.bench.tpu.step_cases import OF_FOUR_HOSTS, ROWS, Case
 
 # Dim and optimizer of the tables; whether the sums are divided by numbers of frames; 16-bit weights.
 TABLES = ((32, "Adagrad", True, False), (128, "Adam", False, False), (128, "Adagrad", True, True))
-# Lines that a device sends to each other one.
+# Lines that a device sends to each of the others.
 BLOCK = 256
 # Blocks as they are sent, as they arrive, and sorted; numbers of frames; and the lines' sums before and after.
 MOST_TEMPORARY = 6

@@ -1,4 +1,4 @@
-"""Every step and write for every generation of TPU, through TPU's real compiler, on a machine without a TPU.
+"""Every step and write, compiled by libtpu for every generation of TPU, on a machine without a TPU.
 
 libtpu compiles for a described topology. The compiled program shows whether a table is updated in place, how much
 temporary memory it needs, and how many bytes move; it shows nothing about time. ``make tpu-matrix`` runs this, and
@@ -131,17 +131,17 @@ def too_many_bytes(case: Case, moved: float, floor: float) -> Iterator[str]:
 
 
 def faults(case: Case, layout: Any, memory: Any, text: str) -> Iterator[str]:
-    """Yield the faults of a compiled step: what no step may do, with any optimizer."""
+    """Yield the faults of a compiled step, with any optimizer."""
     of_device = layout.nbytes // layout.num_devices
     padding = TILE_BYTES * len(on_device(layout))  # at the end of an array
     if not of_device <= memory.alias_size_in_bytes < of_device + padding:
         yield f"aliases {memory.alias_size_in_bytes} bytes of a table of {of_device}"
-    # XLA keeps lines three times: before the update, after it, and for the write into the table.
+    # XLA has three copies of the lines: before the update, after it, and for the write into the table.
     line_bytes = layout.line.nbytes(1) + 4 * layout.line.halves * layout.line.width
     spread = 3 * case.lines * 4 * layout.line.halves * layout.line.width if case.compact else 0
     bound = (1 << 20) + (3 * case.lines * line_bytes if case.by_xla else 0) + spread
     if memory.temp_size_in_bytes > bound:
-        yield f"needs {memory.temp_size_in_bytes} bytes beside the table, more than {bound}"
+        yield f"needs {memory.temp_size_in_bytes} bytes in addition to the table, more than {bound}"
     yield from copies(layout, text)
 
 
@@ -156,7 +156,7 @@ def print_rows(rows: Iterable[tuple[str, Sequence[str]]]) -> int:
     for line, failed in rows:
         print(line, *failed, flush=True)
         number, bad = number + 1, bad + bool(failed)
-    print(f"{number} compiled, {bad} not as they must be", file=sys.stderr)
+    print(f"{number} compiled, {bad} with faults", file=sys.stderr)
     return 1 if bad or not number else 0
 
 
@@ -168,7 +168,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "--results",
         type=Path,
         metavar="FILE",
-        help="one JSON object per case; cases that it holds are not compiled again",
+        help="one JSON object per case; cases in this file are not compiled again",
     )
     parser.add_argument("--bundles", type=Path, metavar="FILE", help="the results of bundles.py, for the table")
     parser.add_argument("--only", default="", metavar="WORDS", help="cases whose line has all these words")
@@ -189,7 +189,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if args.write is not None:
         write(args.write, results, listed)
     bad = [result for result in results if result.failed]
-    print(f"{len(results)} compiled, {len(bad)} not as they must be", file=sys.stderr)
+    print(f"{len(results)} compiled, {len(bad)} with faults", file=sys.stderr)
     return 1 if bad or not results else 0
 
 

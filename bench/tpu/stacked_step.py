@@ -1,4 +1,4 @@
-"""One step over tables that share arrays, compiled by the real compiler for every generation of TPU.
+"""One step over tables that share arrays, compiled by libtpu for every generation of TPU.
 
 In addition to the matrix (matrix.py), whose tables are separate: four tables of dims 8, 32, 64 and 128 with one
 optimizer share one stack of lines, and a step over all of them is one program. It must compile, alias the whole stack,

@@ -1,4 +1,4 @@
-"""The steps and writes that the matrix compiles, and what it finds."""
+"""The steps and writes that the matrix compiles, and their results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """The optimizer, and in what a case differs from its usual step."""
+        """The optimizer, and the differences from its usual step."""
         lines = f", {self.lines:,} lines" * (self.lines != LINES)
         differences = ", bfloat16" * self.bfloat16 + ", write" * (self.program == "write") + ", compact" * self.compact
         return self.optimizer + differences + lines
