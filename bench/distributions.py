@@ -40,10 +40,10 @@ def zipf(exponent: float) -> Draw:
     def draw(rng: np.random.Generator, rows: int, vocabulary_size: int) -> Int64:
         head = np.cumsum(np.arange(1, min(_HEAD, vocabulary_size) + 1, dtype=np.float64) ** -exponent)
         beyond = float(tail(vocabulary_size)) if vocabulary_size > _HEAD else 0.0
-        drawn = rng.random(rows) * (head[-1] + beyond)
-        ranks = np.searchsorted(head, drawn, side="right").astype(np.int64)
+        quantiles = rng.random(rows) * (head[-1] + beyond)
+        ranks = np.searchsorted(head, quantiles, side="right").astype(np.int64)
         far = ranks >= len(head)
-        distance = (drawn[far] - head[-1]) * flat + (_HEAD + 0.5) ** flat
+        distance = (quantiles[far] - head[-1]) * flat + (_HEAD + 0.5) ** flat
         ranks[far] = np.minimum(distance ** (1.0 / flat) + 0.5, vocabulary_size).astype(np.int64) - 1
         return spread(np.minimum(ranks, vocabulary_size - 1), vocabulary_size)
 
@@ -85,7 +85,7 @@ def lognormal_uses(mean_log: float, stddev_log: float) -> Draw:
         uses = np.ceil(np.exp(rng.normal(mean_log, stddev_log, min(rows, vocabulary_size)))).astype(np.int64)
         ids = rng.permutation(vocabulary_size)[: len(uses)]
         # Repeat the draws if the table is too small for so many rows.
-        drawn = np.resize(np.repeat(ids, uses)[: max(rows, 1)], rows)
-        return rng.permutation(drawn)
+        rows_of_ids = np.resize(np.repeat(ids, uses)[: max(rows, 1)], rows)
+        return rng.permutation(rows_of_ids)
 
     return draw

@@ -50,7 +50,7 @@ def test_a_copy_of_a_table_is_found(monkeypatch):
     assert list(m.faults(case, layout, Memory, "")) == []
     assert list(m.faults(case, layout, Memory, copied)) == [f"copies a table of {shape}"]
     Memory.temp_size_in_bytes = 2 << 20
-    assert "beside the table" in next(m.faults(case, layout, Memory, ""))
+    assert "in addition to the table" in next(m.faults(case, layout, Memory, ""))
 
 
 def test_the_kernel_moves_every_line_once_in_and_once_out(mesh_of):
@@ -81,7 +81,7 @@ def test_the_kept_matrix_holds_every_case_within_its_bound():
     rows = page.read_text().partition("|---")[2].splitlines()[1:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     kept = [(generation, optimizer, int(dim), variant) for generation, optimizer, dim, variant, *_ in cells]
-    names = [(c.generation, c.what, c.dim, c.variant) for c in m.cases(small=False)]
+    names = [(c.generation, c.title, c.dim, c.variant) for c in m.cases(small=False)]
     assert sorted(kept) == sorted(names)
     for _, what, dim, variant, _, ratio, *_ in cells:
         by_xla = variant == "xla" or ", write" in what

@@ -169,7 +169,7 @@ def error_on_device(rule: UpdateRule, dim: int, num_devices: int, seed: int = 0,
         wanted = stepped(rule, rate, ids, grads, parts)
         table.apply(ids, grads, float(rate))
         got = [table.read(everything, part) for part in range(1 + rule.num_slots)]
-        worst = max(worst, *(ulps(*of) for of in zip(got, wanted, parts, strict=True)))
+        worst = max(worst, *(ulps(*arrays) for arrays in zip(got, wanted, parts, strict=True)))
         parts = got
     return worst
 
@@ -195,7 +195,7 @@ def error_with_pow_off(rule: UpdateRule, dim: int) -> float:
     for rate, ids, grads in frames(rule, rng, dim):
         wanted = stepped(rule, rate, ids, grads, parts)
         got = stepped(rule, rate, ids, grads, parts, off)
-        worst = max(worst, *(ulps(*of) for of in zip(got, wanted, parts, strict=True)))
+        worst = max(worst, *(ulps(*arrays) for arrays in zip(got, wanted, parts, strict=True)))
         parts = wanted
     return worst
 
@@ -233,14 +233,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare with what docs/optimizers.md says")
     parser.add_argument("--variant", choices=["xla"], help="XLA's own programs; default: what suits the devices")
-    given = parser.parse_args()
+    args = parser.parse_args()
     import jax
 
     jax.config.update("jax_num_cpu_devices", 4)
-    table = "\n".join(measure(given.variant)) + "\n"
+    table = "\n".join(measure(args.variant)) + "\n"
     head, rest = DOCS.read_text().split(BEGIN)
     written, tail = rest.split(END)
-    if given.check:
+    if args.check:
         print("as written" if written == table else f"differs from {DOCS.name}:\n{written}")
         return int(written != table)
     DOCS.write_text(head + BEGIN + table + END + tail)

@@ -18,7 +18,7 @@ def ways(threads: int) -> list[KeyWay]:
         KeyWay(
             "tfra_cuckoo",
             "tensorflow_recommenders_addons",
-            lambda capacity: Table(capacity),
+            lambda capacity: CuckooTable(capacity),
             lambda table, keys: table.number(keys),
             look_up=lambda table, keys: table.rows(keys),
             convert=tf.constant,
@@ -27,7 +27,7 @@ def ways(threads: int) -> list[KeyWay]:
     ]
 
 
-class Table:
+class CuckooTable:
     def __init__(self, capacity: int) -> None:
         self._table = tfra.dynamic_embedding.CuckooHashTable(
             tf.int64, tf.int64, tf.constant([-1], tf.int64), init_size=capacity

@@ -14,20 +14,20 @@ from penstock.bench.distributions import Int64
 
 def ways(threads: int) -> list[KeyWay]:
     return [
-        KeyWay("pandas_index", "pandas", lambda _: Table(), number_by_index),
-        KeyWay("pandas_factorize", "pandas", lambda _: Table(), number_by_factorize),
+        KeyWay("pandas_index", "pandas", lambda _: PandasKeys(), number_by_index),
+        KeyWay("pandas_factorize", "pandas", lambda _: PandasKeys(), number_by_factorize),
     ]
 
 
 @dataclass
-class Table:
+class PandasKeys:
     """The keys so far."""
 
     index: Any = field(default_factory=lambda: pd.Index([], dtype=np.int64))
     keys: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-def number_by_index(table: Table, keys: Int64) -> Any:
+def number_by_index(table: PandasKeys, keys: Int64) -> Any:
     numbers = table.index.get_indexer(keys)
     new = numbers < 0
     num_new = np.count_nonzero(new)
@@ -37,7 +37,7 @@ def number_by_index(table: Table, keys: Int64) -> Any:
     return numbers
 
 
-def number_by_factorize(table: Table, keys: Int64) -> Any:
+def number_by_factorize(table: PandasKeys, keys: Int64) -> Any:
     codes, uniques = pd.factorize(np.concatenate([table.keys, keys]))
     codes = codes[len(table.keys) :]
     table.keys = np.asarray(uniques)

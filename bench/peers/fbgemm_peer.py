@@ -50,19 +50,19 @@ def ways(threads: int) -> list[Way]:
 
 
 def module(optim: Any, table: TableSize) -> Any:
-    made = SplitTableBatchedEmbeddingBagsCodegen(
+    embeddings = SplitTableBatchedEmbeddingBagsCodegen(
         [(table.vocabulary_size, table.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
         optimizer=optim,
         learning_rate=RATE,
         eps=0.0,
         pooling_mode=PoolingMode.SUM,
     )
-    for weights in made.split_embedding_weights():
+    for weights in embeddings.split_embedding_weights():
         weights.detach().fill_(WEIGHT)
-    for slots in made.split_optimizer_states():
+    for slots in embeddings.split_optimizer_states():
         for slot in slots:
             slot.detach().fill_(ACCUMULATOR)
-    return made
+    return embeddings
 
 
 def forward(state: Any, ids: Any) -> Any:

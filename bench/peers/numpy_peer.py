@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from penstock.bench.contestants import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, SLOTS, UPDATES, WEIGHT, Way
+from penstock.bench.contestants import BETA1, BETA2, EPSILON, RATE, UPDATES, Way, initial_parts
 from penstock.bench.workloads import TableSize
 
 
 def ways(threads: int) -> list[Way]:
     """Return the ways. NumPy always uses one thread."""
-    made = [
+    result = [
         Way("numpy_argsort_reduceat", "numpy", "coalesce", coalesced),
         Way("numpy_unique_add_at", "numpy", "coalesce", add_at, slow=True),
     ]
     for kind in UPDATES:
-        made.append(
+        result.append(
             Way(
                 "numpy_reduceat_fancy",
                 "numpy",
@@ -28,7 +28,7 @@ def ways(threads: int) -> list[Way]:
                 seen=lambda state, ids: state[0][ids],
             )
         )
-    return made
+    return result
 
 
 def coalesced(_: Any, ids: Any, grads: Any) -> tuple[Any, Any]:
@@ -54,14 +54,8 @@ def add_at(_: Any, ids: Any, grads: Any) -> tuple[Any, Any]:
 
 
 def start(kind: str, table: TableSize) -> list[Any]:
-    """Return weights and slots; row-wise Adagrad has one number per row."""
-    shape = (table.vocabulary_size, table.dim)
-    parts = [np.full(shape, WEIGHT, np.float32)]
-    for _ in range(SLOTS[kind]):
-        parts.append(np.zeros((shape[0], 1) if kind == "rowwise_adagrad" else shape, np.float32))
-    if kind in ("adagrad", "rowwise_adagrad", "ftrl"):
-        parts[1] += np.float32(ACCUMULATOR)
-    return parts
+    """Return weights and slots."""
+    return [np.full(shape, value, np.float32) for shape, value in initial_parts(kind, table)]
 
 
 def step(kind: str, state: list[Any], ids: Any, grads: Any) -> None:

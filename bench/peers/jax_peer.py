@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock.bench.contestants import ACCUMULATOR, BETA1, BETA2, EPSILON, RATE, SLOTS, UPDATES, WEIGHT, Way
-from penstock.bench.peers.of_numpy import coalesce
+from penstock.bench.contestants import BETA1, BETA2, EPSILON, RATE, UPDATES, Way, initial_parts
+from penstock.bench.peers.numpy_peer import coalesce
 from penstock.bench.workloads import TableSize
 
 
 def ways(threads: int) -> list[Way]:
     """Return the ways. JAX uses as many threads as the process has CPUs."""
-    made = [
+    result = [
         Way(
             "jax_unique_segment_sum",
             "jax",
@@ -33,7 +33,7 @@ def ways(threads: int) -> list[Way]:
         )
     ]
     for kind in UPDATES:
-        made.append(
+        result.append(
             Way(
                 "jax_np_dedup",
                 "jax",
@@ -44,7 +44,7 @@ def ways(threads: int) -> list[Way]:
                 finish=jax.block_until_ready,
             )
         )
-    return made
+    return result
 
 
 def segment_sum(_: Any, ids: Any, grads: Any) -> tuple[Any, Any]:
@@ -61,12 +61,8 @@ def _segment_sum(ids: Any, grads: Any) -> tuple[Any, Any]:
 
 def start(kind: str, table: TableSize) -> dict[str, Any]:
     """Return weights and slots, created on the device so that they can be donated."""
-    shape = (table.vocabulary_size, table.dim)
-    slot = (shape[0], 1) if kind == "rowwise_adagrad" else shape
-    first = ACCUMULATOR if kind in ("adagrad", "rowwise_adagrad", "ftrl") else 0.0
-    starts = [(shape, WEIGHT), (slot, first), (slot, 0.0)][: 1 + SLOTS[kind]]
-    made = [jax.jit(partial(jnp.full, of, value, jnp.float32))() for of, value in starts]
-    return {"parts": tuple(made)}
+    parts = [jax.jit(partial(jnp.full, shape, value, jnp.float32))() for shape, value in initial_parts(kind, table)]
+    return {"parts": tuple(parts)}
 
 
 def deduplicated(kind: str, state: dict[str, Any], ids: Any, grads: Any) -> Any:
@@ -84,10 +80,10 @@ def deduplicated(kind: str, state: dict[str, Any], ids: Any, grads: Any) -> Any:
 
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _update(kind: str, parts: tuple[Any, ...], rows: Any, g: Any) -> tuple[Any, ...]:
-    where = {"unique_indices": True, "indices_are_sorted": True}
-    now = [part.at[rows].get(mode="fill", fill_value=1.0, **where) for part in parts]
+    promises = {"unique_indices": True, "indices_are_sorted": True}
+    now = [part.at[rows].get(mode="fill", fill_value=1.0, **promises) for part in parts]
     new = _equation(kind, now, g)
-    return tuple(part.at[rows].set(value, mode="drop", **where) for part, value in zip(parts, new, strict=True))
+    return tuple(part.at[rows].set(value, mode="drop", **promises) for part, value in zip(parts, new, strict=True))
 
 
 def _equation(kind: str, now: list[Any], g: Any) -> list[Any]:

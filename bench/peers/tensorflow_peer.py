@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from penstock.bench.contestants import ACCUMULATOR, RATE, WEIGHT, Way
+from penstock.bench.contestants import RATE, Way, initial_parts
 from penstock.bench.workloads import TableSize
 
 
@@ -17,7 +17,7 @@ def ways(threads: int) -> list[Way]:
     with contextlib.suppress(RuntimeError):  # already initialized: the environment has set the same
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(1)
-    made = [
+    result = [
         Way(
             "tf_unique_segment_sum",
             "tensorflow",
@@ -33,7 +33,7 @@ def ways(threads: int) -> list[Way]:
         "tf_sparse_apply_ftrl_v2": ("ftrl", ftrl),
     }
     for name, (kind, equation) in steps.items():
-        made.append(
+        result.append(
             Way(
                 name,
                 "tensorflow",
@@ -45,7 +45,7 @@ def ways(threads: int) -> list[Way]:
                 to_numpy=_numpy,
             )
         )
-    return made
+    return result
 
 
 def _numpy(tensor: Any) -> Any:
@@ -70,12 +70,7 @@ def coalesce(_: Any, ids: Any, grads: Any) -> tuple[Any, Any]:
 
 def start(kind: str, equation: Any, table: TableSize) -> dict[str, Any]:
     """Return the variables, and the step over them as a compiled graph."""
-    shape = (table.vocabulary_size, table.dim)
-    variables = [tf.Variable(tf.fill(shape, tf.constant(WEIGHT)))]
-    if kind != "sgd":
-        variables.append(tf.Variable(tf.fill(shape, tf.constant(ACCUMULATOR))))
-    if kind == "ftrl":
-        variables.append(tf.Variable(tf.zeros(shape)))
+    variables = [tf.Variable(tf.fill(shape, tf.constant(value))) for shape, value in initial_parts(kind, table)]
     step = tf.function(lambda ids, grads: equation(variables, ids, grads), input_signature=SIGNATURE)
     return {"weights": variables[0], "step": step, "variables": variables}
 

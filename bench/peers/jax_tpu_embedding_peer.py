@@ -57,15 +57,15 @@ def feature(rows: int, vocabulary_size: int) -> Any:
         max_unique_ids_per_partition=most,
         suggested_coo_buffer_size_per_device=room,
     )
-    made = embedding_spec.FeatureSpec(table_spec=table, input_shape=(rows, 1), output_shape=(rows, 8), name="feature")
-    embedding.prepare_feature_specs_for_training([made], global_device_count=1, num_sc_per_device=SPARSE_CORES)
-    return made
+    spec = embedding_spec.FeatureSpec(table_spec=table, input_shape=(rows, 1), output_shape=(rows, 8), name="feature")
+    embedding.prepare_feature_specs_for_training([spec], global_device_count=1, num_sc_per_device=SPARSE_CORES)
+    return spec
 
 
 def step(ids: Any) -> Any:
-    samples, its_feature, rows = ids
+    samples, spec, rows = ids
     preprocess = embedding.preprocess_sparse_dense_matmul_input
-    result, _ = preprocess([samples], None, [its_feature], 1, 1, num_sc_per_device=SPARSE_CORES)
+    result, _ = preprocess([samples], None, [spec], 1, 1, num_sc_per_device=SPARSE_CORES)
     return result, rows, len(samples)
 
 

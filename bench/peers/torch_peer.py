@@ -20,21 +20,21 @@ def ways(threads: int) -> list[Way]:
         "torch_unique_index_add": (unique_index_add, False),
         "torch_coalesce": (sparse_coalesce, True),
     }
-    made = [
+    result = [
         Way(name, "torch", "coalesce", call, convert=torch.from_numpy, to_numpy=_numpy, slow=slow)
         for name, (call, slow) in coalesces.items()
     ]
-    made.append(_way("torch_scatter_add", "sgd", scatter_add, weights))
-    made.append(_way("torch_optim_sgd", "sgd", optimizer_step, lambda t: optimizer(t, torch.optim.SGD, lr=RATE)))
+    result.append(_way("torch_scatter_add", "sgd", scatter_add, weights))
+    result.append(_way("torch_optim_sgd", "sgd", optimizer_step, lambda t: optimizer(t, torch.optim.SGD, lr=RATE)))
     adagrad = {"lr": RATE, "initial_accumulator_value": ACCUMULATOR}
-    made.append(
+    result.append(
         _way("torch_optim_adagrad", "adagrad", optimizer_step, lambda t: optimizer(t, torch.optim.Adagrad, **adagrad))
     )
     adam: dict[str, Any] = {"lr": RATE, "betas": (BETA1, BETA2), "eps": EPSILON}
-    made.append(
+    result.append(
         _way("torch_sparse_adam", "adam", optimizer_step, lambda t: optimizer(t, torch.optim.SparseAdam, **adam), True)
     )
-    return made
+    return result
 
 
 def _way(name: str, kind: str, step: Any, state: Any, corrects_bias: bool = False) -> Way:
