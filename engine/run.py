@@ -18,8 +18,8 @@ import pyarrow as pa
 import penstock.interrupts as interrupts
 from penstock.accumulators.frame_gate import FrameGate
 from penstock.checkpoint.incremental import KEEP
+from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.run_files import OpenDeltas
-from penstock.checkpoint.run_session import Run
 from penstock.checkpoint.session import CheckpointSession
 from penstock.core import EngineCore
 from penstock.deltas import Deltas
@@ -209,7 +209,7 @@ class SourceRun:
         saving.positions.check_stale(self._max_stale)
 
     @contextmanager
-    def _opened(self) -> Iterator[Run]:
+    def _opened(self) -> Iterator[RunCommits]:
         """Begin to count the run, and open its commits and files."""
         options = self._options
         self._started_s = time.perf_counter()

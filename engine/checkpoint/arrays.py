@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from penstock.checkpoint.parts import directories_of
-from penstock.checkpoint.records import Record
 from penstock.checkpoint.store import Commit, Folder
 from penstock.config.optimizers import RowWiseAdagrad
 from penstock.errors import StateError
@@ -82,23 +81,14 @@ def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, list[F
     """
     for record in folder.records(commit, commit.files):
         if record.kind == "rows":
-            parts = _parts(record, commit)
+            ends = np.cumsum(record.about["dims"])
+            parts = np.split(record.arrays["rows"], ends[:-1], axis=1)
             if "first" in record.about:
                 first, step = record.about["first"], record.about["step"]
                 ids = np.arange(first, first + len(parts[0]) * step, step)
             else:
                 ids = record.arrays["ids"]
             yield record.about["table"], ids, parts
-
-
-def _parts(record: Record, commit: Commit) -> list[Float32]:
-    """Return the parts of a record of rows. One of an earlier version repeats a slot of one number per row."""
-    if "rows" in record.arrays:
-        ends = np.cumsum(record.about["dims"])
-        return np.split(record.arrays["rows"], ends[:-1], axis=1)
-    weights, *slots = record.arrays["values"]
-    about = next(table for table in commit.contents["tables"] if table["name"] == record.about["table"])
-    return [weights, *(slot[:, : slot_dim(about)] for slot in slots)]
 
 
 def slot_dim(about: Mapping[str, Any]) -> int:

@@ -1,6 +1,6 @@
 """Commits to one folder during training: when a commit begins, and when its rows are copied.
 
-A run (run_session.py) and a service (service/sequencer.py) commit through this class. Rows are copied between frames
+A run (run_commits.py) and a service (service/sequencer.py) commit through this class. Rows are copied between frames
 and, while no frame arrives, by a background thread.
 """
 

@@ -22,8 +22,6 @@ from penstock.errors import StateError
 from penstock.frames import Array
 
 MAGIC = b"PENSTOCK\x03\x00\x00\x00"  # the last four bytes: the version of this format
-# Before version 3, records of rows have all parts as wide as the weights: "values", (parts, n, dim).
-_READ = (MAGIC, b"PENSTOCK\x02\x00\x00\x00")
 _LENGTH = struct.Struct("<I")
 
 
@@ -60,7 +58,7 @@ def read_records(file: BinaryIO | mmap.mmap, where: object) -> Iterator[Record]:
     file : buffered; or mapped: the arrays then look into it, and the system reads their pages on demand
     where : for messages
     """
-    if file.read(len(MAGIC)) not in _READ:
+    if file.read(len(MAGIC)) != MAGIC:
         raise StateError(f"{where}: not a data file of this version's checkpoints")
     length = file.read(_LENGTH.size)
     while length:

@@ -9,6 +9,7 @@ is the one with the highest number whose manifest has its digest; no name is eve
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -16,13 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from penstock.checkpoint.digests import DIGESTS, VERSION, digest_of
 from penstock.checkpoint.records import Record, read_records
 from penstock.errors import CommitGoneError, StateError, UsageError, UsageTypeError
 from penstock.filesystem.file_stores import store_at
 
-KEY = "penstock.checkpoint"
-_READABLE = " and ".join(map(str, sorted(DIGESTS)))
+# The manifest's key for the version of the format, and that version.
+KEY, VERSION = "penstock.checkpoint", 3
 _COMMIT = re.compile(r"(\d{8,})\.commit")
 _PART = r"\d{8,}(-\d+of\d+(\.[0-9a-f]+)?)?\.(commit|base|delta)"
 _OURS = re.compile(rf"{_PART}|\.{_PART}\.[\d-]+\.part|\.lock")
@@ -56,14 +56,12 @@ class DataFile:
 class Commit:
     """A commit. files : a base and its deltas, in the order they are read; contents : everything else, plain data.
 
-    version : of the format; determines the digest of all its files
     If the shares of a job commit together, each has a separate base and deltas (``parts``), all in one manifest.
     """
 
     number: int
     files: tuple[DataFile, ...]
     contents: Mapping[str, Any]
-    version: int = VERSION
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -81,17 +79,17 @@ class Commit:
 
     @property
     def may_grow(self) -> bool:
-        """Whether a delta may follow: the chain is not too long, and has the current format version."""
+        """Whether a delta may follow: the chain is not too long."""
         bases = [file for file in self.files if file.parent is None]
         deltas = [file for file in self.files if file.parent is not None]
         size, grown = (sum(file.num_bytes for file in files) for files in (bases, deltas))
-        return self.version == VERSION and len(deltas) < MAX_DELTAS * len(bases) and grown <= size
+        return len(deltas) < MAX_DELTAS * len(bases) and grown <= size
 
     def encoded(self) -> bytes:
         """Return the manifest: JSON, and the digest of that on a separate line."""
         files = [asdict(file) for file in self.files]
-        text = json.dumps({KEY: self.version, "number": self.number, "files": files, **self.contents}, indent=1)
-        return f"{text}\n{digest_of(text.encode(), self.version)}\n".encode()
+        text = json.dumps({KEY: VERSION, "number": self.number, "files": files, **self.contents}, indent=1)
+        return f"{text}\n{digest_of(text.encode())}\n".encode()
 
 
 class Folder:
@@ -168,15 +166,12 @@ class Folder:
         path = self.files.file(name)
         try:
             text, _, last = self.files.read(name).removesuffix(b"\n").rpartition(b"\n")
-            version = next((each for each in DIGESTS if digest_of(text, each).encode() == last), None)
-            if version is None:
+            if digest_of(text).encode() != last:
                 raise self._damaged(name, number, "its digest does not fit: damaged or cut")
             found = json.loads(text)
             stated, named = found.pop(KEY), found.pop("number")
-            if stated not in DIGESTS:
-                raise StateError(f"{path}: version {stated}; this penstock reads versions {_READABLE}")
-            if stated != version:
-                raise self._damaged(name, number, f"version {stated} with the digest of version {version}: mixed up")
+            if stated != VERSION:
+                raise StateError(f"{path}: version {stated}; this penstock reads version {VERSION}")
             files = tuple(DataFile(**file) for file in found.pop("files"))
         except FileNotFoundError:
             raise self._missing(number, name) from None
@@ -189,7 +184,7 @@ class Folder:
             if file.parent != before.get(file.part):
                 raise self._damaged(file.name, number, "is not what comes next in the chain")
             before[file.part] = file.digest
-        return Commit(number, files, found, version)
+        return Commit(number, files, found)
 
     def checked(self, commit: Commit, files: Iterable[DataFile] | None = None) -> Commit:
         """Return the commit after a check that files of it exist and have their digests. Raises StateError.
@@ -197,7 +192,7 @@ class Folder:
         files : None: all of them
         """
         for file in commit.files if files is None else files:
-            digest = DIGESTS[commit.version]()
+            digest = new_digest()
             try:
                 size = self.files.size(file.name)
                 if size != file.num_bytes:
@@ -290,6 +285,17 @@ class Folder:
             return name.encode() in self.files.read(_manifest(number))
         except OSError:
             return True
+
+
+def new_digest() -> hashlib.blake2b:
+    """Return a new digest of a commit's file or manifest."""
+    return hashlib.blake2b(digest_size=32)
+
+
+def digest_of(data: bytes) -> str:
+    digest = new_digest()
+    digest.update(data)
+    return digest.hexdigest()
 
 
 def _manifest(number: int) -> str:

@@ -22,7 +22,6 @@ import penstock.interrupts as interrupts
 from penstock.checkpoint.engine_state import encoded
 from penstock.checkpoint.incremental import KEEP
 from penstock.checkpoint.parts import join_parts
-from penstock.checkpoint.session import LoneShareSession
 from penstock.checkpoint.store import PASSES, Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions
@@ -80,7 +79,7 @@ class PassOptions:
 class PassEngine(Engine):
     """An engine with a share of the rows, which commits alone."""
 
-    share_session = LoneShareSession
+    commits_alone = True
 
 
 class MultiPass:

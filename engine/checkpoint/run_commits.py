@@ -16,7 +16,7 @@ from penstock.io.sources.seekable_source import SeekableSource
 from penstock.stats import Counters
 
 
-class Run(CommitListener):
+class RunCommits(CommitListener):
     """The position and the commits of one run.
 
     saver : of its commits; None: it does not commit
