@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 import penstock as ps
-from penstock.config import optimizers as o
+import penstock.updates as o
 
 # A configuration, a log, and commits of format 2 over part of it (test_checkpoint_formats.py); the state hash of a
 # run over all of the log.

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
+import penstock.updates as o
 from penstock.bridge import backends, program_cache
 from penstock.bridge.device_tables import make_mesh
 from penstock.bridge.pallas import tensorcore
 from penstock.bridge.programs import BY_ROW
 from penstock.bridge.row_format import UNTOUCHED
 from penstock.bridge.sharding import Layout
-from penstock.config import optimizers as o
 from penstock.errors import ConfigError
 from penstock.pyx.update import rules
 from penstock.updates import UPDATES, UpdateRule

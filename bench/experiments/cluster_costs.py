@@ -148,9 +148,9 @@ def read(config: EmbeddingConfig, logs: list[str], rows: int, most: int) -> list
 
 def small_frames(num_tables: int, rows: int, dim: int, most: int) -> tuple[EmbeddingConfig, list[Frame]]:
     """Return frames of many tables, in which the counts and slices per owner cost the most."""
-    from penstock.config.optimizers import SGD
     from penstock.config.tables import TableConfig
     from penstock.frames import Rows
+    from penstock.updates import SGD
 
     config = EmbeddingConfig.from_tables([TableConfig(100_000, dim, name=f"t{n}") for n in range(num_tables)], SGD(0.1))
     rng = np.random.default_rng(0)

@@ -67,7 +67,7 @@ class Result:
 
 def optimizers() -> dict[str, Any]:
     """Return every optimizer that has a formula, by name."""
-    from penstock.config import optimizers as o
+    import penstock.updates as o
 
     plain = ["Momentum", "Lion", "RMSProp", "CenteredRMSProp", "Adadelta", "ProximalAdagrad", "BoundedAdagrad"]
     plain += ["OnlineYogi", "ProximalYogi", "FrequencyEstimator", "RowWiseAdagrad"]
