@@ -19,7 +19,6 @@ from penstock.bench.penstock_adapter import Ours, Update, roomy
 from penstock.bench.workloads import Float32, Step, Workload
 from penstock.config.dynamic import Dynamic
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizers import Adagrad
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine
 from penstock.frames import Coalesced, SummedArrays
@@ -27,6 +26,7 @@ from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.tables.dynamic_table import DynamicTable
 from penstock.threads import ThreadTeam
+from penstock.updates import Adagrad
 
 LINES, WITHOUT = "random_lines", "penstock_without"
 LINE_BYTES = 64

@@ -20,7 +20,6 @@ from penstock.bench.distributions import Int64
 from penstock.bench.workloads import Float32, Step, Workload
 from penstock.config.dynamic import Dynamic
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 from penstock.config.tables import Constant, TableConfig
 from penstock.engine import Engine
 from penstock.frames import Coalesced
@@ -28,6 +27,7 @@ from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.pipeline import Pipeline, TableStore
 from penstock.stats import Counters
+from penstock.updates import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 
 
 def roomy(num_keys: int) -> int:

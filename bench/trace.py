@@ -46,9 +46,9 @@ class Overlap:
 def trace(directory: Path, rows: int, steps: int) -> Overlap:
     """Run steps of ``rows`` gradient rows under JAX's profiler, which writes below the directory."""
     from penstock.config.embedding import EmbeddingConfig
-    from penstock.config.optimizers import Adagrad
     from penstock.config.tables import TableConfig
     from penstock.engine import Engine
+    from penstock.updates import Adagrad
 
     if jax.default_backend() == "cpu":
         # With the FFI handlers the caller runs the step itself, and the trace has no dispatch.

@@ -34,7 +34,6 @@ import pyarrow.parquet
 import penstock.interrupts as interrupts
 from penstock.config.dynamic import Dynamic
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizers import Adagrad
 from penstock.config.tables import TableConfig
 from penstock.errors import UsageError
 from penstock.filesystem import atomic_files
@@ -42,6 +41,7 @@ from penstock.frames import Int64
 from penstock.io.decoding.schema import TABLE_KEY
 from penstock.io.log import LogWriter
 from penstock.io.synthetic_ids import IdStream, SynthTable
+from penstock.updates import Adagrad
 
 DISTRIBUTIONS = ("zipf", "uniform", "dlrm")
 IDS = ("dense", "hashed")

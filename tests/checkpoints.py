@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 import penstock as ps
-from penstock.config import optimizers as o
+import penstock.updates as o
 
 ROWS, DIM = 1500, 4  # more rows than shards, no multiple of any number of devices
 

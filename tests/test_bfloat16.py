@@ -7,8 +7,8 @@ from device_table import some_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock.updates as o
 from penstock.bridge.stochastic_rounding import key_of, nearest, stochastic
-from penstock.config import optimizers as o
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine

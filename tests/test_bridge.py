@@ -14,12 +14,11 @@ from penstock.bridge.program_cache import Programs
 from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS, STAGED_ON_GPU, Layout, bucket, buckets, largest_bucket
 from penstock.bridge.stacking import Stack
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizers import SGD, Adagrad
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError
 from penstock.tables.initializers import truncated_normal
-from penstock.updates import Ops, UpdateRule, update
+from penstock.updates import SGD, Adagrad, Ops, UpdateRule, update
 
 DEVICES = [1, 2, 3, 4, 8]
 both_variants = pytest.mark.parametrize("variant", ["ffi", "xla"])

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock.updates as o
 from penstock.bridge import stacking
 from penstock.bridge.device_tables import make_mesh
 from penstock.bridge.feeding import dispatcher
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.sharding import Layout, largest_bucket
 from penstock.bridge.stacking import Stack
-from penstock.config import optimizers as o
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine

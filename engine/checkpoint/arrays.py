@@ -11,9 +11,9 @@ import numpy as np
 
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.store import Commit, Folder
-from penstock.config.optimizers import RowWiseAdagrad
 from penstock.errors import StateError
 from penstock.frames import Array, Float32, Int64
+from penstock.updates import RowWiseAdagrad
 
 WEIGHTS = "parameters"
 

@@ -13,15 +13,7 @@ from typing import Any
 from penstock.config.dynamic import write_dynamic
 from penstock.config.engine_config_pb2 import EngineConfig, GateSettings, TableSettings
 from penstock.config.lint.source_text import numbers_of
-from penstock.config.optimizers import (
-    OWN_OPTIMIZERS,
-    DynamicLearningRate,
-    FrequencyAwareAdagrad,
-    Optimizer,
-    UserDefinedProgram,
-)
-from penstock.config.optimizers.float32 import float32
-from penstock.config.optimizers.proto_conversion import optimization_parameters
+from penstock.config.optimizer_protos import optimization_parameters
 from penstock.config.placement import write_placement
 from penstock.config.specs import PythonPart
 from penstock.config.tables import (
@@ -35,6 +27,14 @@ from penstock.config.tables import (
 )
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.errors import ConfigError
+from penstock.updates import (
+    OWN_OPTIMIZERS,
+    DynamicLearningRate,
+    FrequencyAwareAdagrad,
+    Optimizer,
+    UserDefinedProgram,
+)
+from penstock.updates.float32 import float32
 
 Built = tuple[EngineConfig, PythonPart]
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from penstock.config.build import Built, named_tables, write_tables
 from penstock.config.engine_config_pb2 import EngineConfig
 from penstock.config.features import FeatureConfig, Shape, flatten, output_shapes, pack
-from penstock.config.optimizers import Optimizer
 from penstock.config.tables import TableConfig
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.errors import ConfigError
+from penstock.updates import Optimizer
 
 
 class Strategy(NamedTuple):

@@ -24,12 +24,12 @@ from penstock.config.lint import lint
 from penstock.config.lint.findings import Finding, near
 from penstock.config.lint.proto_rules import validate
 from penstock.config.lint.source_text import Scan
-from penstock.config.optimizers import Optimizer
 from penstock.config.proto_views import MessageView, TableMessage, table_messages
 from penstock.config.specs import FeatureSpec, PythonPart, TableSpec, feature_specs, optimizer_of, table_spec
 from penstock.config.tables import TableConfig
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.errors import ConfigError
+from penstock.updates import Optimizer
 
 Features = FeatureConfig | Sequence[Any] | Mapping[Any, Any]
 

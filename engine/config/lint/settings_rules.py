@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from penstock.config.dynamic import read_dynamic
 from penstock.config.engine_config_pb2 import EngineConfig, FeatureSettings, TableSettings
 from penstock.config.lint.findings import Finding, Subject, near
-from penstock.config.optimizers import OPTIMIZERS, UserDefinedProgram
 from penstock.config.placement import read_placement
 from penstock.config.proto_views import TableMessage
 from penstock.config.tables import COMBINERS
 from penstock.errors import ConfigError
+from penstock.updates import OPTIMIZERS, UserDefinedProgram
 
 # The update divides by the square root of these slots: a 0 turns a row with gradient 0 into NaN. FTRL solves for the
 # weight and accepts 0, which lint reports.

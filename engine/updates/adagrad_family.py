@@ -1,7 +1,6 @@
 """The Adagrad family, whose steps are scaled by accumulators of squared gradients.
 
 TensorFlow has classes for the first two; the rest are named like the proto's fields, and two have no public formula.
-Arguments and their proto fields only; penstock.updates has the equations.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import InitVar
 
-from penstock.config.optimizers.optimizer_class import (
+from penstock.updates.optimizer_class import (
     NOT_NEGATIVE,
     POSITIVE,
     SHARE,
@@ -23,6 +22,17 @@ from penstock.config.optimizers.optimizer_class import (
     optimizer_class,
     ranges,
 )
+from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule, clip, mix, root, shrink, square
+
+__all__ = [
+    "Adagrad",
+    "AdagradMomentum",
+    "BoundedAdagrad",
+    "FrequencyAwareAdagrad",
+    "MDLAdagradLight",
+    "ProximalAdagrad",
+    "RowWiseAdagrad",
+]
 
 
 @optimizer_class
@@ -30,6 +40,7 @@ class Adagrad(Optimizer):
     """``a' = a + g²; w' = w - lr*g/sqrt(a')``. Slot: accumulators. Source: tf.tpu.experimental.embedding.Adagrad."""
 
     parameters_field = "adagrad"
+    zero_is_no_op = True
     slot_names = ("accumulators",)
     first_slot_argument = "initial_accumulator_value"
     limits = ranges(initial_accumulator_value=POSITIVE)
@@ -45,6 +56,14 @@ class Adagrad(Optimizer):
     clipvalue: InitVar[Clip] = None
     low_dimensional_packing_status: bool | int = False
 
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # There is no epsilon: the accumulator must start above 0.
+        # Source: sparse_core_ops_utils.cc; ResourceSparseApplyAdagrad (update_slots=true) on the CPU.
+        (a,) = slots
+        a = a + square(ops, g)
+        return w - lr * g / root(ops, a), (a,)
+
 
 @optimizer_class
 class AdagradMomentum(Optimizer):
@@ -55,6 +74,7 @@ class AdagradMomentum(Optimizer):
     """
 
     parameters_field = "adagrad_momentum"
+    doubt = "the proto's comment and TensorFlow's source differ; the source is followed"
     slot_names = ("accumulators", "momenta")
     limits = ranges(epsilon=POSITIVE, exponent=POSITIVE)
     advised = ranges(momentum=SHARE, beta2=Range(0, math.nextafter(1, 2), False, "at least 0 and at most 1"))
@@ -74,6 +94,21 @@ class AdagradMomentum(Optimizer):
     clipvalue: InitVar[Clip] = None
     low_dimensional_packing_status: bool | int = False
 
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # An exponent of 2 is a square root, others need pow. Source: sparse_core_ops_utils.cc, both versions. Doubt:
+        # the proto's comment accumulates the factor without g in m and multiplies by g at the end.
+        a, m = slots
+        momentum, exponent, beta2, epsilon = rule.numbers(w, "momentum", "exponent", "beta2", "epsilon")
+        a = a + square(ops, g) if beta2 == 1 else mix(ops, beta2, a, square(ops, g))
+        if exponent == 2:
+            s = g / root(ops, a + epsilon)
+        else:
+            s = ops.rounded(g * ops.rounded(ops.xp.power(a + epsilon, w.dtype.type(-1) / exponent)))
+        m = ops.rounded(momentum * m) + s
+        step = ops.rounded(momentum * m) + s if rule.flag("use_nesterov") else m
+        return w - ops.rounded(lr * step), (a, m)
+
 
 @optimizer_class
 class RowWiseAdagrad(KeywordOptimizer):
@@ -85,12 +120,23 @@ class RowWiseAdagrad(KeywordOptimizer):
     """
 
     parameters_field = "row_wise_adagrad"
+    zero_is_no_op = True
     slot_names = ("accumulators",)
     first_slot_argument = "initial_accumulator_value"
     limits = ranges(initial_accumulator_value=POSITIVE)
 
     learning_rate: LearningRate = 0.001
     initial_accumulator_value: float = 0.1
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # FBGEMM's EXACT_ROWWISE_ADAGRAD adds an epsilon outside the root; as in Adagrad, there is none here.
+        (a,) = slots
+        share = g.dtype.type(1) / g.dtype.type(g.shape[-1])
+        a = a + ops.rounded(_row_sum(ops, square(ops, g)) * share)
+        # XLA multiplies by the inverse of a divisor that is a broadcast. This one depends on g where g is NaN.
+        wide = ops.xp.where(ops.xp.isnan(g), g, a)
+        return w - lr * g / root(ops, wide), (a,)
 
 
 @optimizer_class
@@ -102,6 +148,8 @@ class BoundedAdagrad(KeywordOptimizer):
     """
 
     parameters_field = "bounded_adagrad"
+    zero_is_no_op = True
+    doubt = "only comments on its fields are public"
     slot_names = ("accumulators",)
     first_slot_argument = "initial_accumulator_value"
     limits = ranges(initial_accumulator_value=POSITIVE, max_var_update=NOT_NEGATIVE, max_accumulator=NOT_NEGATIVE)
@@ -111,6 +159,21 @@ class BoundedAdagrad(KeywordOptimizer):
     update_accumulator_first: bool = True
     max_var_update: float = 0.0
     max_accumulator: float = 0.0
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # Source: the proto's field comments only. Doubts: whether max_var_update bounds the step or the gradient (the
+        # comment says gradient, the name says update of the variable: the step is bounded here), and whether the cap
+        # comes before the division (it does here: a' is one value).
+        (before,) = slots
+        max_update, max_accumulator = rule.numbers(w, "max_var_update", "max_accumulator")
+        a = before + square(ops, g)
+        if max_accumulator > 0:
+            a = clip(ops, a, None, max_accumulator)
+        step = lr * g / root(ops, a if rule.flag("update_accumulator_first") else before)
+        if max_update > 0:
+            step = clip(ops, step, -max_update, max_update)
+        return w - step, (a,)
 
 
 @optimizer_class
@@ -130,6 +193,14 @@ class ProximalAdagrad(KeywordOptimizer):
     initial_accumulator_value: float = 0.1
     l1: float = 0.0
     l2: float = 0.0
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # Source: the proto names the CPU kernel (ResourceSparseApplyProximalAdagrad).
+        (a,) = slots
+        a = a + square(ops, g)
+        rate = ops.rounded(lr / root(ops, a))
+        return shrink(ops, rule, rate, w - ops.rounded(rate * g)), (a,)
 
 
 @optimizer_class
@@ -179,3 +250,17 @@ class FrequencyAwareAdagrad(KeywordOptimizer):
     accumulator_decay: float = 0.0
     initial_accumulator_value: float = 0.0
     step_counter: LearningRate | None = global_step
+
+
+def _row_sum(ops: Ops, values: Array) -> Array:
+    """Sum squares over the last axis and keep it: add halves until one is left, an order that every backend keeps.
+
+    An odd middle stays: a zero is added to it, which changes no square.
+    """
+    while (width := values.shape[-1]) > 1:
+        half, odd = width // 2, width % 2
+        upper = values[..., half + odd :]
+        if odd:
+            upper = ops.xp.pad(upper, [(0, 0)] * (upper.ndim - 1) + [(0, 1)])
+        values = values[..., : half + odd] + upper
+    return values

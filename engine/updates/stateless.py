@@ -1,7 +1,4 @@
-"""Optimizers without statistics of gradients: SGD, assignment, the frequency estimator, and user-defined programs.
-
-Arguments and their proto fields only; penstock.updates has the equations.
-"""
+"""Optimizers without statistics of gradients: SGD, assignment, the frequency estimator, and user-defined programs."""
 
 from __future__ import annotations
 
@@ -9,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import InitVar
 from typing import Any
 
-from penstock.config.optimizers.optimizer_class import (
+from penstock.errors import ConfigError
+from penstock.updates.optimizer_class import (
     NOT_NEGATIVE,
     OPEN_SHARE,
     POSITIVE,
@@ -21,7 +19,9 @@ from penstock.config.optimizers.optimizer_class import (
     optimizer_class,
     ranges,
 )
-from penstock.errors import ConfigError
+from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule, clip, mix
+
+__all__ = ["SGD", "Assign", "FrequencyEstimator", "UserDefinedProgram"]
 
 
 @optimizer_class
@@ -29,6 +29,7 @@ class SGD(Optimizer):
     """``w' = w - lr*g``. No slots. Source: tf.tpu.experimental.embedding.SGD."""
 
     parameters_field = "stochastic_gradient_descent"
+    zero_is_no_op = True
 
     learning_rate: LearningRate = 0.01
     use_gradient_accumulation: bool = True
@@ -39,6 +40,11 @@ class SGD(Optimizer):
     clipvalue: InitVar[Clip] = None
     low_dimensional_packing_status: bool | int = False
 
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # Source: sparse_core_ops_utils.cc; ResourceScatterSub on the CPU.
+        return w - ops.rounded(lr * g), slots
+
 
 @optimizer_class
 class Assign(KeywordOptimizer):
@@ -48,8 +54,14 @@ class Assign(KeywordOptimizer):
     """
 
     parameters_field = "assign"
+    scaled_by_rate = False
 
     learning_rate: LearningRate = 1.0
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # An id that occurs twice gets the sum (or the mean).
+        return g, slots
 
 
 @optimizer_class
@@ -64,6 +76,7 @@ class FrequencyEstimator(KeywordOptimizer):
     """
 
     parameters_field = "frequency_estimator"
+    scaled_by_rate = False
     slot_names = ("last_hit_step",)
     not_in_equation = frozenset({"weight_exponent"})
     limits = ranges(max_delta=POSITIVE, tau=OPEN_SHARE)
@@ -74,6 +87,19 @@ class FrequencyEstimator(KeywordOptimizer):
     max_delta: float = 1000.0
     outlier_threshold: float = 10.0
     weight_exponent: float = 1.0
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # The step arrives as the learning rate, exact up to 2**24. Doubt: the weight read-out
+        # (D/max_delta)**weight_exponent is left to the reader; it is not part of the update.
+        (last,) = slots
+        tau, max_delta, threshold = rule.numbers(w, "tau", "max_delta", "outlier_threshold")
+        distance = lr - last
+        capped = clip(ops, distance, None, max_delta)
+        outlier = distance >= ops.rounded(threshold * w)
+        # tau*c + (1-tau)*D: mix takes the weight of D.
+        mean = mix(ops, tau, capped, w)
+        return ops.xp.where(outlier, capped, mean), (ops.xp.zeros_like(last) + lr,)
 
 
 @optimizer_class
@@ -90,6 +116,7 @@ class UserDefinedProgram(KeywordOptimizer):
     """
 
     parameters_field = "user_defined_program"
+    scaled_by_rate = False
 
     program: Callable[..., Any]
     learning_rate: LearningRate = 0.01
@@ -107,3 +134,17 @@ class UserDefinedProgram(KeywordOptimizer):
 
     def slots(self) -> tuple[tuple[str, float], ...]:
         return tuple((f"Slot_{index}", value) for index, value in enumerate(self.initial_slot_values))
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # A program without slots may return bare weights. Its rounding is unspecified: XLA may fuse its operations.
+        assert rule.program is not None  # the configuration gives one
+        returned = rule.program(g, w, *slots)
+        new = returned if isinstance(returned, tuple | list) else (returned,)
+        if len(new) != 1 + rule.num_slots:
+            raise ValueError(f"program: expected {1 + rule.num_slots} results (weights, then slots), got {len(new)}")
+        arrays = tuple(ops.xp.asarray(values, w.dtype) for values in new)
+        for what, values in zip(("weights", *(f"slot {s}" for s in range(rule.num_slots))), arrays, strict=True):
+            if values.shape != w.shape:
+                raise ValueError(f"program: expected {what} of shape {w.shape}, got {values.shape}")
+        return arrays[0], arrays[1:]

@@ -16,7 +16,9 @@ from penstock.config.optimization_parameters_pb2 import (
     LowDimensionalPackingStatus,
     OptimizationParameters,
 )
-from penstock.config.optimizers import (
+from penstock.config.proto_views import TableMessage, read_limits
+from penstock.errors import ConfigError
+from penstock.updates import (
     OPTIMIZERS,
     OWN_OPTIMIZERS,
     DynamicLearningRate,
@@ -25,8 +27,6 @@ from penstock.config.optimizers import (
     Optimizer,
     UserDefinedProgram,
 )
-from penstock.config.proto_views import TableMessage, read_limits
-from penstock.errors import ConfigError
 
 Program = Callable[..., Any]
 

@@ -1,7 +1,7 @@
 """The base of all optimizer classes: arguments, checks, equality, and the mapping to a proto message.
 
-Each family of classes has a module (adagrad_family.py, momentum.py, …), which __init__.py imports. A class declares its
-arguments, slots and ranges; penstock.updates has its equation. This module does not depend on tables or files.
+Each family of classes has a module (adagrad_family.py, moments.py, …). A class declares its arguments, slots, ranges
+and equation; pyx/update_equations.h has the C transcript of the equation.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from penstock.config.optimization_parameters_pb2 import OptimizationParameters
 from penstock.errors import ConfigError
+from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class DynamicLearningRate:
 LearningRate = float | Callable[..., Any] | DynamicLearningRate
 Clip = float | tuple[float | None, float | None] | None
 SlotFunction = Callable[..., Any] | None
+Equation = Callable[[Ops, UpdateRule, Array, Array, Array, Slots], Result]
 
 
 class Range(NamedTuple):
@@ -95,6 +97,14 @@ class Optimizer:
     """The bool field of the proto message that makes each step update every row."""
     non_lazy_argument: ClassVar[str] = ""
     """How the constructor sets it, for messages."""
+    doubt: ClassVar[str] = ""
+    """What is not public about the equation, for lint."""
+    zero_is_no_op: ClassVar[bool] = False
+    """Whether a gradient of 0 leaves weights and slots as they are."""
+    scaled_by_rate: ClassVar[bool] = True
+    """Whether the learning rate scales the update."""
+    divides_by_rate: ClassVar[bool] = False
+    """Whether the equation divides by the learning rate."""
 
     learning_rate: LearningRate
     use_gradient_accumulation: bool
@@ -119,6 +129,16 @@ class Optimizer:
         if self.non_lazy and not self.use_gradient_accumulation:
             problem = "needs use_gradient_accumulation=True: it updates every row once a step"
             raise ConfigError(f"{self.non_lazy_argument} {problem}")
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        """Return the new weights and slots of touched rows. ``update`` describes the arguments."""
+        raise ConfigError(f"{rule.algorithm} cannot run: how it updates is not public")
+
+    @classmethod
+    def has_formula(cls) -> bool:
+        """Return whether the equation is public; else the optimizer can be loaded and saved, but not run."""
+        return cls.equation is not Optimizer.equation
 
     @property
     def non_lazy(self) -> bool:
