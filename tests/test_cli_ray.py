@@ -41,7 +41,7 @@ def test_flags_that_do_not_fit_a_job_are_exit_2(line, refused, flags, problem):
 
 def test_a_job_without_ray_installed_says_how_to_install_it(line, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert "needs Ray: pip install -e '.[ray]'" in refused(2, *line, "--ray", "auto", "--shares", 2)
+    assert "needs Ray: pip install 'penstock[ray]'" in refused(2, *line, "--ray", "auto", "--shares", 2)
 
 
 def test_an_unreachable_cluster_is_exit_6_at_once(line, refused, monkeypatch):

@@ -187,7 +187,7 @@ def test_a_process_without_memory_ends_the_call_in_all_processes(tmp_path):
 
 
 def test_orbax_saves_the_rows_of_each_process_and_any_other_job_restores_them(tmp_path):
-    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install -e '.[orbax]'")
+    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
     wanted = {name: rows.tobytes() for name, rows in started("saved", 2, 2, tmp_path)[0].items()}
     one = ps.Engine(jobs.small_config(), seed=1)
     one.read_tables(tmp_path / "orbax")

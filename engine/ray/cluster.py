@@ -65,7 +65,7 @@ def started(address: str | None, num_actors: int, accelerators: tuple[str, int] 
     try:
         import ray
     except ImportError as error:
-        raise UsageError(f"a job on a cluster needs Ray: pip install -e '.[ray]' ({error})") from None
+        raise UsageError(f"a job on a cluster needs Ray: pip install 'penstock[ray]' ({error})") from None
     if not ray.is_initialized():
         try:
             _check_reachable(address)
