@@ -184,20 +184,21 @@ def run(args: argparse.Namespace) -> int:
     partitions = [each for uri in (*args.kafka, *args.nats) for each in open_partitions(uri, args.patience)]
     engine = make_engine(args, config)
     watching = Watching(args, engine)  # before the service accepts callers
-    service = Service(
-        engine,
-        address,
-        reading,
-        rates,
-        saving=None if args.checkpoint is None else Saving(Folder(args.checkpoint), args.every, args.resume),
-        limits=_limits(args),
-        tls=tls,
-        tokens=tokens,
-        per_steps=args.delta_steps,
-        last=args.delta_last,
-        partitions=partitions,
-        patience_s=args.patience,
-    )
+    with writing(args.checkpoint) if args.checkpoint else nullcontext():  # commits its epoch before it listens
+        service = Service(
+            engine,
+            address,
+            reading,
+            rates,
+            saving=None if args.checkpoint is None else Saving(Folder(args.checkpoint), args.every, args.resume),
+            limits=_limits(args),
+            tls=tls,
+            tokens=tokens,
+            per_steps=args.delta_steps,
+            last=args.delta_last,
+            partitions=partitions,
+            patience_s=args.patience,
+        )
     with watching:
         return _serve(args, service, watching)
 
@@ -241,6 +242,8 @@ def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
     text = f"{count(status['frames'])}: {count(status['rows'])} rows, {several(status['steps'], 'step')}"
     out.say(f"frames    {text}" + (f", {count(status['stale'])} stale" if status["stale"] else ""))
     reports = service.engine.core.table_reports()
+    for note in status["notes"]:
+        out.say(f"note      {note}")
     out.say_tables("keys      ", keys_texts(reports))
     out.say_tables("cache     ", cache_texts(reports))
     out.say_tables("wrote     ", files)
