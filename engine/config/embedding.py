@@ -115,8 +115,8 @@ class EmbeddingConfig(MessageView):
             another name for num_replicas; num_cores_per_replica is None without a device assignment
         num_required, reduction : the gate's settings, which TensorFlow does not have
 
-        Tables are numbered in the order of their first use. As in TensorFlow, their names and inherited optimizers
-        are written back to the TableConfigs, and callable learning rates become dynamic tags.
+        Tables are numbered in the order of their first use, and callable learning rates become dynamic tags. The
+        TableConfigs are not changed, so several configurations may share them.
         Accepts every value that TensorFlow accepts, even if it cannot run: ``lint`` and ``tables`` report that.
         """
         batch = per_replica_batch_size if batch_size is None else batch_size
