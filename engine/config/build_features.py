@@ -5,6 +5,7 @@ build.py converts tables and optimizers; features.py computes the shapes of feat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -71,10 +72,10 @@ def _write_feature(config: TPUEmbeddingConfiguration, feature: FeatureConfig, ta
 
 def _write_feature_settings(message: EngineConfig, features: Sequence[FeatureConfig]) -> None:
     """Write every feature's combiner and sequence length, keyed by its name if that is unique, else by its index."""
-    names = [feature.name for feature in features]
+    names = Counter(feature.name for feature in features)
     for index, feature in enumerate(features):
         settings = message.feature.add(combiner=feature.table.combiner, max_sequence_length=feature.max_sequence_length)
-        if feature.name and names.count(feature.name) == 1:
+        if feature.name and names[feature.name] == 1:
             settings.name = feature.name
         else:
             settings.feature_id = index
