@@ -130,6 +130,7 @@ ROOMS = [
             "penstock.deltas",
             "penstock.engine",
             "penstock.filesystem.append_file",
+            "penstock.filesystem.state_files",
             "penstock.filesystem.atomic_files",
             "penstock.interrupts",
             "penstock.io",

@@ -13,7 +13,7 @@ import pytest
 from checkpoints import FORMAT_2, FORMAT_2_WHOLE
 
 import penstock as ps
-from penstock.checkpoint.digests import Blake2bp
+from penstock.checkpoint.manifests import Blake2bp
 from penstock.checkpoint.store import Folder
 from penstock.cli import main
 from penstock.errors import StateError

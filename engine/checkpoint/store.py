@@ -16,16 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from penstock.checkpoint.digests import DIGESTS, VERSION, digest_of
+from penstock.checkpoint.manifests import DIGESTS, KEY, PART, VERSION, digest_of, read_manifest
 from penstock.checkpoint.records import Record, read_records
 from penstock.errors import CommitGoneError, StateError, UsageError, UsageTypeError
 from penstock.filesystem.file_stores import store_at
 
-KEY = "penstock.checkpoint"
 _READABLE = " and ".join(map(str, sorted(DIGESTS)))
-_COMMIT = re.compile(r"(\d{8,})\.commit")
-_PART = r"\d{8,}(-\d+of\d+(\.[0-9a-f]+)?)?\.(commit|base|delta)"
-_OURS = re.compile(rf"{_PART}|\.{_PART}\.[\d-]+\.part|\.lock")
+_COMMIT = re.compile(r"([0-9]{8,})\.commit")
+_OURS = re.compile(rf"{PART}|\.{PART}\.[0-9-]+\.part|\.lock")
 _AT_ONCE = 1 << 20
 # How often a reader starts over with a newer commit: in each try, a run removed the commit that was read.
 READ_TRIES = 5
@@ -171,7 +169,7 @@ class Folder:
             version = next((each for each in DIGESTS if digest_of(text, each).encode() == last), None)
             if version is None:
                 raise self._damaged(name, number, "its digest does not fit: damaged or cut")
-            found = json.loads(text)
+            found = read_manifest(text)
             stated, named = found.pop(KEY), found.pop("number")
             if stated not in DIGESTS:
                 raise StateError(f"{path}: version {stated}; this penstock reads versions {_READABLE}")
@@ -180,8 +178,10 @@ class Folder:
             files = tuple(DataFile(**file) for file in found.pop("files"))
         except FileNotFoundError:
             raise self._missing(number, name) from None
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise self._damaged(name, number, f"cannot be read ({error})") from error
+        except OSError as error:
+            raise self._damaged(name, number, f"cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise self._damaged(name, number, f"its contents do not add up ({error})") from error
         if named != number:
             raise self._damaged(name, number, f"is commit {named} under another name")
         before: dict[str, str] = {}

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from penstock.checkpoint.digests import DIGESTS, VERSION
+from penstock.checkpoint.manifests import DIGESTS, VERSION
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Commit, DataFile, Folder
