@@ -60,8 +60,10 @@ def options_among(kind: type[T], arguments: Mapping[str, Any]) -> T:
 
 
 def whole(name: str, value: Any, least: int = INT64_MIN) -> int:
-    """Return value, of any integer type, as an int of the int64 range. Raises UsageError, also below ``least``."""
+    """Return value, of any integer type but bool, as an int64. Raises UsageError, also below ``least``."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         number = operator.index(value)
     except TypeError:
         raise UsageError(f"{name}: expected a whole number, got {value!r}") from None

@@ -9,7 +9,6 @@ is the one with the highest number whose manifest has its digest; no name is eve
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -17,17 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+from penstock.checkpoint.manifests import KEY, PART, VERSION, check_manifest, digest_of, new_digest
 from penstock.checkpoint.records import Record, read_records
 from penstock.errors import CommitGoneError, StateError, UsageError, UsageTypeError
 from penstock.filesystem.file_stores import store_at
+from penstock.filesystem.state_files import parsed_json
 
-# The manifest's key for the version of the format, and that version.
-KEY, VERSION = "penstock.checkpoint", 3
 # In the contents of a commit with the state of the one before.
 REPEATS = "repeats"
-_COMMIT = re.compile(r"(\d{8,})\.commit")
-_PART = r"\d{8,}(-\d+of\d+(\.[0-9a-f]+)?)?\.(commit|base|delta)"
-_OURS = re.compile(rf"{_PART}|\.{_PART}\.[\d-]+\.part|\.lock")
+_COMMIT = re.compile(r"([0-9]{8,})\.commit")
+_OURS = re.compile(rf"{PART}|\.{PART}\.[0-9-]+\.part|\.lock")
 _AT_ONCE = 1 << 20
 # How often a reader starts over with a newer commit: in each try, a run removed the commit that was read.
 READ_TRIES = 5
@@ -185,15 +183,19 @@ class Folder:
             text, _, last = self.files.read(name).removesuffix(b"\n").rpartition(b"\n")
             if digest_of(text).encode() != last:
                 raise self._damaged(name, number, "its digest does not fit: damaged or cut")
-            found = json.loads(text)
-            stated, named = found.pop(KEY), found.pop("number")
-            if stated != VERSION:
-                raise StateError(f"{path}: version {stated}; this penstock reads version {VERSION}")
+            found = parsed_json(text)
+            if isinstance(found, dict) and type(found.get(KEY)) is int and found[KEY] != VERSION:
+                raise StateError(f"{path}: version {found[KEY]}; this penstock reads version {VERSION}")
+            check_manifest(found)
+            del found[KEY]
+            named = found.pop("number")
             files = tuple(DataFile(**file) for file in found.pop("files"))
         except FileNotFoundError:
             raise self._missing(number, name) from None
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise self._damaged(name, number, f"cannot be read ({error})") from error
+        except OSError as error:
+            raise self._damaged(name, number, f"cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise self._damaged(name, number, f"its contents do not add up ({error})") from error
         if named != number:
             raise self._damaged(name, number, f"is commit {named} under another name")
         before: dict[str, str] = {}
@@ -310,17 +312,6 @@ class Folder:
             return name.encode() in self.files.read(_manifest(number))
         except OSError:
             return True
-
-
-def new_digest() -> hashlib.blake2b:
-    """Return a new digest of a commit's file or manifest."""
-    return hashlib.blake2b(digest_size=32)
-
-
-def digest_of(data: bytes) -> str:
-    digest = new_digest()
-    digest.update(data)
-    return digest.hexdigest()
 
 
 def _state(contents: Mapping[str, Any]) -> str:

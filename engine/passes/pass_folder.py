@@ -18,6 +18,7 @@ from penstock.checkpoint.store import Commit, Folder
 from penstock.errors import StateError, UsageError
 from penstock.filesystem import atomic_files
 from penstock.filesystem.append_file import part_of
+from penstock.filesystem.state_files import read_json
 
 
 class PassFolder:
@@ -103,11 +104,13 @@ class PassFolder:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found = read_json(path)
+        if not isinstance(found, dict):
+            raise ValueError("expected an object")
         return found
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise StateError(f"{path}: damaged ({error}); remove {os.fspath(path.parent)} and replay again") from error
 
 
