@@ -50,6 +50,18 @@ def test_an_unreachable_cluster_is_exit_6_at_once(line, refused, monkeypatch):
     assert "penstock: no ray cluster at 127.0.0.1:1: [errno 111] connection refused" in refusal.lower()
 
 
+def test_a_local_node_that_does_not_start_in_time_is_exit_6_in_one_line(line, refused, monkeypatch):
+    """Ray raises a bare Exception after 30 seconds, which used to end in a traceback."""
+
+    def init(**_):
+        raise Exception("The current node timed out during startup. This could happen because some of the raylet")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    refusal = refused(6, *line, "--ray", "local", "--shares", 2)
+    assert "Ray started no cluster on this machine: The current node timed out during startup" in refusal
+    assert "try again when the machine is less busy" in refusal
+
+
 def test_a_local_cluster_has_room_for_all_actors(monkeypatch):
     given = {}
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=given.update))
