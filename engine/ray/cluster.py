@@ -7,7 +7,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import penstock.interrupts as interrupts
@@ -69,16 +70,13 @@ def started(address: str | None, num_actors: int, accelerators: tuple[str, int] 
     """
     # Ray prints messages about dead nodes to standard output, which may be the report or deltas; it reads this once.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
-    if address == "local" and _LOOPBACK not in os.environ:
-        if "ray" in sys.modules:
-            log.warning("Ray was imported before: its local cluster listens on all interfaces, unless %s=0", _LOOPBACK)
-        os.environ[_LOOPBACK] = "0"
-    try:
-        import ray
-    except ImportError as error:
-        raise UsageError(f"a job on a cluster needs Ray: pip install -e '.[ray]' ({error})") from None
-    if not ray.is_initialized():
-        _connect(ray, address, num_actors)
+    with _loopback() if address == "local" else nullcontext():
+        try:
+            import ray
+        except ImportError as error:
+            raise UsageError(f"a job on a cluster needs Ray: pip install -e '.[ray]' ({error})") from None
+        if not ray.is_initialized():
+            _connect(ray, address, num_actors)
     if accelerators is not None:
         name, count = accelerators[0].upper(), accelerators[1]
         has = int(ray.cluster_resources().get(name, 0))
@@ -88,6 +86,21 @@ def started(address: str | None, num_actors: int, accelerators: tuple[str, int] 
                 "shares"
             )
     return ray
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Let Ray, and the processes that it starts in the block, listen on this machine only, unless _LOOPBACK is set."""
+    if _LOOPBACK in os.environ:
+        yield
+        return
+    if "ray" in sys.modules:
+        log.warning("Ray was imported before %s=0 was set: a local cluster listens on all interfaces", _LOOPBACK)
+    os.environ[_LOOPBACK] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[_LOOPBACK]
 
 
 def _connect(ray: Any, address: str | None, num_actors: int) -> None:
