@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import ipaddress
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -107,3 +108,11 @@ def _contains(kind: type, given: Any) -> bool:
     if isinstance(given, list | tuple):
         return any(_contains(kind, item) for item in given)
     return isinstance(given, kind)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a server that listens on this host, a name or an IP address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

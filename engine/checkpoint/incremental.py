@@ -298,11 +298,16 @@ class Saver(StepObserver):
             start += at_once
 
 
-def _ring_for(tables: Sequence[Saved]) -> Ring:
-    table_bytes = sum(saved.num_rows * saved.row_bytes for saved in tables)
+def ring_bytes(table_bytes: int, widest_row: int) -> int:
+    """Return the bytes of the ring buffer for tables. table_bytes : of all rows; widest_row : bytes of the largest"""
     most = max(ROOM_BYTES, min(int(ROOM_SHARE * table_bytes), MOST_ROOM_BYTES))
     # At least two rows fit, however wide they are; and no commit copies more than the tables.
-    return Ring(max(min(most, 2 * table_bytes), 2 * max((saved.row_bytes for saved in tables), default=0)) // 4)
+    return max(min(most, 2 * table_bytes), 2 * widest_row)
+
+
+def _ring_for(tables: Sequence[Saved]) -> Ring:
+    table_bytes = sum(saved.num_rows * saved.row_bytes for saved in tables)
+    return Ring(ring_bytes(table_bytes, max((saved.row_bytes for saved in tables), default=0)) // 4)
 
 
 def _copied(name: str, saved: Saved, ids: Int64, room: Float32) -> tuple[Record, Callable[[], object]]:

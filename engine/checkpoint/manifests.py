@@ -97,7 +97,7 @@ def _check(value: Any, form: Any, place: str) -> None:
         if value is not None:
             _check(value, form[0], place)
         return
-    kind = form if isinstance(form, type) else type(form)
+    kind: Any = form if isinstance(form, type) else type(form)
     fits: bool = type(value) is kind and (kind is not int or -(1 << 63) <= value < 1 << 64)
     if not fits:
         raise ValueError(f"{place} is {_shown(value)}, expected {_WORDS[kind]}")

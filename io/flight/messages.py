@@ -38,6 +38,9 @@ MAX_NAME = 256
 # The maximum size of JSON: in a batch's metadata, and in a ticket, command or action. Longer text is not read.
 MAX_METADATA_BYTES, MAX_MESSAGE_BYTES = 4096, 2 << 20
 
+# The maximum size of an error's text. gRPC sends it twice in headers of 8 kB, where a byte may take three.
+MAX_ERROR_BYTES = 1500
+
 # RecursionError: brackets nested too deep.
 _NO_JSON = (ValueError, RecursionError)
 
@@ -229,7 +232,7 @@ def as_flight(error: BaseException) -> flight.FlightError:
     """Convert an error for the other side: one line and its class."""
     if isinstance(error, flight.FlightError):
         return error
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = _bounded(" ".join(str(error).split()) or type(error).__name__)
     for name, kind in _KINDS.items():
         if isinstance(error, kind):
             return flight.FlightServerError(text, extra_info=name.encode())
@@ -238,6 +241,14 @@ def as_flight(error: BaseException) -> flight.FlightError:
     if isinstance(error, PenstockError | pa.ArrowException):
         return flight.FlightServerError(text, extra_info=b"InputError")
     return flight.FlightInternalError(f"{type(error).__name__}: {text}")
+
+
+def _bounded(text: str) -> str:
+    """Return an error's text, without its middle if it is longer than MAX_ERROR_BYTES."""
+    sent, half = text.encode("utf-8", "replace"), MAX_ERROR_BYTES // 2
+    if len(sent) <= MAX_ERROR_BYTES:
+        return sent.decode()
+    return " … ".join(part.decode("utf-8", "ignore") for part in (sent[:half], sent[-half:]))
 
 
 def from_flight(error: BaseException, where: str) -> PenstockError:
