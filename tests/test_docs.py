@@ -75,7 +75,8 @@ ELSEWHERE = re.compile(r"\b(optax\.|ray\.|dask\.|daft\.|beam\.|mapInArrow|connec
 
 
 def blocks(page, language):
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    found = re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return [re.sub(r"\\\n +", "", block) for block in found] if language == "console" else found
 
 
 def test_the_readmes_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
@@ -166,7 +167,9 @@ def test_sessions_on_pages_show_their_real_output(page, num_examples):
     text = (ROOT / "docs" / page).read_text()
     examples = doctest.DocTestParser().get_doctest(text, {}, page, None, 0)
     said = []
-    found = doctest.DocTestRunner(checker=Untimed(), verbose=False).run(examples, out=said.append)
+    found = doctest.DocTestRunner(Untimed(), verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(
+        examples, out=said.append
+    )
     assert (found.failed, found.attempted) == (0, num_examples), "".join(said)
 
 
