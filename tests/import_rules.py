@@ -64,6 +64,7 @@ ROOMS = [
             "penstock.pyx.dirty_bits",
             "penstock.tables.key_directory",
             "penstock.tables.shares",
+            "penstock.tables.table_programs",
         },
         {"numpy"},
     ),

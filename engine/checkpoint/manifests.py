@@ -87,6 +87,10 @@ _TABLE = {
     "storage_dtype?": str,
     "dynamic?": dict,
 }
+_COUNTERS = {
+    **dict.fromkeys(["rows?", "frames?", "stale?", "steps?", "held_bytes?", "truncated?", "stale_rows?"], int),
+    "dropped": {str: int},
+}
 _MANIFEST = {
     KEY: int,
     "number": int,
@@ -94,13 +98,13 @@ _MANIFEST = {
     "global_step": int,
     "changed_step?": int,
     "tables": [_TABLE],
-    "programs?": {str: dict},
+    "programs?": {str: {"variant": str}},
     "num_required": int,
     "reduction": str,
     "seed": int,
     "learning_rates": (list, None),
     "positions": {"sources": [list], "producers?": {str: int}, "tallies?": {str: list}},
-    "counters": dict,
+    "counters": _COUNTERS,
     "gate": {"global_step": int, "num_accumulated": int},
     "pipeline": dict,
     "config": str,
@@ -122,6 +126,8 @@ def read_manifest(text: bytes) -> dict[str, Any]:
         for field in ("digest", "parent"):
             if file[field] is not None and not _DIGEST.fullmatch(file[field]):
                 raise ValueError(f"{place}.{field} is {_shown(file[field])}, not a digest")
+    if fields["reduction"] not in ("mean", "sum"):
+        raise ValueError(f"reduction is {_shown(fields['reduction'])}")
     for field in ("files", "tables"):
         names = [entry["name"] for entry in fields[field]]
         if len({*names}) < len(names):
@@ -138,7 +144,7 @@ def _check(value: Any, form: Any, place: str) -> None:
         if value is not None:
             _check(value, form[0], place)
         return
-    kind = form if isinstance(form, type) else type(form)
+    kind: Any = form if isinstance(form, type) else type(form)
     is_long = kind is int and type(value) is int and not -(1 << 63) <= value < 1 << 64
     if type(value) is not kind or is_long:
         raise ValueError(f"{place} is {_shown(value)}, expected {_WORDS[kind]}")
