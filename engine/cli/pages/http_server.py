@@ -71,7 +71,7 @@ class Server:
         hosts = {"localhost", "127.0.0.1", "[::1]", host.lower()} if is_loopback(address[0]) else None
         try:
             self._server = kind(address, _handler(routes, hosts, access))
-            self._server.tls = access and access.tls
+            self._server.tls = None if access is None else access.tls
         except OSError as error:
             problem = f"cannot listen: {(error.strerror or str(error)).lower()}; give another address"
             raise OSError(error.errno, problem, f"{address[0]}:{address[1]}") from error
@@ -147,7 +147,7 @@ def _handler(routes: Routes, hosts: set[str] | None, access: PageAccess | None) 
 
         @property
         def _cookie(self) -> str:
-            return f"penstock-{self.server.server_address[1]}"
+            return f"penstock-{self.connection.getsockname()[1]}"
 
         @property
         def _secure(self) -> str:
