@@ -56,12 +56,15 @@ def rows_of(engine):
 
 
 class _Store:
-    """What every store can do besides: position, what it names; and by its own means, while nobody writes,
+    """What every store has besides.
 
-    snapshot : copy its present state; set_back : return to a copy; empty : lose everything
+    position : the epoch and the step that it names. By its own means, snapshot : copies its present state; set_back :
+    returns to a copy; empty : loses everything
+    is_optimistic : whether a transaction compares what the store names without holding a lock
     """
 
     flags: tuple = ()
+    is_optimistic = False
 
     def opened_target(self):
         return open_target(self.target)
@@ -317,6 +320,7 @@ class Kafka(_Store):
     def messages(self):
         """The messages of all partitions, each in order."""
         settings = {"bootstrap.servers": self.cluster.brokers, "group.id": "reader", "enable.partition.eof": "true"}
+        settings["fetch.wait.max.ms"] = "10"
         consumer = self.kafka.Consumer(settings)
         numbers = consumer.list_topics(self.topic).topics[self.topic].partitions
         consumer.assign([self.kafka.TopicPartition(self.topic, number, 0) for number in numbers])

@@ -66,7 +66,8 @@ class Follower:
     _epochs: list[str] = field(default_factory=list)  # of the service, up to that of the last position
     _stored: Stored | None = None  # what the target holds
     _is_read: bool = False  # whether that is known: after a failure it is not
-    _last: Stored | None = None  # what this follower last found, or tried to leave
+    _last: Stored | None = None  # what it held last, if it is empty now
+    _tried: Stored | None = None  # what a transaction of unknown outcome leaves there
 
     def run(self, once: bool = False, began: Callable[[], object] = lambda: None) -> None:
         """Follow until a signal; ``once``: until all that is published is applied.
@@ -106,6 +107,7 @@ class Follower:
         try:
             return self._round()
         except MovedError as error:
+            self._tried = None
             self._continue_from(error.stored)
             return False
         except TargetError:
@@ -145,9 +147,9 @@ class Follower:
 
     def _continue_from(self, stored: Stored | None) -> None:
         """Continue from what the target holds. Raises StateError if another follower has left it there."""
-        before = self._stored
-        if stored is not None and stored != before and self._last is not None:
-            self._check_not_behind(stored, self._last)
+        before, last = self._stored, self._tried or self._last
+        if stored is not None and stored != before and last is not None:
+            self._check_not_behind(stored, last)
         if before is not None and (stored is None or before.is_ahead_of(stored, self._epochs)):
             self.progress.set_back += 1
         self._left(stored)
@@ -165,7 +167,7 @@ class Follower:
 
     def _left(self, stored: Stored | None) -> None:
         """Note what the target holds."""
-        self._stored = stored
+        self._stored, self._tried = stored, None
         self._last = stored or self._last
         position = None if stored is None else stored.position
         self.progress.step = None if position is None else position.step
@@ -203,7 +205,7 @@ class Follower:
         """Note what the next transaction leaves in the target."""
         if new.position.epoch not in self._epochs:  # the service was started again since: it is the newest
             self._epochs.append(new.position.epoch)
-        self._last = new
+        self._tried = new
 
     def _fill(self, job: Job) -> None:
         """Fetch all tables, and replace those of the target by them."""

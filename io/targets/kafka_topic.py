@@ -122,7 +122,9 @@ class KafkaTopic(Target):
 
     def _consumer(self) -> Any:
         if self._reader is None:
-            self._reader = self._topic.consumer()
+            # A broker answers the requests of a connection in order: no other one waits long for messages to come.
+            topic = self._topic._replace(settings={"fetch.wait.max.ms": "10", **self._topic.settings})
+            self._reader = topic.consumer()
             self._topic.partitions(self._reader)  # there is such a topic, and it may be read
         return self._reader
 
@@ -143,6 +145,7 @@ class KafkaTopic(Target):
                 is_over = True
             else:
                 raise self._topic.client.KafkaException(message.error())
+        consumer.unassign()
 
     def _live(self) -> set[bytes]:
         """Return the keys of all rows that the topic has."""

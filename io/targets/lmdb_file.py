@@ -5,6 +5,7 @@ The file is opened for each transaction: one that replaces it, such as a backup,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from penstock.errors import StateError, UsageError
 from penstock.io.flight import Delta
 from penstock.io.optional import library
 from penstock.io.targets.changes import changes_of
-from penstock.io.targets.target import Stored, TableRows, Target, failures, is_at
+from penstock.io.targets.target import Stored, TableRows, Target, failures
 
 STATE = b"penstock"
 # Address space, not disk: the file grows as needed, and the map doubles when it is full.
@@ -95,14 +96,16 @@ class LmdbFile(Target):
 
     @contextmanager
     def _transaction(self, write: bool) -> Iterator[tuple[Any, Any]]:
-        size = self._path.stat().st_size if self._path.exists() else 0
-        self._map_bytes = max(self._map_bytes, 2 * size)
+        self._path.touch()
+        before = self._path.stat()
+        self._map_bytes = max(self._map_bytes, 2 * before.st_size)
         with (
             self._lmdb.open(str(self._path), subdir=False, max_dbs=MOST_TABLES, map_size=self._map_bytes) as env,
             env.begin(write=write) as txn,
         ):
-            if not is_at(env.fd(), self._path):
-                raise OSError("the file was replaced or removed while it was opened")
+            # LMDB does not say which file it has opened: that which was here before and is here now.
+            if not os.path.samestat(before, self._path.stat()):
+                raise OSError("the file was replaced while it was opened")
             yield env, txn
 
     def _failures(self) -> Any:

@@ -213,19 +213,12 @@ def locked(path: Path) -> Iterator[None]:
     while True:
         file = atomic_files.open_lock(path)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_at(file, path):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise TargetError(f"{path}: another process is writing there") from None
+            if os.path.samestat(os.fstat(file), path.stat()):  # else the file was replaced
                 yield
                 return
-        except BlockingIOError:
-            raise TargetError(f"{path}: another process is writing there") from None
         finally:
             os.close(file)
-
-
-def is_at(file: int, path: Path) -> bool:
-    """Return whether a path still leads to an open file: it may have been replaced or removed since."""
-    try:
-        return os.path.samestat(os.fstat(file), os.stat(path))
-    except FileNotFoundError:
-        return False
