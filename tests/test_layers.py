@@ -226,21 +226,11 @@ def test_no_two_modules_share_a_name_without_a_reason():
     assert {name for name, times in found.items() if times > 1} - SHARED_NAMES.keys() == set()
 
 
-# Modules of a package beside its ``__init__``; ``cli`` has one per command.
-MOST_MODULES = Counter({"engine": 19, "engine/cli": 17})
+# A file may be long where it is one state machine.
+MOST_LINES = 500
 
 
-def test_no_package_has_too_many_modules():
-    found = {path.relative_to(ROOT).with_suffix("") for _, path in modules() if path.stem != "__init__"}
-    sizes = Counter(str(path.parent) for path in found)
-    assert sizes["engine"] > 1
-    assert {name: size for name, size in sizes.items() if size > (MOST_MODULES[name] or 16)} == {}
-
-
-MOST_LINES = 300
-
-
-def test_no_module_has_more_than_300_lines():
+def test_no_module_has_more_than_500_lines():
     folders = [ROOT / folder for folder in ("engine", "io", "pyx", "bench", "tests", "examples")]
     files = (path for folder in folders for path in folder.rglob("*") if path.suffix in {".py", ".pyx", ".pxd", ".h"})
     written = [path for path in files if "vendor" not in path.parts and not path.name.endswith("_pb2.py")]

@@ -11,14 +11,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from penstock.checkpoint.digests import VERSION
 from penstock.checkpoint.dirty_rows import RowMarks
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.ring_buffer import Ring
-from penstock.checkpoint.store import Commit, Folder
+from penstock.checkpoint.store import REPEATS, Commit, Folder
 from penstock.checkpoint.writer import CommitWriter
 from penstock.core import StepObserver, Stepped
 from penstock.frames import Float32, Int64
@@ -171,11 +173,15 @@ class Saver(StepObserver):
     def begin(self) -> None:
         """Begin a commit of the current state. Waits for the one in flight."""
         self.finish()
-        files = self.last.files if self.last is not None and self._delta and self.last.may_grow else ()
+        last = self.last if self._delta else None
+        may_follow = last is not None and (last.may_grow or (last.version == VERSION and not self._is_dirty))
+        files = last.chain if last is not None and may_follow else ()
         contents = self._describe()
         for marks in self._marks.values():
             marks.begin(everything=not files)
-        draft = Commit(self._next_number, tuple(files), contents.plain)
+        draft = Commit(self._next_number, files, contents.plain)
+        if files and self.last is not None and self._repeats(draft, self.last):
+            draft = replace(draft, contents={**draft.contents, REPEATS: True})
         self._next_number += 1
         self._writer = self._new_writer(draft)
         self._closed, self._spent_s, self._began_s = False, 0.0, time.perf_counter()
@@ -230,6 +236,15 @@ class Saver(StepObserver):
         self._ring.let_go()
         self.folder.unlock()
         self.in_use = False
+
+    @property
+    def _is_dirty(self) -> bool:
+        return any(marks.is_dirty for marks in self._marks.values())
+
+    def _repeats(self, draft: Commit, last: Commit) -> bool:
+        """Return whether a commit of all rows, whose rows are marked as pending, has the state of the last one."""
+        changed = any(marks.num_waiting for marks in self._marks.values())
+        return not changed and last.parts == ("",) and draft.has_state_of(last)
 
     def _new_writer(self, draft: Commit) -> CommitWriter:
         return CommitWriter(self.folder, draft, self._keep, self._ring)

@@ -21,6 +21,7 @@ from penstock.errors import StaleInputError, StateError
 from penstock.frames import Frame, Place, fingerprint
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.sources.seekable_source import SeekableSource
+from penstock.lineage import Lineage
 from penstock.stats import too_stale
 
 
@@ -64,7 +65,7 @@ class Positions:
 
     rows : read from these sources by this run; stale_rows : rows in stale frames
     producers : name → frames applied; tallies : name → counts of its last stream
-    lineage : identifier of this history of steps; None: no service has used it
+    lineage : the history of steps; None: no service has used it
     uncounted : the error that kept a frame from being counted after it was applied; None: every one is counted
     """
 
@@ -72,7 +73,7 @@ class Positions:
         self._merge, self._hashing = merge, hashing
         self.producers: dict[str, int] = {}
         self.tallies: dict[str, Tally] = {}
-        self.lineage: str | None = None
+        self.lineage: Lineage | None = None
         self.uncounted: str | None = None
         self.rows = self.stale_rows = 0
         self.entries = [Position(source, 0, "" if hashing else None) for source in sources]
@@ -115,13 +116,15 @@ class Positions:
             raise StaleInputError(problem)
 
     def get_state(self) -> dict[str, Any]:
+        lineage = self.lineage
         sources = [[e.source, e.frames, e.digest, *([] if e.place is None else [e.place])] for e in self.entries]
         return {
             "merge": self._merge,
             "sources": sources,
             "producers": dict(self.producers),
             "tallies": {name: list(tally) for name, tally in self.tallies.items()},
-            "lineage": self.lineage,
+            "lineage": lineage and lineage.id,
+            "epochs": lineage and [list(epoch) for epoch in lineage.epochs],
             "stale_rows": self.stale_rows,
             "rows": self.rows,
         }
@@ -139,7 +142,7 @@ class Positions:
             name: Tally(stream, int(applied), int(stale), {reason: int(rows) for reason, rows in dropped.items()})
             for name, (stream, applied, stale, dropped) in state.get("tallies", {}).items()
         }
-        positions.lineage = state.get("lineage")
+        positions.lineage = Lineage.from_state(state.get("lineage"), state.get("epochs"))
         positions.stale_rows = int(state.get("stale_rows", 0))
         positions.rows = int(state.get("rows", 0))
         return positions

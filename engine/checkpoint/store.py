@@ -22,6 +22,8 @@ from penstock.errors import CommitGoneError, StateError, UsageError, UsageTypeEr
 from penstock.filesystem.file_stores import store_at
 
 KEY = "penstock.checkpoint"
+# In the contents of a commit with the state of the one before.
+REPEATS = "repeats"
 _READABLE = " and ".join(map(str, sorted(DIGESTS)))
 _COMMIT = re.compile(r"(\d{8,})\.commit")
 _PART = r"\d{8,}(-\d+of\d+(\.[0-9a-f]+)?)?\.(commit|base|delta)"
@@ -80,12 +82,27 @@ class Commit:
         return tuple(file.digest for file in self.last_files)
 
     @property
+    def repeats(self) -> bool:
+        """Whether the commit before has the same state: no row changed, and no frame was applied. Its last file has no
+        row, so the next delta follows the file before."""
+        return bool(self.contents.get(REPEATS))
+
+    @property
+    def chain(self) -> tuple[DataFile, ...]:
+        """Return the files that the next delta follows."""
+        return self.files[:-1] if self.repeats else self.files
+
+    @property
     def may_grow(self) -> bool:
-        """Whether a delta may follow: the chain is not too long, and has the current format version."""
-        bases = [file for file in self.files if file.parent is None]
-        deltas = [file for file in self.files if file.parent is not None]
+        """Whether a delta with rows may follow: the chain is not too long, and has the current format version."""
+        bases = [file for file in self.chain if file.parent is None]
+        deltas = [file for file in self.chain if file.parent is not None]
         size, grown = (sum(file.num_bytes for file in files) for files in (bases, deltas))
         return self.version == VERSION and len(deltas) < MAX_DELTAS * len(bases) and grown <= size
+
+    def has_state_of(self, other: Commit) -> bool:
+        """Return whether the contents of both are the same, except for the epochs of their lineage."""
+        return _state(self.contents) == _state(other.contents)
 
     def encoded(self) -> bytes:
         """Return the manifest: JSON, and the digest of that on a separate line."""
@@ -238,10 +255,18 @@ class Folder:
     def tidy(self, keep: int, newest: Commit | None = None) -> None:
         """Remove penstock's files, except those of the last ``keep`` commits. Do nothing if one of these is damaged.
 
+        A commit that repeats the one before is kept only as the newest, and does not count: starts that are followed by
+        no frame remove no earlier state.
         newest : the newest commit, if the caller has just written it
         """
+        kept: list[Commit] = []
         try:
-            kept = [newest if newest and newest.number == n else self.load(n) for n in self.numbers()[-keep:]]
+            for number in reversed(self.numbers()):
+                commit = newest if newest and newest.number == number else self.load(number)
+                if not kept or not commit.repeats:
+                    kept.append(commit)
+                if len(kept) == keep + kept[0].repeats:
+                    break
         except StateError:
             return
         needed = {file.name for commit in kept for file in commit.files}
@@ -290,6 +315,15 @@ class Folder:
             return name.encode() in self.files.read(_manifest(number))
         except OSError:
             return True
+
+
+def _state(contents: Mapping[str, Any]) -> str:
+    """Return the contents of a commit as text, without what tells commits of the same state apart."""
+    positions = {
+        name: value for name, value in contents.get("positions", {}).items() if name not in ("lineage", "epochs")
+    }
+    state = {name: value for name, value in contents.items() if name != REPEATS}
+    return json.dumps({**state, "positions": positions}, sort_keys=True)
 
 
 def _manifest(number: int) -> str:

@@ -184,20 +184,21 @@ def run(args: argparse.Namespace) -> int:
     partitions = [each for uri in (*args.kafka, *args.nats) for each in open_partitions(uri, args.patience)]
     engine = make_engine(args, config)
     watching = Watching(args, engine)  # before the service accepts callers
-    service = Service(
-        engine,
-        address,
-        reading,
-        rates,
-        saving=None if args.checkpoint is None else Saving(Folder(args.checkpoint), args.every, args.resume),
-        limits=_limits(args),
-        tls=tls,
-        tokens=tokens,
-        per_steps=args.delta_steps,
-        last=args.delta_last,
-        partitions=partitions,
-        patience_s=args.patience,
-    )
+    with writing(args.checkpoint) if args.checkpoint else nullcontext():  # commits its epoch before it listens
+        service = Service(
+            engine,
+            address,
+            reading,
+            rates,
+            saving=None if args.checkpoint is None else Saving(Folder(args.checkpoint), args.every, args.resume),
+            limits=_limits(args),
+            tls=tls,
+            tokens=tokens,
+            per_steps=args.delta_steps,
+            last=args.delta_last,
+            partitions=partitions,
+            patience_s=args.patience,
+        )
     with watching:
         return _serve(args, service, watching)
 

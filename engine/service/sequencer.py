@@ -42,7 +42,7 @@ class Sequencer(CommitListener):
     log : is notified of steps and commits, under the gate's lock
     max_producers : names whose positions are stored
     failed : called when the service cannot continue, but not by ``end``
-    saving : None: no checkpoint
+    saving : None: no checkpoint. The epoch of this start is durable once the sequencer is constructed
 
     ended : set when no more frames are taken and every applied frame is durable, or the commit has failed
     error : the error that ended it; None if ``end`` did
@@ -75,6 +75,7 @@ class Sequencer(CommitListener):
         self._commits: CommitSession | None = None
         if saving is not None:
             self._commits = engine.session.commits(saving.folder, saving.every, saving.resume, self)
+            self._commits.commit_start()
 
     # ---- streams
 

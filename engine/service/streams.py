@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from penstock.checkpoint.source_positions import Tally
 from penstock.errors import InputError, UsageError
 from penstock.frames import Frame
 from penstock.io.flight.messages import Ack, PutRequest
+from penstock.lineage import Lineage
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
@@ -74,13 +74,13 @@ class Streams:
         self._positions = engine.session.positions
         self._open: set[Stream] = set()
         self._newest: dict[str, Stream] = {}  # by contributor
-        if self._positions.lineage is None:
-            self._positions.lineage = secrets.token_hex(8)
+        step, before = engine.global_step, self._positions.lineage
+        self._positions.lineage = Lineage.new(step) if before is None else before.started(step)
         self._durable = self._promised = self._copied()
 
     @property
-    def lineage(self) -> str:
-        """Return the identifier of this history of steps. Only a restart from the checkpoint keeps it."""
+    def lineage(self) -> Lineage:
+        """Return the history of steps. A restart from the checkpoint continues it with another epoch."""
         assert self._positions.lineage is not None
         return self._positions.lineage
 
