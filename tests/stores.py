@@ -350,7 +350,7 @@ class Kafka(_Store):
 
     def position(self):
         marks = [json.loads(message.value()) for message in self.messages() if message.key() == b"penstock"]
-        return (marks[-1]["epoch"], marks[-1]["step"]) if marks else None
+        return (marks[-1].get("epoch", "0"), marks[-1]["step"]) if marks else None
 
     def close(self):
         self.cluster.close()

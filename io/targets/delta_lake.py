@@ -19,7 +19,8 @@ from penstock.io.flight import Delta
 from penstock.io.optional import library
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import row_schema, row_table
-from penstock.io.targets.target import FIRST_EPOCH, Job, Position, Stored, TableRows, Target, failures
+from penstock.io.targets.target import Job, Position, Stored, TableRows, Target, failures
+from penstock.lineage import FIRST_EPOCH
 
 STORED = "penstock"
 # Operations of others that change no row.

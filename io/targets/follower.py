@@ -20,7 +20,8 @@ from penstock.errors import DeltasGoneError, InputError, ServiceError, StateErro
 from penstock.io.flight import Client, Delta, TableAt
 from penstock.io.flight.connection import Patience
 from penstock.io.targets.changes import changes_of, merged
-from penstock.io.targets.target import FIRST_EPOCH, Job, MovedError, Position, Stored, TableRows, Target
+from penstock.io.targets.target import Job, MovedError, Position, Stored, TableRows, Target
+from penstock.lineage import FIRST_EPOCH, Epoch, Lineage
 
 # Deltas that are applied together, so that a follower that is behind needs fewer transactions.
 MOST_BYTES = 64 << 20
@@ -240,9 +241,10 @@ class Follower:
         deltas = list(self.client.deltas(oldest.step, lineage=job.lineage, epoch=oldest.epoch))
         if deltas and deltas[-1].step > last.step:
             last = Position(deltas[-1].epoch, deltas[-1].step)
-        epochs = self.client.status()["epochs"]
-        if not all(position.fits(epochs) for position in (*in_order, last)):
-            raise DeltasGoneError("the service was started again from an earlier commit while its tables were read")
+        status = self.client.status()
+        history = Lineage(status["lineage"], tuple(Epoch(*epoch) for epoch in status["epochs"]))
+        for position in (*in_order, last):  # the service may have been started again in between
+            history.check(job.lineage, position.epoch, position.step)
         for step in {position.step for position in in_order}:
             for changes in changes_of([delta for delta in deltas if delta.step > step], job):
                 if positions[changes.table].step == step:

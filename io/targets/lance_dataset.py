@@ -14,7 +14,8 @@ from penstock.io.flight import Delta
 from penstock.io.optional import library
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import row_schema, row_table
-from penstock.io.targets.target import FIRST_EPOCH, Job, Stored, TableRows, Target, failures
+from penstock.io.targets.target import Job, Stored, TableRows, Target, failures
+from penstock.lineage import FIRST_EPOCH
 
 JOB, EPOCH, STEP = "penstock.job", "penstock.epoch", "penstock.step"
 
@@ -47,7 +48,7 @@ class LanceDataset(Target):
             self.compare(self._stored(dataset), before)
             if self._job_of(dataset) != new.job.encoded():
                 # In a commit that keeps the rows: followers of format 1 refuse the dataset then.
-                dataset.replace_schema_metadata({JOB: new.job.encoded()})
+                dataset.update_schema_metadata({JOB: new.job.encoded()})
                 dataset = self._dataset()
                 self.compare(self._stored(dataset), before)
             changes = changes_of(deltas, new.job)

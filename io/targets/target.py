@@ -24,13 +24,12 @@ import pyarrow as pa
 from penstock.errors import PenstockError, StateError, TargetError, listed, short
 from penstock.filesystem import atomic_files
 from penstock.io.flight import Client, Delta
+from penstock.lineage import FIRST_EPOCH
 
 Float32 = npt.NDArray[np.float32]
 
 # The version of what targets store, which followers of format 1 refuse: it has no epoch, and they would not store one.
 FORMAT, WITHOUT_EPOCHS = 2, 1
-# The first epoch of a lineage, and of what was stored without one.
-FIRST_EPOCH = "0"
 
 
 class TableForm(NamedTuple):
@@ -74,9 +73,7 @@ class Job:
         except (ValueError, TypeError, KeyError, AttributeError):
             fields = {}
         got = fields.get("format", "damaged")
-        raise StateError(
-            f"{where}: expected what penstock stores in format {FORMAT}, got {got}; use another target"
-        )
+        raise StateError(f"{where}: expected what penstock stores in format {FORMAT}, got {got}; use another target")
 
     def check(self, stored: Job, where: str) -> None:
         """Raise StateError if a target holds rows of another job."""
@@ -103,12 +100,6 @@ class Position:
 
     epoch: str
     step: int
-
-    def fits(self, epochs: Sequence[tuple[str, int]]) -> bool:
-        """Return whether a service continues from here. epochs : of its lineage, with their first steps"""
-        later = [first_step for _, first_step in epochs[1:]]
-        ends = dict(zip((epoch for epoch, _ in epochs), [*later, self.step], strict=True))
-        return self.step <= ends.get(self.epoch, -1)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from histories import history
 from histories.pools import STORES, store_of
+from histories.world import FaultError
 
 RESULTS = Path(__file__).with_name("results.txt")
 
@@ -32,7 +33,10 @@ def main():
     numbers = range(args.first, args.first + each) if args.only is None else [args.only]
     for kind in kinds:
         begin_s, counts, faults = time.monotonic(), Counter(), 0
-        with tempfile.TemporaryDirectory(prefix="penstock-histories-") as root, store_of(kind, Path(root)) as next_store:
+        with (
+            tempfile.TemporaryDirectory(prefix="penstock-histories-") as root,
+            store_of(kind, Path(root)) as next_store,
+        ):
             for number in numbers:
                 folder = Path(root) / "history"
                 folder.mkdir()
@@ -41,7 +45,7 @@ def main():
                 except Exception as error:
                     faults += 1
                     print(f"\n{kind}, history {number}: {error!r}", *getattr(error, "__notes__", []), sep="\n  ")
-                    traceback.print_tb(error.__traceback__) if not isinstance(error, history.FaultError) else None
+                    traceback.print_tb(error.__traceback__) if not isinstance(error, FaultError) else None
                     print(f"again: python -m histories --seed {args.seed} --kinds {kind} --only {number}", flush=True)
                 shutil.rmtree(folder, ignore_errors=True)
         seconds = time.monotonic() - begin_s

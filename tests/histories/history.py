@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from histories.world import FaultError, World, chosen
+from histories.world import World, chosen
 
 EVENTS = 12
 
@@ -12,8 +12,12 @@ def run(store, folder, seed, number):
     draw = np.random.default_rng([seed, number])
     world = World(store, folder, draw)
     try:
+        for number in (0, 1):
+            _push(world)
+            world.follow_anew(number, world.copies[0])
+            _follow(world, number)
         for _ in range(EVENTS):
-            _event(world, nested=False)
+            _event(world, _ALWAYS + _ALONE)
             world.check()
         world.log.append("the end")
         world.check_end()
@@ -25,13 +29,12 @@ def run(store, folder, seed, number):
     return {"checks": EVENTS + 1, "named": world.num_named, "ended": world.num_ended}
 
 
-def _event(world, nested):
-    """Do one thing. nested : inside the transaction of a follower, so the next one does not interrupt another"""
-    events = [_push, _push, _push, _follow, _follow, _follow, _go_back, _go_back, _restart, _copy, _follow_anew]
-    events += [_store_goes_back, _store_goes_back, _empty] if hasattr(world.store, "set_back") else []
-    events += [] if nested else [_interleave, _interleave, _interleave, _push_during_a_fill]
+def _event(world, events):
+    """Do one of these, which begin with an underscore."""
+    if not hasattr(world.store, "set_back"):  # a topic
+        events = [event for event in events if event not in (_store_goes_back, _empty)]
     event = chosen(world.draw, events)
-    world.log.append(("  " if nested else "") + event.__name__[1:])
+    world.log.append(event.__name__[1:].replace("_", " "))
     event(world)
 
 
@@ -66,12 +69,15 @@ def _copy(world):
     world.start(first)
 
 
-def _follow(world):
-    number = int(world.draw.integers(2))
-    if world.followers[number] is None:
-        world.follow_anew(number, _copy_of(world))
+def _follow(world, number=None):
+    number = int(world.draw.integers(2)) if number is None else number
     world.catch_up(number) if world.draw.integers(3) else world.round(number)
     world.snapshots.append(world.store.snapshot()) if hasattr(world.store, "snapshot") else None
+
+
+def _push_and_follow(world):
+    _push(world)
+    _follow(world)
 
 
 def _follow_anew(world):
@@ -81,18 +87,18 @@ def _follow_anew(world):
 
 
 def _interleave(world):
-    """Something happens inside the transaction of a follower, or right before it."""
-    number = chosen(world.draw, [number for number in (0, 1) if world.followers[number] is not None])
-    if world.draw.integers(2):
-        _push(world)
+    """Push, and let something happen inside the transaction of a follower, or right before it."""
+    number = int(world.draw.integers(2))
+    _push(world)
 
     def between():
         for _ in range(int(world.draw.integers(1, 3))):
-            if world.draw.integers(2) and world.followers[1 - number] is not None:
+            if world.draw.integers(2):
                 world.log.append(f"  follower {1 - number}")
                 world.catch_up(1 - number)
             else:
-                _event(world, nested=True)
+                world.log.append("  inside:")
+                _event(world, _ALWAYS)
 
     world.round(number, between)
 
@@ -138,4 +144,15 @@ def _empty(world):
     world.store.empty()
 
 
-__all__ = ["FaultError", "run"]
+# What happens at any time, also inside the transaction of a follower, and what does not; as often as it is listed.
+_ALWAYS = [_push, _follow, _follow, _push_and_follow, _push_and_follow, _store_goes_back, _store_goes_back, _go_back]
+_ALWAYS += [_restart, _copy, _empty, _follow_anew]
+_ALONE = [
+    _push_and_follow,
+    _push_and_follow,
+    _store_goes_back,
+    _interleave,
+    _interleave,
+    _interleave,
+    _push_during_a_fill,
+]

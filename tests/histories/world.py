@@ -53,7 +53,6 @@ class World:
         self.followers = [None, None]
         self.num_frames, self.num_ended, self.num_named = 0, 0, 0
         self.start(self.copies[0])
-        self.follow_anew(0)
 
     def close(self):
         for follower in filter(None, self.followers):
@@ -68,7 +67,7 @@ class World:
         is_new = not copy.folder.exists()
         engine = ps.Engine(self.config) if is_new else ps.Engine.restore(copy.folder)
         copy.frames = copy.frames[: engine.global_step]
-        limits = Limits(delta_bytes=int(self.draw.choice([2_000, 1 << 20])))
+        limits = Limits(delta_bytes=int(self.draw.choice([2_000, 1 << 20, 1 << 20, 1 << 20])))
         arguments = {"limits": limits, "per_steps": int(self.draw.integers(1, 4))}
         copy.running = ExitStack()
         address = Address("127.0.0.1", copy.port, False)
@@ -95,7 +94,7 @@ class World:
 
     def push(self, copy):
         """Push frames: a step each, one commit. Keep a backup of the folder."""
-        numbers = range(self.num_frames, self.num_frames + int(self.draw.integers(1, 4)))
+        numbers = range(self.num_frames, self.num_frames + int(self.draw.integers(1, 5)))
         self.num_frames = numbers.stop
         copy.frames.extend(numbers)
         with client_of(copy.service) as client:
@@ -230,4 +229,3 @@ def _resume(target):
 
 def chosen(draw, sequence):
     return sequence[int(draw.integers(len(sequence)))]
-
