@@ -147,12 +147,5 @@ def _empty(world):
 # What happens at any time, also inside the transaction of a follower, and what does not; as often as it is listed.
 _ALWAYS = [_push, _follow, _follow, _push_and_follow, _push_and_follow, _store_goes_back, _store_goes_back, _go_back]
 _ALWAYS += [_restart, _copy, _empty, _follow_anew]
-_ALONE = [
-    _push_and_follow,
-    _push_and_follow,
-    _store_goes_back,
-    _interleave,
-    _interleave,
-    _interleave,
-    _push_during_a_fill,
-]
+_ALONE = [_push_and_follow, _push_and_follow, _store_goes_back, _interleave, _interleave, _interleave]
+_ALONE += [_push_during_a_fill]
