@@ -243,6 +243,14 @@ class Lance(_OfRows):
     def compact(self):
         self.lance.dataset(self.path).optimize.compact_files()
 
+    def remove_row(self):
+        """As somebody else would."""
+        self.lance.dataset(self.path).delete("`table` = 'item' AND id = 3")
+
+    def forget(self):
+        """Remove the old versions."""
+        self.lance.dataset(self.path).cleanup_old_versions(datetime.timedelta(0))
+
 
 class Delta(_OfRows):
     extra = "delta"
@@ -272,11 +280,23 @@ class Delta(_OfRows):
         table = self.deltalake.DeltaTable(self.path)
         if by_time:
             (commit,) = (commit for commit in table.history() if commit["version"] == version)
-            version = datetime.datetime.fromtimestamp(commit["timestamp"] / 1000, datetime.UTC)
+            begin = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+            version = begin + datetime.timedelta(milliseconds=commit["timestamp"])
         table.restore(version)
 
     def compact(self):
         self.deltalake.DeltaTable(self.path).optimize.compact()
+
+    def remove_row(self):
+        """As somebody else would."""
+        self.deltalake.DeltaTable(self.path).delete("\"table\" = 'item' AND id = 3")
+
+    def forget(self):
+        """Remove the old versions from the log."""
+        table = self.deltalake.DeltaTable(self.path)
+        table.create_checkpoint()
+        for version in range(table.version()):
+            Path(self.path, "_delta_log", f"{version:020}.json").unlink()
 
 
 class Parquet(_OfFiles):

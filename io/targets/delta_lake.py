@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ STORED = "penstock"
 _KEEPING = {"OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UPDATE TABLE METADATA"}
 # Commits that are read at first, in search of the one that wrote the rows.
 _COMMITS = 8
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Description(NamedTuple):
@@ -126,12 +128,12 @@ class DeltaLake(Target):
 
     def _restored(self, version: int, parameters: dict[str, str]) -> int | None:
         """Return the version that one restored: its files are those that the parameters lead to."""
-        if "version" in parameters:
-            restored = self._table(int(parameters["version"]))
-        else:
-            restored = self._table(datetime.fromtimestamp(int(parameters["datetime"]) / 1000, UTC))
-        is_whole = set(restored.file_uris()) == set(self._table(version).file_uris())
-        return restored.version() if is_whole and restored.version() < version else None
+        number, milliseconds = (int(parameters.get(name, -1)) for name in ("version", "datetime"))
+        with suppress(self._library.exceptions.DeltaError):  # the log has lost that version
+            restored = self._table(number if number >= 0 else _EPOCH + timedelta(milliseconds=milliseconds))
+            is_whole = set(restored.file_uris()) == set(self._table(version).file_uris())
+            return restored.version() if is_whole and restored.version() < version else None
+        return None
 
     def _information(self, table: Any, version: int) -> dict[str, Any]:
         """Return the information of a commit, empty if the log no longer has it."""
@@ -140,12 +142,14 @@ class DeltaLake(Target):
 
     def _stored_in_format_1(self, version: int) -> Stored | None:
         """Return what a commit stored whose step is the version of a transaction, if that wrote the rows."""
-        table = self._table(version)
-        described = self._origin(table)
-        step = table.transaction_version(described.writer)
-        if step is None or (version and step == self._table(version - 1).transaction_version(described.writer)):
-            return None
-        return Stored(Job.decoded(described.job, self.name), Position(FIRST_EPOCH, step))
+        with suppress(self._library.exceptions.DeltaError):  # the log has lost that version, or the one before
+            table = self._table(version)
+            described = self._origin(table)
+            step = table.transaction_version(described.writer)
+            before = self._table(version - 1).transaction_version(described.writer) if version else None
+            if step is not None and step != before:
+                return Stored(Job.decoded(described.job, self.name), Position(FIRST_EPOCH, step))
+        return None
 
     def _origin(self, table: Any) -> _Description:
         """Return what the description of a table says. Raises StateError."""

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from histories import history
-from histories.pools import STORES, store_of
+from histories.pools import KINDS, store_of
 from histories.world import FaultError
 
 RESULTS = Path(__file__).with_name("results.txt")
@@ -23,7 +23,7 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m histories", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--cases", type=int, default=2000, help="histories in all, shared among the kinds")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kinds", default=",".join(STORES), help="of stores, separated by commas")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of stores, separated by commas")
     parser.add_argument("--only", type=int, help="the number of one history")
     parser.add_argument("--first", type=int, default=0, help="the number of the first history of each kind")
     parser.add_argument("--record", action="store_true", help=f"write the table to {RESULTS.name}")

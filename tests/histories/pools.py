@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 from stores import WITH_FUNCTION, opened
 
-STORES = tuple(WITH_FUNCTION)
+KINDS = tuple(WITH_FUNCTION)
 
 
 @contextmanager
