@@ -61,6 +61,7 @@ class Sequencer(CommitListener):
         self._engine, self._rates, self._log, self._on_failure = engine, rates, log, failed
         self.counters = Counters()
         self.first_bad: dict[str, str] = {}  # the first row dropped, or frame rejected, for each reason
+        self.notes: list[str] = []  # hints for the user, a sentence each
         self.ended = threading.Event()
         self.error: BaseException | None = None
         self.is_closing = False
@@ -83,6 +84,11 @@ class Sequencer(CommitListener):
         """Return the number of a producer's last frame that was applied."""
         with self._engine.gate.still():
             return self.streams.position(contributor)
+
+    def creation(self, contributor: str) -> str | None:
+        """Return the creation of the topic that a producer's frames are of; None: unknown."""
+        with self._engine.gate.still():
+            return self.streams.creation(contributor)
 
     def open(self, request: PutRequest, tell: Callable[[Ack], None]) -> Stream:
         """Open a stream. An earlier stream of the same contributor ends at its next frame.

@@ -152,6 +152,7 @@ class Service:
                 "steps": counters.steps,
                 "pending": self.engine.gate.num_accumulated,
                 "dropped": dict(counters.dropped),
+                "notes": list(sequencer.notes),
                 "keys": {name: asdict(of.keys) for name, of in tables.items() if of.keys is not None},
                 "producers": sequencer.streams.num_producers,
                 "streams": sequencer.streams.num_open,

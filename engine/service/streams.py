@@ -22,6 +22,7 @@ class Stream:
     """One stream of frames. contributor : its producer's name; None: its frames are counted in this stream only
 
     next : the number of the next frame; tally : counts of this stream
+    creation : of the topic that the frames are of; None: of none that has one
     acked : the last acknowledgement sent; promised : the one to send once the commit in flight is durable
     """
 
@@ -31,6 +32,7 @@ class Stream:
     tally: Tally
     acked: Ack = field(init=False)
     promised: Ack = field(init=False)
+    creation: str | None = None
 
     @property
     def position(self) -> int:
@@ -100,6 +102,10 @@ class Streams:
     def position(self, contributor: str) -> int:
         """Return the number of a producer's frames that were applied."""
         return self._positions.producers.get(contributor, 0)
+
+    def creation(self, contributor: str) -> str | None:
+        """Return the creation of the topic that a producer's frames are of; None: unknown."""
+        return self._positions.creations.get(contributor)
 
     def durable_position(self, contributor: str) -> int:
         """Return the number of a producer's frames that are durable; without a checkpoint, that were applied."""
@@ -180,6 +186,8 @@ class Streams:
         if stream.contributor is not None:
             self._positions.producers[stream.contributor] = stream.position
             self._positions.tallies[stream.contributor] = tally
+            if stream.creation is not None:
+                self._positions.creations[stream.contributor] = stream.creation
 
     def _first(self, request: PutRequest) -> int:
         """Return the number of a stream's first frame. Raises UsageError or InputError if it cannot begin there."""

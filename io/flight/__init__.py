@@ -10,7 +10,6 @@ After a failure the client reconnects for ``patience_s`` and resumes after the l
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -129,7 +128,7 @@ class Client:
         Raises DeltasGoneError if the service no longer retains them, or went back to an earlier step and then took
         others: fetch the tables again.
         """
-        since = operator.index(since) if hasattr(since, "__index__") else since
+        since = int(since) if isinstance(since, np.integer) else since
         position = ReaderPosition.of({"since": since, "lineage": lineage, "epoch": epoch})
         patience = Patience(self.connection.patience_s)
         while True:
@@ -138,7 +137,7 @@ class Client:
                 # From now on it is checked, even if the caller gave no lineage: the service may go back meanwhile.
                 position = ReaderPosition.of_stream(reader.schema) or position
                 for delta in _deltas(reader):
-                    position = position._replace(since=delta.step, epoch=delta.epoch)
+                    position = position.after(delta.step, delta.epoch)
                     patience.good()
                     yield delta
                 if not follow:

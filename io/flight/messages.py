@@ -149,6 +149,10 @@ class ReaderPosition(NamedTuple):
             raise UsageError("epoch: names an epoch of a lineage; give lineage too")
         return cls(since, lineage, epoch)
 
+    def after(self, step: int, epoch: str) -> ReaderPosition:
+        """Return the position after a delta that leads to a step. A service that says no lineage says no epoch."""
+        return self._replace(since=step, epoch=None if self.lineage is None else epoch)
+
     def ticket(self, follow: bool) -> dict[str, Any]:
         """Return the ticket for the deltas after this position."""
         return {DELTAS: {**self._asdict(), "follow": follow}}
