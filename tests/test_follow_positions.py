@@ -244,7 +244,7 @@ def test_a_fill_of_redis_leaves_no_other_keys(service, tmp_path):
         assert store.client.ttl("penstock:item") == -1
 
 
-def test_a_follower_that_was_stopped_ends_with_a_line_when_it_goes_on(service, tmp_path, capsys):
+def test_a_follower_that_was_stopped_ends_with_a_line_when_it_continues(service, tmp_path, capsys):
     with opened("parquet", tmp_path) as store:
         following = started("follow", service.address.uri, "--into", store.target, "--interval", "0.05")
         until(lambda: (store.path / "current").exists())

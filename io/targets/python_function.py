@@ -1,6 +1,6 @@
 """A target that is a Python function, called with each delta and its number (docs/follow.md).
 
-What was left there is in a file, which is locked and compared. Nothing can compare what the function itself writes to.
+A file has the position that was left there, and is locked and compared. What the function writes is not.
 """
 
 from __future__ import annotations
