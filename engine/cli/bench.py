@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.terminal.options import MAX_THREADS, add_command, number, whole
+from penstock.cli.terminal.command_line import add_command
 from penstock.cli.terminal.output import Output, count, writing
 from penstock.errors import UsageError
+from penstock.flag_values import MAX_THREADS, number, whole
 
 ROUNDS, SHORT_ROUNDS = 9, 3
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError
+from penstock.flag_values import MOST_PASSES
 from penstock.tables.key_directory import bytes_of_directories
 
 # Bytes per row that do not depend on its width: a mark for commits, and a place in the map of its sums.
@@ -18,7 +19,6 @@ ROW_BYTES = 5
 # The share of the free memory that rows may take; the rest is for frames and their sums. The bytes next to it: copies
 # of rows that wait for the disk, and what compiling and reading allocate.
 SHARE, OTHER_BYTES = 0.75, 96 << 20
-MOST_PASSES = 1024
 
 
 def rows_bytes(specs: Iterable[TableSpec]) -> int:
