@@ -43,7 +43,7 @@ class Flag:
     metavar : of its value; "" without choices: a switch
     parse : text → value; unit : of the default that the help shows
     name : without dashes; "": the option's
-    help : "": the option's text; details : Markdown that docs/cli.md adds
+    help : "": the option's text; details : Markdown that docs/cli.md adds; pages : in docs/, to read more
     repeated : it may be given several times; bare : its value without an argument
     """
 
@@ -52,6 +52,7 @@ class Flag:
     name: str = ""
     help: str = ""
     details: str = ""
+    pages: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     unit: int = 1
     repeated: bool = False
@@ -79,6 +80,12 @@ class Option:
 
     def default_in(self, mode: str) -> Any:
         return self.elsewhere.get(mode, self.default)
+
+    @property
+    def described(self) -> str:
+        """The text, with the pages to read more."""
+        pages = [f"docs/{page.partition('#')[0]}" for page in (self.flag.pages if self.flag else ())]
+        return f"{self.text} ({', '.join(pages)})" if pages else self.text
 
     @property
     def flag_name(self) -> str:
@@ -160,7 +167,12 @@ class ReadingKeywords(TypedDict, total=False):
             None,
             READS - JOB,
         ),
-        Flag(choices=("step", "round")),
+        Flag(
+            choices=("step", "round"),
+            details="Frames of equal steps stay in the order of their sources. `round` skips sources that have ended; "
+            "it is the order of jobs",
+            pages=("ray.md",),
+        ),
     ]
     on_bad_row: Annotated[
         str,
@@ -169,13 +181,13 @@ class ReadingKeywords(TypedDict, total=False):
             "to a new Arrow file, complete when the run ends, to be repaired and replayed",
             "error",
         ),
-        Flag("error|drop|quarantine=FILE", details="([bad_rows.md](bad_rows.md))"),
+        Flag("error|drop|quarantine=FILE", pages=("bad_rows.md",)),
     ]
     allow_missing_end: Annotated[bool, Option("accept streams without an end marker", False), Flag()]
     follow: Annotated[
         bool,
         Option("read topics and tables with versions on, beyond their current end, until a signal", False, ONE_ENGINE),
-        Flag(details="([brokers.md](brokers.md#replay-a-topic), [lakehouse.md](lakehouse.md))"),
+        Flag(pages=("brokers.md#replay-a-topic", "lakehouse.md")),
     ]
     patience: Annotated[
         float,
@@ -200,7 +212,9 @@ class GateKeywords(TypedDict, total=False):
     ]
     reduction: Annotated[
         str | None,
-        Option("mean: divide a row's sum by the frames that contain it (default: the configuration's, or mean)"),
+        Option(
+            "mean: divide a row's sum by the frames that contain it; sum: do not (default: the configuration's or mean)"
+        ),
         Flag(choices=("mean", "sum")),
     ]
 
@@ -245,7 +259,7 @@ class CommittingKeywords(TypedDict, total=False):
     checkpoint: Annotated[
         AnyPath | None,
         Option("a folder or URI to commit the state with its position to, at the end, whatever ends the run"),
-        Flag("DIR", folder_or_uri, details="([checkpoints.md](checkpoints.md))"),
+        Flag("DIR", folder_or_uri, pages=("checkpoints.md",)),
     ]
     every: Annotated[
         int | None,
@@ -278,14 +292,16 @@ class DeltaKeywords(TypedDict, total=False):
         ),
     ]
     op: Annotated[
-        bool, Option('of deltas: add a column ``op``, "upsert" in every row; dynamic tables always have it', False)
+        bool, Option("of deltas: add a column 'op', 'upsert' in every row; dynamic tables always have it", False)
     ]
     last: Annotated[
         bool,
         Option(
-            "of deltas of dynamic tables: add ``last``, the clock when the key occurred last: has it expired?", False
+            "of deltas of dynamic tables: add a column 'last', the clock when the key occurred last, which tells "
+            "whether it has expired",
+            False,
         ),
-        Flag(name="deltas-last", details="([dynamic.md](dynamic.md#expired-keys))"),
+        Flag(name="deltas-last", pages=("dynamic.md#expired-keys",)),
     ]
     numbered: Annotated[
         bool,
@@ -302,7 +318,7 @@ class DeltaKeywords(TypedDict, total=False):
         Flag(
             "UNIT=N",
             name="deltas-per",
-            help="one delta per N steps, rows or seconds, with the last value of every row (default: steps=1)",
+            help="one delta per N steps, rows or seconds, with the last value of rows that changed (default: steps=1)",
         ),
     ]
     per_rows: Annotated[int | None, Option("or per so many changes of rows, whichever comes first", None, ONE_ENGINE)]
@@ -318,7 +334,7 @@ class DeltaTargetKeywords(TypedDict, total=False):
             None,
             RUNS - {"stage"},
         ),
-        Flag("FILE|URI", details="([deltas.md](deltas.md))"),
+        Flag("FILE|URI", details="With `-`, text goes to stderr", pages=("deltas.md",)),
     ]
 
 
@@ -326,7 +342,7 @@ class WatchingKeywords(TypedDict, total=False):
     ui: Annotated[
         str | None,
         Option("show a live page in a browser while it works (default 127.0.0.1, any free port, printed on stderr)"),
-        Flag("HOST:PORT", bare=ANY_PORT, details="([metrics.md](metrics.md))"),
+        Flag("HOST:PORT", bare=ANY_PORT, pages=("metrics.md",)),
     ]
     metrics: Annotated[str | None, Option("serve Prometheus' metrics there, at /metrics"), Flag("HOST:PORT")]
     report: Annotated[
@@ -357,11 +373,11 @@ class PassKeywords(TypedDict, total=False):
     passes: Annotated[
         int | str | None,
         Option("read the sources K times, each time for one share of the rows; auto: as often as memory requires"),
-        Flag("K|auto", number_of_passes, details="([placement.md](placement.md#in-passes))"),
+        Flag("K|auto", number_of_passes, pages=("placement.md#in-passes",)),
     ]
     memory: Annotated[
         int | None,
-        Option("of --passes auto (default: what limits and other processes leave)"),
+        Option("memory that --passes auto may use (default: what limits and other processes leave)"),
         Flag("BYTES", whole(1)),
     ]
 
@@ -373,8 +389,8 @@ class ClusterKeywords(TypedDict, total=False):
         Flag(
             "ADDRESS",
             name="ray",
-            help="of the cluster; auto: this machine's; local: start one here",
-            details="([ray.md](ray.md))",
+            help="address of the cluster; auto: this machine's; local: start one here",
+            pages=("ray.md",),
         ),
     ]
     shares: Annotated[int | None, Option("owners of the rows, each with a share"), Flag("N", whole(1))]
@@ -498,7 +514,7 @@ def with_keywords(mode: str, *concerns: type) -> Callable[[Called], Called]:
         ]
         function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
         texts = [
-            textwrap.fill(f"{option.name} : {option.text}", 112, subsequent_indent="    ", break_long_words=False)
+            textwrap.fill(f"{option.name} : {option.described}", 112, subsequent_indent="    ", break_long_words=False)
             for option in options
         ]
         function.__doc__ = (inspect.getdoc(function) or "").replace("{options}", "\n".join(texts))
