@@ -127,11 +127,15 @@ class MultiPass:
 
     def _flags(self) -> dict[str, Any]:
         """Return the options that decide the result, as plain data."""
-        given = self._options
+        options = self._options
         names = ("passes", "num_required", "reduction", "seed", "on_bad_row", "flush", "limit", "max_stale")
-        flags = {name: getattr(given, name) for name in names}
+        flags = {name: getattr(options, name) for name in names}
         flags |= {"configuration": hashlib.sha256(encoded(self._config).encode()).hexdigest()[:16]}
-        flags |= {"init": given.init and str(given.init), "deltas": given.deltas is not None, "form": vars(self._form)}
+        flags |= {
+            "init": options.init and str(options.init),
+            "deltas": options.deltas is not None,
+            "form": vars(self._form),
+        }
         return flags | {name: value for name, value in self._reading.items() if value is not None}
 
     def _choose(self) -> int:
@@ -142,23 +146,23 @@ class MultiPass:
 
     def _pass(self, rank: int, base: Commit | None) -> None:
         """Run one pass to its end, from its last commit."""
-        given, first = self._options, self._work.ended(0) if rank else None
-        own = Folder(self._work.commits(rank))
-        resumes = bool(own.numbers()) or base is not None
-        engine = self._engine(rank, own if own.numbers() else self._folder if base is not None else None)
-        limit, flush, bad = given.limit, given.flush, given.on_bad_row
+        options, first = self._options, self._work.ended(0) if rank else None
+        folder = Folder(self._work.commits(rank))
+        resumes = bool(folder.numbers()) or base is not None
+        engine = self._engine(rank, folder if folder.numbers() else self._folder if base is not None else None)
+        limit, flush, bad = options.limit, options.flush, options.on_bad_row
         if first is not None:
             limit, flush, bad = first["frames"], first["flushes"], "error" if bad == "error" else "drop"
         form = {**vars(self._form), "numbered": False}
-        deltas = {} if given.deltas is None else {"deltas": self._work.deltas(rank), **form}
+        deltas = {} if options.deltas is None else {"deltas": self._work.deltas(rank), **form}
         report, problem = None, None
         try:
             report = engine.run(
                 self._sources,
                 **{**self._reading, "on_bad_row": bad, "flush": flush, "limit": limit},
-                max_stale=None if rank else given.max_stale,
-                checkpoint=own.path,
-                every=given.every,
+                max_stale=None if rank else options.max_stale,
+                checkpoint=folder.path,
+                every=options.every,
                 keep=1,
                 resume=resumes,
                 progress=self._progress(rank),
@@ -168,25 +172,26 @@ class MultiPass:
             if rank:
                 self._work.forget(rank)
                 raise InputError(f"pass {rank + 1} of {self.count}: {error}; {_AGAIN}") from None
-            if not own.numbers():
+            if not folder.numbers():
                 raise
             flush, problem = isinstance(error, errors.StaleInputError) and flush, [type(error).__name__, str(error)]
         except CapacityError as error:
             anew = f"a replay in passes only begins anew: remove {self._work.path}; nothing was committed"
             raise CapacityError(f"pass {rank + 1} of {self.count}: {error}; {anew}") from None
-        about = {
+        outcome = {
             "frames": engine.session.positions.num_frames,
             "sources": engine.session.positions.get_state()["sources"],
             "flushes": flush,
             "error": problem,
             "report": None if report is None else report.to_dict(),
         }
-        if first is not None and about["sources"] != first["sources"]:
+        if first is not None and outcome["sources"] != first["sources"]:
             self._work.forget(rank)
-            changed = next(mine[0] for mine, its in zip(about["sources"], first["sources"], strict=True) if mine != its)
+            pairs = zip(outcome["sources"], first["sources"], strict=True)
+            changed = next(source[0] for source, first_source in pairs if source != first_source)
             differs = f"pass {rank + 1} of {self.count} read other frames than the first; {_AGAIN}"
             raise InputError(differs, source=changed)
-        self._work.end(rank, about)
+        self._work.end(rank, outcome)
 
     def _engine(self, rank: int, folder: Folder | None) -> Engine:
         """Return the engine of a pass. folder : of the commit that it begins with; None: it begins anew"""

@@ -63,27 +63,27 @@ class Job:
             raise UsageError("Job: give shares=, the number of owners of the rows")
         self._config, self.options = config, JobOptions(**keywords)
         self._sources = list(sources) if isinstance(sources, list | tuple) else [sources]
-        given = self.options
+        options = self.options
         if not self._sources:
             raise UsageError("sources: give at least one")
-        whole("shares", given.shares, 1)
-        self._num_readers = min(len(self._sources), given.shares if given.readers is None else given.readers)
+        whole("shares", options.shares, 1)
+        self._num_readers = min(len(self._sources), options.shares if options.readers is None else options.readers)
         whole("readers", self._num_readers, 1)
-        if given.rounds_per_block is not None:
-            whole("rounds_per_block", given.rounds_per_block, 1)
-        self._owner_options = with_accelerator(given.owner_options or {}, given.accelerator)
-        self._reduction = checked_reduction(config, None, given.reduction)
-        self._every = None if given.every is None else whole("every", given.every, 1)
-        if given.checkpoint is None and (given.every is not None or given.resume):
+        if options.rounds_per_block is not None:
+            whole("rounds_per_block", options.rounds_per_block, 1)
+        self._owner_options = with_accelerator(options.owner_options or {}, options.accelerator)
+        self._reduction = checked_reduction(config, None, options.reduction)
+        self._every = None if options.every is None else whole("every", options.every, 1)
+        if options.checkpoint is None and (options.every is not None or options.resume):
             raise UsageError("every, resume: name a folder for commits, with checkpoint=")
-        self._limit = None if given.limit is None else whole("limit", given.limit, 0)
-        self._max_stale = None if given.max_stale is None else share("max_stale", given.max_stale)
-        mode, self._quarantine = parse_on_bad_row(given.on_bad_row)
-        rates = LearningRates(config.num_tags, given.learning_rates, config.schedules)
-        self._read = ReadOptions.of_config(config, vars(given), on_bad_row=mode, rates_needed=rates.missing)
+        self._limit = None if options.limit is None else whole("limit", options.limit, 0)
+        self._max_stale = None if options.max_stale is None else share("max_stale", options.max_stale)
+        mode, self._quarantine = parse_on_bad_row(options.on_bad_row)
+        rates = LearningRates(config.num_tags, options.learning_rates, config.schedules)
+        self._read = ReadOptions.of_config(config, vars(options), on_bad_row=mode, rates_needed=rates.missing)
         self._delta_options: DeltaOptions | None = None
-        if given.deltas is not None:
-            self._delta_options = DeltaOptions.among(vars(given))
+        if options.deltas is not None:
+            self._delta_options = DeltaOptions.among(vars(options))
             JoinedDeltas(config.tables, self._delta_options, 0)
         self._metrics: JobMetrics | None = None
         self.progress: Callable[[Counters, int], None] | None = None
