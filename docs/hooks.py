@@ -1,7 +1,7 @@
 """Pages of the site that are made when it is built: the Python names from their docstrings, the commands from --help.
 
 mkdocs calls ``on_files`` (mkdocs.yml); tests call ``api`` and ``commands`` directly. ``python docs/hooks.py`` writes
-the flags of ``replay`` into docs/cli.md, from the table of options; a test compares.
+the flags of ``replay`` and of commands that share them into docs/cli.md; a test compares.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
 CLI_PAGE = Path(__file__).with_name("cli.md")
-BEGIN, END = "<!-- flags of replay, by docs/hooks.py -->\n", "<!-- end of the flags of replay -->\n"
+FLAGS = re.compile(r"(<!-- flags: (\w+) -->).*?(<!-- end -->)", re.DOTALL)
 GENERATED = {"reference/api.md": "api", "reference/help.md": "commands"}
 
 
@@ -85,14 +86,17 @@ def commands() -> str:
     return "\n".join(parts)
 
 
-def flags_of_replay() -> str:
-    """The flags of ``penstock replay`` as a table of Markdown."""
+def flags_of(modes: str) -> str:
+    """The flags of ``replay`` as a table of Markdown, or those that another command shares with it as a list."""
     from penstock.options import options_of
 
-    options = [option for option in options_of().values() if option.flag is not None]
-    modes = {"run", "job", "passes"}
-    rows = [f"| `{typed(option)}` | {meaning(option)} |" for option in options if option.modes & modes]
-    return "\n".join(["| flag | meaning |", "|---|---|", *rows, ""])
+    wanted = {"run", "job", "passes"} if modes == "replay" else {modes}
+    options = [option for option in options_of().values() if option.flag is not None and option.modes & wanted]
+    if modes != "replay":
+        names = ", ".join(f"`{option.flag_name}`" for option in options)
+        return names if modes == "check" else "\n" + textwrap.fill(names, 120, break_on_hyphens=False) + "\n"
+    rows = [f"| `{typed(option)}` | {meaning(option)} |" for option in options]
+    return "\n".join(["\n", "| flag | meaning |", "|---|---|", *rows, "", ""])
 
 
 def typed(option: Any) -> str:
@@ -111,9 +115,8 @@ def meaning(option: Any) -> str:
 
 
 def written(page: str) -> str:
-    """A page with the current table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + "\n" + flags_of_replay() + "\n" + END + rest.partition(END)[2]
+    """A page with the current flags between its marks."""
+    return FLAGS.sub(lambda marks: marks[1] + flags_of(marks[2]) + marks[3], page)
 
 
 if __name__ == "__main__":
