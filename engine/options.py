@@ -66,7 +66,7 @@ class Option:
     text : for docstrings and help
     modes : in which it works; empty: those of its concern
     elsewhere : mode → the default there, if it is another
-    name, hint, concern, flag : set by ``options_of``
+    name, hint, group, flag : set by ``options_of``; group : of the flags under ``--help``
     """
 
     text: str
