@@ -38,7 +38,6 @@ PACKAGE_DIR = {
     "penstock.cli.terminal": "engine/cli/terminal",
     "penstock.config": "engine/config",
     "penstock.config.lint": "engine/config/lint",
-    "penstock.config.optimizers": "engine/config/optimizers",
     "penstock.filesystem": "engine/filesystem",
     "penstock.functional": "engine/functional",
     "penstock.io": "io",

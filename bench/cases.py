@@ -18,7 +18,7 @@ from penstock.errors import UsageError
 
 KINDS = ("coalesce", "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl", "replay", "doput", "dynamic")
 COMPARED = tuple(f"{workload}/{kind}" for workload in WORKLOADS for kind in KINDS)
-GROWTH = tuple(f"growth/{what}" for what in ("vocabulary", "rows", "dim", "reuse", "tables", "threads", "batch"))
+GROWTH = tuple(f"growth/{size}" for size in ("vocabulary", "rows", "dim", "reuse", "tables", "threads", "batch"))
 KEYS = tuple(f"keys/{kind}" for kind in ("lookup", "insert", "stream", "admit", "evict"))
 CASES = (*COMPARED, *KEYS, *GROWTH, "latency")
 
@@ -86,44 +86,44 @@ def points(case: str, sizes: Sizes, cpus: int) -> list[Point]:
     if case == "latency":
         workload = one_table("latency", "100 rows a step", 1_000_000, 32, LATENCY_ROWS, zipf(1.1), LATENCY_STEPS)
         return [Point(case, "latency", workload)]
-    what = case.split("/")[1]
+    subject = case.split("/")[1]
     if case in KEYS:
-        num_keys, num_steps = max(1024, round(NUM_KEYS * sizes.scale)), 1 if what == "evict" else 3
+        num_keys, num_steps = max(1024, round(NUM_KEYS * sizes.scale)), 1 if subject == "evict" else 3
         title = f"{num_keys:,} keys"
-        name = "turnover" if what == "evict" else "keys"  # cases of one name share their steps
-        return [Point(case, what, one_table(name, title, num_keys, KEYS_DIM, sizes.rows, uniform, num_steps))]
-    if what == "threads":
+        name = "turnover" if subject == "evict" else "keys"  # cases of one name share their steps
+        return [Point(case, subject, one_table(name, title, num_keys, KEYS_DIM, sizes.rows, uniform, num_steps))]
+    if subject == "threads":
         counts = sorted({1, *(n for n in (2, 4, 8, 16, 32, 64) if n < cpus), cpus})
         return [Point(case, "adagrad", make("w1", sizes.rows, sizes.scale), n, n) for n in counts]
-    if what == "batch":
+    if subject == "batch":
         w1 = make("w1", sizes.rows, sizes.scale)
         return [Point(case, "adagrad", with_batches_of(w1, n), n) for n in (8192, 16384, 32768, 65536)]
-    return [Point(case, "adagrad", workload, x) for x, workload in _growing(what, sizes.short)]
+    return [Point(case, "adagrad", workload, x) for x, workload in _growing(subject, sizes.short)]
 
 
-def _growing(what: str, short: bool) -> list[tuple[int, Workload]]:
+def _growing(subject: str, short: bool) -> list[tuple[int, Workload]]:
     """Return (size, workload) of a growth case; only that one size changes."""
     rows = STEP_ROWS >> (4 if short else 2)
-    if what == "vocabulary":
+    if subject == "vocabulary":
         xs = [10**n for n in range(4, 7 if short else 9)]
-        return [(x, _grown(what, f"{x:,} ids of dim 8", x, 8, rows, zipf(1.1))) for x in xs]
-    if what == "rows":
+        return [(x, _grown(subject, f"{x:,} ids of dim 8", x, 8, rows, zipf(1.1))) for x in xs]
+    if subject == "rows":
         xs = [10**n for n in range(3, 6 if short else 8)]
-        return [(x, _grown(what, f"{x:,} rows a step", 1_000_000, 16, x, zipf(1.1))) for x in xs]
-    if what == "dim":
+        return [(x, _grown(subject, f"{x:,} rows a step", 1_000_000, 16, x, zipf(1.1))) for x in xs]
+    if subject == "dim":
         xs = [2**n for n in range(8 if short else 10)]
-        return [(x, _grown(what, f"dim {x}", 100_000, x, rows // 2, zipf(1.1))) for x in xs]
-    if what == "reuse":
+        return [(x, _grown(subject, f"dim {x}", 100_000, x, rows // 2, zipf(1.1))) for x in xs]
+    if subject == "reuse":
         xs = [1, 3, 10, 30, 100, 300, 1000]
-        return [(x, _grown(what, f"every id {x} times", 1_000_000, 32, rows, reused(x))) for x in xs]
-    assert what == "tables"
+        return [(x, _grown(subject, f"every id {x} times", 1_000_000, 32, rows, reused(x))) for x in xs]
+    assert subject == "tables"
     xs = [1, 3, 10, 30, 100] if short else [1, 3, 10, 30, 100, 300, 1000]
     return [(x, _many(x, rows)) for x in xs]
 
 
-def _grown(what: str, title: str, vocabulary_size: int, dim: int, rows: int, draw: Any) -> Workload:
+def _grown(name: str, title: str, vocabulary_size: int, dim: int, rows: int, draw: Any) -> Workload:
     # One step of 10^7 rows needs no others to cycle through: it exceeds every cache.
-    return one_table(what, title, vocabulary_size, dim, rows, draw, 3 if rows <= STEP_ROWS else 1)
+    return one_table(name, title, vocabulary_size, dim, rows, draw, 3 if rows <= STEP_ROWS else 1)
 
 
 def _many(num: int, rows: int) -> Workload:

@@ -44,10 +44,10 @@ def wrong(side: Side, kind: str, step: Step, corrects_bias: bool = False) -> str
 
 def float64_sums(ids: Int64, grads: npt.NDArray[np.float32], sample: Int64) -> Float64:
     """Return the gradient of every sampled id (ascending), summed in float64: shape (len(sample), dim)."""
-    at = np.minimum(np.searchsorted(sample, ids), len(sample) - 1)
-    rows = np.flatnonzero(sample[at] == ids)
-    rows = rows[np.argsort(at[rows], kind="stable")]
-    starts = np.searchsorted(at[rows], np.arange(len(sample)))
+    positions = np.minimum(np.searchsorted(sample, ids), len(sample) - 1)
+    rows = np.flatnonzero(sample[positions] == ids)
+    rows = rows[np.argsort(positions[rows], kind="stable")]
+    starts = np.searchsorted(positions[rows], np.arange(len(sample)))
     sums: Float64 = np.add.reduceat(grads[rows].astype(np.float64), starts, axis=0)
     return sums
 

@@ -42,20 +42,20 @@ def measure(order: dict[str, Any], say: Any) -> None:
     ways = load_ways(order, say)
     settings = compare.Settings(order["threads"], order["rounds"], ways, say)
     sizes = Sizes(**order["sizes"])
-    made = [p for case in order["cases"] for p in points(case, sizes, order["cpus"])]
-    todo = [p for p in made if [p.case, p.x] in order["points"]]
-    drawn: tuple[Any, list[Any], roofline.Rates | None] = (None, [], None)
-    for point in todo:
+    candidates = [p for case in order["cases"] for p in points(case, sizes, order["cpus"])]
+    ordered = [p for p in candidates if [p.case, p.x] in order["points"]]
+    current: tuple[Any, list[Any], roofline.Rates | None] = (None, [], None)
+    for point in ordered:
         say("begin", case=point.case, x=point.x, side="penstock")
         # The cases of w1 to w4 share their steps; every growth point draws new ones.
         key = (point.workload.name, point.x)
-        if drawn[0] != key:
-            drawn = (None, [], None)
+        if current[0] != key:
+            current = (None, [], None)
             steps = point.workload.steps()
-            kinds = compare.kinds_with_limits([p for p in todo if (p.workload.name, p.x) == key])
+            kinds = compare.kinds_with_limits([p for p in ordered if (p.workload.name, p.x) == key])
             rates = roofline.measure(point.workload, kinds, order["threads"], machine.free_bytes()) if kinds else None
-            drawn = (key, steps, rates)
-        say("case", result=compare.measure(point, drawn[1], drawn[2], settings))
+            current = (key, steps, rates)
+        say("case", result=compare.measure(point, current[1], current[2], settings))
 
 
 def load_ways(order: dict[str, Any], say: Any) -> list[Any]:

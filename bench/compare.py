@@ -17,14 +17,26 @@ from typing import Any
 from penstock.bench import machine, roofline
 from penstock.bench.cases import COMPARED, LATENCY_STEPS, Point
 from penstock.bench.check import wrong
-from penstock.bench.contestants import AS_ADAGRAD, UPDATES, AnyWay, KeyWay, PerTable, Runner, Side, Way
+from penstock.bench.contestants import (
+    AS_ADAGRAD,
+    DISCARDED,
+    OURS,
+    REPLAY,
+    STATIC,
+    UPDATES,
+    AnyWay,
+    KeyWay,
+    PerTable,
+    Runner,
+    Side,
+    Way,
+)
 from penstock.bench.doput import Discarded, DoPut
 from penstock.bench.dynamic_tables import STEPS_PER_ROUND, ByKey, key_sides
 from penstock.bench.interleave import Timing, take_turns
 from penstock.bench.penstock_adapter import Coalesce, Latency, Replay, Update
 from penstock.bench.workloads import Step
 
-OURS, REPLAY, STATIC, DISCARDED = "penstock", "penstock_replay", "penstock_static", "bare_flight"
 SHARE_OF_FREE_MEMORY = 0.8  # that the peers of a wave may take together
 
 Say = Callable[..., None]
@@ -45,17 +57,17 @@ def measure(point: Point, steps: Sequence[Step], rates: roofline.Rates | None, s
     """Return the result of one point, as JSON data."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         if point.kind == "latency":
-            found = latency(point, steps, settings)
+            result = latency(point, steps, settings)
         elif point.case.startswith("keys/"):
-            found = keys(point, steps, settings)
+            result = keys(point, steps, settings)
         else:
-            found = against_peers(point, steps, settings, Path(folder))
-    found |= {"case": point.case, "kind": point.kind, "x": point.x, "threads": settings.threads}
-    found["workload"] = described(point, steps)
+            result = against_peers(point, steps, settings, Path(folder))
+    result |= {"case": point.case, "kind": point.kind, "x": point.x, "threads": settings.threads}
+    result["workload"] = described(point, steps)
     if rates is not None:
-        found["limit_ms"] = round(roofline.limit_ms(point.kind, steps[0], rates), 4)
-        found["memory"] = rates.as_json()
-    return found
+        result["limit_ms"] = round(roofline.limit_ms(point.kind, steps[0], rates), 4)
+        result["memory"] = rates.as_json()
+    return result
 
 
 def against_peers(point: Point, steps: Sequence[Step], settings: Settings, folder: Path) -> dict[str, Any]:
@@ -70,22 +82,22 @@ def against_peers(point: Point, steps: Sequence[Step], settings: Settings, folde
     ways = [w for w in settings.ways if isinstance(w, Way) and w.kind == point.kind and point.case in COMPARED]
     timings: list[tuple[int, str, Timing]] = []
     for number, wave in enumerate(waves(ways, steps)):
-        standing: dict[str, Runner] = {OURS: ours}
+        sides: dict[str, Runner] = {OURS: ours}
         for name, create in checked_baselines(point, steps, settings.threads, folder).items():
             with tried(name, settings.say, failed):
                 side = create()
                 check(side, point.kind, steps)
-                standing[name] = side
+                sides[name] = side
         if point.kind == "doput":
             with tried(DISCARDED, settings.say, failed):
-                standing[DISCARDED] = Discarded(steps, folder)
+                sides[DISCARDED] = Discarded(steps, folder)
         for way in wave:
             with tried(way.name, settings.say, failed):
-                standing[way.name] = checked(way, point, steps)
+                sides[way.name] = checked(way, point, steps)
         settings.say("begin", side=OURS)
-        turns = take_turns(standing, len(steps), settings.rounds)
+        turns = take_turns(sides, len(steps), settings.rounds)
         timings += [(number, name, timing) for name, timing in turns.items()]
-        standing.clear()
+        sides.clear()
         gc.collect()
     return {"sides": sides_of(timings, {way.name for way in ways if way.ids_kept}), "failed": failed}
 
@@ -103,7 +115,7 @@ def our_side(point: Point, steps: Sequence[Step], threads: int, folder: Path) ->
 
 
 def checked_baselines(point: Point, steps: Sequence[Step], threads: int, folder: Path) -> dict[str, Callable[[], Side]]:
-    """Return the other sides of penstock's that the case is compared with, by name, as functions that create them."""
+    """Return penstock's baselines of the case by name, as functions that create them."""
     if point.kind == "doput":
         return {REPLAY: lambda: Replay(point.workload, steps, threads, folder)}
     if point.kind == "dynamic":
@@ -188,21 +200,21 @@ def sides_of(timings: Sequence[tuple[int, str, Timing]], ids_only: Collection[st
 def latency(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str, Any]:
     """Measure a small step through ``run`` and ``apply``, and the smallest possible JAX call for comparison."""
     failed: dict[str, str] = {}
-    standing: dict[str, Runner] = {}
+    sides: dict[str, Runner] = {}
     for name, how in ((OURS, "run"), ("penstock_apply", "apply"), ("bare_donated_jit", "bare")):
         with tried(name, settings.say, failed):
             side = Latency(point.workload, steps, settings.threads, how)
             if how != "bare":
                 check(side, "adagrad", steps)
-            standing[name] = side
-    turns: Mapping[str, Timing] = take_turns(standing, LATENCY_STEPS, settings.rounds) if OURS in standing else {}
+            sides[name] = side
+    turns: Mapping[str, Timing] = take_turns(sides, LATENCY_STEPS, settings.rounds) if OURS in sides else {}
     return {"sides": sides_of([(0, name, timing) for name, timing in turns.items()]), "failed": failed}
 
 
 def keys(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str, Any]:
-    """Measure a case of keys: penstock, what it is compared with, and every peer that numbers keys."""
+    """Measure a case of keys: penstock, its baselines, and every peer that numbers keys."""
     failed: dict[str, str] = {}
-    standing: dict[str, Runner] = {}
+    sides: dict[str, Runner] = {}
     ways = [way for way in settings.ways if isinstance(way, KeyWay)]
     rounds = settings.rounds * (STEPS_PER_ROUND if point.kind == "evict" else 1)
     for name, create in key_sides(point.kind, point.workload, steps, settings.threads, ways, rounds).items():
@@ -210,9 +222,9 @@ def keys(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str, A
             side = create()
             if wrong_keys := getattr(side, "num_wrong", 0):
                 raise WrongError(f"{wrong_keys} keys have a wrong number or row")
-            standing[name] = side
+            sides[name] = side
     settings.say("begin", side=OURS)
-    turns = take_turns(standing, len(steps), rounds) if OURS in standing else {}
+    turns = take_turns(sides, len(steps), rounds) if OURS in sides else {}
     return {"sides": sides_of([(0, name, timing) for name, timing in turns.items()]), "failed": failed}
 
 

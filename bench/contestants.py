@@ -15,6 +15,9 @@ import numpy.typing as npt
 from penstock.bench.distributions import Int64
 from penstock.bench.workloads import Float32, Step, TableSize, Workload
 
+# The names of sides: penstock, its baselines, and a bare Flight client whose server discards everything.
+OURS, REPLAY, STATIC, DISCARDED = "penstock", "penstock_replay", "penstock_static", "bare_flight"
+
 # The kinds of cases, and the number of slots that each needs in addition to the weights.
 SLOTS = {"coalesce": 0, "sgd": 0, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "ftrl": 2} | dict.fromkeys(
     ("replay", "doput", "dynamic"), 1
@@ -27,6 +30,14 @@ AS_ADAGRAD = ("replay", "doput", "dynamic")
 # small: thousands of small steps added to a large one would be lost to rounding.
 WEIGHT, ACCUMULATOR, RATE = 1 / 64, 0.1, 0.05
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+
+
+def initial_parts(kind: str, table: TableSize) -> list[tuple[tuple[int, int], float]]:
+    """Return (shape, value) of the weights and of each slot; row-wise Adagrad has one number per row."""
+    shape = (table.vocabulary_size, table.dim)
+    slot = (shape[0], 1) if kind == "rowwise_adagrad" else shape
+    accumulator = 0.0 if kind == "adam" else ACCUMULATOR
+    return [(shape, WEIGHT), (slot, accumulator), (slot, 0.0)][: 1 + SLOTS[kind]]
 
 
 class Runner(Protocol):
@@ -52,9 +63,9 @@ class Way:
 
     name : in reports; package : the import name of the required package
     convert : numpy → the library's array; not timed
-    state : table → the state kept for it; not called for coalesce
-    forward : (state, ids) → the argument of ``step`` instead of the ids; not timed. For a library whose backward pass
-        is its update, and needs a forward pass before it
+    state : table → its state; not called for coalesce
+    forward : (state, ids) → the argument of ``step`` in place of the ids; not timed. For a library that updates in its
+        backward pass, which needs a forward pass
     step : (state, ids, grads) → anything that ``finish`` waits for; for coalesce (unique ids, sums)
     seen : (state, ids) → weights; not called for coalesce, whose result is converted by ``to_numpy``
     slow : takes part only if peers are "all"
@@ -152,11 +163,11 @@ class PerTable:
 
 def look_up(unique: npt.NDArray[Any], sums: npt.NDArray[Any], ids: Int64) -> Float32:
     """Return the sums of ids; NaN for a missing id, and for all of them if ``unique`` contains an id twice."""
-    found = np.full((len(ids), sums.shape[1]), np.nan, np.float32)
+    result = np.full((len(ids), sums.shape[1]), np.nan, np.float32)
     order = np.argsort(unique, kind="stable")
     ranked = unique[order]
     if len(ranked) and not (ranked[1:] == ranked[:-1]).any():
-        at = np.minimum(np.searchsorted(ranked, ids), len(ranked) - 1)
-        there = ranked[at] == ids
-        found[there] = sums[order[at[there]]]
-    return found
+        positions = np.minimum(np.searchsorted(ranked, ids), len(ranked) - 1)
+        is_present = ranked[positions] == ids
+        result[is_present] = sums[order[positions[is_present]]]
+    return result

@@ -10,18 +10,12 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from penstock.io.synthetic_ids import mixed
+from penstock.io.synthetic_ids import mixed, spread
 
 Int64 = npt.NDArray[np.int64]
 Draw = Callable[[np.random.Generator, int, int], Int64]  # (rng, rows, vocabulary_size) → ids
 
-_FACTOR, _OFFSET = 2_654_435_761, 12_345  # a prime: multiplying by it permutes every smaller modulus
 _HEAD = 1 << 16  # ranks whose probabilities are summed exactly; beyond them, the integral is exact to 1e-10
-
-
-def spread(ranks: Int64, vocabulary_size: int) -> Int64:
-    """Return the ids of ranks. The mapping is a bijection that scatters popular ids over the table."""
-    return (ranks * _FACTOR + _OFFSET) % vocabulary_size
 
 
 def hashed(ids: Int64) -> Int64:
@@ -40,10 +34,10 @@ def zipf(exponent: float) -> Draw:
     def draw(rng: np.random.Generator, rows: int, vocabulary_size: int) -> Int64:
         head = np.cumsum(np.arange(1, min(_HEAD, vocabulary_size) + 1, dtype=np.float64) ** -exponent)
         beyond = float(tail(vocabulary_size)) if vocabulary_size > _HEAD else 0.0
-        drawn = rng.random(rows) * (head[-1] + beyond)
-        ranks = np.searchsorted(head, drawn, side="right").astype(np.int64)
+        quantiles = rng.random(rows) * (head[-1] + beyond)
+        ranks = np.searchsorted(head, quantiles, side="right").astype(np.int64)
         far = ranks >= len(head)
-        distance = (drawn[far] - head[-1]) * flat + (_HEAD + 0.5) ** flat
+        distance = (quantiles[far] - head[-1]) * flat + (_HEAD + 0.5) ** flat
         ranks[far] = np.minimum(distance ** (1.0 / flat) + 0.5, vocabulary_size).astype(np.int64) - 1
         return spread(np.minimum(ranks, vocabulary_size - 1), vocabulary_size)
 
@@ -85,7 +79,7 @@ def lognormal_uses(mean_log: float, stddev_log: float) -> Draw:
         uses = np.ceil(np.exp(rng.normal(mean_log, stddev_log, min(rows, vocabulary_size)))).astype(np.int64)
         ids = rng.permutation(vocabulary_size)[: len(uses)]
         # Repeat the draws if the table is too small for so many rows.
-        drawn = np.resize(np.repeat(ids, uses)[: max(rows, 1)], rows)
-        return rng.permutation(drawn)
+        rows_of_ids = np.resize(np.repeat(ids, uses)[: max(rows, 1)], rows)
+        return rng.permutation(rows_of_ids)
 
     return draw

@@ -63,7 +63,7 @@ class Discarded(Ours):
 
 
 class Discarding(flight.FlightServerBase):  # type: ignore[misc]
-    """A server that reads what is pushed, and says when it has read the last batch."""
+    """A server that discards all batches, and sends one message after the last."""
 
     def do_put(
         self,
@@ -77,12 +77,12 @@ class Discarding(flight.FlightServerBase):  # type: ignore[misc]
         writer.write(b"read")
 
 
-def _started(owner: object, command: Sequence[str], said: Path) -> str:
+def _started(owner: object, command: Sequence[str], log: Path) -> str:
     """Start a service, which ends with its owner; return the address in its first line.
 
-    said : the file for its errors. Raises RuntimeError with the last of them if it does not start.
+    log : the file for its errors. Raises RuntimeError with the last of them if it does not start.
     """
-    with said.open("w") as errors:
+    with log.open("w") as errors:
         service = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     weakref.finalize(owner, _end, service)
     assert service.stdout is not None
@@ -90,7 +90,7 @@ def _started(owner: object, command: Sequence[str], said: Path) -> str:
     if len(words) > 1:
         return words[1].rstrip(",")
     service.wait()
-    raise RuntimeError(f"{said.stem}: " + (said.read_text().strip().splitlines() or ["no output"])[-1])
+    raise RuntimeError(f"{log.stem}: " + (log.read_text().strip().splitlines() or ["no output"])[-1])
 
 
 def _end(service: subprocess.Popen[str]) -> None:

@@ -1,4 +1,4 @@
-"""The sides of the cases about dynamic tables: updates by key, and keys alone, next to what they are compared with.
+"""The sides of the cases of dynamic tables: updates by key, keys without gradients, and their baselines.
 
 Like ``penstock_adapter``, it uses the Engine and its internals.
 """
@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.bench import memory_bandwidth
-from penstock.bench.contestants import KeyWay, Runner
+from penstock.bench.contestants import OURS, KeyWay, Runner
 from penstock.bench.distributions import Int64, hashed
 from penstock.bench.penstock_adapter import Ours, Update, roomy
 from penstock.bench.workloads import Float32, Step, Workload
 from penstock.config.dynamic import Dynamic
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizers import Adagrad
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine
 from penstock.frames import Coalesced, SummedArrays
@@ -27,8 +26,9 @@ from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.tables.dynamic_table import DynamicTable
 from penstock.threads import ThreadTeam
+from penstock.updates import Adagrad
 
-OURS, LINES, WITHOUT = "penstock", "random_lines", "penstock_without"
+LINES, WITHOUT = "random_lines", "penstock_without"
 LINE_BYTES = 64
 KEYS_AT_ONCE = 1 << 20
 
@@ -57,7 +57,7 @@ def by_key(step: Step) -> Step:
     return Step(step.workload, hashed(step.ids), step.values)
 
 
-# ---- keys alone
+# ---- keys without gradients
 
 
 @dataclass
@@ -76,16 +76,19 @@ def directory_way(threads: int) -> KeyWay:
         state.openings += 1
         plan = Plan(state.directory, keys, clock=state.openings, step=state.openings, run=run)
         plan.commit()
-        found: Int64 = plan.found
-        return found
+        rows: Int64 = plan.found
+        return rows
 
     return KeyWay(OURS, OURS, lambda size: Keys(Directory(roomy(size), 0, "bench", evict="lru")), number)
 
 
 class Numbering:
-    """A KeyWay: batches of present keys of a table that has all keys of the vocabulary (``lookup``), batches of keys
-    that are new to an empty table (``insert``), or batches of which half are new to a table that has as many keys as a
-    batch at first (``stream``)."""
+    """A KeyWay on batches of keys of one kind.
+
+    lookup : present keys of a table that contains the whole vocabulary
+    insert : new keys of an empty table
+    stream : half of the keys are new; the table contains as many keys as a batch at first
+    """
 
     def __init__(self, way: KeyWay, workload: Workload, steps: Sequence[Step], kind: str) -> None:
         self._way, self._kind, (table,) = way, kind, workload.tables
@@ -122,25 +125,27 @@ class Numbering:
 
 
 def present(steps: Sequence[Step]) -> list[Int64]:
-    """Return the distinct ids of every step, in no order."""
+    """Return the distinct ids of every step, in random order."""
     rng = np.random.default_rng(0)
     return [rng.permutation(np.unique(step.ids)) for step in steps]
 
 
 def fresh(rows: int, new: int, old: int, num_steps: int) -> list[Int64]:
-    """Return as many batches of distinct ids, in no order if some are known. new : of a batch, how many occur in none
-    before it and are not below ``old``"""
+    """Return batches of distinct ids, in random order if they repeat ids of earlier batches.
+
+    new : number of ids in a batch that are neither in an earlier batch nor below ``old``
+    """
     rng = np.random.default_rng(0)
     starts = range(old, old + new * num_steps, new)
     if new == rows:
         return [np.arange(start, start + new) for start in starts]
-    known = [rng.choice(start, rows - new, replace=False, shuffle=False) for start in starts]
+    repeated = [rng.choice(start, rows - new, replace=False, shuffle=False) for start in starts]
     added = [np.arange(start, start + new) for start in starts]
-    return [rng.permutation(np.concatenate(both)) for both in zip(known, added, strict=True)]
+    return [rng.permutation(np.concatenate(both)) for both in zip(repeated, added, strict=True)]
 
 
 class RandomLines:
-    """The least that a hash table must do to memory: a random line of 64 bytes for each key of ``lookup``.
+    """The minimum memory traffic of a hash table: a random line of 64 bytes for each key of ``lookup``.
 
     num_bytes : of the array, in huge pages where the system provides them
     """
@@ -171,14 +176,14 @@ class RandomLines:
 
 
 class Admissions(Ours):
-    """New keys only: planned, their initial rows drawn and written. Sums and the update are left out."""
+    """New keys only: planned, and their initial rows drawn and written, without sums and without the update."""
 
     def __init__(self, workload: Workload, steps: Sequence[Step], threads: int) -> None:
         (self._size,) = workload.tables
         self._engine = turnover_engine(self._size.vocabulary_size, self._size.dim, threads, Dynamic())
         keys = [hashed(ids) for ids in fresh(self._size.rows, self._size.rows, 0, len(steps))]
         sums = [step.parts[self._size.name][1] for step in steps]
-        self._sums = [Coalesced((SummedArrays(*of),)) for of in zip(keys, sums, strict=True)]
+        self._sums = [Coalesced((SummedArrays(*arrays),)) for arrays in zip(keys, sums, strict=True)]
         self.prepare(range(1))
         self.run(range(1))
         self.num_wrong = int((self.table.read(keys[0]) != self.table.initial(keys[0])).any(axis=1).sum())
@@ -203,7 +208,7 @@ class Turnover(Ours):
     """Steps of a table of which 1 % of the keys are new each time; the others are among the younger half.
 
     policies : with eviction, expiry and sweeps, in a full table; else in a table with room for all of them
-    num_steps : the most steps that will run
+    num_steps : maximum number of steps
     """
 
     def __init__(self, workload: Workload, steps: Sequence[Step], threads: int, policies: bool, num_steps: int) -> None:
@@ -254,7 +259,7 @@ def key_sides(
 ) -> dict[str, Callable[[], Runner]]:
     """Return the sides of a case of keys by name, penstock first, as functions that create them.
 
-    rounds : of ``take_turns``, one step each, with the one that warms up
+    rounds : of ``take_turns``, one step each, including the warm-up
     """
     if kind == "admit":
         return {OURS: lambda: Admissions(workload, steps, threads)}

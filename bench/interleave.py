@@ -77,12 +77,12 @@ def take_turns(sides: Mapping[str, Runner], num_steps: int, rounds: int) -> dict
                 samples[name].append(timed(sides[name], steps))
     finally:
         gc.enable()
-    return {name: Timing(tuple(of)) for name, of in samples.items()}
+    return {name: Timing(tuple(side_samples)) for name, side_samples in samples.items()}
 
 
 def in_the_race(samples: Mapping[str, Sequence[Sample]]) -> list[str]:
     """Return the sides that are not far behind the second fastest, so that at least two remain to compare."""
-    least = {name: min(sample.ms for sample in of) for name, of in samples.items()}
+    least = {name: min(sample.ms for sample in side_samples) for name, side_samples in samples.items()}
     second = sorted(least.values())[:2][-1]
     return [name for name, ms in least.items() if ms <= FAR_BEHIND * second]
 

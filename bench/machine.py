@@ -84,15 +84,15 @@ def describe() -> dict[str, Any]:
     }
 
 
-def named(where: Mapping[str, Any]) -> str:
-    """Return a machine in words: its CPU, how many of them, and its kernel. where : as ``describe`` returns it"""
-    model = f" ({where['cpu_model']})" if where.get("cpu_model") else ""
-    return f"{where['cpu']}{model}, {where['cpus']} CPUs, {where['system']}"
+def named(description: Mapping[str, Any]) -> str:
+    """Return a machine in words: its CPU, how many of them, and its kernel. description : as ``describe`` returns it"""
+    model = f" ({description['cpu_model']})" if description.get("cpu_model") else ""
+    return f"{description['cpu']}{model}, {description['cpus']} CPUs, {description['system']}"
 
 
-def folder_of(where: Mapping[str, Any]) -> str:
+def folder_of(description: Mapping[str, Any]) -> str:
     """Return the name of a folder for the results of a machine; different machines have different ones."""
-    name = re.sub(r"\((r|tm)\)|\bprocessor\b", "", named(where).lower())
+    name = re.sub(r"\((r|tm)\)|\bprocessor\b", "", named(description).lower())
     return re.sub(r"[^a-z0-9.]+", "-", name).strip("-")
 
 
@@ -102,11 +102,11 @@ def threads_text(threads: int) -> str:
 
 def versions(distributions: Sequence[str]) -> dict[str, str]:
     """Return the versions of Python, penstock's dependencies and the installed ones of the named distributions."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in (*DEPENDENCIES, *distributions):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 def _field(line: str) -> tuple[str, str]:

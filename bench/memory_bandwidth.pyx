@@ -1,7 +1,7 @@
-"""The least that a step must do to memory, by itself: read a stream, write one, read and write random rows.
+"""The memory traffic that no step can avoid: read a stream, write a stream, read and write random rows.
 
-Measured by limit.py beside every case. No penstock code is in here on purpose. Memory is the caller's; all loops run
-without the GIL, so that Python threads over parts of an array are real threads.
+roofline.py measures these loops for every case. They contain no code of penstock. The caller owns the memory. All loops
+run without the GIL, so that Python threads process parts of an array in parallel.
 """
 
 from libc.stdint cimport int64_t, uint64_t
@@ -15,12 +15,12 @@ cdef extern from *:
 
 cdef enum:
     LINES_AHEAD = 16  # of touch_lines
-    AHEAD = 24        # rows asked for before they are needed; 16 to 32 measured alike
+    AHEAD = 24        # rows, of update_rows; 16 to 32 are equally fast
     LINE_FLOATS = 16  # of a cache line of 64 bytes
 
 
 def read_stream(const uint64_t[::1] words not None):
-    """The sum of all words modulo 2^64: integers, so that the compiler may add many at once."""
+    """Return the sum of all words modulo 2^64. Integers, so that the compiler may vectorize the sum."""
     cdef uint64_t total = 0
     cdef Py_ssize_t i
     with nogil:
@@ -30,14 +30,17 @@ def read_stream(const uint64_t[::1] words not None):
 
 
 def write_stream(uint64_t[::1] words not None, int byte):
-    """Set every byte. libc writes large blocks past the caches, which is what a result that is only written wants."""
+    """Set every byte. libc writes large blocks past the caches, as suits a result that is written and not read."""
     with nogil:
         if words.shape[0]:
             memset(&words[0], byte, words.shape[0] * sizeof(uint64_t))
 
 
 def update_rows(float[::1] table not None, const int64_t[::1] rows not None, Py_ssize_t width):
-    """table[row*width : (row+1)*width] += 1 for every row, in order, prefetched. Rows must lie inside the table."""
+    """Add 1 to table[row*width : (row+1)*width] for every row, in order, with prefetch.
+
+    Raises IndexError for a row outside the table.
+    """
     if width < 1:
         raise ValueError(f"width must be at least 1, got {width}")
     cdef Py_ssize_t i, j, n = rows.shape[0], num_rows = table.shape[0] // width
@@ -60,7 +63,10 @@ def update_rows(float[::1] table not None, const int64_t[::1] rows not None, Py_
 
 
 def touch_lines(uint64_t[::1] words not None, const int64_t[::1] lines not None):
-    """Add 1 to the first word of every line of 64 bytes, in order, prefetched: the least that a hash table must do."""
+    """Add 1 to the first word of every line of 64 bytes, in order, with prefetch: the minimum for a hash table.
+
+    Raises IndexError for a line outside the array.
+    """
     cdef Py_ssize_t i, n = lines.shape[0], num_lines = words.shape[0] // 8
     cdef bint inside = True
     with nogil:

@@ -20,7 +20,6 @@ from penstock.bench.distributions import Int64
 from penstock.bench.workloads import Float32, Step, Workload
 from penstock.config.dynamic import Dynamic
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizers import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 from penstock.config.tables import Constant, TableConfig
 from penstock.engine import Engine
 from penstock.frames import Coalesced
@@ -28,6 +27,7 @@ from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.pipeline import Pipeline, TableStore
 from penstock.stats import Counters
+from penstock.updates import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 
 
 def roomy(num_keys: int) -> int:
@@ -126,7 +126,7 @@ class Coalesce(Ours):
 
     def seen(self, table: str, ids: Int64) -> Float32:
         (coalesced,) = self._last[table]
-        unique, sums = (np.concatenate(of) for of in zip(*coalesced.parts, strict=True))
+        unique, sums = (np.concatenate(arrays) for arrays in zip(*coalesced.parts, strict=True))
         return look_up(unique, sums, ids)
 
     def _take(self, _: int) -> None:
@@ -161,9 +161,9 @@ class Latency(Ours):
 
             (t,) = workload.tables
             self._array = jax.jit(lambda: jnp.full((t.vocabulary_size, 2, t.dim), WEIGHT, jnp.float32))()
-            one = jnp.zeros((1, 1, 1), jnp.float32)
+            element = jnp.zeros((1, 1, 1), jnp.float32)
             # A slice update and no scatter: for a scatter of one number, XLA copies the array on a CPU.
-            change = partial(jax.lax.dynamic_update_slice, update=one, start_indices=(0, 0, 0))
+            change = partial(jax.lax.dynamic_update_slice, update=element, start_indices=(0, 0, 0))
             self._call = jax.jit(change, donate_argnums=0)
         else:
             self.engine = Engine(config_of(workload, "adagrad"), threads=threads)

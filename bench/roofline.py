@@ -68,13 +68,13 @@ def measure(workload: Workload, kinds: Sequence[str], threads: int, free_bytes: 
 
 
 def update_s(pool: ThreadPoolExecutor, table: Any, width: int, threads: int) -> float:
-    """Return the seconds per random row of ``width`` floats; every thread updates its own part of the table."""
+    """Return the seconds per random row of ``width`` floats; every thread updates a separate part of the table."""
     rng = np.random.default_rng(0)
     tasks = []
     for part in range(threads):
-        its_table = table[part * (len(table) // threads) :][: len(table) // threads]
-        rows = rng.integers(0, len(its_table) // width, NUM_ROWS // threads)
-        tasks.append(lambda t=its_table, r=rows: memory_bandwidth.update_rows(t, r, width))
+        part_table = table[part * (len(table) // threads) :][: len(table) // threads]
+        rows = rng.integers(0, len(part_table) // width, NUM_ROWS // threads)
+        tasks.append(lambda t=part_table, r=rows: memory_bandwidth.update_rows(t, r, width))
     return best(pool, tasks) / (NUM_ROWS // threads * threads)
 
 
@@ -83,8 +83,8 @@ def best(pool: ThreadPoolExecutor, tasks: Sequence[Callable[[], Any]]) -> float:
     seconds = []
     for _ in range(REPEATS):
         started = time.perf_counter()
-        for done in [pool.submit(task) for task in tasks]:
-            done.result()
+        for future in [pool.submit(task) for task in tasks]:
+            future.result()
         seconds.append(time.perf_counter() - started)
     return min(seconds)
 

@@ -20,12 +20,11 @@ from typing import Any
 import penstock
 from penstock.bench import machine
 from penstock.bench.cases import CASES, Point, Sizes, points
+from penstock.bench.contestants import OURS
 from penstock.bench.peers import PEERS
 from penstock.filesystem.pipes import reader_of
 
 BASE_BYTES = 1 << 29  # of Python, jax, pyarrow and compiled programs
-OURS = "penstock"
-Told = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,11 @@ class Plan:
     sizes: Sizes
     peers: Sequence[str] = ()
     slow: bool = False
-    told: Told = lambda result: None
+    told: Callable[[dict[str, Any]], None] = lambda result: None
 
 
 @dataclass
-class Found:
+class Results:
     """The results of a plan. unusable : peer → why it could not be loaded; died : way → how its process ended"""
 
     runs: list[dict[str, Any]] = field(default_factory=list)
@@ -60,20 +59,20 @@ def name_of(run: dict[str, Any]) -> str:
     return str(run["case"]) + (f" {run['x']}" if run["x"] is not None else "")
 
 
-def run(plan: Plan) -> Found:
+def run(plan: Plan) -> Results:
     """Measure everything. Raises MemoryError before the first measurement if a case does not fit into memory."""
     orders = list(grouped(plan))
-    for _, of in orders:
-        check_memory(of)
-    found = Found()
-    for threads, of in orders:
-        measure_group(plan, threads, of, found)
+    for _, group in orders:
+        check_memory(group)
+    results = Results()
+    for threads, group in orders:
+        measure_group(plan, threads, group, results)
     order = {case: number for number, case in enumerate(CASES)}
-    found.runs.sort(key=lambda r: (order[r["case"]], r["threads"], r["x"] or 0))
-    return found
+    results.runs.sort(key=lambda r: (order[r["case"]], r["threads"], r["x"] or 0))
+    return results
 
 
-def as_json(plan: Plan, found: Found) -> dict[str, Any]:
+def as_json(plan: Plan, results: Results) -> dict[str, Any]:
     """Return the whole result, the input of a report."""
     return {
         "penstock_bench": 1,
@@ -82,10 +81,10 @@ def as_json(plan: Plan, found: Found) -> dict[str, Any]:
         "sizes": plan.sizes.as_json(),
         "rounds": plan.rounds,
         "peers": list(plan.peers),
-        "unusable": found.unusable,
-        "died": found.died,
-        "failed": found.failed,
-        "runs": found.runs,
+        "unusable": results.unusable,
+        "died": results.died,
+        "failed": results.failed,
+        "runs": results.runs,
     }
 
 
@@ -101,14 +100,14 @@ def grouped(plan: Plan) -> Iterator[tuple[int, list[Point]]]:
     for case in plan.cases:
         for point in points(case, plan.sizes, cpus):
             for threads in (point.threads,) if point.threads else plan.threads:
-                of = case if case.startswith("growth/") else point.workload.name
-                groups.setdefault((of, threads), []).append(point)
-    yield from ((threads, of) for (_, threads), of in groups.items())
+                name = case if case.startswith("growth/") else point.workload.name
+                groups.setdefault((name, threads), []).append(point)
+    yield from ((threads, group) for (_, threads), group in groups.items())
 
 
-def check_memory(of: Sequence[Point]) -> None:
+def check_memory(group: Sequence[Point]) -> None:
     free = machine.free_bytes()
-    for point in of:
+    for point in group:
         needed = point.num_bytes + BASE_BYTES
         if needed > free:
             size = f" at {point.x:,}" if point.x is not None else ""
@@ -118,11 +117,11 @@ def check_memory(of: Sequence[Point]) -> None:
             )
 
 
-def measure_group(plan: Plan, threads: int, of: Sequence[Point], found: Found) -> None:
+def measure_group(plan: Plan, threads: int, group: Sequence[Point], results: Results) -> None:
     """Run one child after the other until every point has a result."""
-    todo = [[point.case, point.x] for point in of]
+    todo = [[point.case, point.x] for point in group]
     without: list[str] = []
-    peers = [peer for peer in plan.peers if peer not in found.unusable]
+    peers = [peer for peer in plan.peers if peer not in results.unusable]
     while todo:
         order = {
             "cases": list(dict.fromkeys(case for case, _ in todo)),
@@ -135,25 +134,25 @@ def measure_group(plan: Plan, threads: int, of: Sequence[Point], found: Found) -
             "slow": plan.slow,
             "without": without,
         }
-        state = listen(plan, order, found)
-        todo = [one for one in todo if one not in state.finished]
-        if state.ended is None:
+        child = listen(plan, order, results)
+        todo = [point for point in todo if point not in child.finished]
+        if child.ended is None:
             return
-        if state.side in peers:  # died while it was imported
-            peers.remove(state.side)
-            found.unusable[state.side] = state.ended
-        elif state.side not in (OURS, *without) and todo:
-            without.append(state.side)
-            found.died[f"{state.side} in {state.case}"] = state.ended
+        if child.side in peers:  # died while it was imported
+            peers.remove(child.side)
+            results.unusable[child.side] = child.ended
+        elif child.side not in (OURS, *without) and todo:
+            without.append(child.side)
+            results.died[f"{child.side} in {child.case}"] = child.ended
         else:
             case, x = todo.pop(0)
-            lost = {"case": case, "x": x, "threads": threads, "sides": {}, "failed": {OURS: state.ended}}
-            found.runs.append(lost)
+            lost = {"case": case, "x": x, "threads": threads, "sides": {}, "failed": {OURS: child.ended}}
+            results.runs.append(lost)
             plan.told(lost)
 
 
 @dataclass
-class Heard:
+class ChildState:
     """The state of one child. ended : how it died, None if it completed its order; side, case : its last attempt"""
 
     finished: list[list[Any]] = field(default_factory=list)
@@ -162,54 +161,54 @@ class Heard:
     ended: str | None = None
 
 
-def listen(plan: Plan, order: dict[str, Any], found: Found) -> Heard:
+def listen(plan: Plan, order: dict[str, Any], results: Results) -> ChildState:
     """Start a child, and process its events until it ends."""
-    heard, done = Heard(), False
-    ours, its = os.pipe()
+    state, done = ChildState(), False
+    read_end, write_end = os.pipe()
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         child = subprocess.Popen(
-            [sys.executable, "-m", "penstock.bench.child", str(its)],
+            [sys.executable, "-m", "penstock.bench.child", str(write_end)],
             stdin=subprocess.PIPE,
             stdout=errors,
             stderr=errors,
             text=True,
-            pass_fds=[its],
+            pass_fds=[write_end],
             env=machine.environment(order["threads"]),
         )
-        os.close(its)
+        os.close(write_end)
         try:
-            with io.TextIOWrapper(reader_of(ours), encoding="utf-8") as events:
+            with io.TextIOWrapper(reader_of(read_end), encoding="utf-8") as events:
                 assert child.stdin is not None
                 with contextlib.suppress(BrokenPipeError), child.stdin as stdin:  # the exit is reported below
                     json.dump(order, stdin)
                 for line in events:
                     if line.endswith("\n"):  # else the child was killed while it wrote the line
-                        done = take_in(json.loads(line), heard, plan, found) or done
+                        done = handle_event(json.loads(line), state, plan, results) or done
             child.wait()
         finally:
             if child.poll() is None:
                 child.kill()
                 child.wait()
         if not done:
-            heard.ended = how_it_ended(child.returncode, errors)
-    return heard
+            state.ended = exit_reason(child.returncode, errors)
+    return state
 
 
-def take_in(event: dict[str, Any], heard: Heard, plan: Plan, found: Found) -> bool:
+def handle_event(event: dict[str, Any], state: ChildState, plan: Plan, results: Results) -> bool:
     """Process one event of a child, and return True for the last one."""
     if event["event"] == "begin":
-        heard.side, heard.case = event["side"], event.get("case", heard.case)
+        state.side, state.case = event["side"], event.get("case", state.case)
     elif event["event"] == "unusable":
-        found.unusable[event["peer"]] = event["problem"]
+        results.unusable[event["peer"]] = event["problem"]
     elif event["event"] == "case":
         result = event["result"]
-        heard.finished.append([result["case"], result["x"]])
-        found.runs.append(result)
+        state.finished.append([result["case"], result["x"]])
+        results.runs.append(result)
         plan.told(result)
     return bool(event["event"] == "done")
 
 
-def how_it_ended(code: int, errors: Any) -> str:
+def exit_reason(code: int, errors: Any) -> str:
     errors.seek(0)
     last = next((line.strip() for line in reversed(errors.read().splitlines()) if line.strip()), "no output")
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

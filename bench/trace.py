@@ -46,9 +46,9 @@ class Overlap:
 def trace(directory: Path, rows: int, steps: int) -> Overlap:
     """Run steps of ``rows`` gradient rows under JAX's profiler, which writes below the directory."""
     from penstock.config.embedding import EmbeddingConfig
-    from penstock.config.optimizers import Adagrad
     from penstock.config.tables import TableConfig
     from penstock.engine import Engine
+    from penstock.updates import Adagrad
 
     if jax.default_backend() == "cpu":
         # With the FFI handlers the caller runs the step itself, and the trace has no dispatch.
@@ -67,21 +67,25 @@ def trace(directory: Path, rows: int, steps: int) -> Overlap:
                 engine.apply({"t": frame})
         engine.lookup("t", [0])  # waits for the device
         seconds = time.perf_counter() - began
-    path = max(directory.rglob("perfetto_trace.json.gz"), key=lambda found: found.stat().st_mtime_ns)
+    path = max(directory.rglob("perfetto_trace.json.gz"), key=lambda file: file.stat().st_mtime_ns)
     coalesce, dispatch = spans(path, COALESCE), spans(path, DISPATCH)
-    shown = [sum(end - start for start, end in of) for of in (coalesce, dispatch, common(coalesce, dispatch))]
-    return Overlap(path, engine.core.tables.table("t").variant, steps, rows, seconds, *shown)
+    totals = map(total, (coalesce, dispatch, common(coalesce, dispatch)))
+    return Overlap(path, engine.core.tables.table("t").variant, steps, rows, seconds, *totals)
 
 
 def spans(path: Path, name: str) -> Spans:
     """Return (start, end) of the events of that name, in seconds of the trace's clock."""
     with gzip.open(path) as file:
         events = json.load(file)["traceEvents"]
-    found = [event for event in events if event.get("name") == name and event.get("ph") == "X"]
-    return sorted((event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6) for event in found)
+    matches = [event for event in events if event.get("name") == name and event.get("ph") == "X"]
+    return sorted((event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6) for event in matches)
 
 
-def common(one: Spans, other: Spans) -> Spans:
+def total(intervals: Spans) -> float:
+    return sum(end - start for start, end in intervals)
+
+
+def common(first: Spans, second: Spans) -> Spans:
     """Return the intersections of two lists of spans; the spans within a list must be disjoint."""
-    pairs = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
+    pairs = ((max(a, c), min(b, d)) for a, b in first for c, d in second)
     return [(start, end) for start, end in pairs if start < end]

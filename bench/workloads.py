@@ -74,10 +74,10 @@ class Workload:
         rng = np.random.default_rng([SEED, number])
         ids = aligned(self.rows, np.int64)
         values = aligned(sum(t.rows * t.dim for t in self.tables), np.float32)
-        at = 0
+        row = 0
         for table in self.tables:
-            ids[at : at + table.rows] = table.draw(rng, table.rows, table.vocabulary_size)
-            at += table.rows
+            ids[row : row + table.rows] = table.draw(rng, table.rows, table.vocabulary_size)
+            row += table.rows
         for start in range(0, len(values), 1 << 22):
             block = values[start : start + (1 << 22)]
             rng.standard_normal(out=block, dtype=np.float32)

@@ -15,29 +15,6 @@ _NAMES = {
     "penstock.config.engine_config_pb2": ("EngineConfig",),
     "penstock.config.features": ("FeatureConfig",),
     "penstock.config.lint.findings": ("Finding",),
-    "penstock.config.optimizers": (
-        "FTRL",
-        "SGD",
-        "Adadelta",
-        "Adagrad",
-        "AdagradMomentum",
-        "Adam",
-        "Assign",
-        "BoundedAdagrad",
-        "CenteredRMSProp",
-        "DynamicLearningRate",
-        "FrequencyAwareAdagrad",
-        "FrequencyEstimator",
-        "Lion",
-        "MDLAdagradLight",
-        "Momentum",
-        "OnlineYogi",
-        "ProximalAdagrad",
-        "ProximalYogi",
-        "RMSProp",
-        "RowWiseAdagrad",
-        "UserDefinedProgram",
-    ),
     "penstock.config.placement": ("Placement",),
     "penstock.config.tables": (
         "Constant",
@@ -66,25 +43,34 @@ _NAMES = {
     ),
     "penstock.dataflow": ("BlockStage", "StageFunction", "stage_fn"),
     "penstock.stats": ("Report", "TableReport"),
+    "penstock.updates": ("DynamicLearningRate",),
 }
 # Packages with a public interface of their own.
 _PACKAGES = ("bridge", "functional", "updates")
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = sorted([*_MODULES, *_PACKAGES])
-
 
 def __getattr__(name: str) -> object:
     import importlib
 
+    if name == "__all__":
+        return sorted([*_MODULES, *_PACKAGES, *_optimizers()])
     if name in _PACKAGES:
         return importlib.import_module(f"penstock.{name}")
-    if name not in _MODULES:
+    if name in _MODULES:
+        value = getattr(importlib.import_module(_MODULES[name]), name)
+    elif name.startswith("_") or (value := _optimizers().get(name)) is None:
         raise AttributeError(f"module 'penstock' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 
 
+def _optimizers() -> dict[str, object]:
+    """Return every optimizer's class by name. A class that its module lists needs no entry here."""
+    from penstock.updates import OPTIMIZERS
+
+    return {optimizer.__name__: optimizer for optimizer in OPTIMIZERS.values()}
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__getattr__("__all__")})  # type: ignore[misc]

@@ -13,29 +13,6 @@ from penstock.config.embedding import EmbeddingConfig as EmbeddingConfig
 from penstock.config.engine_config_pb2 import EngineConfig as EngineConfig
 from penstock.config.features import FeatureConfig as FeatureConfig
 from penstock.config.lint.findings import Finding as Finding
-from penstock.config.optimizers import (
-    FTRL as FTRL,
-    SGD as SGD,
-    Adadelta as Adadelta,
-    Adagrad as Adagrad,
-    AdagradMomentum as AdagradMomentum,
-    Adam as Adam,
-    Assign as Assign,
-    BoundedAdagrad as BoundedAdagrad,
-    CenteredRMSProp as CenteredRMSProp,
-    DynamicLearningRate as DynamicLearningRate,
-    FrequencyAwareAdagrad as FrequencyAwareAdagrad,
-    FrequencyEstimator as FrequencyEstimator,
-    Lion as Lion,
-    MDLAdagradLight as MDLAdagradLight,
-    Momentum as Momentum,
-    OnlineYogi as OnlineYogi,
-    ProximalAdagrad as ProximalAdagrad,
-    ProximalYogi as ProximalYogi,
-    RMSProp as RMSProp,
-    RowWiseAdagrad as RowWiseAdagrad,
-    UserDefinedProgram as UserDefinedProgram,
-)
 from penstock.config.placement import Placement as Placement
 from penstock.config.tables import (
     Constant as Constant,
@@ -63,6 +40,11 @@ from penstock.errors import (
     UsageTypeError as UsageTypeError,
 )
 from penstock.stats import Report as Report, TableReport as TableReport
+from penstock.updates import DynamicLearningRate as DynamicLearningRate
+from penstock.updates.adagrad_family import *  # noqa: F403
+from penstock.updates.ftrl import *  # noqa: F403
+from penstock.updates.moments import *  # noqa: F403
+from penstock.updates.stateless import *  # noqa: F403
 
 __version__: str
 __all__: list[str]

@@ -10,7 +10,7 @@ from penstock.accumulators.frame_gate import FrameGate
 from penstock.accumulators.gradient_checks import contributor_of
 from penstock.activations.exchange import Exchange
 from penstock.checkpoint.engine_state import restore
-from penstock.checkpoint.session import CheckpointSession, ShareSession
+from penstock.checkpoint.session import CheckpointSession
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import checked_reduction
 from penstock.deltas import DeltaOptions, Deltas, check_no_deltas
@@ -50,10 +50,10 @@ class Engine(TableAccess, ActivationAccess):
     Thread-safe: frames enter in the order in which they get the gate's lock; tables are read and written between steps.
 
     gate : counts the frames; producers may push to it
-    share_session : how an engine with a share of the rows commits
+    commits_alone : whether an engine with a share of the rows commits them itself; else a job does
     """
 
-    share_session: type[CheckpointSession] = ShareSession
+    commits_alone = False
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Engine(TableAccess, ActivationAccess):
         # The first observer is the innermost: telemetry times the step alone.
         self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.ids)
         self.core.observe(self.watch)
-        session = CheckpointSession if share is None else self.share_session
-        self.session = session(self.core, partial(self.watch.timed, "save"))
+        in_job = share is not None and not self.commits_alone
+        self.session = CheckpointSession(self.core, partial(self.watch.timed, "save"), in_job)
         self.core.observe(self.session)
         self.gate = FrameGate(self.core.gate, self.apply)
         from penstock.bridge.tracing import is_staging  # here, because it loads jax

@@ -1,13 +1,39 @@
-"""How the text of a flag becomes its value: functions that argparse calls."""
+"""Flags, and how their text becomes a value: functions that argparse calls."""
 
 from __future__ import annotations
 
 import argparse
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-MOST_PASSES = MAX_DEVICES = MAX_THREADS = 1024
+# Of passes; of threads, and of devices.
+MOST_PASSES = MOST_PARALLEL = 1024
+
+
+@dataclass(frozen=True)
+class Flag:
+    """The flag of an option.
+
+    metavar : of its value; "" without choices: a switch
+    parse : text → value; unit : of the default that the help shows
+    name : without dashes; "": the option's
+    help : "": the option's text; details : Markdown that docs/cli.md adds; pages : in docs/, to read more
+    repeated : it may be given several times; bare : its value without an argument
+    """
+
+    metavar: str = ""
+    parse: Callable[[str], Any] = str
+    name: str = ""
+    help: str = ""
+    details: str = ""
+    pages: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    unit: int = 1
+    repeated: bool = False
+    bare: str | None = None
 
 
 def whole(least: int | None = None, most: int | None = None) -> Callable[[str], int]:

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, Self, TypedDict, TypeVar, get_args
 
-from penstock.flag_values import MAX_DEVICES, MAX_THREADS, folder_or_uri, megabytes, number, number_of_passes, whole
+from penstock.flag_values import MOST_PARALLEL, Flag, folder_or_uri, megabytes, number, number_of_passes, whole
 from penstock.validation import check_known
 
 if TYPE_CHECKING:
@@ -32,31 +32,6 @@ Called = TypeVar("Called", bound=Callable[..., Any])
 
 # Commits that stay in a checkpoint.
 KEEP = 3
-# The address of a page, unless a flag names another.
-ANY_PORT = "127.0.0.1:0"
-
-
-@dataclass(frozen=True)
-class Flag:
-    """The flag of an option.
-
-    metavar : of its value; "" without choices: a switch
-    parse : text → value; unit : of the default that the help shows
-    name : without dashes; "": the option's
-    help : "": the option's text; details : Markdown that docs/cli.md adds; pages : in docs/, to read more
-    repeated : it may be given several times; bare : its value without an argument
-    """
-
-    metavar: str = ""
-    parse: Callable[[str], Any] = str
-    name: str = ""
-    help: str = ""
-    details: str = ""
-    pages: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
-    unit: int = 1
-    repeated: bool = False
-    bare: str | None = None
 
 
 @dataclass(frozen=True)
@@ -342,7 +317,7 @@ class WatchingKeywords(TypedDict, total=False):
     ui: Annotated[
         str | None,
         Option("show a live page in a browser while it works (default 127.0.0.1, any free port, printed on stderr)"),
-        Flag("HOST:PORT", bare=ANY_PORT, pages=("metrics.md",)),
+        Flag("HOST:PORT", bare="127.0.0.1:0", pages=("metrics.md",)),
     ]
     metrics: Annotated[str | None, Option("serve Prometheus' metrics there, at /metrics"), Flag("HOST:PORT")]
     report: Annotated[
@@ -357,7 +332,7 @@ class DeviceKeywords(TypedDict, total=False):
     devices: Annotated[
         int | None,
         Option("devices that share the tables; on a CPU, create this many (default: all accelerators, or 1)"),
-        Flag("N", whole(1, MAX_DEVICES)),
+        Flag("N", whole(1, MOST_PARALLEL)),
     ]
 
 
@@ -365,7 +340,7 @@ class ThreadKeywords(TypedDict, total=False):
     threads: Annotated[
         int | None,
         Option("threads of the host (default: one per CPU; results do not depend on it)", elsewhere={"job": 1}),
-        Flag("N", whole(1, MAX_THREADS)),
+        Flag("N", whole(1, MOST_PARALLEL)),
     ]
 
 
@@ -503,13 +478,10 @@ def with_keywords(mode: str, *concerns: type) -> Callable[[Called], Called]:
     def decorated(function: Called) -> Called:
         options = options_of(mode, *concerns).values()
         signature = inspect.signature(function)
-        named = [
-            parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
-        ]
+        named = [value for value in signature.parameters.values() if value.kind is not value.VAR_KEYWORD]
+        kind = inspect.Parameter.KEYWORD_ONLY
         named += [
-            inspect.Parameter(
-                option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default_in(mode), annotation=option.hint
-            )
+            inspect.Parameter(option.name, kind, default=option.default_in(mode), annotation=option.hint)
             for option in options
         ]
         function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]

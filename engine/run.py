@@ -16,8 +16,8 @@ import pyarrow as pa
 
 import penstock.interrupts as interrupts
 from penstock.accumulators.frame_gate import FrameGate
+from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.run_files import OpenDeltas
-from penstock.checkpoint.run_session import Run
 from penstock.checkpoint.session import CheckpointSession
 from penstock.core import EngineCore
 from penstock.deltas import Deltas
@@ -168,7 +168,7 @@ class SourceRun:
         saving.positions.check_stale(self._max_stale)
 
     @contextmanager
-    def _opened(self) -> Iterator[Run]:
+    def _opened(self) -> Iterator[RunCommits]:
         """Begin to count the run, and open its commits and files."""
         options = self._options
         self._started_s = time.perf_counter()
@@ -218,7 +218,7 @@ class SourceRun:
                 unverified=self._reader.unverified,
                 tables=core.table_reports(),
                 learning_rates=core.last_rates if core.config.num_tags else None,
-                notes=(*counters.notes(self._first_bad), *core.tables.programs.problems),
+                notes=(*counters.notes(self._first_bad), *self._reader.notes(), *core.tables.programs.problems),
                 skipped=self._num_skipped,
                 variants=core.tables.programs.variants,
                 device_problems=len(core.tables.programs.problems),

@@ -6,6 +6,7 @@ Masked NumPy arrays are rejected: a conversion to a plain array would use the ma
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import operator
 import sys
 from collections.abc import Iterable
@@ -30,8 +31,10 @@ def check_known(call: str, given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def whole(name: str, value: Any, least: int = INT64_MIN) -> int:
-    """Return value, of any integer type, as an int of the int64 range. Raises UsageError, also below ``least``."""
+    """Return value, of any integer type but bool, as an int64. Raises UsageError, also below ``least``."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         number = operator.index(value)
     except TypeError:
         raise UsageError(f"{name}: expected a whole number, got {value!r}") from None
@@ -75,3 +78,11 @@ def _contains(kind: type, given: Any) -> bool:
     if isinstance(given, list | tuple):
         return any(_contains(kind, item) for item in given)
     return isinstance(given, kind)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a server that listens on this host, a name or an IP address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

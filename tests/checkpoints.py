@@ -1,18 +1,13 @@
 """What the tests of checkpoints share: a small log with everything in it, and runs over it."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 import penstock as ps
-from penstock.config import optimizers as o
+import penstock.updates as o
 
-# A configuration, a log, and commits of format 2 over part of it (test_checkpoint_formats.py); the state hash of a
-# run over all of the log.
-FORMAT_2 = Path(__file__).resolve().parent / "data" / "checkpoint_format_2"
-FORMAT_2_WHOLE = "5072f682d6414c0d5eb35f0c5e0424746604fe78439007a76746053498c486c0"
 ROWS, DIM = 1500, 4  # more rows than shards, no multiple of any number of devices
 
 

@@ -2,8 +2,10 @@
 
 import gc
 import os
+import shutil
 from pathlib import Path
 
+import evidence
 import jax
 import numpy as np
 import pytest
@@ -25,6 +27,10 @@ settings.register_profile("penstock", deadline=None, suppress_health_check=[Heal
 settings.load_profile("penstock")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_collection_modifyitems(items):
+    evidence.mark(items)
 
 
 def pytest_collection_finish():
@@ -108,6 +114,13 @@ def shared():
         return path
 
     return find
+
+
+@pytest.fixture
+def at_0db4065(tmp_path, monkeypatch):
+    """A copy of what that commit left, as the working directory: commits name sources as they were spelled."""
+    shutil.copytree(Path(__file__).parent / "data" / "at_0db4065", tmp_path / "data", symlinks=True)
+    monkeypatch.chdir(tmp_path / "data")
 
 
 @pytest.fixture(scope="session")

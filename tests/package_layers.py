@@ -1,18 +1,22 @@
 """The order of packages, as ARCHITECTURE.md draws it, and the libraries that only some of them may import."""
 
-# Other libraries that the benches measure against: nothing else may know them.
-PEERS = {
-    "duckdb",
-    "fbgemm_gpu",
-    "jax_tpu_embedding",
-    "pandas",
-    "polars",
-    "tensorflow",
-    "tensorflow_recommenders_addons",
-    "torch",
-    "torchrec",
+# Library → the packages and modules below penstock that may import it when they are loaded.
+ALLOWED = {
+    "jax": {"bench", "bridge", "cli.terminal.command_line", "functional", "updates.optax_transforms"},
+    "jaxlib": set(),
+    "pyarrow": {"activations.inputs", "bench", "cli", "dataflow", "filesystem.file_stores", "io", "joining", "passes"}
+    | {"ray", "routing", "run", "service", "table_access"},
+    "google": {"config", "updates.optimizer_class"},
+    "flax": {"functional.nnx_embedding"},
+    "keras": {"functional.keras_embedding"},
+    "prometheus_client": {"metrics"},
+    "ray": {"ray.cluster"},
+    "shtab": {"cli.completion"},
 }
-OUTSIDE = {"flax", "jax", "jaxlib", "keras", "pyarrow", "google", "numpy", "prometheus_client", "ray", "shtab", *PEERS}
+# Other libraries that the benches measure against: nothing else may know them.
+PEERS = ("duckdb", "fbgemm_gpu", "jax_tpu_embedding", "pandas", "polars", "tensorflow")
+PEERS += ("tensorflow_recommenders_addons", "torch", "torchrec")
+ALLOWED |= {library: {"bench.peers"} for library in PEERS}
 
 # Packages and modules of penstock from high to low, as ARCHITECTURE.md draws them: an import goes down, or to the right
 # in its line, never back.
@@ -23,5 +27,5 @@ engine   table_access   run   processes   deltas   checkpoint   telemetry   plan
 core   routing   tables   io
 options   activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads
-frames   validation   flag_values   filesystem   plots   updates   caching   pyx   interrupts   errors
+frames   validation   flag_values   lineage   filesystem   plots   updates   caching   pyx   interrupts   errors
 """

@@ -20,7 +20,8 @@ def public_calls():
         if inspect.isclass(value):
             kinds = [kind for kind in value.__mro__ if kind.__module__.startswith("penstock.")]
             attributes = {attribute for kind in kinds for attribute in vars(kind) if not attribute.startswith("_")}
-            calls |= {f"{name}.{attribute}": getattr(value, attribute) for attribute in attributes}
+            methods = {f"{name}.{attribute}": getattr(value, attribute) for attribute in attributes}
+            calls |= {method: call for method, call in methods.items() if inspect.isroutine(call)}
     return {name: call for name, call in sorted(calls.items()) if callable(call)}
 
 

@@ -20,11 +20,11 @@ from penstock.bench import (
     runner,
 )
 from penstock.bench.distributions import hot, reused, spread, uniform, zipf
-from penstock.bench.peers import of_jax, of_numpy
+from penstock.bench.peers import jax_peer, numpy_peer
 from penstock.bench.report.readme_table import cell_of, peers_of
 from penstock.bench.workloads import TableSize, Workload, make
 
-WAYS = of_numpy.ways(1) + of_jax.ways(1)
+WAYS = numpy_peer.ways(1) + jax_peer.ways(1)
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_failure_of_ours_is_a_result(workload, monkeypatch):
     run = compare.measure(cases.Point("w1/sgd", "sgd", workload), workload.steps(), None, settings)
     assert run["sides"] == {}
     assert "wrong result" in run["failed"]["penstock"]
-    assert runner.Found(runs=[run]).failed == ["w1/sgd"]
+    assert runner.Results(runs=[run]).failed == ["w1/sgd"]
 
 
 # ---- samples and limits

@@ -89,8 +89,8 @@ def plan(**changes):
 
 def test_a_peer_that_kills_its_process_is_reported_and_the_rest_is_measured(monkeypatch):
     heard = [
-        runner.Heard([["w1/sgd", None]], "torch_bad", "w1/adagrad", "the process was killed by signal 6: abort"),
-        runner.Heard([["w1/adagrad", None]]),
+        runner.ChildState([["w1/sgd", None]], "torch_bad", "w1/adagrad", "the process was killed by signal 6: abort"),
+        runner.ChildState([["w1/adagrad", None]]),
     ]
     orders = []
     monkeypatch.setattr(runner, "listen", lambda plan, order, found: orders.append(order) or heard.pop(0))
@@ -102,7 +102,9 @@ def test_a_peer_that_kills_its_process_is_reported_and_the_rest_is_measured(monk
 
 
 def test_a_killed_measurement_of_penstock_fails_the_case(monkeypatch):
-    monkeypatch.setattr(runner, "listen", lambda plan, order, found: runner.Heard([], "penstock", "w1/sgd", "gone"))
+    monkeypatch.setattr(
+        runner, "listen", lambda plan, order, found: runner.ChildState([], "penstock", "w1/sgd", "gone")
+    )
     found = runner.run(plan())
     assert found.failed == ["w1/sgd"]
     assert found.runs[0]["failed"] == {"penstock": "gone"}
@@ -111,7 +113,7 @@ def test_a_killed_measurement_of_penstock_fails_the_case(monkeypatch):
 def test_the_end_of_a_killed_child_is_noticed(monkeypatch):
     monkeypatch.setattr(machine, "environment", lambda threads: {**os.environ, "PYTHONPATH": "/nowhere", "PATH": ""})
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    heard = runner.listen(plan(), {"threads": 1}, runner.Found())
+    heard = runner.listen(plan(), {"threads": 1}, runner.Results())
     assert heard.ended == "the process ended with exit code 1: no output"
 
 
@@ -120,7 +122,7 @@ def test_half_a_line_of_a_child_that_was_killed_is_no_event(monkeypatch, tmp_pat
     child.write_text("""#!/bin/sh\nprintf '{"event": "beg' >/proc/self/fd/$3\nkill -9 $$\n""")
     child.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(child))
-    heard = runner.listen(plan(), {"threads": 1}, runner.Found())
+    heard = runner.listen(plan(), {"threads": 1}, runner.Results())
     assert heard.ended == "the process was killed by signal 9: no output"
 
 

@@ -47,7 +47,7 @@ def result():
         *(fake_run("growth/rows", "adagrad", x) for x in (1000, 10_000)),
     ]
     plan = runner.Plan(cases=["w1/sgd"], threads=[1], rounds=1, sizes=cases.SHORT)
-    return runner.as_json(plan, runner.Found(runs=runs, unusable={"polars": "broken"})) | {"absent": ["duckdb"]}
+    return runner.as_json(plan, runner.Results(runs=runs, unusable={"polars": "broken"})) | {"absent": ["duckdb"]}
 
 
 def test_the_table_has_a_row_per_kind_and_names_the_best_peer(result):
@@ -119,7 +119,7 @@ def measured(result, monkeypatch):
 
     def run(plan):
         plans.append(plan)
-        return runner.Found(runs=result["runs"])
+        return runner.Results(runs=result["runs"])
 
     monkeypatch.setattr(runner, "run", run)
     return plans
@@ -160,7 +160,7 @@ def test_the_share_of_the_limit_names_its_threads(measured, result, monkeypatch,
     def run(plan):
         for one in result["runs"]:
             plan.told(one)
-        return runner.Found(runs=result["runs"])
+        return runner.Results(runs=result["runs"])
 
     monkeypatch.setattr(runner, "run", run)
     assert main(["bench", "w1/sgd", "--peers", "none"]) == 0

@@ -5,7 +5,7 @@ import pytest
 from checkpoints import LOG, ROWS, commits, config_of, engine_of, everything, unbroken
 
 import penstock as ps
-from penstock.config import optimizers as o
+import penstock.updates as o
 from penstock.errors import StateError
 
 # ---- save and restore

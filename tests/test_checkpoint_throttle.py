@@ -32,7 +32,7 @@ def worker():
 
     yield start
     for pace in ends:
-        pace.hurry()
+        pace.expedite()
     for thread in threads:
         thread.join()
 
@@ -56,10 +56,10 @@ def test_a_commit_writes_only_as_much_as_steps_allow(worker):
     assert reaches(done, 4)
 
 
-def test_a_hurried_commit_does_all_work_and_leaves_no_debt(worker):
+def test_an_expedited_commit_does_all_work_and_leaves_no_debt(worker):
     pace = Pace()
     done, thread = worker(pace)
-    pace.hurry()
+    pace.expedite()
     thread.join()
     assert len(done) == 10
     pace.allow(1.5)  # from here on paced again, with nothing owed
@@ -67,16 +67,16 @@ def test_a_hurried_commit_does_all_work_and_leaves_no_debt(worker):
     assert reaches(later, 2)
 
 
-@pytest.mark.parametrize("hurried", [False, True])
-def test_a_wait_ends_with_the_next_allowance_and_at_once_in_a_hurry(hurried):
+@pytest.mark.parametrize("expedited", [False, True])
+def test_a_wait_ends_with_the_next_allowance_and_at_once_when_expedited(expedited):
     pace, there = Pace(), []
-    if hurried:
-        pace.hurry()
+    if expedited:
+        pace.expedite()
     thread = threading.Thread(target=lambda: pace.wait_for(lambda: there))
     thread.start()
     there.append(1)
-    pace.tell()  # without a hurry this wakes no thread
-    if not hurried:
+    pace.tell()  # while it is not expedited this wakes no thread
+    if not expedited:
         pace.allow(0.0)
     thread.join(HANG_S)
     assert not thread.is_alive()

@@ -9,12 +9,11 @@ from text_configs import PLAIN, TABLE, engine, plain
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.engine_config_pb2 import EngineConfig
-from penstock.config.optimizers import SGD, Adagrad, DynamicLearningRate
 from penstock.config.specs import FeatureSpec
 from penstock.config.tables import Constant, TableConfig, TruncatedNormal, Uniform
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.errors import ConfigError
-from penstock.updates import UpdateRule
+from penstock.updates import SGD, Adagrad, DynamicLearningRate, UpdateRule
 
 
 def test_a_table_is_read_whole():

@@ -10,10 +10,9 @@ import pytest
 import penstock
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimization_parameters_pb2 import OptimizationParameters
-from penstock.config.optimizers import OPTIMIZERS, OWN_OPTIMIZERS, WITHOUT_FORMULA, UserDefinedProgram, update_rule
-from penstock.config.optimizers.proto_conversion import optimization_parameters
+from penstock.config.optimizer_protos import optimization_parameters
 from penstock.config.tables import Constant, RowIdInitializer, TableConfig
-from penstock.updates import UPDATES
+from penstock.updates import OPTIMIZERS, OWN_OPTIMIZERS, UPDATES, WITHOUT_FORMULA, UserDefinedProgram, update_rule
 
 
 def halve(gradient, weights, *slots):

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizers import (
+from penstock.config.optimizer_protos import optimization_parameters
+from penstock.config.tables import QuantizationConfig, TableConfig, TruncatedNormal
+from penstock.errors import ConfigError
+from penstock.updates import (
     FTRL,
     SGD,
     Adagrad,
@@ -14,12 +17,9 @@ from penstock.config.optimizers import (
     Adam,
     OnlineYogi,
     RowWiseAdagrad,
+    UpdateRule,
     update_rule,
 )
-from penstock.config.optimizers.proto_conversion import optimization_parameters
-from penstock.config.tables import QuantizationConfig, TableConfig, TruncatedNormal
-from penstock.errors import ConfigError
-from penstock.updates import UpdateRule
 
 
 def through_proto(optimizer):

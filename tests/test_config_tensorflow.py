@@ -64,7 +64,7 @@ print("same schema")
 SAME_CLASSES = """
 import inspect
 from tensorflow.core.protobuf.tpu import optimization_parameters_pb2
-from penstock.config.optimizers.proto_conversion import optimization_parameters
+from penstock.config.optimizer_protos import optimization_parameters
 theirs = tf.tpu.experimental.embedding
 for name in ("SGD", "Adagrad", "AdagradMomentum", "FTRL", "Adam"):
     their, our = getattr(theirs, name), getattr(penstock, name)

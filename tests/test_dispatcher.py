@@ -8,9 +8,9 @@ import pytest
 from device_table import device_table
 from limits import HANG_S
 
+import penstock.updates as o
 from penstock.bridge.feeding.dispatcher import AHEAD, RING, Arena, Dispatcher
 from penstock.bridge.sharding import Layout
-from penstock.config import optimizers as o
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine

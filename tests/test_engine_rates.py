@@ -6,7 +6,7 @@ import pytest
 from engines import batch, column, engine_of, frame, zeroed
 
 import penstock as ps
-from penstock.config.optimizers import DynamicLearningRate
+from penstock.updates import DynamicLearningRate
 
 # ---- learning rates
 

@@ -1,14 +1,10 @@
 """Kill it anywhere: a sample of what ``make faults`` runs in full. Seeded; a failure tells how to see it again."""
 
 import errno
-import json
 import os
-import shutil
-import signal
 import subprocess
 
 import pytest
-from checkpoints import FORMAT_2, FORMAT_2_WHOLE
 from faults.harness import Harness, deliver
 from ipc import log
 
@@ -50,20 +46,6 @@ def of_cached_tables(tmp_path_factory):
 @pytest.mark.parametrize("name", ["moment:2", "kill:20", "kill-half:40", "eio:30", "enospc:50", "limit:20000"])
 def test_a_replay_with_rows_in_flight_that_ended_early_resumes_to_the_same_state(of_cached_tables, name):
     of_cached_tables.check(name)
-
-
-@pytest.mark.parametrize("kind", ["killing", "killing half"])
-@pytest.mark.parametrize("number", [3, 8, 11, 14, 20])  # the resumed run makes two commits at least: 21 operations
-def test_a_killed_resume_of_a_checkpoint_of_format_2_is_resumed_again(harness, kind, number):
-    folder = shutil.copytree(FORMAT_2 / "commits", harness.folder / f"format-2-{kind}-{number}")
-    argv = ["replay", FORMAT_2 / "tables.pbtxt", FORMAT_2 / "log.arrows", "--num-required", "3", "--threads", "1"]
-    argv += ["--json", "--checkpoint", folder, "--every", "1", "--resume"]
-    assert harness.run(argv, fault=["killing", number, kind == "killing half"])["code"] == -signal.SIGKILL
-    assert harness.run(["inspect", folder])["code"] == 0
-    resumed = harness.run(argv)
-    assert resumed["code"] == 0, resumed["err"]
-    assert json.loads(resumed["out"])["state_hash"] == FORMAT_2_WHOLE
-    assert harness.run(["inspect", folder])["code"] == 0
 
 
 @pytest.mark.parametrize("limit", [2000, 40_000])

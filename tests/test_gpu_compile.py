@@ -7,7 +7,7 @@ import pytest
 from penstock.bench.gpu import compiled_steps as steps
 from penstock.bridge.sharding import Layout
 
-STEP_OF = steps.Case("SGD", 32)
+STEP_OF = steps.GpuCase("SGD", 32)
 LAYOUT = Layout("t", 10_000, 32, 1, 1, False)
 ROWS = LAYOUT.lines_per_device
 STEP = f"""HloModule jit_local
@@ -39,7 +39,7 @@ def test_a_step_of_two_kernels_in_place_without_atomics_has_no_faults():
     ("found", "text", "ptx", "fault"),
     [
         (memory(alias=4), STEP, PTX, f"aliases 4 bytes of a table of {LAYOUT.nbytes}"),
-        (memory(temporary=1 << 40), STEP, PTX, "needs 1099511627776 bytes beside the table, more than"),
+        (memory(temporary=1 << 40), STEP, PTX, "needs 1099511627776 bytes in addition to the table, more than"),
         (memory(), STEP.replace("copy(%zero)", f"x(%z), f32[{ROWS},2,32]{{2,1,0}} copy(%t)"), PTX, "copies a table of"),
         (memory(), STEP.replace("  %fence", 2 * "  %x = s32[2]{0} copy(%y)\n" + "  %fence"), PTX, "launches 4 kernels"),
         (memory(), STEP, PTX + "@%p1 red.global.add.f32 [%rd1], %f1;\n", "has an atomic operation, red.global.add.f32"),

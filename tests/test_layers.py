@@ -1,6 +1,7 @@
-"""The room table of ARCHITECTURE.md, enforced: which module may import which."""
+"""The order of packages in ARCHITECTURE.md, and which package may import which library."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -8,8 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from import_rules import ROOMS
-from package_layers import LAYERS, OUTSIDE
+from package_layers import ALLOWED, LAYERS
 
 ROOT = Path(__file__).resolve().parents[1]
 CYTHON = {".pyx", ".pxd"}
@@ -100,16 +100,13 @@ def within(module, prefixes):
     return any(module == p or module.startswith(p + ".") for p in prefixes)
 
 
-@pytest.mark.parametrize(("module", "path"), [m for m in modules() if m[0] != "penstock"], ids=lambda v: str(v))
-def test_a_module_imports_only_what_its_room_may(module, path):
-    room = max((r for r in ROOMS if within(module, {r[0]})), key=lambda r: len(r[0]), default=None)
-    assert room is not None, f"{module} belongs to no room: add it to the table here and in ARCHITECTURE.md"
-    for imported, is_loaded in imports(path):
-        top = imported.split(".")[0]
-        if top == "penstock":
-            assert within(imported, room[1]), f"{module} ({room[0]}) may not import {imported}"
-        elif top in OUTSIDE and is_loaded:
-            assert top in room[2], f"{module} ({room[0]}) may not import {imported}"
+def test_a_library_is_imported_only_where_it_may_be():
+    for module, path in modules():
+        for imported, is_loaded in imports(path):
+            library = imported.split(".")[0]
+            if is_loaded and library in ALLOWED:
+                packages = {f"penstock.{package}" for package in ALLOWED[library]}
+                assert within(module, packages), f"{module} may not import {library}"
 
 
 def test_no_module_imports_the_top_level_package():
@@ -202,7 +199,10 @@ def test_every_public_name_exists():
 
     assert all(getattr(penstock, name) is not None for name in penstock.__all__)
     stub = ast.parse((ROOT / "engine" / "__init__.pyi").read_text())
-    assert penstock.__all__ == sorted(a.name for n in stub.body if isinstance(n, ast.ImportFrom) for a in n.names)
+    imported = [(node, alias.name) for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    modules = [importlib.import_module(node.module) for node, name in imported if name == "*"]
+    listed = [name for _, name in imported if name != "*"] + [name for module in modules for name in module.__all__]
+    assert penstock.__all__ == sorted(listed)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = penstock.Nothing
 
@@ -226,26 +226,14 @@ def test_no_two_modules_share_a_name_without_a_reason():
     assert {name for name, times in found.items() if times > 1} - SHARED_NAMES.keys() == set()
 
 
-# Modules of a package beside its ``__init__``; ``cli`` has one per command.
-MOST_MODULES = Counter({"engine": 21, "engine/cli": 17})
+# A file may be long where it is one state machine.
+MOST_LINES = 500
 
 
-def test_no_package_has_too_many_modules():
-    found = {path.relative_to(ROOT).with_suffix("") for _, path in modules() if path.stem != "__init__"}
-    sizes = Counter(str(path.parent) for path in found)
-    assert sizes["engine"] > 1
-    assert {name: size for name, size in sizes.items() if size > (MOST_MODULES[name] or 16)} == {}
-
-
-MOST_LINES = 300
-# One table, which is read as one.
-LONGER = {"engine/options.py": 550}
-
-
-def test_no_module_has_more_than_300_lines():
+def test_no_module_has_more_than_500_lines():
     folders = [ROOT / folder for folder in ("engine", "io", "pyx", "bench", "tests", "examples")]
     files = (path for folder in folders for path in folder.rglob("*") if path.suffix in {".py", ".pyx", ".pxd", ".h"})
     written = [path for path in files if "vendor" not in path.parts and not path.name.endswith("_pb2.py")]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in written}
     assert len(lengths) > 400
-    assert {name: n for name, n in lengths.items() if n > LONGER.get(name, MOST_LINES)} == {}
+    assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}

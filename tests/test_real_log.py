@@ -12,9 +12,9 @@ from ipc import stream
 from oracle import adagrad_step, coalesce, ulps
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizers import Adagrad
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine
+from penstock.updates import Adagrad
 
 LR, DIM, WORDS = 0.1, 8, 1083
 COLUMNS = {"gradient": "grad"}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sharing import LocalJob
 
 import penstock as ps
+import penstock.updates as o
 from penstock.checkpoint.store import Folder
-from penstock.config import optimizers as o
 
 COUNTS = [1, 2, 3, 5]
 LOGS = [[batch(step, n) for step in range(8)] for n in range(3)]

@@ -12,7 +12,7 @@ from deltas import WHOLE, bytes_of, equal, follow, follower_of, numbers, tables_
 from ipc import write
 
 import penstock as ps
-from penstock.config import optimizers as o
+import penstock.updates as o
 
 LAZY = [o.SGD(0.1), o.Adagrad(0.1), o.FTRL(0.1), o.Adam(0.1), o.Momentum(0.1)]
 

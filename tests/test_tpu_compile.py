@@ -50,7 +50,7 @@ def test_a_copy_of_a_table_is_found(monkeypatch):
     assert list(m.faults(case, layout, Memory, "")) == []
     assert list(m.faults(case, layout, Memory, copied)) == [f"copies a table of {shape}"]
     Memory.temp_size_in_bytes = 2 << 20
-    assert "beside the table" in next(m.faults(case, layout, Memory, ""))
+    assert "in addition to the table" in next(m.faults(case, layout, Memory, ""))
 
 
 def test_the_kernel_moves_every_line_once_in_and_once_out(mesh_of):
@@ -81,7 +81,7 @@ def test_the_kept_matrix_holds_every_case_within_its_bound():
     rows = page.read_text().partition("|---")[2].splitlines()[1:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     kept = [(generation, optimizer, int(dim), variant) for generation, optimizer, dim, variant, *_ in cells]
-    names = [(c.generation, c.what, c.dim, c.variant) for c in m.cases(small=False)]
+    names = [(c.generation, c.title, c.dim, c.variant) for c in m.cases(small=False)]
     assert sorted(kept) == sorted(names)
     for _, what, dim, variant, _, ratio, *_ in cells:
         by_xla = variant == "xla" or ", write" in what
@@ -125,7 +125,7 @@ def test_bundles_are_those_of_a_full_block():
 
 def test_the_kernel_needs_at_most_24_bundles_per_line_of_adagrad(tmp_path):
     if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed: pip install -e '.[tpu-aot]', or make tpu-small")
+        pytest.skip("libtpu is not installed: pip install 'penstock[tpu-aot]', or make tpu-small")
     results = tmp_path / "results.jsonl"
     module = "penstock.bench.tpu.bundles"
     command = [sys.executable, "-m", module, str(results), "--only", "v5e Adagrad 128"]
@@ -138,7 +138,7 @@ def test_the_kernel_needs_at_most_24_bundles_per_line_of_adagrad(tmp_path):
 @pytest.mark.parametrize("command", ["matrix --small", "functional_step --small", "exchanged_step", "cached_steps v5e"])
 def test_a_sample_of_the_steps_compiles_for_every_generation_for_several_hosts_and_elsewhere(command):
     if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed: pip install -e '.[tpu-aot]', or make tpu-small")
+        pytest.skip("libtpu is not installed: pip install 'penstock[tpu-aot]', or make tpu-small")
     module, *words = command.split()
     command = [sys.executable, "-m", f"penstock.bench.tpu.{module}", *words]
     done = subprocess.run(

@@ -8,7 +8,7 @@ from engines import parts_of, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.config import optimizers as o
+import penstock.updates as o
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from engines import parts_of, same
 
-from penstock.config import optimizers as o
+import penstock.updates as o
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import QuantizationConfig, TableConfig
 from penstock.engine import Engine

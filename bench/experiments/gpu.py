@@ -92,14 +92,14 @@ def alone(mesh, layout, rule, tables, steps) -> float:  # type: ignore[no-untype
 
     All arguments are on the device. A short and a long loop run, and the difference counts: not the launch, nor Python.
     """
-    stack, where = Stack.of([layout], rule, compact=False), row_sharding(mesh)
+    stack, sharding = Stack.of([layout], rule, compact=False), row_sharding(mesh)
     packer = Packer(stack, LayoutTeam())
     local = local_apply(rule, stack.line) if tables.variant == "xla" else tensorcore.local_apply(mesh, rule, stack.line)
     sent = []
     for ids, grads in steps:
         routed = packer.route([TableRows(0, ids, grads)])
         packed = packer.pack(routed, routed.by_device)
-        sent.append(tuple(jax.device_put(part, where) for part in packed.arguments))
+        sent.append(tuple(jax.device_put(part, sharding) for part in packed.arguments))
 
     @partial(jax.jit, donate_argnums=0)
     def run(arrays, sent, rounds, *numbers):  # type: ignore[no-untyped-def]

@@ -34,36 +34,36 @@ LIMIT = 1.10
 def main() -> int:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     arguments.add_argument("--rows", type=lengths, default=[2_000_000, 10_000_000], metavar="N,N", help="of the logs")
-    arguments.add_argument("--dir", type=Path, help="keep the logs here, and use those that are there already")
+    arguments.add_argument("--dir", type=Path, help="folder for the logs; existing logs are used")
     arguments.add_argument("--json", action="store_true", help="one JSON object instead of text")
     args = arguments.parse_args()
     if not sys.platform.startswith("linux"):
         print("memory.py: needs Linux: RssAnon is read from /proc/PID/status", file=sys.stderr)
         return 2
     say = (lambda *_, **__: None) if args.json else print
-    about = machine.describe() | machine.versions(["penstock"])
-    for name, value in about.items():
+    environment = machine.describe() | machine.versions(["penstock"])
+    for name, value in environment.items():
         say(f"{name:12} {value}")
     say(f"\n{'rows':>12} {'peak anon MB':>13} {'late anon MB':>13} {'peak file MB':>13} {'seconds':>8} {'rows/s':>10}")
     if args.dir is not None:
         args.dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        found = []
+        runs = []
         for rows in args.rows:
-            one = measure(rows, args.dir or Path(temporary))
-            found.append(one)
+            run = measure(rows, args.dir or Path(temporary))
+            runs.append(run)
             say(
-                f"{one['rows']:12,} {one['peak_anon_mb']:13.1f} {one['late_anon_mb']:13.1f} "
-                f"{one['peak_file_mb']:13.1f} {one['seconds']:8.2f} {one['rows_per_s']:10,.0f}",
+                f"{run['rows']:12,} {run['peak_anon_mb']:13.1f} {run['late_anon_mb']:13.1f} "
+                f"{run['peak_file_mb']:13.1f} {run['seconds']:8.2f} {run['rows_per_s']:10,.0f}",
                 flush=True,
             )
-    peak, late = (found[-1][of] / found[0][of] for of in ("peak_anon_mb", "late_anon_mb"))
+    peak, late = (runs[-1][key] / runs[0][key] for key in ("peak_anon_mb", "late_anon_mb"))
     flat = max(peak, late) <= LIMIT
-    say(f"\n{found[-1]['rows'] / found[0]['rows']:g} times the rows, {peak:.3f} times the peak, ", end="")
+    say(f"\n{runs[-1]['rows'] / runs[0]['rows']:g} times the rows, {peak:.3f} times the peak, ", end="")
     say(f"{late:.3f} times the late peak (limit {LIMIT:.2f}): {'does not grow' if flat else 'GROWS'}")
     if args.json:
         ratios = {"peak_ratio": peak, "late_ratio": late, "limit": LIMIT, "flat": flat}
-        print(json.dumps({"machine": about, "runs": found, **ratios}))
+        print(json.dumps({"machine": environment, "runs": runs, **ratios}))
     return 0 if flat else 1
 
 
@@ -82,14 +82,14 @@ def measure(rows: int, directory: Path) -> dict[str, Any]:
     """Replay a log of ``rows`` rows; return its memory in MB (10^6 bytes), and the seconds that replay reports."""
     log, config = log_of(rows, directory)
     command = [sys.executable, "-m", "penstock", "replay", str(config), str(log), "--no-hash", "--json"]
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(command, stdout=said, stderr=errors)
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(command, stdout=output, stderr=errors)
         anon, file = watch(child)
-        said.seek(0)
+        output.seek(0)
         errors.seek(0)
         if child.returncode:
             raise SystemExit(f"memory.py: replay failed with exit code {child.returncode}: {errors.read().strip()}")
-        report = json.load(said)
+        report = json.load(output)
     if report["rows"] != rows:
         raise SystemExit(f"memory.py: the log has {report['rows']} rows instead of {rows}")
     return {

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.updates import UPDATES, Ops, UpdateRule, update
+from penstock.updates import OPTIMIZERS, UPDATES, Ops, UpdateRule, update, update_rule
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "optimizers.md"
 BEGIN, END = "<!-- bench/experiments/ulp.py: begin -->\n", "<!-- bench/experiments/ulp.py: end -->\n"
@@ -29,14 +29,9 @@ DIMS = (1, 2, 3, 8, 17, 128)
 NUM_ROWS, NUM_TOUCHED = 1024, 40  # one row for each of the layout's shards, so that four devices share them
 RATES = (0.1, 0.3, 0.01, 1.0)
 
-NUM_SLOTS = dict.fromkeys(["stochastic_gradient_descent", "assign"], 0)
-NUM_SLOTS |= dict.fromkeys(["adagrad", "bounded_adagrad", "proximal_adagrad", "row_wise_adagrad"], 1)
-NUM_SLOTS |= dict.fromkeys(["momentum", "lion", "frequency_estimator", "user_defined_program"], 1)
-NUM_SLOTS |= dict.fromkeys(["adagrad_momentum", "ftrl", "adam", "rms_prop", "adadelta"], 2)
-NUM_SLOTS |= dict.fromkeys(["online_yogi", "proximal_yogi"], 2) | {"centered_rms_prop": 3}
-assert NUM_SLOTS.keys() == UPDATES.keys()
+NUM_SLOTS = {algorithm: len(OPTIMIZERS[algorithm].slot_names) for algorithm in UPDATES} | {"user_defined_program": 1}
 
-# The values of each optimizer's parameters; every combination is run.
+# The values of optimizers' parameters; every combination is run. Other optimizers run with their defaults.
 BOTH = [False, True]
 L1_L2 = {"l1": [0.0, 0.05], "l2": [0.0, 0.1]}
 HYPER: dict[str, dict[str, list[Any]]] = {
@@ -81,6 +76,8 @@ def user_program(gradient: Any, weights: Any, momenta: Any) -> tuple[Any, Any]:
 
 def hypers(algorithm: str) -> list[tuple[tuple[str, Any], ...]]:
     """Return every combination of an optimizer's parameters, with numbers rounded to float32."""
+    if algorithm not in HYPER and algorithm != "user_defined_program":
+        return [update_rule(OPTIMIZERS[algorithm]()).hyper]
     grid = HYPER.get(algorithm, {})
     return [
         tuple((name, v if isinstance(v, bool) else float(np.float32(v))) for name, v in zip(grid, values, strict=True))
@@ -169,7 +166,7 @@ def error_on_device(rule: UpdateRule, dim: int, num_devices: int, seed: int = 0,
         wanted = stepped(rule, rate, ids, grads, parts)
         table.apply(ids, grads, float(rate))
         got = [table.read(everything, part) for part in range(1 + rule.num_slots)]
-        worst = max(worst, *(ulps(*of) for of in zip(got, wanted, parts, strict=True)))
+        worst = max(worst, *(ulps(*arrays) for arrays in zip(got, wanted, parts, strict=True)))
         parts = got
     return worst
 
@@ -195,7 +192,7 @@ def error_with_pow_off(rule: UpdateRule, dim: int) -> float:
     for rate, ids, grads in frames(rule, rng, dim):
         wanted = stepped(rule, rate, ids, grads, parts)
         got = stepped(rule, rate, ids, grads, parts, off)
-        worst = max(worst, *(ulps(*of) for of in zip(got, wanted, parts, strict=True)))
+        worst = max(worst, *(ulps(*arrays) for arrays in zip(got, wanted, parts, strict=True)))
         parts = wanted
     return worst
 
@@ -233,14 +230,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare with what docs/optimizers.md says")
     parser.add_argument("--variant", choices=["xla"], help="XLA's own programs; default: what suits the devices")
-    given = parser.parse_args()
+    args = parser.parse_args()
     import jax
 
     jax.config.update("jax_num_cpu_devices", 4)
-    table = "\n".join(measure(given.variant)) + "\n"
+    table = "\n".join(measure(args.variant)) + "\n"
     head, rest = DOCS.read_text().split(BEGIN)
     written, tail = rest.split(END)
-    if given.check:
+    if args.check:
         print("as written" if written == table else f"differs from {DOCS.name}:\n{written}")
         return int(written != table)
     DOCS.write_text(head + BEGIN + table + END + tail)

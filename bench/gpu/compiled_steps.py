@@ -1,8 +1,8 @@
-"""Every step and write for an H200, by XLA's real compiler for GPUs, on a machine without a GPU.
+"""Every step and write, compiled by XLA for an H200, on a machine without a GPU.
 
 XLA compiles for a described device, down to PTX, at the most rows that one dispatch takes. A step must alias its whole
 table and copy none of it, need temporary memory bounded by its rows, launch at most three kernels, and contain no
-atomic operation (``atom``, ``red``): a sum by atomics has another order, and so other bits, in every run. A user's own
+atomic operation (``atom``, ``red``): a sum by atomics has another order, and so other bits, in every run. A user's
 step (``penstock.bridge.gather`` and ``apply``) sums repeated rows, for which XLA uses atomics by default. It is
 compiled with XLA's option for repeatable results, and may launch any number of kernels. This shows nothing about time.
 ``make gpu-aot`` runs it, and ``--small`` is the sample that CI compiles.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench.tpu import functional_step
-from penstock.bench.tpu.matrix import on_device
+from penstock.bench.tpu.matrix import copies
 from penstock.bench.tpu.moved_bytes import instructions
 from penstock.bench.tpu.step_cases import optimizers
 
@@ -40,20 +40,20 @@ gpu_device_info {
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 } device_description_str: "NVIDIA H200"
 """
 ROWS, MOST_KERNELS = 10_000_000, 3
-PLACES = 1_000_003  # of a cached table, whose steps also read rows that come down and write those that go up
+PLACES = 1_000_003  # of a cached table, whose steps also read evicted rows and write fetched ones
 DIMS = (8, 32, 128, 200)
 SMALL = {("SGD", 128), ("Adagrad", 32), ("Adam", 128), ("RowWiseAdagrad", 32)}
 # A user's own step, alone and in a scan.
 OWN, SCANNED = "own step", "own steps, scanned"
 # Operations of a compiled program that launch nothing.
 FREE = {"parameter", "bitcast", "get-tuple-element", "tuple", "constant"}
-# What shows that a step is done: a constant, which is copied without a kernel.
+# Signals that a step is done: a constant, which is copied without a kernel.
 FENCE = "s32[1]{0}"
 ATOMIC = re.compile(r"^\s*(?:@\S+\s+)?((?:atom|red)\.\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Case:
+class GpuCase:
     optimizer: str
     dim: int
     program: str = "apply"
@@ -65,18 +65,18 @@ class Case:
         return self.program in (OWN, SCANNED)
 
 
-def cases(small: bool) -> Iterator[Case]:
+def cases(small: bool) -> Iterator[GpuCase]:
     """Yield the programs to compile. small : a few steps, a write, and those of a small cached table"""
     for optimizer, dim in product(sorted(optimizers()), DIMS):
         if not small or (optimizer, dim) in SMALL:
-            yield Case(optimizer, dim)
+            yield GpuCase(optimizer, dim)
     for dim in (32,) if small else DIMS:
-        yield Case("Adagrad", dim, "write")
-        yield from (Case("Adagrad", dim, program, PLACES) for program in ("read", "write", "apply"))
+        yield GpuCase("Adagrad", dim, "write")
+        yield from (GpuCase("Adagrad", dim, program, PLACES) for program in ("read", "write", "apply"))
     for optimizer, dim in product(functional_step.OPTIMIZERS, DIMS):
         for program in (OWN, SCANNED):
             if not small or (optimizer, dim, program) == ("Adagrad", 32, OWN):
-                yield Case(optimizer, dim, program)
+                yield GpuCase(optimizer, dim, program)
 
 
 def set_environment(dump: Path | None = None) -> None:
@@ -105,7 +105,7 @@ def mesh_of_one() -> Any:
     return Mesh(np.asarray(described.devices).reshape(-1), ("shard",))
 
 
-def compiled(case: Case, mesh: Any) -> tuple[Any, Any]:
+def compiled(case: GpuCase, mesh: Any) -> tuple[Any, Any]:
     """Return a compiled program, and the layout of its table."""
     from penstock.bridge import program_cache
     from penstock.bridge.sharding import Layout
@@ -116,7 +116,7 @@ def compiled(case: Case, mesh: Any) -> tuple[Any, Any]:
     spec = EmbeddingConfig.from_tables([table]).table("t")
     layout = Layout("t", case.rows, case.dim, len(spec.slots), 1, False, row_slots=spec.rule.row_slots)
     if case.is_own:
-        step = functional_step.Step(
+        step = functional_step.FunctionalStep(
             "h200", case.optimizer, case.dim, "xla", "scan" if case.program == SCANNED else "one chip"
         )
         return functional_step.compiled((layout, spec.rule, mesh), step, xla_gpu_deterministic_ops=True)
@@ -126,7 +126,7 @@ def compiled(case: Case, mesh: Any) -> tuple[Any, Any]:
     return program, layout
 
 
-def lines_of(case: Case, layout: Any) -> int:
+def lines_of(case: GpuCase, layout: Any) -> int:
     """Return the lines of the largest step that is one dispatch, or of a user's own step; of a read the rows."""
     from penstock.bridge.sharding import MAX_BUCKET, largest_bucket
 
@@ -138,20 +138,21 @@ def lines_of(case: Case, layout: Any) -> int:
 def kernels(text: str) -> list[str]:
     """Return the operations of a compiled program that launch a kernel, or copy more than the fence."""
     entry = text[text.index("ENTRY ") :]
-    launched = [(what, kind) for _, kind, what, _ in instructions(entry) if what not in FREE]
-    return [what for what, kind in launched if not (what == "copy" and kind.startswith(FENCE)) and "-done" not in what]
+    return [
+        operation
+        for _, kind, operation, _ in instructions(entry)
+        if operation not in FREE and "-done" not in operation and not (operation == "copy" and kind.startswith(FENCE))
+    ]
 
 
-def faults(case: Case, layout: Any, memory: Any, text: str, ptx: str) -> Iterator[str]:
-    """Yield what a compiled program does that it must not."""
+def faults(case: GpuCase, layout: Any, memory: Any, text: str, ptx: str) -> Iterator[str]:
+    """Yield the faults of a compiled program."""
     if case.program != "read" and memory.alias_size_in_bytes != layout.nbytes:
         yield f"aliases {memory.alias_size_in_bytes} bytes of a table of {layout.nbytes}"
     bound = temporary_bound(case, layout)
     if memory.temp_size_in_bytes > bound:
-        yield f"needs {memory.temp_size_in_bytes} bytes beside the table, more than {bound}"
-    for shape in on_device(layout):
-        if re.search(rf"\[{','.join(map(str, shape))}\]\S* copy(-start)?\(", text):
-            yield f"copies a table of {shape}"
+        yield f"needs {memory.temp_size_in_bytes} bytes in addition to the table, more than {bound}"
+    yield from copies(layout, text)
     launched = kernels(text)
     if len(launched) > MOST_KERNELS and not case.is_own:
         yield f"launches {len(launched)} kernels ({', '.join(launched)}), more than {MOST_KERNELS}"
@@ -161,8 +162,8 @@ def faults(case: Case, layout: Any, memory: Any, text: str, ptx: str) -> Iterato
         yield "has no PTX"
 
 
-def temporary_bound(case: Case, layout: Any) -> int:
-    """Return the bytes that a program may need beside the table: its rows three times; to sort lookups, also these."""
+def temporary_bound(case: GpuCase, layout: Any) -> int:
+    """Return the bytes that a program may need in addition to the table: its rows three times, and sorted lookups."""
     bound: int = (1 << 20) + 3 * lines_of(case, layout) * (layout.line.nbytes(1) + 4 * layout.line.width)
     if case.is_own:
         bound = functional_step.temporary_bound(layout) + 4 * functional_step.LOOKUPS * 4 * (layout.line.width + 8)
@@ -182,18 +183,18 @@ def main(words: Sequence[str] | None = None) -> int:
         for case in cases(args.small):
             began = time.perf_counter()
             program, layout = compiled(case, mesh)
-            found = sorted(dump.glob("*.ptx"))
+            ptx_files = sorted(dump.glob("*.ptx"))
             text, memory = program.as_text(), program.memory_analysis()
-            failed = list(faults(case, layout, memory, text, "".join(path.read_text() for path in found)))
+            failed = list(faults(case, layout, memory, text, "".join(path.read_text() for path in ptx_files)))
             for path in dump.iterdir():
                 path.unlink()
             size, seconds = f"{memory.temp_size_in_bytes / 1e6:.2f} MB", f"{time.perf_counter() - began:.1f} s"
-            what = case.program + ", cached" * (case.rows == PLACES)
+            title = case.program + ", cached" * (case.rows == PLACES)
             rows = f"{lines_of(case, layout):,}"
-            cells = [case.optimizer, case.dim, what, rows, size, len(kernels(text)), seconds]
+            cells = [case.optimizer, case.dim, title, rows, size, len(kernels(text)), seconds]
             print("|", " | ".join(map(str, [*cells, "; ".join(failed)])), "|", flush=True)
             number, bad = number + 1, bad + bool(failed)
-    print(f"{number} compiled, {bad} not as they must be", file=sys.stderr)
+    print(f"{number} compiled, {bad} with faults", file=sys.stderr)
     return 1 if bad or not number else 0
 
 

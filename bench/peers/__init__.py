@@ -1,6 +1,6 @@
 """The ways of other libraries, one module per library; a module is imported only if its library is installed.
 
-Each way is what a good user of that library would write. docs/performance.md lists the work that is not timed.
+Each way is the code that an experienced user of that library would write. docs/performance.md lists the untimed work.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from penstock.errors import UsageError
 
 # Name in --peers → (import name, distribution name, module in this package).
 PEERS = {
-    "numpy": ("numpy", "numpy", "of_numpy"),
-    "jax": ("jax", "jax", "of_jax"),
-    "torch": ("torch", "torch", "of_torch"),
-    "fbgemm": ("fbgemm_gpu", "fbgemm-gpu-cpu", "of_fbgemm"),
-    "tensorflow": ("tensorflow", "tensorflow-cpu", "of_tensorflow"),
-    "polars": ("polars", "polars", "of_polars"),
-    "duckdb": ("duckdb", "duckdb", "of_duckdb"),
-    "pandas": ("pandas", "pandas", "of_pandas"),
-    "torchrec": ("torchrec", "torchrec", "of_torchrec"),
-    "tfra": ("tensorflow_recommenders_addons", "tensorflow-recommenders-addons", "of_tfra"),
-    "jax-tpu-embedding": ("jax_tpu_embedding", "jax-tpu-embedding", "of_jax_tpu_embedding"),
+    "numpy": ("numpy", "numpy", "numpy_peer"),
+    "jax": ("jax", "jax", "jax_peer"),
+    "torch": ("torch", "torch", "torch_peer"),
+    "fbgemm": ("fbgemm_gpu", "fbgemm-gpu-cpu", "fbgemm_peer"),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow_peer"),
+    "polars": ("polars", "polars", "polars_peer"),
+    "duckdb": ("duckdb", "duckdb", "duckdb_peer"),
+    "pandas": ("pandas", "pandas", "pandas_peer"),
+    "torchrec": ("torchrec", "torchrec", "torchrec_peer"),
+    "tfra": ("tensorflow_recommenders_addons", "tensorflow-recommenders-addons", "tfra_peer"),
+    "jax-tpu-embedding": ("jax_tpu_embedding", "jax-tpu-embedding", "jax_tpu_embedding_peer"),
 }
 ALL, NONE = "all", "none"
 
@@ -50,5 +50,5 @@ def missing(names: Sequence[str]) -> list[str]:
 def ways(name: str, threads: int) -> list[AnyWay]:
     """Return all ways of one peer. Importing its library may raise anything."""
     module = importlib.import_module(f"penstock.bench.peers.{PEERS[name][2]}")
-    made: list[AnyWay] = module.ways(threads)
-    return made
+    result: list[AnyWay] = module.ways(threads)
+    return result

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench.cases import GROWTH
+from penstock.bench.contestants import OURS
 from penstock.bench.machine import named, threads_text
 from penstock.bench.report import plots
 from penstock.bench.report.comparison import check_machine, read_result
 from penstock.bench.report.readme_table import cell_of, peers_of
 from penstock.bench.workloads import WORKLOADS
 from penstock.plots.svg import standalone
-
-OURS = "penstock"
 
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:60rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.2rem .7rem;border-bottom:1px solid #ddd;text-align:right}
@@ -52,33 +51,33 @@ def figures(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     runs = [run for run in result["runs"] if OURS in run["sides"]]
     cpu = result["machine"]["cpu"]
     for threads in sorted({run["threads"] for run in runs}):
-        of = [run for run in runs if run["threads"] == threads]
+        threads_runs = [run for run in runs if run["threads"] == threads]
         for workload in WORKLOADS:
-            its = [r for r in of if r["case"].startswith(f"{workload}/")]
-            if any(peers_of(run) for run in its):
-                title = f"{workload}, {its[0]['workload']['title']}; {threads_text(threads)} of {cpu}"
-                yield f"{workload}-{threads}", plots.ratios(title, its)
-        compared = [r for r in of if r["case"].split("/")[0] in WORKLOADS]
+            case_runs = [r for r in threads_runs if r["case"].startswith(f"{workload}/")]
+            if any(peers_of(run) for run in case_runs):
+                title = f"{workload}, {case_runs[0]['workload']['title']}; {threads_text(threads)} of {cpu}"
+                yield f"{workload}-{threads}", plots.ratios(title, case_runs)
+        compared = [r for r in threads_runs if r["case"].split("/")[0] in WORKLOADS]
         if compared:
             title = f"share of the memory's limit; {threads_text(threads)} of {cpu}"
             yield f"limit-{threads}", plots.shares(title, compared)
     for case in GROWTH:
-        its = [run for run in runs if run["case"] == case]
-        if its:
-            yield case.replace("/", "-"), plots.growth(case.split("/")[1], its)
+        case_runs = [run for run in runs if run["case"] == case]
+        if case_runs:
+            yield case.replace("/", "-"), plots.growth(case.split("/")[1], case_runs)
 
 
 # ---- the page
 
 
 def page(result: dict[str, Any], pictures: list[str]) -> str:
-    where = result["machine"]
-    machine = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in where.items())
+    description = result["machine"]
+    machine = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in description.items())
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>penstock bench</title>",
         f"<style>{STYLE}</style><h1>penstock bench</h1>",
-        f"<p>{escape(named(where))}<br>{escape(machine)}<br>{escape(versions)}<br>{result['rounds']} rounds, "
+        f"<p>{escape(named(description))}<br>{escape(machine)}<br>{escape(versions)}<br>{result['rounds']} rounds, "
         f"{result['sizes']['rows']:,} rows a step.</p>",
         *problems(result),
         *(f"<p>{picture}</p>" for picture in pictures),
@@ -94,8 +93,8 @@ def problems(result: dict[str, Any]) -> Iterator[str]:
         yield f"<p class=bad>Our own result is wrong or missing in: {escape(', '.join(result['failed']))}</p>"
     if result.get("absent"):
         yield f"<p>Not installed: {escape(', '.join(result['absent']))}</p>"
-    for what, problem in (result["unusable"] | result["died"]).items():
-        yield f"<p>Left out, {escape(what)}: {escape(problem)}</p>"
+    for name, problem in (result["unusable"] | result["died"]).items():
+        yield f"<p>Left out, {escape(name)}: {escape(problem)}</p>"
 
 
 def run_table(run: dict[str, Any]) -> str:
@@ -108,7 +107,7 @@ def run_table(run: dict[str, Any]) -> str:
             f"{w['step_mb']:g} MB of gradients, {w['tables_mb']:g} MB of weights. {escape(cell_of(run) or '')}</p>"
             "<table><tr><th>side<th>median ms<th>least<th>most<th>samples (clean)<th>times ours</tr>"
         )
-        for name, side in sorted(run["sides"].items(), key=lambda of: of[1]["median_ms"]):
+        for name, side in sorted(run["sides"].items(), key=lambda item: item[1]["median_ms"]):
             lines.append(
                 f"<tr><td class=name>{escape(name)}<td>{side['median_ms']:.3f}<td>{side['min_ms']:.3f}"
                 f"<td>{side['max_ms']:.3f}<td>{len(side['samples_ms'])} ({side['clean']})"
@@ -127,7 +126,7 @@ def escape(text: Any) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw results that were kept.")
+    parser = argparse.ArgumentParser(description="Draw the plots of saved results.")
     parser.add_argument("results", nargs="+", metavar="RESULT.json")
     parser.add_argument("--plots", required=True, metavar="DIR", help="where NAME.svg goes, a file per question")
     args = parser.parse_args()

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.bench.contestants import OURS
 from penstock.bench.report.readme_table import peers_of
 from penstock.plots.svg import COLOURS, Bar, bars, lines
 
-OURS = "penstock"
 Run = dict[str, Any]
 
 PEERS = ("numpy", "jax", "torch", "fbgemm", "tf", "polars", "duckdb")
@@ -37,20 +37,20 @@ def ratios(title: str, runs: Sequence[Run]) -> str:
     return bars(rows, "time of the peer ÷ time of penstock (log scale; bars start at penstock)", 1.0, True, title)
 
 
-def growth(what: str, runs: Sequence[Run]) -> str:
+def growth(subject: str, runs: Sequence[Run]) -> str:
     """Plot penstock's nanoseconds per row against the size that grows, with the memory limit."""
     curves, bands, limits = {}, {}, {}
-    for threads in sorted({run["threads"] for run in runs}) if what != "threads" else [None]:
+    for threads in sorted({run["threads"] for run in runs}) if subject != "threads" else [None]:
         name = f"penstock, {threads} threads" if threads else OURS
-        of = sorted((r for r in runs if threads in (None, r["threads"])), key=lambda run: run["x"])
-        curves[name] = [(run["x"], per_row(run, run["sides"][OURS]["median_ms"])) for run in of]
-        sides = [(run, run["sides"][OURS]) for run in of]
+        ordered = sorted((r for r in runs if threads in (None, r["threads"])), key=lambda run: run["x"])
+        curves[name] = [(run["x"], per_row(run, run["sides"][OURS]["median_ms"])) for run in ordered]
+        sides = [(run, run["sides"][OURS]) for run in ordered]
         bands[name] = [(per_row(run, side["min_ms"]), per_row(run, side["max_ms"])) for run, side in sides]
-        if all("limit_ms" in run for run in of):
+        if all("limit_ms" in run for run in ordered):
             limits[f"memory's limit, {threads} threads" if threads else "memory's limit"] = [
-                (run["x"], per_row(run, run["limit_ms"])) for run in of
+                (run["x"], per_row(run, run["limit_ms"])) for run in ordered
             ]
-    return lines(curves | limits, AXES[what], "ns per gradient row", True, True, bands, limits)
+    return lines(curves | limits, AXES[subject], "ns per gradient row", True, True, bands, limits)
 
 
 def per_row(run: Run, milliseconds: float) -> float:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench.cases import KINDS
+from penstock.bench.contestants import DISCARDED, OURS, REPLAY, STATIC
 from penstock.bench.workloads import WORKLOADS
 
 BEGIN = "<!-- penstock.bench.report.readme_table: begin -->\n"
 END = "<!-- penstock.bench.report.readme_table: end -->\n"
-OURS, REPLAY, STATIC, DISCARDED = "penstock", "penstock_replay", "penstock_static", "bare_flight"
 NAMES = {
     "coalesce": "coalesce alone",
     "sgd": "SGD",
@@ -43,7 +43,7 @@ def markdown(result: dict[str, Any]) -> str:
         cells = [cell_of(runs.get(f"{w}/{kind}")) for w in workloads]
         if any(cells):
             lines.append(f"| {NAMES[kind]} | {' | '.join(cell or '–' for cell in cells)} |")
-    return "\n".join([*lines, "", told(result, threads)]) + "\n"
+    return "\n".join([*lines, "", provenance(result, threads)]) + "\n"
 
 
 def cell_of(run: dict[str, Any] | None) -> str | None:
@@ -73,15 +73,15 @@ def peers_of(run: dict[str, Any]) -> list[tuple[float, str]]:
     return [(side["ratio"], n) for n, side in others.items() if "ratio" in side]
 
 
-def told(result: dict[str, Any], threads: int) -> str:
+def provenance(result: dict[str, Any], threads: int) -> str:
     """Return the machine and the versions, without which the numbers mean nothing."""
-    where, versions = result["machine"], result["versions"]
+    machine, versions = result["machine"], result["versions"]
     ours = [run["sides"][OURS] for run in result["runs"] if run["threads"] == threads and OURS in run["sides"]]
     disturbed = sum(2 * side["clean"] < len(side["samples_ms"]) for side in ours)
     noise = f" Other work on the machine disturbed {disturbed} of {len(ours)} cases." if disturbed else ""
     sides = ", ".join(f"{name} {version}" for name, version in versions.items() if name != "python")
     return (
-        f"{threads} threads of {where['cpu']}, {where['memory_gb']:g} GB, {where['system']}, {where['date']}; "
+        f"{threads} threads of {machine['cpu']}, {machine['memory_gb']:g} GB, {machine['system']}, {machine['date']}; "
         f"{result['sizes']['rows']:,} rows a step, "
         f"medians of {result['rounds']} rounds. Python {versions['python']}, {sides}.{noise}"
     )

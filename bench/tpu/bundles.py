@@ -1,12 +1,12 @@
-"""The instructions that the kernel needs per line, counted in the compiler's own listing.
+"""The instructions that the kernel needs per line, counted in the compiler's listing.
 
 A TPU core issues one bundle of instructions per cycle. libtpu writes the final bundles of every program that it
-compiles into the folder that ``--xla_jf_dump_to`` names. Counted is a full block of lines in the middle of a step:
+compiles into the folder of ``--xla_jf_dump_to``. The count is for a full block of lines in the middle of a step:
 
-* once all bundles of the loop over blocks, also those that only the first or last block executes;
-* of each direction the unrolled loop that starts copies, as often as its block requires.
+* all bundles of the loop over blocks once, including those that only the first or last block executes;
+* for each direction, the unrolled loop that starts copies, as often as its block requires.
 
-Loops that handle single lines, of blocks with pads, are not executed there. Time that a copy takes is not counted.
+It excludes the loops over single lines, which only blocks with pads execute, and the time of the copies.
 
 ``python -m penstock.bench.tpu.bundles FILE --only "v5e Adagrad 128"`` compiles a step and prints the number.
 """
@@ -51,10 +51,10 @@ def _loops(listing: str) -> tuple[int, list[tuple[int, str]]]:
     """Return the bundles of the loop over blocks without inner loops, and the bundles and the text of each of these."""
     around, loops, inside = 0, [], False
     for line in listing.splitlines():
-        found = BUNDLE.match(line)
-        if not found:
+        bundle = BUNDLE.match(line)
+        if not bundle:
             continue
-        label, depth = found[1], len(found[2])
+        label, depth = bundle[1], len(bundle[2])
         if label is not None:  # the label after a loop ends it: the last bundles of a loop follow its branch
             inside = label == "LB" and depth > 1
             loops += [(0, "")] if inside else []
@@ -89,21 +89,21 @@ class Listing:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m penstock.bench.tpu.bundles", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "results", type=Path, help="one JSON object per case; cases that it holds are not compiled again"
+        "results", type=Path, help="one JSON object per case; cases in this file are not compiled again"
     )
     parser.add_argument("--only", default="", metavar="WORDS", help="cases whose line has all these words")
     args = parser.parse_args()
     prepare()
-    listing, compiler, known = Listing(), Compiler(), bundles_in(args.results)
+    listing, compiler, results = Listing(), Compiler(), bundles_in(args.results)
     try:
         for case in filter(telling, cases(False)):
-            if case.by_xla or case in known or not case.has(args.only):
+            if case.by_xla or case in results or not case.has(args.only):
                 continue
             compiler.compile(case)
-            found = bundles_per_line(listing.taken(), tensorcore.BLOCK, tensorcore.UNROLLED)
-            print(case, f"{found:.1f}", flush=True)
+            bundles = bundles_per_line(listing.taken(), tensorcore.BLOCK, tensorcore.UNROLLED)
+            print(case, f"{bundles:.1f}", flush=True)
             with args.results.open("a") as file:
-                file.write(json.dumps({"case": asdict(case), "bundles": found}) + "\n")
+                file.write(json.dumps({"case": asdict(case), "bundles": bundles}) + "\n")
     finally:
         listing.close()
 

@@ -1,7 +1,7 @@
-"""The programs of a cached table, compiled by TPU's real compiler: rows come down, others go up, and the update.
+"""The programs of a cached table, compiled for TPUs by libtpu: read evicted rows, write fetched rows, and the update.
 
-In addition to the matrix (matrix.py), at the size of a cache: places on all chips of a topology, numbered in turns as
-``places_layout`` has them. Writes and updates must alias the whole cache, no program may copy it, and temporary memory
+In addition to the matrix (matrix.py), at the size of a cache: places on all chips of a topology, in the layout of
+``places_layout``. Writes and updates must alias the whole cache, no program may copy it, and temporary memory
 is bounded by the rows that move.
 
     PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.cached_steps [v5e]
@@ -14,8 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.bench.tpu.exchanged_step import copies
-from penstock.bench.tpu.matrix import Compiler, faults, prepare
+from penstock.bench.tpu.matrix import Compiler, copies, faults, prepare, print_rows
 from penstock.bench.tpu.step_cases import TOPOLOGIES, Case
 
 # Dim, optimizer, variant and 16-bit weights of the tables.
@@ -37,14 +36,14 @@ def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str
 
     for dim, optimizer, variant, bfloat16 in TABLES:
         case = Case(generation, optimizer, dim, variant, bfloat16, lines=ROWS)
-        whole, rule, mesh = compiler.made(case)
+        whole, rule, mesh = compiler.table_of(case)
         layout = formatted(places_layout(whole, PLACES, mesh), variant)
         programs = Programs(mesh, Stack.of([layout], rule, moving=True), rule, variant)
-        for what in ("read", "write", "apply"):
+        for operation in ("read", "write", "apply"):
             began = time.perf_counter()
-            program: Any = programs.at(what, ROWS, layout.line if what == "read" else None)
+            program: Any = programs.at(operation, ROWS, layout.line if operation == "read" else None)
             memory, text, seconds = program.memory_analysis(), program.as_text(), time.perf_counter() - began
-            if what == "read":
+            if operation == "read":
                 failed = list(copies(layout, text))
                 if memory.temp_size_in_bytes > (bound := (1 << 20) + 3 * ROWS * layout.line.nbytes(1)):
                     failed.append(f"needs {memory.temp_size_in_bytes} bytes, more than {bound}")
@@ -53,23 +52,18 @@ def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str
                 failed = list(faults(by_xla, layout, memory, text))
             temporary = f"{memory.temp_size_in_bytes / 1e6:.2f} MB"
             yield (
-                f"| {generation} | {case.what}, dim {dim} | {variant} | {what} | {temporary} | {seconds:.1f} s |",
+                f"| {generation} | {case.title}, dim {dim} | {variant} | {operation} | {temporary} | {seconds:.1f} s |",
                 failed,
             )
 
 
 def main() -> int:
     prepare()
-    compiler, number, bad, topologies = Compiler(), 0, 0, sys.argv[1:] or list(TOPOLOGIES)
+    compiler, topologies = Compiler(), sys.argv[1:] or list(TOPOLOGIES)
     print(f"{PLACES:,} places on all chips; {ROWS:,} rows on each\n")
     print("| topology | table | variant | program | temporary | compiled in |")
     print("|---|---|---|---|---|---|")
-    for generation in topologies:
-        for line, failed in checked(compiler, generation):
-            print(line, *failed, flush=True)
-            number, bad = number + 1, bad + bool(failed)
-    print(f"{number} compiled, {bad} not as they must be", file=sys.stderr)
-    return 1 if bad or not number else 0
+    return print_rows(row for generation in topologies for row in checked(compiler, generation))
 
 
 if __name__ == "__main__":

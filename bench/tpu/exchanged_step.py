@@ -1,28 +1,26 @@
-"""The step of tables over several hosts, compiled by TPU's real compiler: rows exchanged, then the usual step.
+"""The step of tables over several hosts, compiled for TPUs by libtpu: an exchange of rows, then the usual step.
 
-In addition to the matrix (matrix.py): on topologies of four hosts, the program that brings the rows of all hosts to
-their owners and adds them, the step on what arrives, and the program that looks rows of other hosts up. The step must
-alias its whole table, the lookup must copy none, and the exchange may need memory only for what it moves.
+In addition to the matrix (matrix.py): on topologies of four hosts, the program that sends the rows of all hosts to
+their owners and adds them, the step on the received rows, and the program that looks up rows of other hosts. The step
+must alias its whole table, the lookup must not copy it, and the memory of the exchange is bounded by the rows it moves.
 
     PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.exchanged_step ["v5p, 4 hosts"]
 """
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from penstock.bench.tpu.matrix import Compiler, faults, on_device
+from penstock.bench.tpu.matrix import Compiler, copies, faults, prepare, print_rows
 from penstock.bench.tpu.step_cases import OF_FOUR_HOSTS, ROWS, Case
 
 # Dim and optimizer of the tables; whether the sums are divided by numbers of frames; 16-bit weights.
 TABLES = ((32, "Adagrad", True, False), (128, "Adam", False, False), (128, "Adagrad", True, True))
-# Lines that a device sends to each other one.
+# Lines that a device sends to each of the others.
 BLOCK = 256
 # Blocks as they are sent, as they arrive, and sorted; numbers of frames; and the lines' sums before and after.
 MOST_TEMPORARY = 6
@@ -37,10 +35,12 @@ def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str
     for dim, optimizer, mean, bfloat16 in TABLES:
         variant = "xla" if bfloat16 else "pallas"
         case = Case(generation, optimizer, dim, variant, bfloat16)
-        layout, rule, mesh = compiler.made(case)
+        layout, rule, mesh = compiler.table_of(case)
         stack, line = Stack.of([layout], rule, compact=False), layout.line  # an exchange adds lines
         owners = [device.process_index for device in mesh.devices.flat]
-        by_rank = tuple(tuple(at for at, its in enumerate(owners) if its == one) for one in sorted(set(owners)))
+        by_rank = tuple(
+            tuple(number for number, owner in enumerate(owners) if owner == rank) for rank in sorted(set(owners))
+        )
         num_lines, size = layout.num_devices * layout.lines_per_device, mesh.size * BLOCK
         sent = size * 4 * (line.halves * line.width + 1)
         grain, pads = dim if mean else 0, (layout.lines_per_device, multiple_of(line))
@@ -49,38 +49,27 @@ def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str
             "step": partial(Programs(mesh, stack, rule, variant).at, "apply", size),
             "lookup": partial(fetch, mesh, line, num_lines, BLOCK),
         }
-        for what, compile_it in programs.items():
+        for name, build in programs.items():
             began = time.perf_counter()
-            program = compile_it()
+            program = build()
             memory, text, seconds = program.memory_analysis(), program.as_text(), time.perf_counter() - began
-            if what == "step":
+            if name == "step":
                 failed = list(faults(case, layout, memory, text))
             else:
                 failed = list(copies(layout, text))
                 if memory.temp_size_in_bytes > MOST_TEMPORARY * sent:
                     failed.append(f"needs {memory.temp_size_in_bytes} bytes for {sent} that it moves")
             temporary = f"{memory.temp_size_in_bytes / 1e6:.2f} MB | {sent / 1e6:.2f} MB"
-            yield f"| {generation} | {case.what}, dim {dim} | {what} | {temporary} | {seconds:.1f} s |", failed
-
-
-def copies(layout: Any, text: str) -> Iterator[str]:
-    """Yield the arrays of a table that a program copies."""
-    for shape in on_device(layout):
-        if re.search(rf"\[{','.join(map(str, shape))}\]\S* copy(-start)?\(", text):
-            yield f"copies a table of {shape}"
+            yield f"| {generation} | {case.title}, dim {dim} | {name} | {temporary} | {seconds:.1f} s |", failed
 
 
 def main() -> int:
-    os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
-    compiler, bad, topologies = Compiler(), 0, sys.argv[1:] or list(OF_FOUR_HOSTS)
+    prepare()
+    compiler, topologies = Compiler(), sys.argv[1:] or list(OF_FOUR_HOSTS)
     print(f"tables of {ROWS:,} rows; {BLOCK} lines from each device to each other one\n")
     print("| topology | table | program | temporary | moved by a device | compiled in |")
     print("|---|---|---|---|---|---|")
-    for generation in topologies:
-        for line, failed in checked(compiler, generation):
-            print(line, *failed, flush=True)
-            bad += bool(failed)
-    return 1 if bad else 0
+    return print_rows(row for generation in topologies for row in checked(compiler, generation))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A user's own jitted step with a table in it, compiled by the real compiler for every generation of TPU.
+"""A user's jitted step that contains a table, compiled by libtpu for every generation of TPU.
 
 The step looks up a batch, takes the gradient of a loss by its activations, and updates the table
 (``penstock.bridge.gather`` and ``apply``). Donated, the table must be aliased completely and copied nowhere, and the
@@ -31,7 +31,7 @@ SMALL |= {("v4", 300, "one chip"), ("tpu7x", 16, "one chip")}
 
 
 @dataclass(frozen=True)
-class Step:
+class FunctionalStep:
     generation: str
     optimizer: str
     dim: int
@@ -39,16 +39,19 @@ class Step:
     place: str
 
 
-def steps(small: bool, generations: Sequence[str]) -> Iterator[Step]:
+def steps(small: bool, generations: Sequence[str]) -> Iterator[FunctionalStep]:
     """Yield the steps to compile. small : a few of each kind, with Adagrad"""
     for generation, dim, place in product(generations, DIMS, PLACES):
         for optimizer, variant in product(OPTIMIZERS, ("pallas", "xla")):
             if not small or (optimizer == "Adagrad" and (generation, dim, place) in SMALL):
-                yield Step(generation, optimizer, dim, variant, place)
+                yield FunctionalStep(generation, optimizer, dim, variant, place)
 
 
-def compiled(made: tuple[Any, Any, Any], step: Step, **compiler_options: Any) -> tuple[Any, Any]:
-    """Return the compiled program of a step, and the layout of its table. made : a layout, the rule and a mesh"""
+def compiled(table_of_case: tuple[Any, Any, Any], step: FunctionalStep, **compiler_options: Any) -> tuple[Any, Any]:
+    """Return the compiled program of a step, and the layout of its table.
+
+    table_of_case : its layout, its rule and its mesh
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -57,7 +60,7 @@ def compiled(made: tuple[Any, Any, Any], step: Step, **compiler_options: Any) ->
     from penstock.bridge import apply, gather
     from penstock.bridge.functional_table import Feature, Format, Table, Uses
 
-    layout, rule, mesh = made
+    layout, rule, mesh = table_of_case
     n = 1 if step.place in ("one chip", "scan") else mesh.size
     mesh = Mesh(mesh.devices[:n], mesh.axis_names)
     layout = replace(layout, vocabulary_size=ROWS * n, num_devices=n)
@@ -105,20 +108,20 @@ def compiled(made: tuple[Any, Any, Any], step: Step, **compiler_options: Any) ->
 
 
 def faults(layout: Any, program: Any) -> Iterator[str]:
-    """Yield what a compiled step does that it must not."""
+    """Yield the faults of a compiled step."""
     memory, text, of_device = program.memory_analysis(), program.as_text(), layout.nbytes // layout.num_devices
     if memory.alias_size_in_bytes != of_device:
         yield f"aliases {memory.alias_size_in_bytes:,} bytes of a table of {of_device:,}"
     bound = temporary_bound(layout)
     if memory.temp_size_in_bytes > bound:
-        yield f"needs {memory.temp_size_in_bytes:,} bytes beside the table, more than {bound:,}"
+        yield f"needs {memory.temp_size_in_bytes:,} bytes in addition to the table, more than {bound:,}"
     for shape in on_device(layout):
         if re.search(rf"\[{','.join(map(str, shape))}\]\S* copy(-start|-done)?\(", text):
             yield f"copies a table of {shape}"
 
 
 def temporary_bound(layout: Any) -> int:
-    """Return the bytes that a step may need beside the table: its lines three times, and the lookups once."""
+    """Return the bytes that a step may need in addition to the table: its lines three times, and the lookups once."""
     lines = LOOKUPS // 2 * (layout.line.nbytes(1) + 4 * layout.line.width)
     rows = (LOOKUPS + SAMPLES) * 4 * max(128, layout.line.width)
     bound: int = (1 << 20) + 3 * lines + rows
@@ -142,7 +145,7 @@ def main(words: Sequence[str] | None = None) -> int:
         began = time.perf_counter()
         try:
             case = Case(step.generation, step.optimizer, step.dim, step.variant)
-            program, layout = compiled(compiler.made(case), step)
+            program, layout = compiled(compiler.table_of(case), step)
             failed = list(faults(layout, program))
             sizes = program.memory_analysis().temp_size_in_bytes, temporary_bound(layout)
             cells += [f"{size / 1e6:.2f} MB" for size in sizes]
@@ -150,7 +153,7 @@ def main(words: Sequence[str] | None = None) -> int:
             failed = [f"does not compile: {str(error).splitlines()[0][:200]}"]
         print("|", " | ".join([*cells, f"{time.perf_counter() - began:.1f} s", "; ".join(failed)]), "|", flush=True)
         number, bad = number + 1, bad + bool(failed)
-    print(f"{number} compiled, {bad} not as they must be", file=sys.stderr)
+    print(f"{number} compiled, {bad} with faults", file=sys.stderr)
     return 1 if bad or not number else 0
 
 

@@ -1,4 +1,4 @@
-"""Every step and write for every generation of TPU, through TPU's real compiler, on a machine without a TPU.
+"""Every step and write, compiled by libtpu for every generation of TPU, on a machine without a TPU.
 
 libtpu compiles for a described topology. The compiled program shows whether a table is updated in place, how much
 temporary memory it needs, and how many bytes move; it shows nothing about time. ``make tpu-matrix`` runs this, and
@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Compiler:
             self._meshes[generation] = Mesh(np.asarray(devices).reshape(-1), ("shard",))
         return self._meshes[generation]
 
-    def made(self, case: Case) -> tuple[Any, Any, Any]:
+    def table_of(self, case: Case) -> tuple[Any, Any, Any]:
         """Return the layout, the rule and the mesh of a case."""
         from penstock.bridge.backends import formatted
         from penstock.bridge.sharding import Layout
@@ -69,7 +69,7 @@ class Compiler:
 
         from penstock.bridge.program_cache import compiled, jitted, shapes
 
-        layout, rule, mesh = self.made(case)
+        layout, rule, mesh = self.table_of(case)
         line, num_lines = layout.line, layout.num_devices * layout.lines_per_device
         floors = floor_of(line), floor_of_row(line)
         began = time.perf_counter()
@@ -102,6 +102,13 @@ def on_device(layout: Any) -> list[tuple[int, ...]]:
     return [(first // layout.num_devices, *others) for first, *others in layout.shapes]
 
 
+def copies(layout: Any, text: str) -> Iterator[str]:
+    """Yield the arrays of a table that a compiled program copies."""
+    for shape in on_device(layout):
+        if re.search(rf"\[{','.join(map(str, shape))}\]\S* copy(-start)?\(", text):
+            yield f"copies a table of {shape}"
+
+
 def floor_of(line: Any) -> float:
     """Return the least bytes of a line: its strips read and written, its gradient, number and keys read."""
     keys = line.group if line.halves > 1 else 0
@@ -124,26 +131,33 @@ def too_many_bytes(case: Case, moved: float, floor: float) -> Iterator[str]:
 
 
 def faults(case: Case, layout: Any, memory: Any, text: str) -> Iterator[str]:
-    """Yield the faults of a compiled step: what no step may do, with any optimizer."""
+    """Yield the faults of a compiled step, with any optimizer."""
     of_device = layout.nbytes // layout.num_devices
     padding = TILE_BYTES * len(on_device(layout))  # at the end of an array
     if not of_device <= memory.alias_size_in_bytes < of_device + padding:
         yield f"aliases {memory.alias_size_in_bytes} bytes of a table of {of_device}"
-    # XLA keeps lines three times: before the update, after it, and for the write into the table.
+    # XLA has three copies of the lines: before the update, after it, and for the write into the table.
     line_bytes = layout.line.nbytes(1) + 4 * layout.line.halves * layout.line.width
     spread = 3 * case.lines * 4 * layout.line.halves * layout.line.width if case.compact else 0
     bound = (1 << 20) + (3 * case.lines * line_bytes if case.by_xla else 0) + spread
     if memory.temp_size_in_bytes > bound:
-        yield f"needs {memory.temp_size_in_bytes} bytes beside the table, more than {bound}"
-    for shape in on_device(layout):
-        sized = rf"\[{','.join(map(str, shape))}\]\S* copy(-start)?\("
-        if re.search(sized, text):
-            yield f"copies a table of {shape}"
+        yield f"needs {memory.temp_size_in_bytes} bytes in addition to the table, more than {bound}"
+    yield from copies(layout, text)
 
 
 def prepare() -> None:
     """Set the environment: no TPU is here for libtpu to find, and several processes may load it to compile."""
     os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
+
+
+def print_rows(rows: Iterable[tuple[str, Sequence[str]]]) -> int:
+    """Print the row of each program, followed by its faults; return the exit code."""
+    number = bad = 0
+    for line, failed in rows:
+        print(line, *failed, flush=True)
+        number, bad = number + 1, bad + bool(failed)
+    print(f"{number} compiled, {bad} with faults", file=sys.stderr)
+    return 1 if bad or not number else 0
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -154,28 +168,28 @@ def main(words: Sequence[str] | None = None) -> int:
         "--results",
         type=Path,
         metavar="FILE",
-        help="one JSON object per case; cases that it holds are not compiled again",
+        help="one JSON object per case; cases in this file are not compiled again",
     )
     parser.add_argument("--bundles", type=Path, metavar="FILE", help="the results of bundles.py, for the table")
     parser.add_argument("--only", default="", metavar="WORDS", help="cases whose line has all these words")
     args = parser.parse_args(words)
     prepare()
-    compiler, results, known = Compiler(), [], kept(args.results)
+    compiler, results, earlier = Compiler(), [], kept(args.results)
     listed = bundles_in(args.bundles)
     for case in cases(args.small):
         if not case.has(args.only):
             continue
-        if case not in known:
-            known[case] = compiler.compile(case)
-            print(row_of(known[case], listed), flush=True)
+        if case not in earlier:
+            earlier[case] = compiler.compile(case)
+            print(row_of(earlier[case], listed), flush=True)
             if args.results is not None:
                 with args.results.open("a") as file:
-                    file.write(json.dumps(asdict(known[case])) + "\n")
-        results.append(known[case])
+                    file.write(json.dumps(asdict(earlier[case])) + "\n")
+        results.append(earlier[case])
     if args.write is not None:
         write(args.write, results, listed)
     bad = [result for result in results if result.failed]
-    print(f"{len(results)} compiled, {len(bad)} not as they must be", file=sys.stderr)
+    print(f"{len(results)} compiled, {len(bad)} with faults", file=sys.stderr)
     return 1 if bad or not results else 0
 
 

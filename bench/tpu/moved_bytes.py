@@ -18,20 +18,15 @@ from typing import Any
 WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f32": 4, "s32": 4, "u32": 4}
 
 
-def dma_bytes(jaxpr: Any, block: int = 1) -> int:
-    """Return the bytes per line that the DMAs of a traced kernel move: each array counts once in and once out.
-
-    block : lines per copy; a copy of another size is not one of lines, but of scalars
-    """
+def dma_bytes(jaxpr: Any) -> int:
+    """Return the bytes per line that the DMAs of a traced kernel move: each array counts once in and once out."""
     sites: dict[tuple[str, str], int] = {}
     for eqn in walk(jaxpr):
         if eqn.primitive.name != "dma_start":
             continue
         source, target, *_ = eqn.params["tree"].unflatten(eqn.invars)
-        (num_lines, *shape), dtype = _moved(source, target)
-        if block > 1 and num_lines != block:
-            continue
-        num_bytes = math.prod([num_lines, *shape]) * dtype.itemsize // block
+        shape, dtype = _moved(source, target)
+        num_bytes = math.prod(shape) * dtype.itemsize
         # No two of a table's arrays have the same shape.
         assert sites.setdefault((str(_whole(source)), str(_whole(target))), num_bytes) == num_bytes
     return sum(sites.values())
@@ -96,10 +91,10 @@ def instructions(entry: str) -> Iterator[tuple[str, str, str, list[str]]]:
 
 def _closing(text: str, start: int) -> int:
     depth = 0
-    for at in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[at], 0)
+    for end in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[end], 0)
         if depth == 0:
-            return at
+            return end
     raise ValueError(f"a parenthesis is not closed: {text[:80]}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -37,7 +38,7 @@ def row_of(result: Result, bundles: Bundles) -> str:
         measured = [f"{moved:,.0f}", f"{moved / result.floor:.2f}", f"{moved / result.row_floor:.2f}"]
     listed = f"{bundles[case]:.1f}" if case in bundles else ""
     ends = [f"{result.temp_bytes / 1e6:.2f} MB", f"{result.seconds:.1f} s"]
-    return f"| {' | '.join([case.generation, case.what, str(case.dim), case.variant, *measured, listed, *ends])} |"
+    return f"| {' | '.join([case.generation, case.title, str(case.dim), case.variant, *measured, listed, *ends])} |"
 
 
 def telling(case: Case) -> bool:
@@ -49,18 +50,18 @@ def telling(case: Case) -> bool:
 
 def kept(path: Path | None) -> dict[Case, Result]:
     """Return the results of an earlier run."""
-    found = {}
+    results = {}
     for line in path.read_text().splitlines() if path is not None and path.exists() else ():
         result = json.loads(line)
         case = Case(**result.pop("case"))
-        found[case] = Result(case, **{**result, "failed": tuple(result["failed"])})
-    return found
+        results[case] = Result(case, **{**result, "failed": tuple(result["failed"])})
+    return results
 
 
 def bundles_in(path: Path | None) -> dict[Case, float]:
     """Return the results of ``bundles``."""
     lines = path.read_text().splitlines() if path is not None and path.exists() else ()
-    return {Case(**found["case"]): found["bundles"] for found in map(json.loads, lines)}
+    return {Case(**entry["case"]): entry["bundles"] for entry in map(json.loads, lines)}
 
 
 def write(path: Path, results: Sequence[Result], bundles: Bundles) -> None:
@@ -77,7 +78,7 @@ def main() -> None:
     parser.add_argument("bundles", type=Path)
     args = parser.parse_args()
     shown = [result for case, result in kept(args.results).items() if telling(case)]
-    order = sorted(shown, key=lambda of: (of.case.generation, of.case.optimizer, of.case.dim, of.case.variant))
+    order = sorted(shown, key=lambda result: astuple(result.case)[:4])
     print(markdown_table(order, bundles_in(args.bundles)))
 
 

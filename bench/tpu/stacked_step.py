@@ -1,4 +1,4 @@
-"""One step over tables that share arrays, compiled by the real compiler for every generation of TPU.
+"""One step over tables that share arrays, compiled by libtpu for every generation of TPU.
 
 In addition to the matrix (matrix.py), whose tables are separate: four tables of dims 8, 32, 64 and 128 with one
 optimizer share one stack of lines, and a step over all of them is one program. It must compile, alias the whole stack,
@@ -10,15 +10,15 @@ programs that read rows of each table must not copy the stack either.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
-from penstock.bench.tpu.matrix import Compiler, faults
+from penstock.bench.tpu.matrix import Compiler, faults, prepare, print_rows
 from penstock.bench.tpu.step_cases import LINES, ROWS, TOPOLOGIES, Case
 
 DIMS = (8, 32, 64, 128)
@@ -30,9 +30,9 @@ def stack_of(compiler: Compiler, generation: str, optimizer: str, variant: str) 
     from penstock.bridge.sharding import TableDefinition
     from penstock.bridge.stacking import Stack, stacked
 
-    made = [compiler.made(Case(generation, optimizer, dim, variant)) for dim in DIMS]
-    layouts = [replace(layout, vocabulary_size=ROWS // 2) for layout, _, _ in made]
-    _, rule, mesh = made[0]
+    prepared = [compiler.table_of(Case(generation, optimizer, dim, variant)) for dim in DIMS]
+    layouts = [replace(layout, vocabulary_size=ROWS // 2) for layout, _, _ in prepared]
+    _, rule, mesh = prepared[0]
     (members,) = stacked([TableDefinition(layout, rule, ()) for layout in layouts])  # all of them
     return Stack.of([layouts[member] for member in members], rule), rule, mesh
 
@@ -43,15 +43,15 @@ def checked(compiler: Compiler, generation: str, optimizer: str) -> Iterator[tup
 
     for variant in ("pallas", "xla"):
         stack, rule, mesh = stack_of(compiler, generation, optimizer, variant)
-        for what in ("apply", "write"):
+        for operation in ("apply", "write"):
             began = time.perf_counter()
-            program: Any = Programs(mesh, stack, rule, variant).at(what, LINES)
+            program: Any = Programs(mesh, stack, rule, variant).at(operation, LINES)
             memory, seconds = program.memory_analysis(), time.perf_counter() - began
-            case = Case(generation, optimizer, DIMS[-1], variant, program=what)
+            case = Case(generation, optimizer, DIMS[-1], variant, program=operation)
             failed = list(faults(case, stack, memory, program.as_text()))
             aliased = f"{memory.alias_size_in_bytes:,} of {stack.nbytes // mesh.size:,}"
             temporary = f"{memory.temp_size_in_bytes / 1e6:.2f} MB"
-            yield f"| {generation} | {case.what} | {variant} | {aliased} | {temporary} | {seconds:.1f} s |", failed
+            yield f"| {generation} | {case.title} | {variant} | {aliased} | {temporary} | {seconds:.1f} s |", failed
         for table in stack.tables:
             program = Programs(mesh, stack, rule, variant).at("read", LINES, table.line)
             if re.search(rf"\[{stack.lines_per_device},\S* copy(-start)?\(", program.as_text()):
@@ -59,19 +59,15 @@ def checked(compiler: Compiler, generation: str, optimizer: str) -> Iterator[tup
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
+    prepare()
     generations = list(sys.argv[1:] if words is None else words) or list(TOPOLOGIES)
-    compiler, bad = Compiler(), 0
+    compiler = Compiler()
     dims = ", ".join(map(str, DIMS))
     print(f"{len(DIMS)} tables of {ROWS // 2:,} rows, dims {dims}; one dispatch of {LINES:,} lines\n")
     print("| generation | optimizer | variant | aliased, bytes per device | temporary | compiled in |")
     print("|---|---|---|---|---|---|")
-    for generation in generations:
-        for optimizer in OPTIMIZERS:
-            for line, failed in checked(compiler, generation, optimizer):
-                print(line, *failed, flush=True)
-                bad += bool(failed)
-    return 1 if bad else 0
+    cases = product(generations, OPTIMIZERS)
+    return print_rows(row for generation, optimizer in cases for row in checked(compiler, generation, optimizer))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The steps and writes that the matrix compiles, and what it finds."""
+"""The steps and writes that the matrix compiles, and their results."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Case:
     compact: bool = False  # whether rows are sent compact, as many as lines, and the step spreads them
 
     @property
-    def what(self) -> str:
-        """The optimizer, and in what a case differs from its usual step."""
+    def title(self) -> str:
+        """The optimizer, and the differences from its usual step."""
         lines = f", {self.lines:,} lines" * (self.lines != LINES)
-        of = ", bfloat16" * self.bfloat16 + ", write" * (self.program == "write") + ", compact" * self.compact
-        return self.optimizer + of + lines
+        differences = ", bfloat16" * self.bfloat16 + ", write" * (self.program == "write") + ", compact" * self.compact
+        return self.optimizer + differences + lines
 
     def has(self, words: str) -> bool:
         """Return whether all words are values of the case."""
@@ -67,13 +67,13 @@ class Result:
 
 def optimizers() -> dict[str, Any]:
     """Return every optimizer that has a formula, by name."""
-    from penstock.config import optimizers as o
+    from penstock.updates import OPTIMIZERS, UPDATES, UserDefinedProgram
 
-    plain = ["Momentum", "Lion", "RMSProp", "CenteredRMSProp", "Adadelta", "ProximalAdagrad", "BoundedAdagrad"]
-    plain += ["OnlineYogi", "ProximalYogi", "FrequencyEstimator", "RowWiseAdagrad"]
-    made = {name: getattr(o, name)(learning_rate=0.1) for name in plain}
-    made |= {"SGD": o.SGD(0.1), "Adagrad": o.Adagrad(0.1), "Adam": o.Adam(0.1), "FTRL": o.FTRL(0.1)}
-    return made | {"AdagradMomentum": o.AdagradMomentum(0.1, momentum=0.9), "Assign": o.Assign()}
+    classes = [OPTIMIZERS[algorithm] for algorithm in UPDATES if algorithm != UserDefinedProgram.parameters_field]
+    return {
+        optimizer.__name__: optimizer(**SETTINGS.get(optimizer.__name__, {"learning_rate": 0.1}))
+        for optimizer in classes
+    }
 
 
 def cases(small: bool) -> Iterator[Case]:
@@ -108,6 +108,8 @@ def cases(small: bool) -> Iterator[Case]:
             yield Case(generation, "Adam", dim, "xla", True, compact=True)
 
 
+# Settings of optimizers, where a learning rate of 0.1 alone will not do.
+SETTINGS = {"AdagradMomentum": {"learning_rate": 0.1, "momentum": 0.9}, "Assign": {}}
 ROW_WISE = "RowWiseAdagrad"  # the one whose slots are no lines; XLA compiles its steps
 # There XLA separates the rows of a line in HBM: more than MOST_BY_XLA times the floor (docs/tpu.md, limits).
 SEPARATED = ("v5p", "tpu7x")

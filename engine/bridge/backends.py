@@ -218,11 +218,6 @@ def platform(mesh: Mesh) -> str:
 
 def _requested(variable: str, choices: tuple[str, ...]) -> str | None:
     requested = os.environ.get(variable) or None
-    if variable == VARIANT and requested == "sparsecore":
-        raise ConfigError(
-            f"{VARIANT}: 'sparsecore' is an experiment in bench/experiments/sparsecore of the repository until "
-            "hardware has run it; use 'pallas', the default on TPUs"
-        )
     if requested is not None and requested not in choices:
         raise ConfigError(f"{variable}: expected one of {', '.join(choices)}, got '{requested}'")
     return requested

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
-from penstock.checkpoint.records import Record
 from penstock.checkpoint.store import Commit, Folder
-from penstock.config.optimizers import RowWiseAdagrad
 from penstock.errors import StateError
 from penstock.frames import Array, Float32, Int64
+from penstock.updates import RowWiseAdagrad
 
 WEIGHTS = "parameters"
 
@@ -28,6 +28,7 @@ class SavedTables:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._folder = Folder(path)
         self.commit = self._folder.read_last(self._folder.checked)
+        self._where = f"{self._folder.path}, commit {self.commit.number}"
         self.tables = {table["name"]: table for table in self.commit.contents["tables"]}
 
     def parts(self, name: str) -> dict[str, Float32]:
@@ -36,6 +37,12 @@ class SavedTables:
         Those of a dynamic table are in the order of ``keys``. Raises StateError if the commit lacks a row.
         """
         num_rows, dims = self.tables[name]["vocabulary_size"], self.part_dims(name)
+        if num_rows * dims[WEIGHTS] * 2 > sum(file.num_bytes for file in self.commit.files):  # 16-bit weights
+            raise StateError(f"{self._where}: table '{name}' has more rows than the files can contain")
+        with trusting(self._where):
+            return self._parts(name, num_rows, dims)
+
+    def _parts(self, name: str, num_rows: int, dims: Mapping[str, int]) -> dict[str, Float32]:
         parts = {key: np.zeros((num_rows, dim), np.float32) for key, dim in dims.items()}
         known = np.zeros(num_rows, bool)
         for table, ids, saved in rows_of(self._folder, self.commit):
@@ -57,7 +64,8 @@ class SavedTables:
     def keys(self, name: str) -> Array | None:
         """Return the keys of a dynamic table that have a row and are not expired, ascending, in their type; None: it is
         not dynamic."""
-        return self._keys_and_rows(name)[0]
+        with trusting(self._where):
+            return self._keys_and_rows(name)[0]
 
     def _keys_and_rows(self, name: str) -> tuple[Array, Int64] | tuple[None, None]:
         settings = self.tables[name].get("dynamic")
@@ -82,23 +90,14 @@ def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, list[F
     """
     for record in folder.records(commit, commit.files):
         if record.kind == "rows":
-            parts = _parts(record, commit)
+            ends = np.cumsum(record.about["dims"])
+            parts = np.split(record.arrays["rows"], ends[:-1], axis=1)
             if "first" in record.about:
                 first, step = record.about["first"], record.about["step"]
                 ids = np.arange(first, first + len(parts[0]) * step, step)
             else:
                 ids = record.arrays["ids"]
             yield record.about["table"], ids, parts
-
-
-def _parts(record: Record, commit: Commit) -> list[Float32]:
-    """Return the parts of a record of rows. One of an earlier version repeats a slot of one number per row."""
-    if "rows" in record.arrays:
-        ends = np.cumsum(record.about["dims"])
-        return np.split(record.arrays["rows"], ends[:-1], axis=1)
-    weights, *slots = record.arrays["values"]
-    about = next(table for table in commit.contents["tables"] if table["name"] == record.about["table"])
-    return [weights, *(slot[:, : slot_dim(about)] for slot in slots)]
 
 
 def slot_dim(about: Mapping[str, Any]) -> int:

@@ -1,6 +1,6 @@
 """Commits to one folder during training: when a commit begins, and when its rows are copied.
 
-A run (run_session.py) and a service (service/sequencer.py) commit through this class. Rows are copied between frames
+A run (run_commits.py) and a service (service/sequencer.py) commit through this class. Rows are copied between frames
 and, while no frame arrives, by a background thread.
 """
 
@@ -111,6 +111,19 @@ class CommitSession:
             self._core.tables.wait()
             self.begin()
             self._notified(self._saver.finish)
+
+    def commit_start(self) -> None:
+        """Commit the state that the session starts with, and wait until it is durable; close after an error."""
+        try:
+            with self._core.gate.still():
+                try:
+                    self.finish(again=True)
+                except BaseException:
+                    self.close()
+                    raise
+        except BaseException:
+            self.join()
+            raise
 
     def close(self) -> None:
         """Stop committing, and unlock the folder."""

@@ -11,14 +11,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from penstock.checkpoint.dirty_rows import RowMarks
+from penstock.checkpoint.parts import ALL_ROWS, PartRows, SharePart
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.ring_buffer import Ring
-from penstock.checkpoint.store import Commit, Folder
+from penstock.checkpoint.store import REPEATS, Commit, Folder
 from penstock.checkpoint.writer import CommitWriter
 from penstock.core import StepObserver, Stepped
 from penstock.frames import Float32, Int64
@@ -38,7 +40,7 @@ MOST_ROWS = 1 << 15
 SHARE = WRITING_SHARE = 0.15
 
 
-class Table(Protocol):
+class SavedTable(Protocol):
     """The interface of a device table that the saver uses."""
 
     @property
@@ -56,7 +58,7 @@ class Table(Protocol):
 class Saved(NamedTuple):
     """One table as the saver sees it. all_change : whether every step changes every row"""
 
-    table: Table
+    table: SavedTable
     num_rows: int
     all_change: bool
 
@@ -85,6 +87,7 @@ class Saver(StepObserver):
     last : the newest commit, which the tables are equal to except for the dirty rows; None: there is none
     delta : whether the next commit may be a delta to it
     timed : context manager around work that a step has to wait for
+    part : the rows that the tables have
     in_use : whether a run or a service commits with it; it is not replaced until it is closed
 
     Call every method under the gate's lock, and commit only between ``open`` and ``close``.
@@ -100,8 +103,10 @@ class Saver(StepObserver):
         last: Commit | None = None,
         delta: bool = True,
         timed: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        part: PartRows = ALL_ROWS,
     ) -> None:
-        self.folder, self._tables, self._describe, self._timed = folder, tables, describe, timed
+        self.folder, self._tables, self._describe, self._timed, self._part = folder, tables, describe, timed, part
+        self._attempt: str | None = None
         self._marks = {name: RowMarks(saved.num_rows, saved.table.stride) for name, saved in tables.items()}
         self._ring = _ring_for(list(tables.values()))
         self._writer: CommitWriter | None = None
@@ -171,13 +176,16 @@ class Saver(StepObserver):
     def begin(self) -> None:
         """Begin a commit of the current state. Waits for the one in flight."""
         self.finish()
-        files = self.last.files if self.last is not None and self._delta and self.last.may_grow else ()
+        last = self.last if self._delta else None
+        files = last.chain if last is not None and (last.may_grow or not self._is_dirty) else ()
         contents = self._describe()
         for marks in self._marks.values():
             marks.begin(everything=not files)
-        draft = Commit(self._next_number, tuple(files), contents.plain)
+        draft = Commit(self._next_number, files, contents.plain)
+        if files and self.last is not None and self._repeats(draft, self.last):
+            draft = replace(draft, contents={**draft.contents, REPEATS: True})
         self._next_number += 1
-        self._writer = self._new_writer(draft)
+        self._writer = CommitWriter(self.folder, draft, self._keep, self._ring, self._part, self._attempt)
         self._closed, self._spent_s, self._began_s = False, 0.0, time.perf_counter()
         self._advanced_s = self._began_s
         for record in contents.records:
@@ -198,7 +206,7 @@ class Saver(StepObserver):
             self._spent_s += time.perf_counter() - now
         # Last, so that the writer works between the steps.
         if idle:
-            self._writer.pace.hurry()
+            self._writer.pace.expedite()
         else:
             self._writer.pace.allow(WRITING_SHARE * (now - self._advanced_s))
         self._advanced_s = now
@@ -223,16 +231,36 @@ class Saver(StepObserver):
         self.begin()
         self.finish()
 
+    def write_part(self, number: int, attempt: str) -> SharePart:
+        """Write the data file of commit ``number`` of a job, which locks the folder and writes the manifest.
+
+        attempt : of the job, hexadecimal: names the file, so that no other attempt writes it
+        """
+        self._next_number, self._attempt = number, attempt
+        self._ring.touch()
+        try:
+            self.commit()
+        finally:
+            self._ring.release()
+        assert self.last is not None
+        return SharePart(self.last.files, self.last.contents)
+
     def close(self) -> None:
         """Cancel the commit in flight, release the memory, and unlock the folder."""
         if self._writer is not None:
             self._give_up()
-        self._ring.let_go()
+        self._ring.release()
         self.folder.unlock()
         self.in_use = False
 
-    def _new_writer(self, draft: Commit) -> CommitWriter:
-        return CommitWriter(self.folder, draft, self._keep, self._ring)
+    @property
+    def _is_dirty(self) -> bool:
+        return any(marks.is_dirty for marks in self._marks.values())
+
+    def _repeats(self, draft: Commit, last: Commit) -> bool:
+        """Return whether a commit of all rows, whose rows are marked as pending, has the state of the last one."""
+        changed = any(marks.num_waiting for marks in self._marks.values())
+        return not changed and last.parts == ("",) and draft.has_state_of(last)
 
     def _give_up(self) -> None:
         assert self._writer is not None
@@ -270,22 +298,27 @@ class Saver(StepObserver):
             start += at_once
 
 
-def _ring_for(tables: Sequence[Saved]) -> Ring:
-    table_bytes = sum(saved.num_rows * saved.row_bytes for saved in tables)
+def ring_bytes(table_bytes: int, widest_row: int) -> int:
+    """Return the bytes of the ring buffer for tables. table_bytes : of all rows; widest_row : bytes of the largest"""
     most = max(ROOM_BYTES, min(int(ROOM_SHARE * table_bytes), MOST_ROOM_BYTES))
     # At least two rows fit, however wide they are; and no commit copies more than the tables.
-    return Ring(max(min(most, 2 * table_bytes), 2 * max((saved.row_bytes for saved in tables), default=0)) // 4)
+    return max(min(most, 2 * table_bytes), 2 * widest_row)
+
+
+def _ring_for(tables: Sequence[Saved]) -> Ring:
+    table_bytes = sum(saved.num_rows * saved.row_bytes for saved in tables)
+    return Ring(ring_bytes(table_bytes, max((saved.row_bytes for saved in tables), default=0)) // 4)
 
 
 def _copied(name: str, saved: Saved, ids: Int64, room: Float32) -> tuple[Record, Callable[[], object]]:
     """Start a copy of the current rows into ``room``. Return its record, and a function that waits for the copy."""
     rows = room.reshape(len(ids), -1)
     wait = saved.table.copy_rows(ids if saved.table.copies_any_number else _padded(saved, ids), rows)
-    about = {"table": name, "dims": saved.table.part_dims}
+    header = {"table": name, "dims": saved.table.part_dims}
     step = int(ids[1]) - int(ids[0]) if len(ids) > 1 else 1
     if step > 0 and (np.diff(ids) == step).all():
-        return Record("rows", {**about, "first": int(ids[0]), "step": step}, {"rows": rows}), wait
-    return Record("rows", about, {"rows": rows, "ids": ids}), wait
+        return Record("rows", {**header, "first": int(ids[0]), "step": step}, {"rows": rows}), wait
+    return Record("rows", header, {"rows": rows, "ids": ids}), wait
 
 
 def _padded(saved: Saved, ids: Int64) -> Int64:

@@ -1,25 +1,21 @@
-"""Commits of a job: every share writes the data file of its rows, and the job writes the one manifest, last.
+"""Commits by parts: a data file contains all rows or those of a share; a job writes the one manifest, last.
 
 A share's file names rows by the ids of the whole table (of a dynamic table by its rows), so that any number of shares
-can restore a commit. Its name contains the attempt of the job: an owner that was given up, and that still runs where
-its driver cannot reach it, writes no file of a later attempt.
+can restore a commit. In a job its name contains the attempt of the job: an owner that was given up, and that still runs
+where its driver cannot reach it, writes no file of a later attempt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import gcd
 from typing import Any
 
 import numpy as np
 
-from penstock.checkpoint.incremental import Contents, Saved, Saver
 from penstock.checkpoint.records import Record
-from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Commit, DataFile, Folder
-from penstock.checkpoint.writer import CommitWriter
 from penstock.errors import StateError
 from penstock.frames import Array
 from penstock.tables.key_directory import joined_states
@@ -29,30 +25,26 @@ _ALIKE = ("global_step", "num_required", "reduction", "seed", "gate", "pipeline"
 
 
 @dataclass(frozen=True)
-class Part:
-    """A share's part of a commit. files : its base and its deltas; contents : of the commit, as this share sees it"""
+class PartRows:
+    """The rows in the data files of one writer. shares : of every table; empty: all rows"""
 
-    files: tuple[DataFile, ...]
-    contents: Mapping[str, Any]
+    shares: Mapping[str, AnyShare] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """Return the name of the part, as ``DataFile.part`` has it."""
+        share = next(iter(self.shares.values()), None)
+        return "" if share is None else f"-{share.rank}of{share.count}"
 
-class PartWriter(CommitWriter):
-    """Writes a share's data file of a commit, and no manifest."""
+    def file_name(self, attempt: str | None) -> str:
+        """Return the part of a file's name between number and kind. attempt : of a job; None: there is no job"""
+        return f"{self.name}.{attempt or 0}" if self.shares else ""
 
-    def __init__(
-        self, folder: Folder, draft: Commit, keep: int, ring: Ring, shares: Mapping[str, AnyShare], attempt: str
-    ) -> None:
-        self._shares, self.part, self.attempt = shares, part_name(shares), f".{attempt}"
-        super().__init__(folder, draft, keep, ring)
-
-    def _made(self) -> Commit:
-        return Commit(self._draft.number, (*self._draft.files, self._written()), self._draft.contents)
-
-    def _kept(self, record: Record) -> Record:
-        """Name rows by the ids of the whole table."""
-        if record.kind != "rows":
+    def with_table_ids(self, record: Record) -> Record:
+        """Return a record of rows with the ids of the whole table; any other record as it is."""
+        if not self.shares or record.kind != "rows":
             return record
-        share = self._shares[record.about["table"]]
+        share = self.shares[record.about["table"]]
         if share.num_rows == 0:
             return Record("none", record.about)
         about = dict(record.about)
@@ -63,55 +55,19 @@ class PartWriter(CommitWriter):
         return Record(record.kind, about, {**record.arrays, "ids": ids})
 
 
-class PartSaver(Saver):
-    """A Saver of a share, whose folder belongs to the job.
-
-    last : the newest commit, with the files of this share
-    """
-
-    def __init__(
-        self,
-        folder: Folder,
-        tables: Mapping[str, Saved],
-        describe: Callable[[], Contents],
-        last: Commit | None,
-        delta: bool,
-        timed: Callable[[], AbstractContextManager[Any]],
-        shares: Mapping[str, AnyShare],
-    ) -> None:
-        super().__init__(folder, tables, describe, last, delta, timed)
-        self._shares, self._attempt = shares, ""
-
-    def write(self, number: int, attempt: str) -> Part:
-        """Write this share's data file of commit ``number``; return it with those before it."""
-        self._next_number, self._attempt = number, attempt
-        self._ring.touch()
-        try:
-            self.commit()
-        finally:
-            self._ring.let_go()
-        assert self.last is not None
-        return Part(self.last.files, self.last.contents)
-
-    def _new_writer(self, draft: Commit) -> CommitWriter:
-        return PartWriter(self.folder, draft, self._keep, self._ring, self._shares, self._attempt)
+ALL_ROWS = PartRows()
 
 
-class LonePartWriter(PartWriter):
-    """Writes a share's data file of a commit, and its manifest: no other share commits to this folder."""
+@dataclass(frozen=True)
+class SharePart:
+    """A share's part of a commit. files : its base and its deltas; contents : of the commit, as this share sees it"""
 
-    _made = CommitWriter._made
-
-
-class LonePartSaver(PartSaver):
-    """A Saver of a share that commits alone."""
-
-    def _new_writer(self, draft: Commit) -> CommitWriter:
-        return LonePartWriter(self.folder, draft, self._keep, self._ring, self._shares, "0")
+    files: tuple[DataFile, ...]
+    contents: Mapping[str, Any]
 
 
 def join_parts(
-    folder: Folder, number: int, parts: Sequence[Part], contents: Mapping[str, Any] | None = None, keep: int = 3
+    folder: Folder, number: int, parts: Sequence[SharePart], contents: Mapping[str, Any] | None = None, keep: int = 3
 ) -> Commit:
     """Write the manifest that makes the parts of all shares one commit.
 
@@ -134,12 +90,6 @@ def join_parts(
     return commit
 
 
-def part_name(shares: Mapping[str, AnyShare]) -> str:
-    """Return the name of a share's part, as ``DataFile.part`` names it. shares : of every table"""
-    share = next(iter(shares.values()))
-    return f"-{share.rank}of{share.count}"
-
-
 def part_of(name: str) -> tuple[int, int]:
     """Return the share that a part is named after: rank and number of shares."""
     rank, count = name.removeprefix("-").split("of")
@@ -150,9 +100,9 @@ def files_for(commit: Commit, shares: Mapping[str, AnyShare]) -> tuple[DataFile,
     """Return the files of a commit that can contain rows of a share. shares : of every table; empty: all files"""
     if not shares:
         return commit.files
-    met = {part for part in commit.parts if not part or any(_meet(of, *part_of(part)) for of in shares.values())}
-    met = met or {commit.parts[0]}  # every part has the clock
-    return tuple(file for file in commit.files if file.part in met)
+    needed = {part for part in commit.parts if not part or any(_meet(s, *part_of(part)) for s in shares.values())}
+    needed = needed or {commit.parts[0]}  # every part has the clock
+    return tuple(file for file in commit.files if file.part in needed)
 
 
 def _meet(share: AnyShare, rank: int, count: int) -> bool:
@@ -167,14 +117,15 @@ def directories_of(folder: Folder, commit: Commit) -> dict[str, Mapping[str, Arr
     """Return the saved directory of every dynamic table by name, in the form of ``Directory.get_state``."""
     if not any(table.get("dynamic") for table in commit.contents["tables"]):
         return {}  # without reading files
-    found: dict[str, list[Mapping[str, Array]]] = {}
+    states: dict[str, list[Mapping[str, Array]]] = {}
     for record in folder.records(commit, commit.last_files):
         if record.kind == "directory":
-            found.setdefault(record.about["table"], []).append(record.arrays)
-    return {name: joined_states(parts) for name, parts in found.items()}
+            states.setdefault(record.about["table"], []).append(record.arrays)
+    return {name: joined_states(parts) for name, parts in states.items()}
 
 
 def _joined_programs(programs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the programs of a table's shares; where these differ, a resumed engine chooses, and reports it."""
     several = {"variant": "auto", "compiler": "shares differ"}
-    return {name: its if all(of[name] == its for of in programs) else several for name, its in programs[0].items()}
+    first = programs[0]
+    return {name: first[name] if all(each[name] == first[name] for each in programs) else several for name in first}

@@ -14,7 +14,7 @@ from penstock.frames import Float32
 
 
 class Ring:
-    """A ring buffer of float32. Call ``touch`` before use; ``let_go`` releases the memory. num_floats : its capacity"""
+    """A ring buffer of float32. Call ``touch`` before use; ``release`` frees the memory. num_floats : its capacity"""
 
     def __init__(self, num_floats: int) -> None:
         self.num_floats = num_floats
@@ -26,7 +26,7 @@ class Ring:
         if not len(self._memory):
             self._memory = np.full(self.num_floats, 0.0, np.float32)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._memory = np.empty(0, np.float32)
 
     @property

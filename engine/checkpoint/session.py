@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.engine_state import describe, encoded, tables_to_save
 from penstock.checkpoint.incremental import Contents, Saver
-from penstock.checkpoint.parts import LonePartSaver, Part, PartSaver, part_name
+from penstock.checkpoint.parts import PartRows, SharePart
+from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.run_files import CountedFiles, OpenDeltas
-from penstock.checkpoint.run_session import Run
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.core import EngineCore, StepObserver
@@ -30,16 +30,24 @@ class CheckpointSession(StepObserver):
     """The checkpoint state of an engine: its saver, its runs in progress and their positions.
 
     timed : context manager around work that a step has to wait for
+    in_job : whether the engine is a share of a job, which alone writes manifests; then only ``write_part`` commits
+
     positions : of the last run in its sources
     """
 
-    def __init__(self, core: EngineCore, timed: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-        self._core, self._timed, self._counting = core, timed, timed()
+    def __init__(
+        self,
+        core: EngineCore,
+        timed: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        in_job: bool = False,
+    ) -> None:
+        self._core, self._timed, self._counting, self._in_job = core, timed, timed(), in_job
+        self._part = PartRows(core.tables.shares)
         self._saver: Saver | None = None  # of the last folder; tracks the dirty rows
         # For each other folder: the digests of its last commit that the state descends from.
         self._descends: dict[str, tuple[str, ...]] = {}
         self._before, self._running = Counters(), Counters()
-        self._runs: list[Run] = []  # in progress, in the order in which they began
+        self._runs: list[RunCommits] = []  # in progress, in the order in which they began
         self.positions = Positions()
         self.files = CountedFiles(core.gate.still)
 
@@ -57,9 +65,21 @@ class CheckpointSession(StepObserver):
 
     def resume_from(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None:
         """Continue from a commit that the engine's state was restored from."""
+        self._continue(positions, totals)
+        files = tuple(file for file in commit.files if file.part == self._part.name)
+        if not self._in_job:
+            self.files.bad_rows, self.files.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
+        elif files and self.is_same(commit):
+            commit = Commit(commit.number, files, commit.contents)
+        else:
+            return
+        self._saver = self._new_saver(folder, commit, self.is_same(commit) and commit.files == files)
+
+    def _continue(self, positions: Positions, totals: Counters) -> None:
+        """Continue from some positions. The steps to come are an epoch: the commit may not be the newest one."""
+        if positions.lineage is not None:
+            positions.lineage = positions.lineage.started(self._core.global_step)
         self.positions, self._before = positions, totals
-        self.files.bad_rows, self.files.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
-        self._saver = self._new_saver(folder, commit, self.is_same(commit) and commit.parts == (self._part,))
 
     def is_same(self, commit: Commit) -> bool:
         """Return whether a delta may follow a commit: its configuration may initialize rows that no file contains
@@ -78,14 +98,27 @@ class CheckpointSession(StepObserver):
 
     # ---- commits
 
-    def _stores(self, run: Run | None) -> bool:
+    def _stores(self, run: RunCommits | None) -> bool:
         """Return whether commits store the position of this run, and not of another one. None: a run without commits"""
         return all(other is run or not other.commits for other in self._runs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Commit the current state to a folder, and wait until it is durable."""
+        """Commit the current state to a folder, and wait until it is durable. Raises UsageError in a job."""
+        if self._in_job:
+            raise UsageError(f"{path}: this engine holds a share of the rows, and only its job commits all of them")
         with self._core.still():
             self._save(path)
+
+    def write_part(self, folder: Folder, number: int, attempt: str) -> SharePart:
+        """Write this share's part of a commit to the folder of its job, which ``join_parts`` completes.
+
+        attempt : of the job, hexadecimal: names the file, so that no other attempt writes it
+        """
+        with self._core.still():
+            self._core.tables.wait()
+            if self._saver is None or self._saver.folder.path != folder.path:
+                self._saver = self._new_saver(folder, None, False)
+            return self._saver.write_part(number, attempt)
 
     def _save(self, path: str | os.PathLike[str]) -> None:
         saver = self._saver_of(Folder(path))
@@ -119,14 +152,16 @@ class CheckpointSession(StepObserver):
         quarantine: Path | None = None,
         may_commit: Callable[[], bool] = lambda: True,
         open_deltas: OpenDeltas | None = None,
-    ) -> Iterator[Run]:
-        """Open a run, which ends with ``Run.end``. If an error ends it, commit the state if it is consistent.
+    ) -> Iterator[RunCommits]:
+        """Open a run, which ends with ``RunCommits.end``. If an error ends it, commit the state if it is consistent.
 
         checkpoint, every, keep, resume : as for ``Engine.run``
         quarantine : the file of bad rows
         may_commit : called before each commit; a resumed run repeats the frames that were not committed
         open_deltas : creates the file of deltas, after the checkpoint's folder is locked
         """
+        if checkpoint is not None and self._in_job:
+            self.save(checkpoint)  # raises
         if checkpoint is None and every is not None:
             raise UsageError("every: sets how often to commit; give checkpoint= too")
         every = None if every is None else whole("every", every, 1)
@@ -138,13 +173,15 @@ class CheckpointSession(StepObserver):
         stores = saver is not None or self._stores(None)
         if stores:
             self.count_into(counters)
-        run: Run | None = None
+        run: RunCommits | None = None
         try:
             has_committed = None if saver is None else saver.has_committed
             with self.files.opened(quarantine, open_deltas, resume, stores, has_committed) as files:
                 has_new = saver is not None and files.any_new
                 with self._core.gate.still():
-                    run = Run(self._core, saver, reader, counters, start, positions, every, files, has_new, may_commit)
+                    run = RunCommits(
+                        self._core, saver, reader, counters, start, positions, every, files, has_new, may_commit
+                    )
                     self._runs.append(run)
                     if not start.num_frames and self._stores(run):
                         self.positions = positions
@@ -211,68 +248,10 @@ class CheckpointSession(StepObserver):
             self._descends[saver.folder.files.identity()] = saver.last.digests
 
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
-        saver = Saver(folder, tables_to_save(self._core), self._described, last, delta, self._timed)
+        tables = tables_to_save(self._core)
+        saver = Saver(folder, tables, self._described, last, delta, self._timed, self._part)
         self._core.observe(saver)
         return saver
-
-    @property
-    def _part(self) -> str:
-        """Which part of the rows a commit contains, as ``DataFile.part`` names it."""
-        return ""
 
     def _described(self) -> Contents:
         return describe(self._core, self.positions, self.files.commit(), self.totals)
-
-
-class ShareSession(CheckpointSession):
-    """The saving side of an engine that is a share: its job commits."""
-
-    _parts: PartSaver | None = None
-
-    def resume_from(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None:
-        self.positions, self._before = positions, totals
-        part = part_name(self._core.tables.shares)
-        if self.is_same(commit) and part in commit.parts:
-            files = tuple(file for file in commit.files if file.part == part)
-            self._parts = self._part_saver(folder, Commit(commit.number, files, commit.contents, commit.version))
-
-    def write_part(self, folder: Folder, number: int, attempt: str) -> Part:
-        """Write this share's part of a commit to the folder of the job, which ``join_parts`` completes.
-
-        attempt : of the job, hexadecimal: names the file, so that no other attempt writes it
-        """
-        with self._core.still():
-            self._core.tables.wait()
-            if self._parts is None or self._parts.folder.path != folder.path:
-                self._parts = self._part_saver(folder, None)
-            return self._parts.write(number, attempt)
-
-    @contextmanager
-    def run(self, reader: Any, counters: Counters, checkpoint: Any, *rest: Any, **options: Any) -> Any:
-        if checkpoint is not None:
-            self.save(checkpoint)
-        with super().run(reader, counters, checkpoint, *rest, **options) as run:
-            yield run
-
-    def save(self, path: Any) -> NoReturn:
-        raise UsageError(f"{path}: this engine holds a share of the rows, and only its job commits all of them")
-
-    def _part_saver(self, folder: Folder, last: Commit | None) -> PartSaver:
-        tables, shares = tables_to_save(self._core), self._core.tables.shares
-        saver = PartSaver(folder, tables, self._described, last, last is not None, self._timed, shares)
-        self._core.observe(saver)
-        return saver
-
-
-class LoneShareSession(CheckpointSession):
-    """The commits of an engine that is a share, to a folder that contains its rows alone."""
-
-    @property
-    def _part(self) -> str:
-        return part_name(self._core.tables.shares)
-
-    def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
-        tables, shares = tables_to_save(self._core), self._core.tables.shares
-        saver = LonePartSaver(folder, tables, self._described, last, delta, self._timed, shares)
-        self._core.observe(saver)
-        return saver

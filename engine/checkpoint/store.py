@@ -16,20 +16,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from penstock.checkpoint.digests import DIGESTS, VERSION, digest_of
+from penstock.checkpoint.manifests import KEY, PART, VERSION, check_manifest, digest_of, new_digest
 from penstock.checkpoint.records import Record, read_records
 from penstock.errors import CommitGoneError, StateError, UsageError, UsageTypeError
 from penstock.filesystem.file_stores import store_at
+from penstock.filesystem.state_files import parsed_json
 
-KEY = "penstock.checkpoint"
-_READABLE = " and ".join(map(str, sorted(DIGESTS)))
-_COMMIT = re.compile(r"(\d{8,})\.commit")
-_PART = r"\d{8,}(-\d+of\d+(\.[0-9a-f]+)?)?\.(commit|base|delta)"
-_OURS = re.compile(rf"{_PART}|\.{_PART}\.[\d-]+\.part|\.lock")
+# In the contents of a commit with the state of the one before.
+REPEATS = "repeats"
+_COMMIT = re.compile(r"([0-9]{8,})\.commit")
+_OURS = re.compile(rf"{PART}|\.{PART}\.[0-9-]+\.part|\.lock")
 _AT_ONCE = 1 << 20
 # How often a reader starts over with a newer commit: in each try, a run removed the commit that was read.
 READ_TRIES = 5
-# Contains an unfinished replay in passes (passes/progress.py).
+# Contains an unfinished replay in passes (passes/pass_folder.py).
 PASSES = ".passes"
 # After a chain longer than this, or deltas larger than their base, the next commit is a new base.
 MAX_DELTAS = 64
@@ -56,14 +56,12 @@ class DataFile:
 class Commit:
     """A commit. files : a base and its deltas, in the order they are read; contents : everything else, plain data.
 
-    version : of the format; determines the digest of all its files
     If the shares of a job commit together, each has a separate base and deltas (``parts``), all in one manifest.
     """
 
     number: int
     files: tuple[DataFile, ...]
     contents: Mapping[str, Any]
-    version: int = VERSION
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -80,18 +78,33 @@ class Commit:
         return tuple(file.digest for file in self.last_files)
 
     @property
+    def repeats(self) -> bool:
+        """Whether the commit before has the same state: no row changed, and no frame was applied. Its last file has no
+        row, so the next delta follows the file before."""
+        return bool(self.contents.get(REPEATS))
+
+    @property
+    def chain(self) -> tuple[DataFile, ...]:
+        """Return the files that the next delta follows."""
+        return self.files[:-1] if self.repeats else self.files
+
+    @property
     def may_grow(self) -> bool:
-        """Whether a delta may follow: the chain is not too long, and has the current format version."""
-        bases = [file for file in self.files if file.parent is None]
-        deltas = [file for file in self.files if file.parent is not None]
+        """Whether a delta with rows may follow: the chain is not too long."""
+        bases = [file for file in self.chain if file.parent is None]
+        deltas = [file for file in self.chain if file.parent is not None]
         size, grown = (sum(file.num_bytes for file in files) for files in (bases, deltas))
-        return self.version == VERSION and len(deltas) < MAX_DELTAS * len(bases) and grown <= size
+        return len(deltas) < MAX_DELTAS * len(bases) and grown <= size
+
+    def has_state_of(self, other: Commit) -> bool:
+        """Return whether the contents of both are the same, except for the epochs of their lineage."""
+        return _state(self.contents) == _state(other.contents)
 
     def encoded(self) -> bytes:
         """Return the manifest: JSON, and the digest of that on a separate line."""
         files = [asdict(file) for file in self.files]
-        text = json.dumps({KEY: self.version, "number": self.number, "files": files, **self.contents}, indent=1)
-        return f"{text}\n{digest_of(text.encode(), self.version)}\n".encode()
+        text = json.dumps({KEY: VERSION, "number": self.number, "files": files, **self.contents}, indent=1)
+        return f"{text}\n{digest_of(text.encode())}\n".encode()
 
 
 class Folder:
@@ -168,20 +181,21 @@ class Folder:
         path = self.files.file(name)
         try:
             text, _, last = self.files.read(name).removesuffix(b"\n").rpartition(b"\n")
-            version = next((each for each in DIGESTS if digest_of(text, each).encode() == last), None)
-            if version is None:
+            if digest_of(text).encode() != last:
                 raise self._damaged(name, number, "its digest does not fit: damaged or cut")
-            found = json.loads(text)
-            stated, named = found.pop(KEY), found.pop("number")
-            if stated not in DIGESTS:
-                raise StateError(f"{path}: version {stated}; this penstock reads versions {_READABLE}")
-            if stated != version:
-                raise self._damaged(name, number, f"version {stated} with the digest of version {version}: mixed up")
+            found = parsed_json(text)
+            if isinstance(found, dict) and type(found.get(KEY)) is int and found[KEY] != VERSION:
+                raise StateError(f"{path}: version {found[KEY]}; this penstock reads version {VERSION}")
+            check_manifest(found)
+            del found[KEY]
+            named = found.pop("number")
             files = tuple(DataFile(**file) for file in found.pop("files"))
         except FileNotFoundError:
             raise self._missing(number, name) from None
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise self._damaged(name, number, f"cannot be read ({error})") from error
+        except OSError as error:
+            raise self._damaged(name, number, f"cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise self._damaged(name, number, f"its contents do not add up ({error})") from error
         if named != number:
             raise self._damaged(name, number, f"is commit {named} under another name")
         before: dict[str, str] = {}
@@ -189,7 +203,7 @@ class Folder:
             if file.parent != before.get(file.part):
                 raise self._damaged(file.name, number, "is not what comes next in the chain")
             before[file.part] = file.digest
-        return Commit(number, files, found, version)
+        return Commit(number, files, found)
 
     def checked(self, commit: Commit, files: Iterable[DataFile] | None = None) -> Commit:
         """Return the commit after a check that files of it exist and have their digests. Raises StateError.
@@ -197,7 +211,7 @@ class Folder:
         files : None: all of them
         """
         for file in commit.files if files is None else files:
-            digest = DIGESTS[commit.version]()
+            digest = new_digest()
             try:
                 size = self.files.size(file.name)
                 if size != file.num_bytes:
@@ -238,10 +252,18 @@ class Folder:
     def tidy(self, keep: int, newest: Commit | None = None) -> None:
         """Remove penstock's files, except those of the last ``keep`` commits. Do nothing if one of these is damaged.
 
+        A commit that repeats the one before is kept only as the newest, and does not count: starts that are followed by
+        no frame remove no earlier state.
         newest : the newest commit, if the caller has just written it
         """
+        kept: list[Commit] = []
         try:
-            kept = [newest if newest and newest.number == n else self.load(n) for n in self.numbers()[-keep:]]
+            for number in reversed(self.numbers()):
+                commit = newest if newest and newest.number == number else self.load(number)
+                if not kept or not commit.repeats:
+                    kept.append(commit)
+                if len(kept) == keep + kept[0].repeats:
+                    break
         except StateError:
             return
         needed = {file.name for commit in kept for file in commit.files}
@@ -290,6 +312,15 @@ class Folder:
             return name.encode() in self.files.read(_manifest(number))
         except OSError:
             return True
+
+
+def _state(contents: Mapping[str, Any]) -> str:
+    """Return the contents of a commit as text, without what tells commits of the same state apart."""
+    positions = {
+        name: value for name, value in contents.get("positions", {}).items() if name not in ("lineage", "epochs")
+    }
+    state = {name: value for name, value in contents.items() if name != REPEATS}
+    return json.dumps({**state, "positions": positions}, sort_keys=True)
 
 
 def _manifest(number: int) -> str:

@@ -12,32 +12,32 @@ from collections.abc import Callable
 
 
 class Pace:
-    """A throttle: the time that one thread allows another to work, none at first; ``hurry`` removes the limit.
+    """A throttle: the time that one thread allows another to work, none at first; ``expedite`` removes the limit.
 
     Each counter is written by one thread only, so no lock is needed, which a descheduled thread could hold.
     """
 
     def __init__(self) -> None:
         self._allowed_s = self._used_s = 0.0
-        self._hurried = False
+        self._expedited = False
         self._turn = threading.Event()
 
     def allow(self, seconds: float) -> None:
-        """Allow this much more work, in seconds, and end a hurry, whose work does not count."""
-        if self._hurried:
-            self._hurried, self._allowed_s = False, self._used_s
+        """Allow this much more work, in seconds, and end the expedited time, whose work does not count."""
+        if self._expedited:
+            self._expedited, self._allowed_s = False, self._used_s
         self._allowed_s += seconds
         self._turn.set()
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Allow unlimited work until the next ``allow``: no step runs, or a caller waits for the commit."""
-        self._hurried = True
+        self._expedited = True
         self._turn.set()
 
     def worked(self, seconds: float) -> None:
         """Count seconds of work, and wait until more is allowed. Called by the writing thread."""
         self._used_s += seconds
-        self.wait_for(lambda: self._hurried or self._used_s < self._allowed_s)
+        self.wait_for(lambda: self._expedited or self._used_s < self._allowed_s)
 
     def wait_for(self, there: Callable[[], object]) -> None:
         """Wait until ``there`` returns true, checked at every allowance. Called by the writing thread."""
@@ -48,6 +48,6 @@ class Pace:
                 self._turn.wait()
 
     def tell(self) -> None:
-        """Wake the writing thread for new work during a hurry; otherwise the next allowance wakes it."""
-        if self._hurried:
+        """Wake the writing thread for new work while expedited; otherwise the next allowance wakes it."""
+        if self._expedited:
             self._turn.set()

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from penstock.checkpoint.digests import DIGESTS, VERSION
+from penstock.checkpoint.manifests import new_digest
+from penstock.checkpoint.parts import ALL_ROWS, PartRows
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Commit, DataFile, Folder
@@ -39,18 +40,26 @@ class CommitWriter:
     draft : its files are those before the new one
     keep : number of commits to keep in the folder, with this one
     ring : memory for copies of rows that wait for the disk; nothing is lent at first
+    part : the rows that the data file contains
+    attempt : of the job that writes the manifest, hexadecimal; None: this writer writes it
 
     pace : throttles the writing thread
 
     If writing fails, the next call raises the error, and the folder is unchanged.
     """
 
-    part = ""  # of the rows, as ``DataFile.part`` names it
-    attempt = ""  # of a job, in the name of its file
-
-    def __init__(self, folder: Folder, draft: Commit, keep: int, ring: Ring) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        draft: Commit,
+        keep: int,
+        ring: Ring,
+        part: PartRows = ALL_ROWS,
+        attempt: str | None = None,
+    ) -> None:
         self._folder, self._draft, self._keep = folder, draft, keep
-        self._parent = next((file.digest for file in reversed(draft.files) if file.part == self.part), None)
+        self._part, self._attempt = part, attempt
+        self._parent = next((file.digest for file in reversed(draft.files) if file.part == part.name), None)
         self._records: deque[Queued | None] = deque([Queued(Record("begin", {"parent": self._parent}))])
         self._ring = ring
         self._changed = threading.Condition()
@@ -83,7 +92,7 @@ class CommitWriter:
                 self._raise()
                 if (lent := self._ring.lend(num_floats)) is not None:
                     return lent
-                self.pace.hurry()
+                self.pace.expedite()
                 self._changed.wait()
 
     def put(self, record: Record, wait: Callable[[], object] | None = None) -> None:
@@ -102,7 +111,7 @@ class CommitWriter:
 
     def result(self) -> Commit:
         """Wait for the commit and return it. Raises the error of the writing thread."""
-        self.pace.hurry()
+        self.pace.expedite()
         self._thread.join()
         self._raise()
         assert self.commit is not None
@@ -112,7 +121,7 @@ class CommitWriter:
         """Cancel the commit and remove its files, unless it is durable already."""
         with self._changed:
             self._cancelled = True
-        self.pace.hurry()
+        self.pace.expedite()
         self._thread.join()
 
     def _raise(self) -> None:
@@ -121,22 +130,26 @@ class CommitWriter:
 
     def _run(self) -> None:
         try:
-            self.commit = self._made()
+            self.commit = self._written()
         except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
-    def _made(self) -> Commit:
-        commit = self._named((self._written(),))
-        self._folder.tidy(self._keep, commit)
+    def _written(self) -> Commit:
+        """Write the data file and, unless a job does, the manifest that names it."""
+        files = (*self._draft.files, self._write_data())
+        commit = Commit(self._draft.number, files, self._draft.contents)
+        if self._attempt is None:
+            self._folder.name(commit)
+            self._folder.tidy(self._keep, commit)
         return commit
 
-    def _written(self) -> DataFile:
+    def _write_data(self) -> DataFile:
         """Write the data file. It is durable on return."""
-        number, files = self._draft.number, self._draft.files
-        name = f"{number:08}{self.part}{self.attempt}.{'delta' if files else 'base'}"
-        digest, num_bytes = DIGESTS[VERSION](), 0
+        kind = "delta" if self._draft.files else "base"
+        name = f"{self._draft.number:08}{self._part.file_name(self._attempt)}.{kind}"
+        digest, num_bytes = new_digest(), 0
         with self._folder.files.appearing(name) as file:
             for piece in self._pieces():
                 began = time.thread_time()
@@ -147,28 +160,18 @@ class CommitWriter:
                 self.pace.worked(time.thread_time() - began)
         return DataFile(name, num_bytes, digest.hexdigest(), self._parent)
 
-    def _named(self, last: tuple[DataFile, ...]) -> Commit:
-        """Write the manifest, after all files that it lists are durable. last : the new data files"""
-        commit = Commit(self._draft.number, (*self._draft.files, *last), self._draft.contents)
-        self._folder.name(commit)
-        return commit
-
     def _pieces(self) -> Iterator[bytes | memoryview]:
         yield MAGIC
         while (queued := self._next()) is not None:
             if queued.wait is not None:
                 queued.wait()
-            for piece in self._kept(queued.record).pieces():
+            for piece in self._part.with_table_ids(queued.record).pieces():
                 for start in range(0, len(piece), AT_ONCE):
                     yield piece[start : start + AT_ONCE]
             if queued.wait is not None:
                 with self._changed:
                     self._ring.take_back()
                     self._changed.notify_all()
-
-    def _kept(self, record: Record) -> Record:
-        """Return a record in the form that is written."""
-        return record
 
     def _next(self) -> Queued | None:
         self.pace.wait_for(lambda: self._records or self._cancelled)

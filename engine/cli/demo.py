@@ -15,10 +15,10 @@ from penstock.cli.terminal.command_line import add_command, make_devices
 from penstock.cli.terminal.output import Output, check_writable, say_error, writing
 from penstock.cli.terminal.replay_report import say_report
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.optimizers import SGD, Adagrad
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine
 from penstock.io.log import LogWriter
+from penstock.updates import SGD, Adagrad
 
 Float32 = npt.NDArray[np.float32]
 Rows = dict[str, tuple[npt.NDArray[np.int64], Float32]]  # table → (ids, gradients)

@@ -19,7 +19,7 @@ from penstock.cli.terminal.output import Output, ProgressLine, count, frames_tex
 from penstock.config.dynamic import MOST
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.placement import MOST_BYTES
-from penstock.flag_values import MAX_THREADS, number, whole
+from penstock.flag_values import MOST_PARALLEL, number, whole
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.options import ReadingKeywords
@@ -100,7 +100,7 @@ def add(commands: Any) -> None:
     machine.add_argument("--seed", type=whole(), default=0, metavar="N", help="of the replay (default 0)")
     machine.add_argument(
         "--threads",
-        type=whole(1, MAX_THREADS),
+        type=whole(1, MOST_PARALLEL),
         metavar="N",
         help="threads of the host (default: one per CPU; results do not depend on it)",
     )

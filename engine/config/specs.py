@@ -13,14 +13,13 @@ from penstock.config.dynamic import Dynamic, read_dynamic
 from penstock.config.engine_config_pb2 import EngineConfig, FeatureSettings, TableSettings
 from penstock.config.features import feature_paths
 from penstock.config.lint.runnable import refusals
-from penstock.config.optimizers import DynamicLearningRate, FrequencyEstimator, LearningRate, Optimizer, update_rule
-from penstock.config.optimizers.float32 import float32
-from penstock.config.optimizers.proto_conversion import read_optimizer
+from penstock.config.optimizer_protos import read_optimizer
 from penstock.config.placement import ON_DEVICES, Placement, read_placement
 from penstock.config.proto_views import TableMessage, read_limits
 from penstock.config.tables import INITIALIZERS, Constant, Initializer, default_initializer
 from penstock.errors import ConfigError
-from penstock.updates import UpdateRule
+from penstock.updates import DynamicLearningRate, FrequencyEstimator, LearningRate, Optimizer, UpdateRule, update_rule
+from penstock.updates.float32 import float32
 
 
 class PythonPart(NamedTuple):

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.config.dynamic import Dynamic
-from penstock.config.optimizers.float32 import float32
 from penstock.config.placement import ON_DEVICES, Placement
 from penstock.errors import ConfigError
+from penstock.updates.float32 import float32
 
 COMBINERS = ("mean", "sum", "sqrtn")
 

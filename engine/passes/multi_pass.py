@@ -21,7 +21,6 @@ import penstock.errors as errors
 import penstock.interrupts as interrupts
 from penstock.checkpoint.engine_state import encoded
 from penstock.checkpoint.parts import join_parts
-from penstock.checkpoint.session import LoneShareSession
 from penstock.checkpoint.store import PASSES, Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions
@@ -58,7 +57,7 @@ class PassOptions(Options, concerns=PASS_CONCERNS, mode="passes"):
 class PassEngine(Engine):
     """An engine with a share of the rows, which commits alone."""
 
-    share_session = LoneShareSession
+    commits_alone = True
 
 
 class MultiPass:
@@ -97,8 +96,7 @@ class MultiPass:
         folder.lock()
         try:
             base = folder.newest()
-            number = None if base is None else base.number
-            self.count = self._work.begin(self._flags(), number, self._options.resume, self._choose)
+            self.count = self._work.begin(self._flags(), base, self._options.resume, self._choose)
             for rank in range(self.count):
                 if self._work.ended(rank) is None:
                     self._pass(rank, base)

@@ -10,8 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.checkpoint.parts import Part
-from penstock.checkpoint.session import ShareSession
+from penstock.checkpoint.parts import SharePart
 from penstock.checkpoint.store import Folder
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import EngineCore
@@ -156,13 +155,11 @@ class Owner:
         done.counters = self._counters.get_state()
         return done
 
-    def write_part(self, folder: str, number: int, attempt: str) -> Part | BaseException:
-        """Write this share's part of a commit. folder : its address; attempt : as for ``ShareSession.write_part``"""
+    def write_part(self, folder: str, number: int, attempt: str) -> SharePart | BaseException:
+        """Write this share's part of a commit. folder : its address; attempt : of ``CheckpointSession.write_part``"""
         try:
-            session = self._made.session
-            assert isinstance(session, ShareSession)
             with self._made.watch.timed("save"):
-                return session.write_part(Folder(folder), number, attempt)
+                return self._made.session.write_part(Folder(folder), number, attempt)
         except (PenstockError, OSError, MemoryError) as error:
             return error
 

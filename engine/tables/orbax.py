@@ -15,7 +15,6 @@ import numpy as np
 
 from penstock.errors import InputError, UsageError
 from penstock.frames import Float32
-from penstock.io.storage.table_files import one_per_row
 
 Tree = Mapping[str, Mapping[str, Float32]]
 WEIGHTS = "parameters"  # TensorFlow's name for a table's weights, as distinct from its slots
@@ -61,29 +60,25 @@ def parts_of(
 ) -> Mapping[str, Float32]:
     """Return those of one table's ``parts`` that exist, validated. Raises InputError, also if there are no weights.
 
-    parts : with the floats of each per row; a slot of one number may be as wide as the weights, and repeat it
+    parts : with the floats of each per row
     path : for messages
     """
     if table not in tree or WEIGHTS not in tree[table]:
         has = ", ".join(tree) or "none"
         raise InputError(f"no '{WEIGHTS}' of table '{table}'; the tables there: {has}", source=str(path))
-    found = {key: tree[table][key] for key in parts if key in tree[table]}
-    wide = (num_rows, parts[WEIGHTS])
-    for key, rows in found.items():
+    existing = {key: tree[table][key] for key in parts if key in tree[table]}
+    for key, rows in existing.items():
         shape = (num_rows, parts[key])
-        narrow = one_per_row(rows) if rows.shape == wide != shape else None
-        if narrow is not None:
-            found[key] = narrow
-        elif rows.shape != shape:
+        if rows.shape != shape:
             raise InputError(f"table '{table}', {key}: expected shape {shape}, got {rows.shape}", source=str(path))
         if not np.isfinite(rows).all():
             raise InputError(f"table '{table}', {key}: holds values that are not finite", source=str(path))
-    return found
+    return existing
 
 
 def _orbax() -> Any:
     try:
         import orbax.checkpoint
     except ImportError:
-        raise UsageError("Orbax checkpoints need the package orbax-checkpoint: pip install -e '.[orbax]'") from None
+        raise UsageError("Orbax checkpoints need the package orbax-checkpoint: pip install 'penstock[orbax]'") from None
     return orbax.checkpoint

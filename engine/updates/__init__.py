@@ -1,6 +1,6 @@
-"""The update equations, each defined once, over arrays of any namespace (numpy or jax.numpy).
+"""All optimizers: a class declares arguments, slots, ranges and equation, over arrays of any namespace.
 
-NumPy runs them as the oracle, JAX traces them for the device. This package does not depend on tables,
+NumPy runs the equations as the oracle, JAX traces them for the device. This package does not depend on tables,
 ids, devices or jax: an update takes rows and returns rows, elementwise (row_wise_adagrad: row by row).
 rule.py has the operations that the equations use; docs/optimizers.md describes the differences from
 Keras and torch.
@@ -14,41 +14,60 @@ the table to zero within a few steps, so penstock uses w - d*w of the referenced
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from penstock.updates.adagrad import adagrad, adagrad_momentum, bounded_adagrad, proximal_adagrad, row_wise_adagrad
-from penstock.updates.moments import adadelta, adam, centered_rms_prop, lion, momentum, rms_prop
+from penstock.config.optimization_parameters_pb2 import OptimizationParameters
+from penstock.updates import adagrad_family, ftrl, moments, stateless
+from penstock.updates.adagrad_family import *  # noqa: F403 (the classes that the module lists)
+from penstock.updates.float32 import float32
+from penstock.updates.ftrl import *  # noqa: F403
+from penstock.updates.moments import *  # noqa: F403
 from penstock.updates.optax_transforms import OptaxRule, from_optax
-from penstock.updates.plain import assign, frequency_estimator, sgd, user_defined_program
-from penstock.updates.proximal import ftrl, online_yogi, proximal_yogi
+from penstock.updates.optimizer_class import OPTIMIZERS, DynamicLearningRate, Equation, LearningRate, Optimizer
 from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule, clip
+from penstock.updates.stateless import *  # noqa: F403
+from penstock.updates.stateless import UserDefinedProgram
 
-__all__ = ["UPDATES", "Ops", "OptaxRule", "UpdateRule", "clip", "from_optax", "quantize", "update"]
+__all__ = ["OPTIMIZERS", "OWN_OPTIMIZERS", "UPDATES", "WITHOUT_FORMULA", "DynamicLearningRate", "LearningRate", "Ops"]
+__all__ += ["OptaxRule", "Optimizer", "UpdateRule", "clip", "from_optax", "quantize", "update", "update_rule"]
+__all__ += adagrad_family.__all__ + ftrl.__all__ + moments.__all__ + stateless.__all__
 
-Equation = Callable[[Ops, UpdateRule, Array, Array, Array, Slots], Result]
+UPDATES: Mapping[str, Equation] = MappingProxyType(
+    {field: optimizer.equation for field, optimizer in OPTIMIZERS.items() if optimizer.has_formula()}
+)
+"""Every equation by the member of ``OptimizationParameters.parameters``."""
 
-# By the member of OptimizationParameters.parameters; mdl_adagrad_light and frequency_aware_adagrad have no
-# public formula.
-UPDATES: dict[str, Equation] = {
-    "stochastic_gradient_descent": sgd,
-    "adagrad": adagrad,
-    "adagrad_momentum": adagrad_momentum,
-    "bounded_adagrad": bounded_adagrad,
-    "proximal_adagrad": proximal_adagrad,
-    "row_wise_adagrad": row_wise_adagrad,
-    "ftrl": ftrl,
-    "adam": adam,
-    "momentum": momentum,
-    "lion": lion,
-    "rms_prop": rms_prop,
-    "centered_rms_prop": centered_rms_prop,
-    "adadelta": adadelta,
-    "online_yogi": online_yogi,
-    "proximal_yogi": proximal_yogi,
-    "frequency_estimator": frequency_estimator,
-    "assign": assign,
-    "user_defined_program": user_defined_program,
-}
+WITHOUT_FORMULA = OPTIMIZERS.keys() - UPDATES.keys()
+"""Optimizers that can be loaded, kept and saved but not run: how they update is not public."""
+
+OWN_OPTIMIZERS = OPTIMIZERS.keys() - OptimizationParameters.DESCRIPTOR.fields_by_name.keys()
+"""Those that TensorFlow's message has no member for."""
+
+
+def update_rule(optimizer: Optimizer) -> UpdateRule:
+    """Return the constant part of the optimizer's update, with numbers in float32; equal rules share compiled code."""
+    decay = float32(optimizer.weight_decay_factor or 0.0)
+    switches = optimizer.fields()
+    hyper = {
+        name: bool(value) if switches[name] else float32(value)
+        for name, value in optimizer.proto_values().items()
+        if name not in optimizer.not_in_equation
+    }
+    return UpdateRule(
+        algorithm=optimizer.parameters_field,
+        num_slots=len(optimizer.slots()),
+        hyper=tuple(sorted(hyper.items())),
+        gradient_min=_bound(optimizer.clip_gradient_min, -math.inf),
+        gradient_max=_bound(optimizer.clip_gradient_max, math.inf),
+        weight_decay=decay,
+        decay_times_learning_rate=bool(decay and optimizer.multiply_weight_decay_factor_by_learning_rate),
+        weight_min=_bound(optimizer.clip_weight_min, -math.inf),
+        weight_max=_bound(optimizer.clip_weight_max, math.inf),
+        non_lazy=optimizer.non_lazy,
+        program=optimizer.program if isinstance(optimizer, UserDefinedProgram) else None,
+    )
 
 
 def update(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
@@ -77,3 +96,10 @@ def quantize(ops: Ops, values: Array, num_buckets: int, lower: float, upper: flo
     quantum = (high - low) / number(num_buckets - 1)
     levels = ops.xp.floor((clip(ops, values, low, high) - low) / ops.rounded(quantum) + number(0.5))
     return ops.rounded(levels * quantum) + low
+
+
+def _bound(value: float | None, open_side: float) -> float | None:
+    """Return a clip bound in float32, None if it clips nothing: such a bound costs nothing and equals an absent one."""
+    if value is None or float32(value) == open_side:
+        return None
+    return float32(value)

@@ -1,90 +1,228 @@
-"""Optimizers that keep moving averages of gradients: momentum, Adam, Lion, RMSProp, Adadelta.
+"""Optimizers with moving averages of gradients: Momentum, RMSProp, centered RMSProp, Adadelta, Adam and Lion.
 
-None corrects the bias of its averages: as with TPU embedding, the caller does so through the learning rate.
+TensorFlow has a class for Adam; the others' arguments are named like the proto's fields. Adam and Lion are lazy (a step
+updates only the rows that it touches) or non-lazy. Arguments and their proto fields only; penstock.updates has the
+equations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import InitVar
+from typing import ClassVar
+
+from penstock.updates.optimizer_class import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    Clip,
+    KeywordOptimizer,
+    LearningRate,
+    Optimizer,
+    SlotFunction,
+    optimizer_class,
+    ranges,
+)
 from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule, mix, root, sign, square
 
+__all__ = ["Adadelta", "Adam", "CenteredRMSProp", "Lion", "Momentum", "RMSProp"]
 
-def momentum(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
-    """``m' = momentum*m + g; w' = w - lr*m'``; with use_nesterov ``w' = w - lr*(g + momentum*m')``. Slot: momenta.
 
-    Source: the proto names the CPU kernel (ResourceSparseApplyMomentum).
+@optimizer_class
+class Momentum(KeywordOptimizer):
+    """``m' = momentum*m + g; w' = w - lr*m'``, with use_nesterov ``w' = w - lr*(g + momentum*m')``. Slot: momenta.
+
+    Source: MomentumParameters in TensorFlow's proto, which names the CPU kernel. Defaults: SGD's learning rate and
+    the customary 0.9.
     """
-    (m,) = slots
-    decay = rule.number(w, "momentum")
-    m = ops.rounded(decay * m) + g
-    step = g + ops.rounded(decay * m) if rule.flag("use_nesterov") else m
-    return w - ops.rounded(lr * step), (m,)
+
+    parameters_field = "momentum"
+    slot_names = ("momenta",)
+    advised = ranges(momentum=SHARE)
+
+    learning_rate: LearningRate = 0.01
+    momentum: float = 0.9
+    use_nesterov: bool = False
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # Source: ResourceSparseApplyMomentum.
+        (m,) = slots
+        decay = rule.number(w, "momentum")
+        m = ops.rounded(decay * m) + g
+        step = g + ops.rounded(decay * m) if rule.flag("use_nesterov") else m
+        return w - ops.rounded(lr * step), (m,)
 
 
-def adam(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
-    """``m' = beta1*m + (1-beta1)*g; v' = beta2*v + (1-beta2)*g²; w' = w - lr*m'/(sqrt(v') + epsilon)``.
+@optimizer_class
+class RMSProp(KeywordOptimizer):
+    """``ms' = rho*ms + (1-rho)*g²; mom' = momentum*mom + lr*g/sqrt(ms' + epsilon); w' = w - mom'``.
 
-    With use_sum_inside_sqrt ``w' = w - lr*m'/sqrt(v' + epsilon²)``. Slots: momenta, velocities.
-    No bias correction: set the learning rate to ``lr*sqrt(1-beta2^t)/(1-beta1^t)``.
-    Source: sparse_core_ops_utils.cc; ResourceApplyAdam on the CPU with beta powers of 0 (the first form).
+    Slots: ms (from 1, as in TensorFlow 1), mom (from 0). Source: RmsPropParameters in TensorFlow's proto, which
+    names the CPU kernel. Defaults: tf.keras.optimizers.RMSprop's.
     """
-    m, v = slots
-    beta1, beta2, epsilon = rule.numbers(w, "beta1", "beta2", "epsilon")
-    m = mix(ops, beta1, m, g)
-    v = mix(ops, beta2, v, square(ops, g))
-    if rule.flag("use_sum_inside_sqrt"):
-        divisor = root(ops, v + epsilon * epsilon)
-    else:
-        divisor = ops.rounded(root(ops, v) + epsilon)
-    return w - ops.rounded(lr * m) / divisor, (m, v)
+
+    parameters_field = "rms_prop"
+    slot_names = ("ms", "mom")
+    first_slot_argument = "initial_ms_value"
+    limits = ranges(rho=SHARE, epsilon=POSITIVE, initial_ms_value=NOT_NEGATIVE)
+    advised = ranges(momentum=SHARE)
+
+    learning_rate: LearningRate = 0.001
+    rho: float = 0.9
+    momentum: float = 0.0
+    epsilon: float = 1e-7
+    initial_ms_value: float = 1.0
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # Source: ResourceSparseApplyRMSProp.
+        ms, mom = slots
+        rho, decay, epsilon = rule.numbers(w, "rho", "momentum", "epsilon")
+        ms = mix(ops, rho, ms, square(ops, g))
+        mom = ops.rounded(decay * mom) + ops.rounded(lr * g) / root(ops, ms + epsilon)
+        return w - mom, (ms, mom)
 
 
-def lion(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
-    """``u = beta1*m + (1-beta1)*g; w' = w - lr*sign(u); m' = beta2*m + (1-beta2)*g``, sign(0) = 0. Slot: momenta.
+@optimizer_class
+class CenteredRMSProp(KeywordOptimizer):
+    """RMSProp that divides by ``sqrt(ms' - mg'² + epsilon)``, ``mg' = rho*mg + (1-rho)*g``.
 
-    Source: the newest proto's comment, which names Keras' Lion; recorded from that.
+    Slots: ms (from 1), mom, mg (from 0). Source: CenteredRmsPropParameters in TensorFlow's proto, which names the
+    CPU kernel. Defaults: RMSProp's.
     """
-    (m,) = slots
-    beta1, beta2 = rule.numbers(w, "beta1", "beta2")
-    step = sign(ops, mix(ops, beta1, m, g))
-    return w - ops.rounded(lr * step), (mix(ops, beta2, m, g),)
+
+    parameters_field = "centered_rms_prop"
+    slot_names = ("ms", "mom", "mg")
+    first_slot_argument = "initial_ms_value"
+    limits = ranges(rho=SHARE, epsilon=POSITIVE, initial_ms_value=NOT_NEGATIVE)
+    advised = ranges(momentum=SHARE)
+
+    learning_rate: LearningRate = 0.001
+    rho: float = 0.9
+    momentum: float = 0.0
+    epsilon: float = 1e-7
+    initial_ms_value: float = 1.0
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # Source: ResourceSparseApplyCenteredRMSProp. If rounding leaves nothing positive under the root, where that
+        # kernel returns NaN, epsilon alone is the divisor.
+        ms, mom, mg = slots
+        rho, decay, epsilon = rule.numbers(w, "rho", "momentum", "epsilon")
+        ms = mix(ops, rho, ms, square(ops, g))
+        mg = mix(ops, rho, mg, g)
+        deviation = (ms - square(ops, mg)) + epsilon
+        deviation = ops.xp.where(deviation > 0, deviation, epsilon)
+        mom = ops.rounded(decay * mom) + ops.rounded(lr * g) / root(ops, deviation)
+        return w - mom, (ms, mom, mg)
 
 
-def rms_prop(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
-    """``ms' = rho*ms + (1-rho)*g²; mom' = momentum*mom + lr*g/sqrt(ms' + epsilon); w' = w - mom'``. Slots: ms, mom.
-
-    Source: the proto names the CPU kernel (ResourceSparseApplyRMSProp).
-    """
-    ms, mom = slots
-    rho, decay, epsilon = rule.numbers(w, "rho", "momentum", "epsilon")
-    ms = mix(ops, rho, ms, square(ops, g))
-    mom = ops.rounded(decay * mom) + ops.rounded(lr * g) / root(ops, ms + epsilon)
-    return w - mom, (ms, mom)
-
-
-def centered_rms_prop(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
-    """RMSProp that divides by the deviation, ``sqrt(ms' - mg'² + epsilon)``. Slots: ms, mom, mg.
-
-    ``mg' = rho*mg + (1-rho)*g``; ms', mom' and w' as in ``rms_prop``.
-    Source: the proto names the CPU kernel (ResourceSparseApplyCenteredRMSProp). If rounding leaves nothing
-    positive under the root, where the kernel returns NaN, this function uses epsilon alone.
-    """
-    ms, mom, mg = slots
-    rho, decay, epsilon = rule.numbers(w, "rho", "momentum", "epsilon")
-    ms = mix(ops, rho, ms, square(ops, g))
-    mg = mix(ops, rho, mg, g)
-    deviation = (ms - square(ops, mg)) + epsilon
-    deviation = ops.xp.where(deviation > 0, deviation, epsilon)
-    mom = ops.rounded(decay * mom) + ops.rounded(lr * g) / root(ops, deviation)
-    return w - mom, (ms, mom, mg)
-
-
-def adadelta(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+@optimizer_class
+class Adadelta(KeywordOptimizer):
     """``a' = rho*a + (1-rho)*g²; u = g*sqrt(d + epsilon)/sqrt(a' + epsilon); d' = rho*d + (1-rho)*u²; w' = w - lr*u``.
 
-    Slots: accumulators (a), updates (d). Source: the proto names the CPU kernel (ResourceSparseApplyAdadelta).
+    Slots: accumulators (a), updates (d), from 0. Source: AdadeltaParameters in TensorFlow's proto, which names the
+    CPU kernel. Defaults: tf.keras.optimizers.Adadelta's.
     """
-    a, d = slots
-    rho, epsilon = rule.numbers(w, "rho", "epsilon")
-    a = mix(ops, rho, a, square(ops, g))
-    u = ops.rounded(ops.rounded(g * root(ops, d + epsilon)) / root(ops, a + epsilon))
-    return w - ops.rounded(lr * u), (a, mix(ops, rho, d, square(ops, u)))
+
+    parameters_field = "adadelta"
+    slot_names = ("accumulators", "updates")
+    limits = ranges(rho=SHARE, epsilon=POSITIVE)
+
+    learning_rate: LearningRate = 0.001
+    rho: float = 0.95
+    epsilon: float = 1e-7
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # Source: ResourceSparseApplyAdadelta.
+        a, d = slots
+        rho, epsilon = rule.numbers(w, "rho", "epsilon")
+        a = mix(ops, rho, a, square(ops, g))
+        u = ops.rounded(ops.rounded(g * root(ops, d + epsilon)) / root(ops, a + epsilon))
+        return w - ops.rounded(lr * u), (a, mix(ops, rho, d, square(ops, u)))
+
+
+@optimizer_class
+class Adam(Optimizer):
+    """``m' = beta_1*m + (1-beta_1)*g; v' = beta_2*v + (1-beta_2)*g²; w' = w - lr*m'/sqrt(v' + epsilon²)``.
+
+    Without sum_inside_sqrt the divisor is ``sqrt(v') + epsilon``. Slots: momenta, velocities, from 0. There is no
+    bias correction: include it in the learning rate. Source: tf.tpu.experimental.embedding.Adam.
+    """
+
+    parameters_field = "adam"
+    slot_names = ("momenta", "velocities")
+    attribute_of: ClassVar[Mapping[str, str]] = {
+        "beta1": "beta_1",
+        "beta2": "beta_2",
+        "use_sum_inside_sqrt": "sum_inside_sqrt",
+    }
+    not_in_equation = frozenset({"use_non_lazy_adam"})
+    non_lazy_field, non_lazy_argument = "use_non_lazy_adam", "lazy_adam=False"
+    limits = ranges(beta_1=SHARE, beta_2=SHARE, epsilon=POSITIVE)
+
+    learning_rate: LearningRate = 0.001
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-07
+    lazy_adam: bool = True
+    sum_inside_sqrt: bool = True
+    use_gradient_accumulation: bool = True
+    clip_weight_min: float | None = None
+    clip_weight_max: float | None = None
+    weight_decay_factor: float | None = None
+    multiply_weight_decay_factor_by_learning_rate: bool | None = None
+    slot_variable_creation_fn: SlotFunction = None
+    clipvalue: InitVar[Clip] = None
+    low_dimensional_packing_status: bool | int = False
+
+    @property
+    def use_non_lazy_adam(self) -> bool:
+        """The proto's field, which negates the argument."""
+        return not self.lazy_adam
+
+    @use_non_lazy_adam.setter
+    def use_non_lazy_adam(self, value: bool) -> None:
+        self.lazy_adam = not value
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # Source: sparse_core_ops_utils.cc; ResourceApplyAdam on the CPU with beta powers of 0 and epsilon outside.
+        m, v = slots
+        beta1, beta2, epsilon = rule.numbers(w, "beta1", "beta2", "epsilon")
+        m = mix(ops, beta1, m, g)
+        v = mix(ops, beta2, v, square(ops, g))
+        if rule.flag("use_sum_inside_sqrt"):
+            divisor = root(ops, v + epsilon * epsilon)
+        else:
+            divisor = ops.rounded(root(ops, v) + epsilon)
+        return w - ops.rounded(lr * m) / divisor, (m, v)
+
+
+@optimizer_class
+class Lion(KeywordOptimizer):
+    """``u = beta1*m + (1-beta1)*g; w' = w - lr*sign(u); m' = beta2*m + (1-beta2)*g``. Slot: momenta, from 0.
+
+    Source: LionParameters in TensorFlow's proto. Defaults: those of Chen et al., 2023 (0.9, 0.99, a rate of 1e-4).
+    """
+
+    parameters_field = "lion"
+    slot_names = ("momenta",)
+    not_in_equation = frozenset({"use_non_lazy_lion"})
+    non_lazy_field, non_lazy_argument = "use_non_lazy_lion", "use_non_lazy_lion=True"
+    limits = ranges(beta1=SHARE, beta2=SHARE)
+
+    learning_rate: LearningRate = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.99
+    use_non_lazy_lion: bool = False
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # sign(0) = 0. Source: the newest proto's comment, which names Keras' Lion.
+        (m,) = slots
+        beta1, beta2 = rule.numbers(w, "beta1", "beta2")
+        step = sign(ops, mix(ops, beta1, m, g))
+        return w - ops.rounded(lr * step), (mix(ops, beta2, m, g),)

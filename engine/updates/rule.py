@@ -120,3 +120,12 @@ def root(ops: Ops, values: Array) -> Array:
 def inverse(ops: Ops, scalar: Array) -> Array:
     """Return 1/scalar, rounded, to multiply rows by: XLA turns a division by a scalar into that anyway."""
     return ops.rounded(scalar.dtype.type(1) / scalar)
+
+
+def shrink(ops: Ops, rule: UpdateRule, rate: Array, p: Array) -> Array:
+    """``sign(p)*max(|p| - rate*l1, 0)/(1 + rate*l2)``: the proximal step of l1 and l2, elementwise."""
+    l1, l2 = rule.numbers(p, "l1", "l2")
+    if l1:
+        left = ops.xp.abs(p) - ops.rounded(rate * l1)
+        p = sign(ops, p) * clip(ops, left, 0.0, None)
+    return p / ops.rounded(1 + ops.rounded(rate * l2)) if l2 else p

@@ -112,7 +112,7 @@ def read_table(
 
     vocabulary_size : or ANY_INT64 or ANY_UINT64, for a dynamic table
     columns : "row" and the slots, with the floats of each per row; slots that the file lacks are missing from every
-        block. A slot of one number per row may be as wide as the row, and repeat it
+        block
     Raises InputError: no file, wrong columns or types, an id twice or outside the vocabulary, values not finite.
     """
     name = str(table_path(directory, table))
@@ -130,7 +130,7 @@ def read_table(
                     return
                 batch.validate(full=True)
             ids = _ids(batch.column("id"), vocabulary_size, seen, f"table '{table}'", name, first)
-            yield ids, {c: _rows(batch.column(c), columns[c], columns["row"], c, name, first) for c in present}
+            yield ids, {c: _rows(batch.column(c), columns[c], c, name, first) for c in present}
             first += len(ids)
 
 
@@ -243,20 +243,8 @@ def _ids(column: pa.Array, vocabulary_size: int, seen: _Seen, what: str, source:
     return raw.astype(np.int64, copy=False)
 
 
-def one_per_row(rows: Float32) -> Float32 | None:
-    """Return (n, 1) of rows that repeat one number, as earlier versions wrote a slot of it; None if they do not."""
-    return rows[:, :1] if (rows == rows[:, :1]).all() else None
-
-
-def _rows(column: pa.Array, dim: int, dim_of_weights: int, name: str, source: str, first: int) -> Float32:
+def _rows(column: pa.Array, dim: int, name: str, source: str, first: int) -> Float32:
     lists = float_lists(column)
-    if dim < dim_of_weights and lists.first_unlike(dim_of_weights) is None:
-        wide = lists.take(slice(0, lists.num_rows), dim_of_weights)
-        narrow = one_per_row(wide)
-        if narrow is None:
-            several = first + int(np.argmax((wide != wide[:, :1]).any(axis=1)))
-            raise InputError("expected one number per row, got several", source=source, row=several, column=name)
-        return narrow
     row = lists.first_unlike(dim)
     if row is None:
         return lists.take(slice(0, lists.num_rows), dim)

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator, Mapping
 
 from penstock.config.lint.findings import Finding, Subject
-from penstock.config.optimizers import OPTIMIZERS
-from penstock.config.optimizers.float32 import float32
-from penstock.config.optimizers.optimizer_class import SHARE
 from penstock.config.proto_views import TableMessage
+from penstock.updates import OPTIMIZERS
+from penstock.updates.float32 import float32
+from penstock.updates.optimizer_class import SHARE
 
 SMALLEST_NORMAL = 2.0**-126  # XLA flushes smaller float32 values to 0
 LOST = 0.02  # largest relative error of 1 - x, the weight of a new value in a moving average
@@ -31,10 +31,8 @@ def out_of_range(about: Subject, table: TableMessage) -> Iterator[Finding]:
 
 def lost_in_float32(about: Subject, table: TableMessage, written: Mapping[str, float]) -> Iterator[Finding]:
     """Yield findings about numbers whose meaning float32 changes. Rounding alone is no finding: most are rounded."""
-    for path, number in written.items():
-        if not path.startswith(f"{about.where}."):
-            continue
-        field, rounded = path.removeprefix(f"{about.where}."), float32(number)
+    for field, number in written.items():
+        rounded = float32(number)
         member, _, name = field.partition(".")
         is_share = member in OPTIMIZERS and OPTIMIZERS[member].range_of(name) is SHARE
         fix = "write a number that float32 can hold"

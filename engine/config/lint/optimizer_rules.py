@@ -11,24 +11,17 @@ from collections.abc import Iterator, Mapping
 from penstock.config.lint.findings import Finding, Subject, about_parameters
 from penstock.config.lint.number_rules import lost_in_float32, out_of_range
 from penstock.config.optimization_parameters_pb2 import LowDimensionalPackingStatus
-from penstock.config.optimizers import WITHOUT_FORMULA
 from penstock.config.proto_views import TableMessage, read_limits
+from penstock.updates import OPTIMIZERS
 
-# Optimizers for which a gradient of 0 is a no-op: packing does not change the untouched rows of a chunk.
-ZERO_IS_NO_OP = {"stochastic_gradient_descent", "adagrad", "row_wise_adagrad", "ftrl", "bounded_adagrad"}
 PACKED_DIMENSIONS = (1, 2, 4)
-WITHOUT_RATE = {"assign", "user_defined_program", "frequency_estimator"}  # the rate does not scale their update
-DIVIDES_BY_RATE = {"ftrl", "online_yogi"}
-DOUBTS = {
-    "adagrad_momentum": "the proto's comment and TensorFlow's source differ; the source is followed",
-    "bounded_adagrad": "only comments on its fields are public",
-    "online_yogi": "only the paper and comments on its fields are public",
-    "proximal_yogi": "only the paper and comments on its fields are public",
-}
 
 
 def lint_table(table: TableMessage, written: Mapping[str, float]) -> Iterator[Finding]:
-    """Yield the findings about one table of a valid message."""
+    """Yield the findings about one table of a valid message.
+
+    written : path below the table's optimization parameters -> number as written, before float32
+    """
     about = about_parameters(table)
     yield from _rate(about, table)
     yield from _limits(about, table)
@@ -37,17 +30,18 @@ def lint_table(table: TableMessage, written: Mapping[str, float]) -> Iterator[Fi
     yield from _accumulators(about, table)
     yield from _packing(about, table)
     yield from lost_in_float32(about, table, written)
-    if table.algorithm in DOUBTS:
+    if doubt := OPTIMIZERS[table.algorithm].doubt:
         yield about.finding(
             "PS216",
             table.algorithm,
-            f"how '{table.algorithm}' updates on a TPU is not public in full: {DOUBTS[table.algorithm]}",
+            f"how '{table.algorithm}' updates on a TPU is not public in full: {doubt}",
             "compare with a run of your own before you rely on equal results",
         )
 
 
 def _rate(about: Subject, table: TableMessage) -> Iterator[Finding]:
     algorithm, rate = table.algorithm, table.parameters.learning_rate.constant
+    optimizer = OPTIMIZERS[algorithm]
     if table.tag is not None:
         return
     if algorithm == "frequency_estimator":
@@ -57,10 +51,10 @@ def _rate(about: Subject, table: TableMessage) -> Iterator[Finding]:
             "frequency_estimator takes the step number for its learning rate, and this one is constant",
             "set learning_rate { dynamic { tag: … } }, and give the step as its value",
         )
-    if rate > 0 or algorithm in WITHOUT_RATE | WITHOUT_FORMULA:
+    if rate > 0 or not optimizer.scaled_by_rate or not optimizer.has_formula():
         return
     effect = "no update changes a weight by its gradient" if rate == 0 else "updates climb the loss"
-    if rate == 0 and algorithm in DIVIDES_BY_RATE and not table.parameters.ftrl.multiply_linear_by_lr:
+    if rate == 0 and optimizer.divides_by_rate and not table.parameters.ftrl.multiply_linear_by_lr:
         effect = f"{algorithm} divides by it, which makes NaN of every touched row"
     problem, fix = f"learning rate is {rate:g}: {effect}", "set a constant above 0, or a dynamic tag"
     yield about.finding("PS207", "learning_rate.constant", problem, fix)
@@ -138,7 +132,7 @@ def _packing(about: Subject, table: TableMessage) -> Iterator[Finding]:
         why = f"only tables of dimension 1, 2 or 4 are packed, and this one has {dimension}"
     elif parameters.weight_decay_factor:
         why = "with weight decay a row that shares a chunk with a touched one would not stay as it is"
-    elif table.algorithm not in ZERO_IS_NO_OP and not _proximal_without_penalty(table):
+    elif not OPTIMIZERS[table.algorithm].zero_is_no_op and not _proximal_without_penalty(table):
         why = f"a gradient of 0 is an update with {table.algorithm}, so untouched rows must not be next to touched ones"
     else:
         return

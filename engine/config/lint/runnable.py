@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 
 from penstock.config.engine_config_pb2 import PlacementSettings, TableSettings
 from penstock.config.lint.findings import Finding, Subject, about_parameters
-from penstock.config.optimizers import OPTIMIZERS, WITHOUT_FORMULA, UserDefinedProgram
 from penstock.config.proto_views import TableMessage, read_limits
+from penstock.updates import OPTIMIZERS, WITHOUT_FORMULA, UserDefinedProgram
 
 
 def refusals(table: TableMessage, programs: Collection[str]) -> Iterator[Finding]:

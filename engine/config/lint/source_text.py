@@ -13,7 +13,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from penstock.config.optimizers import Optimizer
+from penstock.updates import Optimizer
 
 INNER = "tpu_embedding_configuration"  # paths start below it
 
@@ -53,7 +53,7 @@ class Scan:
 
 
 _TOKEN = re.compile(
-    r"""(?P<skip>[\s,;]+|\#[^\n]*)|(?P<text>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?P<word>[\w.+-]+)|."""
+    r"""(?P<skip>[\s,;]+|\#[^\n]*)|(?P<text>"(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+')|(?P<word>[\w.+-]+)|."""
 )
 
 

@@ -1,0 +1,178 @@
+"""The commits of one run: the frames to skip, the position of the applied ones, and when to commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from penstock.checkpoint.commit_session import CommitListener, CommitSession
+from penstock.checkpoint.incremental import Saver
+from penstock.checkpoint.run_files import RunFiles
+from penstock.checkpoint.source_positions import Positions
+from penstock.core import EngineCore
+from penstock.errors import UsageError
+from penstock.frames import Frame, Place
+from penstock.io.decoding.reader import FrameReader
+from penstock.io.sources.seekable_source import SeekableSource
+from penstock.stats import Counters
+
+
+class RunCommits(CommitListener):
+    """The position and the commits of one run.
+
+    saver : of its commits; None: it does not commit
+    start : the frames to skip, because the checkpoint contains them; positions : of this run, none counted yet
+    every : steps between two commits; None: only at the end
+    files : of bad rows and of deltas; has_new_files : whether no commit refers to one of them yet
+    may_commit : called before each commit
+
+    num_skipped : number of frames to skip
+    source : number of the source of the frame that is pushed
+    failed : whether a commit or a bad row could not be written; do not try again
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        saver: Saver | None,
+        reader: FrameReader,
+        counters: Counters,
+        start: Positions,
+        positions: Positions,
+        every: int | None,
+        files: RunFiles,
+        has_new_files: bool,
+        may_commit: Callable[[], bool],
+    ) -> None:
+        self._core, self._reader, self._start = core, reader, start
+        self.counters, self.positions, self._every = counters, positions, every
+        self.files, self._has_new_files, self._may_commit = files, has_new_files, may_commit
+        self._commits = None if saver is None else CommitSession(core, saver, every, self)
+        self._error: BaseException | None = None  # of counting a frame, or of the background thread
+        # The places of the sources in the commit in flight, and in a durable one that no source knows of yet.
+        self._promised: list[Place | None] = []
+        self._durable: list[Place | None] = []
+        self.num_skipped = start.num_frames
+        self.source = 0
+        self.failed = False
+
+    @property
+    def commits(self) -> bool:
+        return self._commits is not None
+
+    def skip(self, frames: Iterator[tuple[int, Frame]], limit: int | None) -> None:
+        """Advance the reader's frames to the first one to apply. limit : of all frames, skipped ones included
+
+        Raises UsageError and StateError.
+        """
+        if limit is not None and limit < self.num_skipped:
+            raise UsageError(
+                f"limit: the checkpoint holds {self.num_skipped} frames already, which is more than {limit}"
+            )
+        self._start.skip(frames, self.positions)
+        if self.num_skipped:
+            self._reader.first_bad.clear()  # an earlier run reported the bad rows of skipped frames
+
+    def left(self, limit: int | None) -> int | None:
+        """Return a limit of all frames without those that sources which seek leave out."""
+        return None if limit is None else max(limit - (self.num_skipped - self._start.num_to_read), 0)
+
+    def pass_over(self, frame: Frame) -> None:
+        """Count the place of a void frame."""
+        with self._core.gate.still():
+            self.counters.dropped.update(frame.dropped)
+            self.count(frame, True)
+            self.check()
+
+    def idle(self) -> None:
+        """Begin a commit of what was applied, if no frame arrives at the moment."""
+        with self._core.gate.still():
+            self.check()
+            commits = self._commits
+            if commits is None or self._every is None or not commits.has_news or not commits.may_begin:
+                return
+            if self._may_commit():
+                commits.begin()
+        self._acknowledge()
+
+    def count(self, frame: Frame, admitted: bool) -> None:
+        """Count a frame that has entered the gate, or was stale, in the position. Call it under the same gate lock.
+
+        ``check`` raises its error later: the frame has been applied. Nothing is committed from then on.
+        """
+        try:
+            if self.files.bad_rows is not None:
+                self.files.bad_rows.append(frame.bad_rows)
+            source = self._reader.sources[self.source]
+            creation = source.creation if isinstance(source, SeekableSource) else None
+            self.positions.count(self.source, frame, admitted, creation)
+            if self._commits is not None:
+                self._commits.frame_counted()
+        except BaseException as error:
+            self.failed, self._error = True, error
+            self.positions.uncounted = f"{type(error).__name__}: {error}".removesuffix(": ")
+
+    def advance(self) -> None:
+        """Begin a commit if one is due, and copy some rows."""
+        try:
+            if self._commits is None:  # only this thread counts frames
+                self.check()
+                return
+            with self._core.gate.still():
+                self.check()
+                if self._commits.is_due and self._commits.may_begin and self._may_commit():
+                    self._commits.begin()
+                self._commits.advance()
+        except BaseException:
+            self.failed = True
+            raise
+        self._acknowledge()
+
+    def end(self, completed: bool = True) -> None:
+        """Commit everything that was applied, unless ``may_commit`` returns False: then keep the previous commit.
+
+        ``may_commit`` is called under the gate's lock, as the commit begins, so no other thread can step in between.
+        completed : whether the run ended without an error; then also commit for the sake of a new file
+        """
+        commits = self._commits
+        if commits is None:
+            return
+        try:
+            with self._core.gate.still():
+                self.check()
+                news = commits.has_news or (completed and self._has_new_files) or commits.has_stepped
+                commits.finish(news and self._may_commit())
+        except BaseException:
+            self.failed = True
+            raise
+        self._acknowledge()
+        for source in self._reader.sources:
+            if isinstance(source, SeekableSource):
+                source.close()
+
+    def close(self) -> None:
+        """Stop committing, and wait for the background thread."""
+        if self._commits is not None:
+            with self._core.gate.still():
+                self._commits.close()
+            self._commits.join()
+
+    def commit_begins(self) -> None:
+        self._promised = [entry.place for entry in self.positions.entries]
+
+    def commit_is_on_disk(self) -> None:
+        self._durable = self._promised
+
+    def commit_failed(self, error: BaseException) -> None:
+        self._error = error
+
+    def _acknowledge(self) -> None:
+        """Report to the sources what is durable. Call it on the thread that reads them."""
+        durable, self._durable = self._durable, []
+        for source, place in zip(self._reader.sources, durable, strict=False):
+            if place and isinstance(source, SeekableSource):
+                source.acknowledge(place)
+
+    def check(self) -> None:
+        """Raise the error of an earlier ``count``, or of the background thread."""
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,266 @@
+"""The Adagrad family, whose steps are scaled by accumulators of squared gradients.
+
+TensorFlow has classes for the first two; the rest are named like the proto's fields, and two have no public formula.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import InitVar
+
+from penstock.updates.optimizer_class import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    Clip,
+    KeywordOptimizer,
+    LearningRate,
+    Optimizer,
+    Range,
+    SlotFunction,
+    global_step,
+    optimizer_class,
+    ranges,
+)
+from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule, clip, mix, root, shrink, square
+
+__all__ = [
+    "Adagrad",
+    "AdagradMomentum",
+    "BoundedAdagrad",
+    "FrequencyAwareAdagrad",
+    "MDLAdagradLight",
+    "ProximalAdagrad",
+    "RowWiseAdagrad",
+]
+
+
+@optimizer_class
+class Adagrad(Optimizer):
+    """``a' = a + g²; w' = w - lr*g/sqrt(a')``. Slot: accumulators. Source: tf.tpu.experimental.embedding.Adagrad."""
+
+    parameters_field = "adagrad"
+    zero_is_no_op = True
+    slot_names = ("accumulators",)
+    first_slot_argument = "initial_accumulator_value"
+    limits = ranges(initial_accumulator_value=POSITIVE)
+
+    learning_rate: LearningRate = 0.001
+    initial_accumulator_value: float = 0.1
+    use_gradient_accumulation: bool = True
+    clip_weight_min: float | None = None
+    clip_weight_max: float | None = None
+    weight_decay_factor: float | None = None
+    multiply_weight_decay_factor_by_learning_rate: bool | None = None
+    slot_variable_creation_fn: SlotFunction = None
+    clipvalue: InitVar[Clip] = None
+    low_dimensional_packing_status: bool | int = False
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # There is no epsilon: the accumulator must start above 0.
+        # Source: sparse_core_ops_utils.cc; ResourceSparseApplyAdagrad (update_slots=true) on the CPU.
+        (a,) = slots
+        a = a + square(ops, g)
+        return w - lr * g / root(ops, a), (a,)
+
+
+@optimizer_class
+class AdagradMomentum(Optimizer):
+    """``s = g*(a' + epsilon)^(-1/exponent); m' = momentum*m + s; w' = w - lr*m'``. Slots from 0: accumulators, momenta.
+
+    ``a' = a + g²`` where beta2 is 1, else ``beta2*a + (1-beta2)*g²``; with use_nesterov the step is
+    ``lr*(momentum*m' + s)``. Source: tf.tpu.experimental.embedding.AdagradMomentum.
+    """
+
+    parameters_field = "adagrad_momentum"
+    doubt = "the proto's comment and TensorFlow's source differ; the source is followed"
+    slot_names = ("accumulators", "momenta")
+    limits = ranges(epsilon=POSITIVE, exponent=POSITIVE)
+    advised = ranges(momentum=SHARE, beta2=Range(0, math.nextafter(1, 2), False, "at least 0 and at most 1"))
+
+    learning_rate: LearningRate = 0.001
+    momentum: float = 0.0
+    use_nesterov: bool = False
+    exponent: float = 2
+    beta2: float = 1
+    epsilon: float = 1e-10
+    use_gradient_accumulation: bool = True
+    clip_weight_min: float | None = None
+    clip_weight_max: float | None = None
+    weight_decay_factor: float | None = None
+    multiply_weight_decay_factor_by_learning_rate: bool | None = None
+    slot_variable_creation_fn: SlotFunction = None
+    clipvalue: InitVar[Clip] = None
+    low_dimensional_packing_status: bool | int = False
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # An exponent of 2 is a square root, others need pow. Source: sparse_core_ops_utils.cc, both versions. Doubt:
+        # the proto's comment accumulates the factor without g in m and multiplies by g at the end.
+        a, m = slots
+        momentum, exponent, beta2, epsilon = rule.numbers(w, "momentum", "exponent", "beta2", "epsilon")
+        a = a + square(ops, g) if beta2 == 1 else mix(ops, beta2, a, square(ops, g))
+        if exponent == 2:
+            s = g / root(ops, a + epsilon)
+        else:
+            s = ops.rounded(g * ops.rounded(ops.xp.power(a + epsilon, w.dtype.type(-1) / exponent)))
+        m = ops.rounded(momentum * m) + s
+        step = ops.rounded(momentum * m) + s if rule.flag("use_nesterov") else m
+        return w - ops.rounded(lr * step), (a, m)
+
+
+@optimizer_class
+class RowWiseAdagrad(KeywordOptimizer):
+    """``a' = a + mean(g²) over the row; w' = w - lr*g/sqrt(a')``. Slot: accumulators, one per row.
+
+    A penstock extension: TensorFlow has no such optimizer, but most production systems train embeddings with it
+    (FBGEMM's EXACT_ROWWISE_ADAGRAD). TensorFlow's message has no member for it, so ``to_proto`` raises ConfigError;
+    an EngineConfig holds it. Defaults: Adagrad's.
+    """
+
+    parameters_field = "row_wise_adagrad"
+    zero_is_no_op = True
+    slot_names = ("accumulators",)
+    first_slot_argument = "initial_accumulator_value"
+    limits = ranges(initial_accumulator_value=POSITIVE)
+
+    learning_rate: LearningRate = 0.001
+    initial_accumulator_value: float = 0.1
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # FBGEMM's EXACT_ROWWISE_ADAGRAD adds an epsilon outside the root; as in Adagrad, there is none here.
+        (a,) = slots
+        share = g.dtype.type(1) / g.dtype.type(g.shape[-1])
+        a = a + ops.rounded(_row_sum(ops, square(ops, g)) * share)
+        # XLA multiplies by the inverse of a divisor that is a broadcast. This one depends on g where g is NaN.
+        wide = ops.xp.where(ops.xp.isnan(g), g, a)
+        return w - lr * g / root(ops, wide), (a,)
+
+
+@optimizer_class
+class BoundedAdagrad(KeywordOptimizer):
+    """``a' = min(a + g², max_accumulator); w' = w - clamp(lr*g/sqrt(a'), ±max_var_update)``. Slot: accumulators.
+
+    A limit of 0 is off. Without update_accumulator_first the step is divided by the root of the previous a. Source:
+    only the field comments of BoundedAdagradParameters. The defaults are penstock's and make it equal to Adagrad.
+    """
+
+    parameters_field = "bounded_adagrad"
+    zero_is_no_op = True
+    doubt = "only comments on its fields are public"
+    slot_names = ("accumulators",)
+    first_slot_argument = "initial_accumulator_value"
+    limits = ranges(initial_accumulator_value=POSITIVE, max_var_update=NOT_NEGATIVE, max_accumulator=NOT_NEGATIVE)
+
+    learning_rate: LearningRate = 0.001
+    initial_accumulator_value: float = 0.1
+    update_accumulator_first: bool = True
+    max_var_update: float = 0.0
+    max_accumulator: float = 0.0
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # Source: the proto's field comments only. Doubts: whether max_var_update bounds the step or the gradient (the
+        # comment says gradient, the name says update of the variable: the step is bounded here), and whether the cap
+        # comes before the division (it does here: a' is one value).
+        (before,) = slots
+        max_update, max_accumulator = rule.numbers(w, "max_var_update", "max_accumulator")
+        a = before + square(ops, g)
+        if max_accumulator > 0:
+            a = clip(ops, a, None, max_accumulator)
+        step = lr * g / root(ops, a if rule.flag("update_accumulator_first") else before)
+        if max_update > 0:
+            step = clip(ops, step, -max_update, max_update)
+        return w - step, (a,)
+
+
+@optimizer_class
+class ProximalAdagrad(KeywordOptimizer):
+    """``a' = a + g²; e = lr/sqrt(a'); p = w - e*g; w' = sign(p)*max(|p| - e*l1, 0)/(1 + e*l2)``. Slot: accumulators.
+
+    Source: ProximalAdagradParameters in TensorFlow's proto, which names the CPU kernel. Defaults: those of
+    tf.compat.v1.train.ProximalAdagradOptimizer, and Adagrad's learning rate.
+    """
+
+    parameters_field = "proximal_adagrad"
+    slot_names = ("accumulators",)
+    first_slot_argument = "initial_accumulator_value"
+    limits = ranges(initial_accumulator_value=POSITIVE, l1=NOT_NEGATIVE, l2=NOT_NEGATIVE)
+
+    learning_rate: LearningRate = 0.001
+    initial_accumulator_value: float = 0.1
+    l1: float = 0.0
+    l2: float = 0.0
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # Source: the proto names the CPU kernel (ResourceSparseApplyProximalAdagrad).
+        (a,) = slots
+        a = a + square(ops, g)
+        rate = ops.rounded(lr / root(ops, a))
+        return shrink(ops, rule, rate, w - ops.rounded(rate * g)), (a,)
+
+
+@optimizer_class
+class MDLAdagradLight(KeywordOptimizer):
+    """Loaded and saved but never run, since its formula is not public. Slots: accumulators, weights, benefits.
+
+    Source of the fields and of their defaults (0): MdlAdagradLightParameters in TensorFlow's proto.
+    """
+
+    parameters_field = "mdl_adagrad_light"
+    slot_names = ("accumulators", "weights", "benefits")
+    first_slot_argument = "initial_accumulator_value"
+
+    learning_rate: LearningRate = 0.001
+    initial_accumulator_value: float = 0.1
+    l2: float = 0.0
+    lr_power: float = 0.0
+    min_servable_mdl_benefit: float = 0.0
+    mdl_mix_in_margin: float = 0.0
+    mdl_benefit_rampup_coeff: float = 0.0
+    mdl_min_weight: float = 0.0
+    benefit_revisit_scale: float = 0.0
+    max_event_benefit: float = 0.0
+    max_total_benefit: float = 0.0
+    mdl_hard_limit: float = 0.0
+    hard_limit_min_benefit: bool = False
+    mdl_regularize: bool = False
+
+
+@optimizer_class
+class FrequencyAwareAdagrad(KeywordOptimizer):
+    """Loaded and saved but never run, since the only public text on its formula contradicts itself.
+
+    Slots: accumulators, counters, from 0. step_counter is a dynamic input like a dynamic learning rate and shares
+    the numbering of tags; by default it is the engine's step number.
+    Source of the fields and of their defaults (0): FrequencyAwareAdagradParameters in TensorFlow's proto.
+    """
+
+    parameters_field = "frequency_aware_adagrad"
+    slot_names = ("accumulators", "counters")
+
+    learning_rate: LearningRate = 0.001
+    l1_regularization_strength: float = 0.0
+    l2_regularization_strength: float = 0.0
+    max_lr_multiplier: float = 0.0
+    probability_exponent: float = 0.0
+    accumulator_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    step_counter: LearningRate | None = global_step
+
+
+def _row_sum(ops: Ops, values: Array) -> Array:
+    """Sum squares over the last axis and keep it: add halves until one is left, an order that every backend keeps.
+
+    An odd middle stays: a zero is added to it, which changes no square.
+    """
+    while (width := values.shape[-1]) > 1:
+        half, odd = width // 2, width % 2
+        upper = values[..., half + odd :]
+        if odd:
+            upper = ops.xp.pad(upper, [(0, 0)] * (upper.ndim - 1) + [(0, 1)])
+        values = values[..., : half + odd] + upper
+    return values

@@ -1,0 +1,181 @@
+"""FTRL and the two Yogi optimizers, which solve a regularised problem for each weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import InitVar
+from typing import ClassVar
+
+from penstock.updates.optimizer_class import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    Clip,
+    KeywordOptimizer,
+    LearningRate,
+    Optimizer,
+    Range,
+    SlotFunction,
+    optimizer_class,
+    ranges,
+)
+from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule, clip, inverse, mix, root, shrink, square
+
+__all__ = ["FTRL", "OnlineYogi", "ProximalYogi"]
+
+
+@optimizer_class
+class FTRL(Optimizer):
+    """FTRL-proximal. Slots: accumulators, linears (from 0). Source: tf.tpu.experimental.embedding.FTRL.
+
+    ``p = -learning_rate_power; a' = a + g²; z' = z + g - (a'^p - a^p)*w/lr;
+    w' = (clamp(z', -l1, l1) - z')/((a'^p + beta)/lr + 2*l2)``; with multiply_linear_by_learning_rate z is scaled by
+    lr. allow_zero_accumulator is kept for the proto; accumulators of 0 work with and without it.
+    """
+
+    parameters_field = "ftrl"
+    zero_is_no_op = divides_by_rate = True
+    slot_names = ("accumulators", "linears")
+    first_slot_argument = "initial_accumulator_value"
+    attribute_of: ClassVar[Mapping[str, str]] = {
+        "l1": "l1_regularization_strength",
+        "l2": "l2_regularization_strength",
+        "lr_power": "learning_rate_power",
+        "multiply_linear_by_lr": "multiply_linear_by_learning_rate",
+    }
+    not_in_equation = frozenset({"allow_zero_accumulator"})
+    limits = ranges(initial_accumulator_value=POSITIVE)
+    advised = ranges(
+        l1_regularization_strength=NOT_NEGATIVE,
+        l2_regularization_strength=NOT_NEGATIVE,
+        beta=NOT_NEGATIVE,
+        learning_rate_power=Range(-math.inf, math.nextafter(0, 1), False, "at most 0"),
+    )
+
+    learning_rate: LearningRate = 0.001
+    learning_rate_power: float = -0.5
+    l1_regularization_strength: float = 0.0
+    l2_regularization_strength: float = 0.0
+    beta: float = 0.0
+    initial_accumulator_value: float = 0.1
+    use_gradient_accumulation: bool = True
+    clip_weight_min: float | None = None
+    clip_weight_max: float | None = None
+    weight_decay_factor: float | None = None
+    multiply_weight_decay_factor_by_learning_rate: bool | None = None
+    slot_variable_creation_fn: SlotFunction = None
+    clipvalue: InitVar[Clip] = None
+    multiply_linear_by_learning_rate: bool = False
+    allow_zero_accumulator: bool = False
+    low_dimensional_packing_status: bool | int = False
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # lr_power = -0.5 is a square root, others need pow. With multiply_linear_by_lr, z is lr times as large.
+        # Source: sparse_core_ops_utils.cc; ResourceSparseApplyFtrl on the CPU (beta through l2 + beta/(2*lr)).
+        a, z = slots
+        lr_power, l1, l2, beta = rule.numbers(w, "lr_power", "l1", "l2", "beta")
+        before, after = _power(ops, a, -lr_power), _power(ops, a + square(ops, g), -lr_power)
+        a = a + square(ops, g)
+        if rule.flag("multiply_linear_by_lr"):
+            z = z + (ops.rounded(lr * g) - ops.rounded((after - before) * w))
+            q = after + beta + ops.rounded(2 * l2 * lr)
+            limit = l1 * lr if l1 else None
+        else:
+            per_lr = inverse(ops, lr)
+            z = z + (g - ops.rounded(ops.rounded((after - before) * per_lr) * w))
+            q = ops.rounded((after + beta) * per_lr) + 2 * l2
+            limit = l1 or None
+        return _solve(ops, limit, q, w, z), (a, z)
+
+
+@optimizer_class
+class OnlineYogi(KeywordOptimizer):
+    """FTRL (power -0.5) whose accumulator is Yogi's second moment. Slots: vs (from 0.1), linears (from 0).
+
+    ``v' = v + (1-beta2)*sign(g² - v)*g²``. Source: comments of OnlineYogiParameters in TensorFlow's proto, and
+    Zaheer et al., NeurIPS 2018; the device's formula is not public. Defaults: those of that paper (0.01, 0.999).
+    """
+
+    parameters_field = "online_yogi"
+    doubt = "only the paper and comments on its fields are public"
+    divides_by_rate = True
+    slot_names = ("vs", "linears")
+    first_slot_argument = "initial_v_value"
+    limits = ranges(l1=NOT_NEGATIVE, l2=NOT_NEGATIVE, initial_v_value=NOT_NEGATIVE, beta2=SHARE)
+
+    learning_rate: LearningRate = 0.01
+    l1: float = 0.0
+    l2: float = 0.0
+    beta2: float = 0.999
+    initial_v_value: float = 0.1
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # Doubt: the formula is not public; this is FTRL with lr_power = -0.5, beta = 0 and Yogi's moment.
+        v, z = slots
+        l1, l2, beta2 = rule.numbers(w, "l1", "l2", "beta2")
+        before, v = root(ops, v), _yogi_moment(ops, beta2, v, g)
+        after = root(ops, v)
+        per_lr = inverse(ops, lr)
+        z = z + (g - ops.rounded(ops.rounded((after - before) * per_lr) * w))
+        q = ops.rounded(after * per_lr) + 2 * l2
+        return _solve(ops, l1 or None, q, w, z), (v, z)
+
+
+@optimizer_class
+class ProximalYogi(KeywordOptimizer):
+    """Yogi with a proximal step for l1 and l2. Slots: v (from 0.1), m (from 0); the second moment is first.
+
+    ``m' = beta1*m + (1-beta1)*g; v' = v + (1-beta2)*sign(g² - v)*g²; e = lr/(sqrt(v') + epsilon); p = w - e*m';
+    w' = sign(p)*max(|p| - e*l1, 0)/(1 + e*l2)``. Source: comments of ProximalYogiParameters in TensorFlow's proto;
+    the device's formula is not public. Defaults: those of TensorFlow 1's ProximalYogiParameters.
+    """
+
+    parameters_field = "proximal_yogi"
+    doubt = "only the paper and comments on its fields are public"
+    slot_names = ("v", "m")
+    first_slot_argument = "initial_v_value"
+    limits = ranges(
+        epsilon=POSITIVE, l1=NOT_NEGATIVE, l2=NOT_NEGATIVE, initial_v_value=NOT_NEGATIVE, beta1=SHARE, beta2=SHARE
+    )
+
+    learning_rate: LearningRate = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-3
+    l1: float = 0.0
+    l2: float = 0.0
+    initial_v_value: float = 0.1
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # Source: TensorFlow Addons' Yogi, without its bias correction. Doubt: the formula on the device is not public.
+        v, m = slots
+        beta1, beta2, epsilon = rule.numbers(w, "beta1", "beta2", "epsilon")
+        m = mix(ops, beta1, m, g)
+        v = _yogi_moment(ops, beta2, v, g)
+        rate = ops.rounded(lr / ops.rounded(root(ops, v) + epsilon))
+        return shrink(ops, rule, rate, w - ops.rounded(rate * m)), (v, m)
+
+
+def _yogi_moment(ops: Ops, beta2: Array, v: Array, g: Array) -> Array:
+    """Move v towards g² by a share of g²: ``v + (1-beta2)*sign(g² - v)*g²``."""
+    squared = square(ops, g)
+    step = ops.rounded((v.dtype.type(1) - beta2) * squared)
+    return ops.xp.where(squared > v, v + step, ops.xp.where(squared < v, v - step, v))
+
+
+def _power(ops: Ops, a: Array, power: Array) -> Array:
+    return root(ops, a) if power == 0.5 else ops.rounded(ops.xp.power(a, power))
+
+
+def _solve(ops: Ops, limit: Array | None, q: Array, w: Array, z: Array) -> Array:
+    """``(clamp(z, -limit, limit) - z)/q``. If q is 0 (no gradient yet, no l2, no beta), keep the weight.
+
+    limit : None if there is no l1: the numerator is then exactly -z, while 0 - z would be +0 for a z of 0
+    """
+    numerator = -z if limit is None else clip(ops, z, -limit, limit) - z
+    unseen = q == 0
+    return ops.xp.where(unseen, w, numerator / ops.rounded(ops.xp.where(unseen, z.dtype.type(1), q)))

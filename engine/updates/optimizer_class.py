@@ -1,0 +1,249 @@
+"""The base of all optimizer classes: arguments, checks, equality, and the mapping to a proto message.
+
+Each family of classes has a module (adagrad_family.py, moments.py, …). A class declares its arguments, slots, ranges
+and equation; pyx/update_equations.h has the C transcript of the equation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import InitVar, dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from penstock.config.optimization_parameters_pb2 import OptimizationParameters
+from penstock.errors import ConfigError
+from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule
+
+
+@dataclass(frozen=True)
+class DynamicLearningRate:
+    """A learning rate supplied with each step, as value number ``tag`` of the step's rates."""
+
+    tag: int
+
+
+LearningRate = float | Callable[..., Any] | DynamicLearningRate
+Clip = float | tuple[float | None, float | None] | None
+SlotFunction = Callable[..., Any] | None
+Equation = Callable[[Ops, UpdateRule, Array, Array, Array, Slots], Result]
+
+
+class Range(NamedTuple):
+    """The range of an argument: from ``low`` (excluded if open_low) to below ``high``, if there is one. It admits NaN.
+
+    text : in "it should be above 0"
+    refusal : in the constructors' "must be > 0", if that differs
+    """
+
+    low: float
+    high: float | None
+    open_low: bool
+    text: str
+    refusal: str = ""
+
+    def excludes(self, value: float) -> bool:
+        return (value <= self.low if self.open_low else value < self.low) or (
+            self.high is not None and value >= self.high
+        )
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise ConfigError if the range excludes ``value``; TypeError, as TensorFlow does, if it is not a number."""
+        try:
+            value + 0.0
+        except TypeError:
+            raise TypeError(f"{name} must be a number, got {value!r}") from None
+        if self.excludes(value):
+            raise ConfigError(f"{name} must be {self.refusal or self.text}, got {value!r}")
+
+
+SHARE = Range(0, 1, False, "at least 0 and below 1")
+OPEN_SHARE = Range(0, 1, True, "above 0 and below 1")
+POSITIVE = Range(0, None, True, "above 0", "> 0")
+NOT_NEGATIVE = Range(0, None, False, "at least 0")
+
+
+def ranges(**by_argument: Range) -> Mapping[str, Range]:
+    """Return the ranges of arguments, by name."""
+    return MappingProxyType(by_argument)
+
+
+class Optimizer:
+    """The base class of all optimizers. A subclass specifies its proto member, its slots and its parameters.
+
+    Equality is TensorFlow's: the other is an instance of this class, and the attributes are equal in the order in
+    which they were set. Therefore NaN equals nothing, and 1 equals 1.0. ``slot_variable_creation_fn`` is accepted and
+    kept as in TensorFlow but never called, since the engine lays out the slots.
+    """
+
+    parameters_field: ClassVar[str]
+    """The member of ``OptimizationParameters.parameters`` that selects this algorithm."""
+    slot_names: ClassVar[tuple[str, ...]] = ()
+    """In the order of TensorFlow's load and retrieve operations."""
+    first_slot_argument: ClassVar[str | None] = None
+    """The argument with the initial value of the first slot; other slots start at 0."""
+    attribute_of: ClassVar[Mapping[str, str]] = {}
+    """Field of the proto message -> the attribute that holds it, where the two names differ."""
+    not_in_equation: ClassVar[frozenset[str]] = frozenset()
+    """Fields of the proto message that the update equation does not read."""
+    limits: ClassVar[Mapping[str, Range]] = ranges()
+    """Argument -> the range that the constructor enforces, and lint in protos."""
+    advised: ClassVar[Mapping[str, Range]] = ranges()
+    """Argument -> the range that only lint recommends."""
+    non_lazy_field: ClassVar[str | None] = None
+    """The bool field of the proto message that makes each step update every row."""
+    non_lazy_argument: ClassVar[str] = ""
+    """How the constructor sets it, for messages."""
+    doubt: ClassVar[str] = ""
+    """The part of the equation that is not public, for lint."""
+    zero_is_no_op: ClassVar[bool] = False
+    """Whether a gradient of 0 leaves weights and slots as they are."""
+    scaled_by_rate: ClassVar[bool] = True
+    """Whether the learning rate scales the update."""
+    divides_by_rate: ClassVar[bool] = False
+    """Whether the equation divides by the learning rate."""
+
+    learning_rate: LearningRate
+    use_gradient_accumulation: bool
+    clip_weight_min: float | None
+    clip_weight_max: float | None
+    weight_decay_factor: float | None
+    multiply_weight_decay_factor_by_learning_rate: bool | None
+    slot_variable_creation_fn: SlotFunction = None
+    low_dimensional_packing_status: bool | int
+    clip_gradient_min: float | None
+    clip_gradient_max: float | None
+
+    def __post_init__(self, clipvalue: Clip) -> None:
+        if clipvalue is not None and not self.use_gradient_accumulation:
+            raise ConfigError("clipvalue needs use_gradient_accumulation=True: gradients are clipped after their sum")
+        self.clip_gradient_min, self.clip_gradient_max = _gradient_limits(clipvalue)
+        create_slot = self.slot_variable_creation_fn
+        if create_slot is not None and not callable(create_slot):
+            raise ConfigError(f"slot_variable_creation_fn must be callable or None, got {create_slot!r}")
+        for name, allowed in self.limits.items():
+            allowed.check(name, getattr(self, name))
+        if self.non_lazy and not self.use_gradient_accumulation:
+            problem = "needs use_gradient_accumulation=True: it updates every row once a step"
+            raise ConfigError(f"{self.non_lazy_argument} {problem}")
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        """Return the new weights and slots of touched rows. ``update`` describes the arguments."""
+        raise ConfigError(f"{rule.algorithm} cannot run: how it updates is not public")
+
+    @classmethod
+    def has_formula(cls) -> bool:
+        """Return whether the equation is public; else the optimizer can be loaded and saved, but not run."""
+        return cls.equation is not Optimizer.equation
+
+    @property
+    def non_lazy(self) -> bool:
+        """Whether each step updates every row, with a gradient of 0 for rows that have none."""
+        return self.non_lazy_field is not None and getattr(self, self.non_lazy_field)
+
+    def slots(self) -> tuple[tuple[str, float], ...]:
+        """Return (name, initial value) of every slot, in the order of TensorFlow's load and retrieve operations."""
+        first = 0.0 if self.first_slot_argument is None else getattr(self, self.first_slot_argument)
+        return tuple((slot, 0.0 if index else first) for index, slot in enumerate(self.slot_names))
+
+    @classmethod
+    def fields(cls) -> dict[str, bool]:
+        """Return the scalar fields of this optimizer's proto message: name -> whether it is a bool."""
+        member = OptimizationParameters.DESCRIPTOR.fields_by_name.get(cls.parameters_field)
+        if member is None or member.message_type is None:
+            return {}
+        scalars = (field for field in member.message_type.fields if field.message_type is None)
+        return {field.name: field.type == FieldDescriptor.TYPE_BOOL for field in scalars}
+
+    @classmethod
+    def range_of(cls, field: str) -> Range | None:
+        """Return the range of a field of the proto message; None if it has none."""
+        name = cls.attribute_of.get(field, field)
+        return cls.limits.get(name) or cls.advised.get(name)
+
+    def proto_values(self) -> dict[str, Any]:
+        """Return the values of this optimizer's proto message, by field."""
+        return {field: getattr(self, self.attribute_of.get(field, field)) for field in self.fields()}
+
+    def take_proto_values(self, values: Mapping[str, Any]) -> None:
+        """Set the attributes from ``proto_values``, unchecked: a proto may hold values that the constructor refuses."""
+        for field, value in values.items():
+            setattr(self, self.attribute_of.get(field, field), value)
+
+    def write_parameters(self, parameters: OptimizationParameters) -> None:
+        """Select this algorithm in ``parameters`` and fill its message."""
+        message = getattr(parameters, self.parameters_field)
+        message.SetInParent()
+        for field, value in self.proto_values().items():
+            setattr(message, field, value)
+
+    def __eq__(self, other: object) -> bool:
+        # After NotImplemented, Python would ask the other's class, and a base class accepts instances of its subclass.
+        if not isinstance(other, self.__class__):
+            return False
+        return all(a == b for a, b in zip(vars(self).items(), vars(other).items(), strict=False))
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).items()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {}
+"""Every class by its member of ``OptimizationParameters.parameters``, or of ``TableSettings.optimizer`` for our own."""
+
+T = TypeVar("T", bound=Optimizer)
+
+
+@dataclass_transform(eq_default=False)
+def optimizer_class(cls: type[T]) -> type[T]:
+    """Register ``cls`` in OPTIMIZERS, and return it as a dataclass with ``Optimizer``'s equality.
+
+    Its clipvalue is an argument but no attribute.
+    """
+    decorated = dataclasses.dataclass(eq=False, repr=False)(cls)
+    if "clipvalue" in vars(decorated):
+        delattr(decorated, "clipvalue")
+    OPTIMIZERS[cls.parameters_field] = decorated
+    return decorated
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class KeywordOptimizer(Optimizer):
+    """The base of optimizers that TensorFlow has no class for: the common arguments, keyword-only."""
+
+    use_gradient_accumulation: bool = True
+    clip_weight_min: float | None = None
+    clip_weight_max: float | None = None
+    weight_decay_factor: float | None = None
+    multiply_weight_decay_factor_by_learning_rate: bool | None = None
+    slot_variable_creation_fn: SlotFunction = None
+    clipvalue: InitVar[Clip] = None
+    low_dimensional_packing_status: bool | int = False
+
+
+delattr(KeywordOptimizer, "clipvalue")
+
+
+def global_step(step: int) -> float:
+    """Return the number of the step: the schedule of optimizers that count steps."""
+    return float(step)
+
+
+def _gradient_limits(clipvalue: Clip) -> tuple[float | None, float | None]:
+    """Return (lower, upper) as TensorFlow reads clipvalue: None leaves both sides open, a number c means (-c, c)."""
+    if clipvalue is None:
+        return None, None
+    if isinstance(clipvalue, tuple):
+        if len(clipvalue) != 2:
+            raise ConfigError(f"clipvalue must be a number or (lower, upper), got {len(clipvalue)} values")
+        return clipvalue
+    try:
+        return -1.0 * clipvalue, clipvalue
+    except TypeError:
+        raise TypeError(f"clipvalue must be a number or a tuple (lower, upper), got {clipvalue!r}") from None

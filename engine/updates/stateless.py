@@ -1,0 +1,150 @@
+"""Optimizers without statistics of gradients: SGD, assignment, the frequency estimator, and user-defined programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.updates.optimizer_class import (
+    NOT_NEGATIVE,
+    OPEN_SHARE,
+    POSITIVE,
+    Clip,
+    KeywordOptimizer,
+    LearningRate,
+    Optimizer,
+    global_step,
+    optimizer_class,
+    ranges,
+)
+from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule, clip, mix
+
+__all__ = ["SGD", "Assign", "FrequencyEstimator", "UserDefinedProgram"]
+
+
+@optimizer_class
+class SGD(Optimizer):
+    """``w' = w - lr*g``. No slots. Source: tf.tpu.experimental.embedding.SGD."""
+
+    parameters_field = "stochastic_gradient_descent"
+    zero_is_no_op = True
+
+    learning_rate: LearningRate = 0.01
+    use_gradient_accumulation: bool = True
+    clip_weight_min: float | None = None
+    clip_weight_max: float | None = None
+    weight_decay_factor: float | None = None
+    multiply_weight_decay_factor_by_learning_rate: bool | None = None
+    clipvalue: InitVar[Clip] = None
+    low_dimensional_packing_status: bool | int = False
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # Source: sparse_core_ops_utils.cc; ResourceScatterSub on the CPU.
+        return w - ops.rounded(lr * g), slots
+
+
+@optimizer_class
+class Assign(KeywordOptimizer):
+    """``w' = g``: the (summed) gradient becomes the row. No slots; the learning rate is not used.
+
+    Source: AssignParameters in TensorFlow's proto, which has no class for it.
+    """
+
+    parameters_field = "assign"
+    scaled_by_rate = False
+
+    learning_rate: LearningRate = 1.0
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # An id that occurs twice gets the sum (or the mean).
+        return g, slots
+
+
+@optimizer_class
+class FrequencyEstimator(KeywordOptimizer):
+    """Estimator of D, the average number of steps between two hits of a row; rows hold D. Slot: last_hit_step, from 0.
+
+    ``d = step - last; c = min(d, max_delta); D' = c if d >= outlier_threshold*D else (1-tau)*D + tau*c``. The step
+    is the learning rate, which must be dynamic; by default it is the engine's step number. Intended for tables of
+    width 1; the gradient is ignored. A table without an initializer starts at max_delta.
+    Source: FrequencyEstimatorParameters in TensorFlow's proto. The defaults are penstock's: tau as in Yi et al.,
+    RecSys 2019 (0.01); an outlier is at least ten averages long; weight_exponent 1 leaves D/max_delta unchanged.
+    """
+
+    parameters_field = "frequency_estimator"
+    scaled_by_rate = False
+    slot_names = ("last_hit_step",)
+    not_in_equation = frozenset({"weight_exponent"})
+    limits = ranges(max_delta=POSITIVE, tau=OPEN_SHARE)
+    advised = ranges(outlier_threshold=NOT_NEGATIVE)
+
+    learning_rate: LearningRate = global_step
+    tau: float = 0.01
+    max_delta: float = 1000.0
+    outlier_threshold: float = 10.0
+    weight_exponent: float = 1.0
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # The step arrives as the learning rate, exact up to 2**24. Doubt: the weight read-out
+        # (D/max_delta)**weight_exponent is left to the reader; it is not part of the update.
+        (last,) = slots
+        tau, max_delta, threshold = rule.numbers(w, "tau", "max_delta", "outlier_threshold")
+        distance = lr - last
+        capped = clip(ops, distance, None, max_delta)
+        outlier = distance >= ops.rounded(threshold * w)
+        # tau*c + (1-tau)*D: mix takes the weight of D.
+        mean = mix(ops, tau, capped, w)
+        return ops.xp.where(outlier, capped, mean), (ops.xp.zeros_like(last) + lr,)
+
+
+@optimizer_class
+class UserDefinedProgram(KeywordOptimizer):
+    """``(w', *slots') = program(g, w, *slots)``: a Python function of arrays, elementwise, traced by JAX.
+
+    program : takes the gradient, the weights and every slot, all float32 of one shape; returns the new weights and
+        the new slots as a tuple (weights alone may be bare). It does not receive the learning rate
+    initial_slot_values : one per slot; the slots are called Slot_0, Slot_1, …, as in TensorFlow
+
+    No file holds a Python function: such a configuration cannot be saved or converted to a proto. The program of a
+    loaded proto, in XLA's format, is kept and saved but cannot be run.
+    Source: UserDefinedProgramParameters in TensorFlow's proto.
+    """
+
+    parameters_field = "user_defined_program"
+    scaled_by_rate = False
+
+    program: Callable[..., Any]
+    learning_rate: LearningRate = 0.01
+    initial_slot_values: Sequence[float] = ()
+
+    def __post_init__(self, clipvalue: Clip) -> None:
+        super().__post_init__(clipvalue)
+        if not callable(self.program):
+            raise ConfigError(f"program must be a function (gradient, weights, *slots), got {self.program!r}")
+        # A tuple, so that optimizers can be hashed.
+        self.initial_slot_values = tuple(self.initial_slot_values)
+        # Next to the slots there are the weights and, with accumulation, the accumulated gradient; 7 arrays at most.
+        if len(self.initial_slot_values) > 6:
+            raise ConfigError(f"a program has at most 6 slots, got {len(self.initial_slot_values)}")
+
+    def slots(self) -> tuple[tuple[str, float], ...]:
+        return tuple((f"Slot_{index}", value) for index, value in enumerate(self.initial_slot_values))
+
+    @staticmethod
+    def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
+        # A program without slots may return bare weights. Its rounding is unspecified: XLA may fuse its operations.
+        assert rule.program is not None  # the configuration gives one
+        returned = rule.program(g, w, *slots)
+        new = returned if isinstance(returned, tuple | list) else (returned,)
+        if len(new) != 1 + rule.num_slots:
+            raise ValueError(f"program: expected {1 + rule.num_slots} results (weights, then slots), got {len(new)}")
+        arrays = tuple(ops.xp.asarray(values, w.dtype) for values in new)
+        for what, values in zip(("weights", *(f"slot {s}" for s in range(rule.num_slots))), arrays, strict=True):
+            if values.shape != w.shape:
+                raise ValueError(f"program: expected {what} of shape {w.shape}, got {values.shape}")
+        return arrays[0], arrays[1:]

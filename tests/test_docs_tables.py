@@ -1,0 +1,29 @@
+"""The tables of the documentation that are generated from what registers itself in the code."""
+
+import re
+
+import pytest
+from scripts import loaded
+
+from penstock.updates import OPTIMIZERS
+
+tables = loaded("docs/tables.py")
+
+
+@pytest.mark.parametrize("page", tables.TABLES)
+def test_generated_tables_are_up_to_date(page):
+    assert tables.current(page) == (tables.DOCS / page).read_text(), "run: python docs/tables.py"
+
+
+def test_every_optimizer_is_described_on_its_page():
+    text = (tables.DOCS / "optimizers.md").read_text()
+    described = set(re.findall(r"\w+", " ".join(re.findall(r"^\| ([\w, ]+?) \|", text, re.MULTILINE))))
+    assert {optimizer.__name__ for optimizer in OPTIMIZERS.values()} <= described
+
+
+def test_every_optimizer_is_a_public_name():
+    import penstock as ps
+
+    for optimizer in OPTIMIZERS.values():
+        assert getattr(ps, optimizer.__name__) is optimizer
+        assert optimizer.__name__ in ps.__all__
