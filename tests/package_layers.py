@@ -2,7 +2,7 @@
 
 # Library → the packages and modules below penstock that may import it when they are loaded.
 ALLOWED = {
-    "jax": {"bench", "bridge", "cli.terminal.options", "functional", "updates.optax_transforms"},
+    "jax": {"bench", "bridge", "cli.terminal.command_line", "functional", "updates.optax_transforms"},
     "jaxlib": set(),
     "pyarrow": {"activations.inputs", "bench", "cli", "dataflow", "filesystem.file_stores", "io", "joining", "passes"}
     | {"ray", "routing", "run", "service", "table_access"},
@@ -25,7 +25,7 @@ __main__   cli   bench
 service   passes   ray   joining   dataflow   functional   metrics
 engine   table_access   run   processes   deltas   checkpoint   telemetry   planning
 core   routing   tables   io
-activations   accumulators   pipeline   sampling   gate   stats
+options   activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads
-frames   validation   lineage   filesystem   plots   updates   caching   pyx   interrupts   errors
+frames   validation   flag_values   lineage   filesystem   plots   updates   caching   pyx   interrupts   errors
 """

@@ -9,8 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.terminal.options import add_command, number
+from penstock.cli.terminal.command_line import add_command
 from penstock.cli.terminal.output import Output, count, several
+from penstock.flag_values import number
 from penstock.io.flight import connect
 from penstock.io.targets.follower import Follower
 from penstock.io.targets.target_uri import open_target

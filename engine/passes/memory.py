@@ -12,6 +12,7 @@ from pathlib import Path
 from penstock.checkpoint.incremental import ring_bytes
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError
+from penstock.flag_values import MOST_PASSES
 from penstock.tables.key_directory import bytes_of_directories
 
 # Bytes per row that do not depend on its width: a mark for commits, and a place in the map of its sums.
@@ -19,7 +20,6 @@ ROW_BYTES = 5
 # The share of the free memory that rows may take; the rest is for frames and their sums. The bytes next to it are what
 # compiling and reading allocate; the ring buffer of commits counts in addition.
 SHARE, OTHER_BYTES = 0.75, 96 << 20
-MOST_PASSES = 1024
 
 
 def rows_bytes(specs: Iterable[TableSpec]) -> int:

@@ -13,14 +13,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import penstock.errors as errors
 import penstock.interrupts as interrupts
 from penstock.checkpoint.engine_state import encoded
-from penstock.checkpoint.incremental import KEEP
 from penstock.checkpoint.parts import join_parts
 from penstock.checkpoint.store import PASSES, Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
@@ -32,48 +31,27 @@ from penstock.io.storage.delta_sink import DeltaWriter, is_stream, open_deltas
 from penstock.joining import WholeTables
 from penstock.joining.joined_deltas import JoinedDeltas
 from penstock.joining.joined_reports import joined_tables
+from penstock.options import PASS_CONCERNS, Options, ReadingKeywords, options_of
 from penstock.passes.mapped_rows import mapped_tables
 from penstock.passes.memory import check_disk, num_passes
 from penstock.passes.part_deltas import merged
 from penstock.passes.pass_folder import PassFolder
-from penstock.run import Progress
 from penstock.stats import Report, TableReport
 
 if TYPE_CHECKING:
     import jax
 
+    from penstock.options import Progress
+
 _AGAIN = "nothing was committed: restore the sources, which must not change meanwhile, and resume; or replay them anew"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PassOptions:
+class PassOptions(Options, concerns=PASS_CONCERNS, mode="passes"):
     """How a replay in passes runs. The options of ``Engine`` and ``Engine.run`` mean the same here; the others:
 
-    passes : None: as many as memory requires; memory : bytes that the process may use; None: what its limits leave
+    passes : or "auto": as many as memory requires; memory : bytes that the process may use; None: what its limits leave
     checkpoint : the folder of the commit, on a file system with hard links
-    init : a folder of tables to begin with
-    run : options of ``Engine.run`` that concern reading and the gate
     """
-
-    passes: int | None
-    memory: int | None = None
-    checkpoint: str | os.PathLike[str]
-    resume: bool = False
-    every: int | None = None
-    keep: int = KEEP
-    num_required: int | None = None
-    reduction: str | None = None
-    seed: int = 0
-    threads: int | None = None
-    init: str | os.PathLike[str] | None = None
-    on_bad_row: str = "error"
-    flush: bool = False
-    limit: int | None = None
-    max_stale: float | None = None
-    run: Mapping[str, Any]
-    deltas: str | os.PathLike[str] | None = None
-    form: DeltaOptions
-    progress: Progress | None = None
 
 
 class PassEngine(Engine):
@@ -101,11 +79,10 @@ class MultiPass:
             raise UsageError(
                 f"{self._folder.path}: a replay in passes commits to a folder on this machine, not to a URI"
             )
-        form = options.form
-        if form.per_rows is not None or form.per_seconds is not None:
-            raise UsageError("deltas: a replay in passes emits one per so many steps (per_steps)")
-        self._per_steps = form.per_steps or 1
-        JoinedDeltas(config.tables, form, 0)
+        self._form = DeltaOptions.among(vars(options))
+        names = (*options_of("passes", ReadingKeywords), "learning_rates")
+        self._reading = {name: getattr(options, name) for name in names}
+        JoinedDeltas(config.tables, self._form, 0)
         self._work = PassFolder(self._folder.path / PASSES)
         self.count = 0
 
@@ -148,37 +125,42 @@ class MultiPass:
 
     def _flags(self) -> dict[str, Any]:
         """Return the options that decide the result, as plain data."""
-        given = self._options
+        options = self._options
         names = ("passes", "num_required", "reduction", "seed", "on_bad_row", "flush", "limit", "max_stale")
-        flags = {name: getattr(given, name) for name in names}
+        flags = {name: getattr(options, name) for name in names}
         flags |= {"configuration": hashlib.sha256(encoded(self._config).encode()).hexdigest()[:16]}
-        flags |= {"init": given.init and str(given.init), "deltas": given.deltas is not None, "form": vars(given.form)}
-        return flags | {name: value for name, value in given.run.items() if value is not None}
+        flags |= {
+            "init": options.init and str(options.init),
+            "deltas": options.deltas is not None,
+            "form": vars(self._form),
+        }
+        return flags | {name: value for name, value in self._reading.items() if value is not None}
 
     def _choose(self) -> int:
         """Return the number of passes of a new replay. Raises CapacityError if memory or disk lack room."""
         check_disk(Path(self._folder.path), self._config.tables)
-        return self._options.passes or num_passes(self._config.tables, self._options.memory)
+        passes = self._options.passes
+        return num_passes(self._config.tables, self._options.memory) if passes == "auto" else int(passes)
 
     def _pass(self, rank: int, base: Commit | None) -> None:
         """Run one pass to its end, from its last commit."""
-        given, first = self._options, self._work.ended(0) if rank else None
-        own = Folder(self._work.commits(rank))
-        resumes = bool(own.numbers()) or base is not None
-        engine = self._engine(rank, own if own.numbers() else self._folder if base is not None else None)
-        limit, flush, bad = given.limit, given.flush, given.on_bad_row
+        options, first = self._options, self._work.ended(0) if rank else None
+        folder = Folder(self._work.commits(rank))
+        resumes = bool(folder.numbers()) or base is not None
+        engine = self._engine(rank, folder if folder.numbers() else self._folder if base is not None else None)
+        limit, flush, bad = options.limit, options.flush, options.on_bad_row
         if first is not None:
             limit, flush, bad = first["frames"], first["flushes"], "error" if bad == "error" else "drop"
-        form = replace(given.form, numbered=False)
-        deltas = {} if given.deltas is None else {"deltas": self._work.deltas(rank), **vars(form)}
+        form = {**vars(self._form), "numbered": False}
+        deltas = {} if options.deltas is None else {"deltas": self._work.deltas(rank), **form}
         report, problem = None, None
         try:
             report = engine.run(
                 self._sources,
-                **{**given.run, "on_bad_row": bad, "flush": flush, "limit": limit},
-                max_stale=None if rank else given.max_stale,
-                checkpoint=own.path,
-                every=given.every,
+                **{**self._reading, "on_bad_row": bad, "flush": flush, "limit": limit},
+                max_stale=None if rank else options.max_stale,
+                checkpoint=folder.path,
+                every=options.every,
                 keep=1,
                 resume=resumes,
                 progress=self._progress(rank),
@@ -188,25 +170,26 @@ class MultiPass:
             if rank:
                 self._work.forget(rank)
                 raise InputError(f"pass {rank + 1} of {self.count}: {error}; {_AGAIN}") from None
-            if not own.numbers():
+            if not folder.numbers():
                 raise
             flush, problem = isinstance(error, errors.StaleInputError) and flush, [type(error).__name__, str(error)]
         except CapacityError as error:
             anew = f"a replay in passes only begins anew: remove {self._work.path}; nothing was committed"
             raise CapacityError(f"pass {rank + 1} of {self.count}: {error}; {anew}") from None
-        about = {
+        outcome = {
             "frames": engine.session.positions.num_frames,
             "sources": engine.session.positions.get_state()["sources"],
             "flushes": flush,
             "error": problem,
             "report": None if report is None else report.to_dict(),
         }
-        if first is not None and about["sources"] != first["sources"]:
+        if first is not None and outcome["sources"] != first["sources"]:
             self._work.forget(rank)
-            changed = next(mine[0] for mine, its in zip(about["sources"], first["sources"], strict=True) if mine != its)
+            pairs = zip(outcome["sources"], first["sources"], strict=True)
+            changed = next(source[0] for source, first_source in pairs if source != first_source)
             differs = f"pass {rank + 1} of {self.count} read other frames than the first; {_AGAIN}"
             raise InputError(differs, source=changed)
-        self._work.end(rank, about)
+        self._work.end(rank, outcome)
 
     def _engine(self, rank: int, folder: Folder | None) -> Engine:
         """Return the engine of a pass. folder : of the commit that it begins with; None: it begins anew"""
@@ -240,8 +223,9 @@ class MultiPass:
         with self._opened_deltas(base, lambda: done) as writer:
             if writer is not None:
                 step = 0 if base is None else base.contents["changed_step"]
-                joined = JoinedDeltas(self._config.tables, self._options.form, step)
-                for batch in merged([self._work.deltas(rank) for rank in range(self.count)], joined, self._per_steps):
+                joined = JoinedDeltas(self._config.tables, self._form, step)
+                files = [self._work.deltas(rank) for rank in range(self.count)]
+                for batch in merged(files, joined, self._form.per_steps or 1):
                     writer.write(batch)
                     interrupts.check()
                 contents["deltas"] = writer.commit()
@@ -257,7 +241,7 @@ class MultiPass:
             return
         committed = None if base is None else base.contents.get("deltas")
         step = 0 if base is None else base.contents["changed_step"]
-        schema = JoinedDeltas(self._config.tables, given.form, step).schema
+        schema = JoinedDeltas(self._config.tables, self._form, step).schema
         named = None if is_stream(os.fspath(given.deltas)) else is_committed
         with open_deltas(given.deltas, schema, step, committed, named) as writer:
             yield writer

@@ -34,15 +34,8 @@ Progress = Callable[[Counters, FrameGate, float | None], None]
 
 def reading(config: EmbeddingConfig, **options: Any) -> ReadOptions:
     """Return the options for reading a log without its gradients. options : the others of ReadOptions"""
-    return ReadOptions(
-        sizes={name: (ids, 0) for name, (ids, _) in config.id_ranges.items()},
-        features=config.features,
-        num_tags=None,
-        needs_time=config.needs_time,
-        ids_only=True,
-        unvalidated=True,
-        **options,
-    )
+    sizes = {name: (ids, 0) for name, (ids, _) in config.id_ranges.items()}
+    return ReadOptions.of_config(config, options, sizes=sizes, num_tags=None, ids_only=True, unvalidated=True)
 
 
 class Planner:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from penstock.checkpoint.incremental import KEEP
 from penstock.checkpoint.run_files import CountedFiles
 from penstock.checkpoint.store import Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
@@ -25,11 +22,11 @@ from penstock.joining import WholeTables
 from penstock.joining.joined_deltas import JoinedDeltas
 from penstock.joining.joined_reports import joined_problems, joined_tables, joined_variants
 from penstock.learning_rates import LearningRates
+from penstock.options import JOB_CONCERNS, KEEP, Options, with_keywords
 from penstock.ray.cluster import Actors, LostError, RemoteTables, started, with_accelerator
 from penstock.ray.driver import Driver
 from penstock.ray.job_metrics import JobMetrics
 from penstock.ray.owners import Ended
-from penstock.run import RunOptions
 from penstock.stats import Counters, Report
 from penstock.validation import check_known, share, whole
 
@@ -39,43 +36,8 @@ log = logging.getLogger("penstock")
 MOST_FAILURES = 10
 
 
-# Options of runs and deltas that a job does not have: its order is by rounds, no share counts all rows, and one process
-# reads topics and tables with versions.
-NOT_OF_JOBS = frozenset(
-    {"merge", "per_rows", "per_seconds", "progress", "follow", "patience", "max_message", "as_files"}
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobOptions(RunOptions, DeltaOptions):
-    """How a job runs. The options of ``Engine`` and ``Engine.run`` mean the same here; the others:
-
-    shares : number of owners, each with a share of the rows; readers : number of readers; None: as many as shares, and
-        no more than there are sources
-    init : a folder of tables to begin with, which every machine reads
-    out : a folder for the tables at the end; state_hash : compute the state hash at the end
-    address : of the Ray cluster, as ``ray.init`` takes it; None: the one that is connected, else "auto"
-    rounds_per_block : frames of every source that travel together; None: about 16 MiB of rows per share
-    accelerator : "gpu" or "tpu": each owner has one to itself; None: what its actor sees
-    owner_options, reader_options : of their Ray actors, such as ``{"resources": {"TPU": 4}}``
-    """
-
-    shares: int
-    readers: int | None = None
-    num_required: int | None = None
-    reduction: str | None = None
-    seed: int = 0
-    threads: int | None = 1
-    deltas: str | os.PathLike[str] | None = None
-    numbered: bool = True
-    init: str | None = None
-    out: str | os.PathLike[str] | None = None
-    state_hash: bool = True
-    address: str | None = None
-    rounds_per_block: int | None = None
-    accelerator: str | None = None
-    owner_options: Mapping[str, Any] = field(default_factory=dict)
-    reader_options: Mapping[str, Any] = field(default_factory=dict)
+class JobOptions(Options, concerns=JOB_CONCERNS, mode="job"):
+    """How a job runs: what its engines, its readers and its driver need. ``Job`` documents every option."""
 
 
 class Job:
@@ -83,7 +45,7 @@ class Job:
 
     sources : a list of paths, URIs, datasets of Ray Data, or functions that return a source: anything that each machine
         can open again. A frame of each in turn is the order of the job, as ``Engine.run`` has with ``merge="round"``
-    options : JobOptions, as keywords
+    keywords : of ``Engine`` and ``Engine.run``, which mean the same here, and those of a job (``help(Job.__init__)``)
 
     actors : of the job that runs
     progress : called after every block with the counters of the job and the global step; None: nothing is
@@ -93,45 +55,35 @@ class Job:
     Raises UsageError or ConfigError; nothing is started yet.
     """
 
-    def __init__(self, config: EmbeddingConfig, sources: Sequence[Any], **options: Any) -> None:
-        check_known("Job", options, {of.name for of in fields(JobOptions)} - NOT_OF_JOBS)
-        if "shares" not in options:
+    @with_keywords("job", *JOB_CONCERNS)
+    def __init__(self, config: EmbeddingConfig, sources: Sequence[Any], **keywords: Any) -> None:
+        """{options}"""
+        check_known("Job", keywords, JobOptions.names)
+        if "shares" not in keywords:
             raise UsageError("Job: give shares=, the number of owners of the rows")
-        self._config, self.options = config, JobOptions(**options)
+        self._config, self.options = config, JobOptions(**keywords)
         self._sources = list(sources) if isinstance(sources, list | tuple) else [sources]
-        given = self.options
+        options = self.options
         if not self._sources:
             raise UsageError("sources: give at least one")
-        whole("shares", given.shares, 1)
-        self._num_readers = min(len(self._sources), given.shares if given.readers is None else given.readers)
+        whole("shares", options.shares, 1)
+        self._num_readers = min(len(self._sources), options.shares if options.readers is None else options.readers)
         whole("readers", self._num_readers, 1)
-        if given.rounds_per_block is not None:
-            whole("rounds_per_block", given.rounds_per_block, 1)
-        self._owner_options = with_accelerator(given.owner_options, given.accelerator)
-        self._reduction = checked_reduction(config, None, given.reduction)
-        self._every = None if given.every is None else whole("every", given.every, 1)
-        if given.checkpoint is None and (given.every is not None or given.resume):
+        if options.rounds_per_block is not None:
+            whole("rounds_per_block", options.rounds_per_block, 1)
+        self._owner_options = with_accelerator(options.owner_options or {}, options.accelerator)
+        self._reduction = checked_reduction(config, None, options.reduction)
+        self._every = None if options.every is None else whole("every", options.every, 1)
+        if options.checkpoint is None and (options.every is not None or options.resume):
             raise UsageError("every, resume: name a folder for commits, with checkpoint=")
-        self._limit = None if given.limit is None else whole("limit", given.limit, 0)
-        self._max_stale = None if given.max_stale is None else share("max_stale", given.max_stale)
-        mode, self._quarantine = parse_on_bad_row(given.on_bad_row)
-        rates = LearningRates(config.num_tags, given.learning_rates, config.schedules)
-        self._read = ReadOptions(
-            sizes=config.id_ranges,
-            features=config.features,
-            num_tags=config.num_tags,
-            rates_needed=rates.missing,
-            table=given.table,
-            columns=given.columns or {},
-            contribution_rows=given.contribution_rows,
-            on_bad_row=mode,
-            gradient_dtype=given.gradient_dtype,
-            allow_missing_end=given.allow_missing_end,
-            needs_time=config.needs_time,
-        )
+        self._limit = None if options.limit is None else whole("limit", options.limit, 0)
+        self._max_stale = None if options.max_stale is None else share("max_stale", options.max_stale)
+        mode, self._quarantine = parse_on_bad_row(options.on_bad_row)
+        rates = LearningRates(config.num_tags, options.learning_rates, config.schedules)
+        self._read = ReadOptions.of_config(config, vars(options), on_bad_row=mode, rates_needed=rates.missing)
         self._delta_options: DeltaOptions | None = None
-        if given.deltas is not None:
-            self._delta_options = DeltaOptions(**{of.name: getattr(given, of.name) for of in fields(DeltaOptions)})
+        if options.deltas is not None:
+            self._delta_options = DeltaOptions.among(vars(options))
             JoinedDeltas(config.tables, self._delta_options, 0)
         self._metrics: JobMetrics | None = None
         self.progress: Callable[[Counters, int], None] | None = None
@@ -178,7 +130,7 @@ class Job:
             (self._config, (rank, count), engine, given.learning_rates, self._delta_options, samples, given.accelerator)
             for rank in range(count)
         ]
-        return Actors(ray, readers, owners, given.reader_options, self._owner_options)
+        return Actors(ray, readers, owners, given.reader_options or {}, self._owner_options)
 
     def _until_it_ends(self, actors: Actors, folder: Folder | None, commit: Commit | None, began: float) -> Report:
         given, failures, before, skipped = self.options, 0, Counters(), None

@@ -19,12 +19,12 @@ from penstock.errors import InputError
 from penstock.frames import Frame
 from penstock.io.decoding.batch_pieces import BatchPieces
 from penstock.io.decoding.framing import FrameBuilder
-from penstock.io.decoding.read_options import MOST_BYTES, ReadOptions
+from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.sources.opening import Source, open_sources
 from penstock.io.sources.seekable_source import SeekableSource, check_order
 from penstock.validation import INT64_MIN
 
-__all__ = ["MOST_BYTES", "FrameReader", "ReadOptions"]
+__all__ = ["FrameReader", "ReadOptions"]
 
 Frames = Generator[Frame, None, None]
 Numbered = Generator[tuple[int, Frame], None, None]
@@ -41,7 +41,7 @@ class FrameReader:
 
     def __init__(self, source: Any, options: ReadOptions) -> None:
         self.options = options
-        self.sources = open_sources(source, options.allow_missing_end, options.as_files, options.patience_s)
+        self.sources = open_sources(source, options.allow_missing_end, options.as_files, options.patience)
         check_order(self.sources, options.merge, options.follow)
         self.first_source = 0
         self.is_idle = False

@@ -1,26 +1,20 @@
-"""Options that several commands share, and a parser with one-line errors."""
+"""Flags from the table of options, what several commands make of them, and a parser with one-line errors."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import difflib
-import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from penstock.errors import UsageError
-
-if TYPE_CHECKING:  # ``penstock --help`` must load neither protobuf nor pyarrow
-    from penstock.config.embedding import EmbeddingConfig
-    from penstock.io.decoding.read_options import ReadOptions
-    from penstock.learning_rates import LearningRates
+from penstock.options import options_of
 
 K = TypeVar("K")
 V = TypeVar("V")
-MAX_DEVICES = MAX_THREADS = 1024
 
 # One module per command, named after it, with add(subparsers) and run(args) -> exit code. The summaries are here, so
 # that ``penstock --help`` loads none of them.
@@ -107,63 +101,54 @@ def add_command(commands: Any, name: str, run: Callable[[Any], int], example: st
     return command
 
 
-def whole(least: int | None = None, most: int | None = None) -> Callable[[str], int]:
-    """Return an argument type for an integer from ``least`` to ``most``."""
-
-    def parse_whole(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"expected a whole number, got '{text}'") from None
-        if least is not None and number < least:
-            raise argparse.ArgumentTypeError(f"expected at least {least}, got {number}")
-        if most is not None and number > most:
-            raise argparse.ArgumentTypeError(f"expected at most {most}, got {number}")
-        return number
-
-    return parse_whole
+def add_flags(command: Parser, *modes: str) -> dict[str, Any]:
+    """Add the flags of the options that work in any of the modes. Return the groups that they are in, by title."""
+    groups: dict[str, Any] = {"": command}
+    for option in options_of().values():
+        if option.flag is not None and option.modes.intersection(modes):
+            if option.group not in groups:
+                groups[option.group] = command.add_argument_group(option.group)
+            add_flag(groups[option.group], option.name)
+    return groups
 
 
-def number(what: str, least: float, most: float, with_least: bool = True) -> Callable[[str], float]:
-    """Return an argument type for a number from ``least``, itself included or not, to ``most``. what : for messages"""
-
-    def parse_number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most or (value == least and not with_least):
-            raise argparse.ArgumentTypeError(f"expected {what}, got '{text}'")
-        return value
-
-    return parse_number
-
-
-def add_row_options(to: Any) -> None:
-    """Add the flags for properties that rows do not carry: table, column names, gradient dtype."""
-    to.add_argument("--table", metavar="T", help="table of the rows that name none (never a filter)")
-    add_column_option(to)
-    to.add_argument(
-        "--gradient-dtype",
-        choices=("bfloat16", "float16", "float32", "float64"),
-        help="of the gradient column's values; needed for bfloat16, which Arrow holds as uint16",
-    )
+def add_flag(to: Any, name: str) -> None:
+    """Add the flag of an option; the parsed arguments have it under the option's name."""
+    option = options_of()[name]
+    flag, arguments = option.flag, dict[str, Any](dest=name, help=option.flag_help)
+    assert flag is not None
+    if not flag.metavar and not flag.choices:
+        to.add_argument(option.flag_name, action="store_false" if option.default else "store_true", **arguments)
+        return
+    arguments |= {"metavar": flag.metavar or None, "type": flag.parse, "choices": flag.choices or None}
+    if flag.repeated:
+        to.add_argument(option.flag_name, action="append", default=[], **arguments)
+    else:
+        nargs = "?" if flag.bare else None
+        to.add_argument(option.flag_name, default=option.default, nargs=nargs, const=flag.bare, **arguments)
 
 
-def add_column_option(to: Any) -> None:
-    """Add ``--column``."""
-    to.add_argument(
-        "--column",
-        action="append",
-        default=[],
-        metavar="ROLE=NAME",
-        help="the stream's own name for a column; roles: id, gradient, table, step, contributor, learning_rates, time",
-    )
+# Mode → the flag that selects it, and how it is typed.
+MODE_FLAGS = {"job": ("--ray", "a job on a cluster: --ray ADDRESS"), "passes": ("--passes", "--passes auto")}
 
 
-def add_end_option(to: Any) -> None:
-    """Add ``--allow-missing-end``."""
-    to.add_argument("--allow-missing-end", action="store_true", help="accept streams without an end marker")
+def check_mode(args: argparse.Namespace, mode: str, allowed: Container[str] = ()) -> None:
+    """Raise UsageError for a flag whose option does not work in a mode. allowed : options that the command checks"""
+    for name, option in options_of().items():
+        if option.flag is None or mode in option.modes or name in allowed:
+            continue
+        if getattr(args, name, option.default) not in (option.default, []):
+            if mode in MODE_FLAGS:
+                raise UsageError(f"{option.flag_name}: not with {MODE_FLAGS[mode][0]}")
+            others = " or ".join(text for other, (_, text) in MODE_FLAGS.items() if other in option.modes)
+            raise UsageError(f"{option.flag_name}: belongs to {others}")
+
+
+def keywords_of(args: argparse.Namespace, mode: str, *concerns: type) -> dict[str, Any]:
+    """Return the flags that are options of some concerns in a mode, as keywords."""
+    parsed = {"columns": columns_of, "learning_rates": learning_rates_of}
+    names = [name for name in options_of(mode, *concerns) if name in args]
+    return {name: parsed[name](args) if name in parsed else getattr(args, name) for name in names}
 
 
 def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
@@ -171,7 +156,7 @@ def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
     from penstock.io.decoding.schema import check_columns
 
     columns: dict[str, str] = {}
-    for text in args.column:
+    for text in args.columns:
         role, name = _pair(text, "--column", "ROLE=NAME, such as gradient=grad", str, str)
         check_columns({role: name})
         name.encode()  # raises UnicodeEncodeError here, where the flag is at fault and not the stream
@@ -181,27 +166,10 @@ def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
     return columns
 
 
-def read_options(args: argparse.Namespace, config: EmbeddingConfig, rates: LearningRates, **others: Any) -> ReadOptions:
-    """Return the options for reading with ``config`` that the row flags specify. Raise UsageError."""
-    from penstock.io.decoding.read_options import ReadOptions
-
-    return ReadOptions(
-        sizes=config.id_ranges,
-        features=config.features,
-        num_tags=config.num_tags,
-        rates_needed=rates.missing,
-        table=args.table,
-        columns=columns_of(args),
-        gradient_dtype=args.gradient_dtype,
-        needs_time=config.needs_time,
-        **others,
-    )
-
-
 def learning_rates_of(args: argparse.Namespace) -> dict[int, float]:
     """Return ``--learning-rate TAG=VALUE`` as a mapping. Raise UsageError for an invalid or repeated one."""
     rates: dict[int, float] = {}
-    for text in args.learning_rate:
+    for text in args.learning_rates:
         tag, rate = _pair(text, "--learning-rate", "TAG=VALUE, two numbers, such as 0=0.05", int, float)
         if tag in rates:
             raise UsageError(f"--learning-rate {tag}: given twice, as {rates[tag]:g} and as {rate:g}")
