@@ -27,12 +27,12 @@ REDUCTIONS = ("MEAN", "SUM")
 def dtype_of(dtype: Any) -> np.dtype[Any]:
     """Return one of the three dtypes that TensorFlow has kernels for. Raises UsageError."""
     try:
-        found: np.dtype[Any] = np.dtype(dtype)
+        numpy_dtype: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
         raise UsageError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}") from None
-    if found.name not in DTYPES or not found.isnative:
-        raise UsageError(f"dtype: expected one of {', '.join(DTYPES)}, got {found}")
-    return found
+    if numpy_dtype.name not in DTYPES or not numpy_dtype.isnative:
+        raise UsageError(f"dtype: expected one of {', '.join(DTYPES)}, got {numpy_dtype}")
+    return numpy_dtype
 
 
 def shape_of(shape: Any) -> Partial:
@@ -96,9 +96,9 @@ def values_of(value: Any, dtype: np.dtype[Any]) -> Array:
     """Return the gradient as an array of dtype; a value that already has a dtype is never cast. Raises InputError."""
     if is_masked(value):
         raise InputError(f"gradient: {MASKED}")
-    given = isinstance(value, (list, tuple, int, float))
+    has_no_dtype = isinstance(value, (list, tuple, int, float))
     try:
-        array = np.asarray(value, dtype if given else None)
+        array = np.asarray(value, dtype if has_no_dtype else None)
     except (TypeError, ValueError) as error:
         raise InputError(f"gradient: expected numbers: {error}") from None
     if array.dtype != dtype:

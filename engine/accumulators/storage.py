@@ -94,16 +94,16 @@ class NumpySums:
         self._values = np.empty((0, self.width), self._dtype)
 
     def add(self, ids: Int64, values: Array, number: int) -> None:
-        held = len(self._ids)
-        merged, where = np.unique(np.concatenate([self._ids, ids]), return_inverse=True)
+        num_before = len(self._ids)
+        merged, positions = np.unique(np.concatenate([self._ids, ids]), return_inverse=True)
         # -0.0 is the identity of addition for every number; 0.0 would turn -0.0 into 0.0.
         sums = np.full((len(merged), self.width), -0.0, self._dtype)
-        sums[where[:held]] = self._values
+        sums[positions[:num_before]] = self._values
         with np.errstate(all="ignore"):
-            np.add.at(sums, where[held:], values)
+            np.add.at(sums, positions[num_before:], values)
         counts = np.zeros(len(merged), np.int64)
-        counts[where[:held]] = self._counts
-        counts[np.unique(where[held:])] += 1
+        counts[positions[:num_before]] = self._counts
+        counts[np.unique(positions[num_before:])] += 1
         self._ids, self._values, self._counts = merged, sums, counts
 
     def take(self, mean: bool) -> tuple[Int64, Array]:

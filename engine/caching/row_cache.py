@@ -235,9 +235,9 @@ class RowCache:
             return
         self._num_entries += len(places)
         is_known = ranks > -UNKNOWN // 2
-        for some in (np.flatnonzero(is_known), np.flatnonzero(~is_known)):
-            if len(some):
-                self._group(places[some], ranks[some])
+        for indices in (np.flatnonzero(is_known), np.flatnonzero(~is_known)):
+            if len(indices):
+                self._group(places[indices], ranks[indices])
 
     def _group(self, places: Int64, ranks: Int64) -> None:
         """Enter places by rank."""
