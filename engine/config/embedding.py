@@ -238,10 +238,10 @@ class EmbeddingConfig(MessageView):
         return optimizer_of(self._table(name), self._part)
 
     def _table(self, name: str) -> TableMessage:
-        found = next((table for table in table_messages(self._message) if table.name == name), None)
-        if found is None:
+        table_message = next((table for table in table_messages(self._message) if table.name == name), None)
+        if table_message is None:
             raise ConfigError(f"no table is named '{name}'; {near(name, self.table_names)}")
-        return found
+        return table_message
 
     @cached_property
     def features(self) -> tuple[FeatureSpec, ...]:
