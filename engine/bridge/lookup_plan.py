@@ -74,15 +74,15 @@ class Plan:
         asking = [_asking(owners, rows, features, uses, device, num_devices) for device in range(num_devices)]
         owned = []
         for owner in range(num_devices):
-            came = np.concatenate([one.rows[one.owners == owner] for one in asking])
+            came = np.concatenate([request.rows[request.owners == owner] for request in asking])
             owned.append(np.unique(came // layout.line.group, return_inverse=True))
         return cls(layout, tuple(features), tuple(asking), tuple(owned))
 
     @property
     def sizes(self) -> Sizes:
         """The smallest sizes of the ladder that fit."""
-        asked = max(int(one.places.max(initial=-1)) + 1 for one in self.asking)
-        lookups = max(len(one.samples) for one in self.asking)
+        asked = max(int(request.places.max(initial=-1)) + 1 for request in self.asking)
+        lookups = max(len(request.samples) for request in self.asking)
         lines = bucket(max(len(lines) for lines, _ in self.owned), multiple_of(self.layout.line), GROWTH)
         return Sizes(bucket(asked, growth=GROWTH), bucket(lookups, growth=GROWTH), lines)
 
@@ -96,11 +96,11 @@ class Plan:
         rows = np.full((n, sizes.lookups), n * sizes.asked, np.int32)
         samples = np.full((n, sizes.lookups), num_samples, np.int32)
         gains = np.zeros((n, sizes.lookups), np.float32)
-        for device, one in enumerate(self.asking):
-            asked[device, one.owners, one.places] = one.rows
-            at = slice(len(one.samples))
-            rows[device, at] = (one.owners * sizes.asked + one.places)[one.numbers]
-            samples[device, at], gains[device, at] = one.samples, one.gains
+        for device, request in enumerate(self.asking):
+            asked[device, request.owners, request.places] = request.rows
+            span = slice(len(request.samples))
+            rows[device, span] = (request.owners * sizes.asked + request.places)[request.numbers]
+            samples[device, span], gains[device, span] = request.samples, request.gains
         lines = np.tile(beyond + np.arange(sizes.lines, dtype=np.int32), (n, 1))
         cells = np.full((n, n * sizes.asked), sizes.lines * line.group, np.int32)
         touched = np.zeros((n, sizes.lines * line.group), bool)
@@ -120,12 +120,12 @@ def _asking(
 ) -> _Asking:
     """Return the lookups of one device. owners, rows : where the unique ids are"""
     indices, samples, gains, before = [], [], [], 0
-    for feature, of in zip(features, uses, strict=True):
+    for feature, use in zip(features, uses, strict=True):
         share = _samples(feature, num_devices)
-        start, stop = np.searchsorted(of.samples, [device * share, (device + 1) * share]).tolist()
-        indices.append(of.rows[start:stop])
-        samples.append(of.samples[start:stop].astype(np.int64) - device * share + before)
-        gains.append(np.ones(stop - start, np.float32) if of.gains is None else of.gains[start:stop])
+        start, stop = np.searchsorted(use.samples, [device * share, (device + 1) * share]).tolist()
+        indices.append(use.rows[start:stop])
+        samples.append(use.samples[start:stop].astype(np.int64) - device * share + before)
+        gains.append(np.ones(stop - start, np.float32) if use.gains is None else use.gains[start:stop])
         before += share
     index = np.concatenate(indices)
     requested = np.zeros(len(rows), bool)

@@ -55,14 +55,14 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     def preprocess(self, features: Any, weights: Any = None) -> dict[str, dict[str, jax.Array]]:
         """Return what ``EmbeddingTables.preprocess`` returns, but as dictionaries, which Keras needs."""
         uses = self.embedding_tables.preprocess(features, weights)
-        return {name: {part: getattr(of, part) for part in PARTS} for name, of in uses.items()}
+        return {name: {part: getattr(table_uses, part) for part in PARTS} for name, table_uses in uses.items()}
 
     def call(self, uses: Mapping[str, Mapping[str, jax.Array]]) -> Any:
         """Return the activations of a batch, nested like the configuration's features: float32, (…, dim)."""
         features = self.embedding_tables.features
         return self._lookup(
             [array.value for array in self.trainable_weights],
-            {name: Uses(**of, features=features[name], num_lines=self._num_lines[name]) for name, of in uses.items()},
+            {name: Uses(**use, features=features[name], num_lines=self._num_lines[name]) for name, use in uses.items()},
         )
 
 

@@ -142,9 +142,9 @@ class LockstepCore(EngineCore):
 
     def _agreed_rates(self, bits: Any, own: Values) -> tuple[float, ...]:
         """Return the rates of the last process that has them. bits : of each process, as ``_encoded`` returns them"""
-        for its in bits[::-1]:
-            if its[0]:
-                return tuple(np.ascontiguousarray(its[1:]).view(np.float64).tolist())
+        for rank_bits in bits[::-1]:
+            if rank_bits[0]:
+                return tuple(np.ascontiguousarray(rank_bits[1:]).view(np.float64).tolist())
         raise own if isinstance(own, PenstockError) else UsageError("learning_rates: no process gave any")
 
 
@@ -181,7 +181,7 @@ class _Sums(Pipeline):
         if not store.accumulates:
             return [self._of(frame.parts) for frame in store.drain()]
         counts = store.accumulator.counts() if self._mean else None
-        return [self._of(of.parts, counts) for of in store.drain()] or [self._of_no_rows[name]]
+        return [self._of(frame.parts, counts) for frame in store.drain()] or [self._of_no_rows[name]]
 
     def _of(self, parts: Sequence[tuple[Int64, Float32]], counts: Int64 | None = None) -> Coalesced:
         """Return sums with the number of frames that contain each id, if the tables divide by it.
@@ -191,7 +191,7 @@ class _Sums(Pipeline):
         ends = np.cumsum([len(ids) for ids, _ in parts])
         counts = np.ones(ends[-1], np.int64) if counts is None else counts
         frames = np.split(counts, ends[:-1]) if self._mean else [None] * len(parts)
-        return Coalesced(tuple(SummedArrays(*part, frames=of) for part, of in zip(parts, frames, strict=True)))
+        return Coalesced(tuple(SummedArrays(*part, frames=count) for part, count in zip(parts, frames, strict=True)))
 
 
 def core_of(tables: TableSet) -> type[EngineCore]:
