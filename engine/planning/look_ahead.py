@@ -109,7 +109,7 @@ class LookAhead:
             elif not read.frame.is_void:
                 self._foretell(read)
             read.fraction = self._reader.fraction()
-            read.first_bad = {of: text for of, text in self._reader.first_bad.items() if of not in self.first_bad}
+            read.first_bad = {n: text for n, text in self._reader.first_bad.items() if n not in self.first_bad}
             self._waiting.append(read)
 
     def _open_early(self) -> None:
@@ -166,8 +166,8 @@ class LookAhead:
             self._gate.gate.set_state(core.gate.get_state())
             for name, store in stores.items():
                 state: dict[str, Any] = {}
-                for number, of in enumerate(core.pipeline.stores[name].look()[0]):
-                    ids = np.concatenate([one.ids for one in of.summed])
+                for number, frame in enumerate(core.pipeline.stores[name].look()[0]):
+                    ids = np.concatenate([part.ids for part in frame.summed])
                     none = np.zeros(len(ids), np.int64)
                     of_frame = {"ids": ids, "sums": np.empty((len(ids), 0), np.float32), "counts": none, "frames": none}
                     state |= {f"{number}.{key}": array for key, array in of_frame.items()}
@@ -177,7 +177,10 @@ class LookAhead:
         assert self._gate is not None
         stores = self._gate.pipeline.stores.items()
         self._openings.append(
-            {name: [np.concatenate([one.ids for one in of.summed]) for of in store.look()[0]] for name, store in stores}
+            {
+                name: [np.concatenate([part.ids for part in frame.summed]) for frame in store.look()[0]]
+                for name, store in stores
+            }
         )
         self._num_opened += 1
 
@@ -227,4 +230,4 @@ def _is_pause(frame: Frame) -> bool:
 def looked_ahead(specs: Mapping[str, TableSpec]) -> dict[str, int]:
     """Return by how many openings each cached table looks ahead, without those that do not."""
     cached = {name: spec.placement for name, spec in specs.items() if spec.placement.where == "cached"}
-    return {name: of.look_ahead for name, of in cached.items() if of.look_ahead}
+    return {name: placement.look_ahead for name, placement in cached.items() if placement.look_ahead}

@@ -97,7 +97,7 @@ class Share:
 
         def mine(first: int, count: int) -> Float32:
             starts = range(first, first + count, at_once)
-            return np.concatenate([self._drawn(draw, at, min(at_once, first + count - at)) for at in starts])
+            return np.concatenate([self._drawn(draw, start, min(at_once, first + count - start)) for start in starts])
 
         return mine
 
