@@ -131,13 +131,13 @@ class TableStore:
             return parts
         ids, counts = (np.concatenate(arrays) for arrays in zip(*self._raw, strict=True))
         order = np.argsort(ids)
-        found = [order[np.searchsorted(ids, one.ids, sorter=order)] for one in parts]
-        return tuple([SummedArrays(one.ids, one.sums, counts[at]) for one, at in zip(parts, found, strict=True)])
+        indices = [order[np.searchsorted(ids, part.ids, sorter=order)] for part in parts]
+        return tuple([SummedArrays(part.ids, part.sums, counts[i]) for part, i in zip(parts, indices, strict=True)])
 
 
 def _joined(frame: Coalesced) -> dict[str, Array]:
-    ids, sums = (np.concatenate([part[of] for part in frame.parts]) for of in range(2))
-    rows = [one.rows for one in frame.summed if one.rows is not None]
+    ids, sums = (np.concatenate([part[column] for part in frame.parts]) for column in range(2))
+    rows = [part.rows for part in frame.summed if part.rows is not None]
     return {"ids": ids, "sums": sums, **({"rows": np.concatenate(rows)} if rows else {})}
 
 
@@ -248,7 +248,7 @@ class Pipeline:
         tables = sorted(num_rows, key=num_rows.__getitem__, reverse=True)
         most = self._most_parts
         large = [n >= ROWS_WORTH_SPLITTING and n * most > total for n in map(num_rows.__getitem__, tables)]
-        return tables, [max(1, most // 2) if one else 1 for one in large]
+        return tables, [max(1, most // 2) if is_large else 1 for is_large in large]
 
     def _work(self, num_tasks: int, alone: bool) -> bool:
         """Run the tasks of the intake, and return False if a row is bad. alone : on the calling thread only"""

@@ -12,7 +12,7 @@ FOLDERS = ("engine", "io", "bench")
 # Pronouns, prepositions and participles: as the name of a variable or parameter they do not say what it holds.
 REFUSED = {"of", "its", "mine", "some", "about", "given", "what", "where", "one", "at", "found"}
 # How often each folder may still bind one of these names. Lower a number when you remove some; never raise it.
-ALLOWED = {"engine": 194, "io": 147, "bench": 0}
+ALLOWED = {"engine": 156, "io": 57, "bench": 0}
 
 # Names that several classes may still share, and how many. Remove a name when its classes have been renamed.
 SHARED_NAMES = {

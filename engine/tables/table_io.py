@@ -45,7 +45,7 @@ def checked_parts(
 ) -> dict[int, Float32]:
     """Return part → copies of the values, float32 (num_rows, floats of the part), contiguous.
 
-    parts : the names of all parts; by_name : the values. Raises UsageError for missing or other slots, and wrong shapes.
+    parts : the names of all parts; by_name : the values. Raises UsageError for missing or other slots and wrong shapes.
     """
     if by_name.keys() != set(parts):
         wanted, got = (", ".join(name for name in names if name != WEIGHTS) or "none" for names in (parts, by_name))
@@ -106,8 +106,8 @@ def reading(tables: Tables, directory: str | os.PathLike[str]) -> Callable[[], N
     def read() -> None:
         try:
             for name, ids, values in blocks:
-                numbers, owned = tables.own(name, ids, list(values.values()))
-                tables.set_rows(name, numbers, dict(zip(values, owned, strict=True)))
+                numbers, own_values = tables.own(name, ids, list(values.values()))
+                tables.set_rows(name, numbers, dict(zip(values, own_values, strict=True)))
         except CapacityError as error:  # after other rows were set
             raise StateError(f"{path}: {error}") from None
 

@@ -52,9 +52,7 @@ class TablePrograms:
         }
         changed = [name for name, keys in compared.items() if any(before[name][key] != now[name][key] for key in keys)]
         if changed:
-            old, new = (
-                f"'{state[changed[0]]['variant']}' ({state[changed[0]]['compiler']})" for state in (before, now)
-            )
+            old, new = (f"'{side[changed[0]]['variant']}' ({side[changed[0]]['compiler']})" for side in (before, now))
             problem = f"tables updated by {old} before the commit and by {new} now ({listed(changed)})"
             self._resumed = [f"{problem}: bits agree only to the bound between variants (docs/tpu.md)"]
             log.warning(self._resumed[0])

@@ -116,11 +116,8 @@ class TableSet(TablesById):
         on_devices = [definition for name, definition in definitions.items() if name not in on_host]
         variants = preferred(self.specs, variant)
         cached = [
-            (
-                definitions[name],
-                RowCache(layouts[name].vocabulary_size, size, is_tolerant=bool(self.specs[name].dynamic)),
-            )
-            for name, size in places.items()
+            (definitions[name], RowCache(layouts[name].vocabulary_size, n, is_tolerant=bool(self.specs[name].dynamic)))
+            for name, n in places.items()
         ]
         self.cached = dict(zip(places, backends.create_cached(mesh, host, cached, threads, variants), strict=True))
         host_definitions = [definition for name, definition in definitions.items() if name in on_host - places.keys()]
@@ -194,13 +191,13 @@ class TableSet(TablesById):
         """
         if name not in self.shares:
             return sums
-        own: dict[str, Array] = {}
+        part: dict[str, Array] = {}
         for number in {key.partition(".")[0] for key in sums}:
             places, numbers = self.shares[name].mine(np.ascontiguousarray(sums[f"{number}.ids"]))
             if len(places) or not self.specs[name].accumulate:
                 of_frame = {key: array for key, array in sums.items() if key.startswith(f"{number}.")}
-                own |= {key: array[places] for key, array in of_frame.items()} | {f"{number}.ids": numbers}
-        return own
+                part |= {key: array[places] for key, array in of_frame.items()} | {f"{number}.ids": numbers}
+        return part
 
     def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> bool:
         """Apply one step: update every table's coalesced rows by its optimizer.

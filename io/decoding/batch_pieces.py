@@ -37,9 +37,9 @@ class BatchPieces:
         """Split a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
         if self.have_no_step and not self._part.has_boundaries:
             raise self._unknown_frames()
-        found = None if self._plain is None else self._plain.read(batch.data)
-        if found is not None:
-            rows, runs = found
+        plain = None if self._plain is None else self._plain.read(batch.data)
+        if plain is not None:
+            rows, runs = plain
             source = SourceBatch(batch, self._roles, self._decode, True, rows)
             for start, stop, step in runs:
                 yield Piece(source, start, stop, (step, None))

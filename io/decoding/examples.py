@@ -98,15 +98,15 @@ def decode_examples(batch: Batch, roles: ExampleRoles, options: ReadOptions) -> 
         of_feature = _uses(columns[feature.path], feature, number, dim)
         uses.setdefault(feature.table, []).append(of_feature)
     frames, every = frame_columns(columns, roles, options.num_tags), list(chain.from_iterable(uses.values()))
-    frames.no_step = _first(frames.no_step, *(of.broken for of in every))
-    cut = [of.truncated for of in every if of.truncated is not None]
+    frames.no_step = _first(frames.no_step, *(use.broken for use in every))
+    counts = [use.truncated for use in every if use.truncated is not None]
     return DecodedBatch(
-        frames, [table_rows(of_table) for of_table in uses.values()], np.sum(cut, axis=0) if cut else None
+        frames, [table_rows(of_table) for of_table in uses.values()], np.sum(counts, axis=0) if counts else None
     )
 
 
 def _first(*broken: Broken | None) -> Broken | None:
-    return min(filter(None, broken), key=lambda one: one.row, default=None)
+    return min(filter(None, broken), key=lambda item: item.row, default=None)
 
 
 def _is_feature(kind: pa.DataType) -> bool:
@@ -201,20 +201,20 @@ def _flat(column: pa.Array) -> tuple[pa.Array, Int64]:
 
 def _weights(column: pa.Array, lengths: Int64, name: str) -> tuple[Float32, Broken | None]:
     """Return a weight per id; a missing one is NaN, and makes its gradient row bad."""
-    flat, found = _flat(column)
+    flat, num_weights = _flat(column)
     if flat.type != pa.float32():
         flat = flat.cast(pa.float64())  # float16 has no null that can be filled
     with np.errstate(over="ignore"):
         values = pc.fill_null(flat, float("nan")).to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
     if not values.flags.aligned:  # as its producer laid it out
         values = values.copy()
-    if np.array_equal(found, lengths):
+    if np.array_equal(num_weights, lengths):
         return values, None
-    row = int(np.argmax(found != lengths))
+    row = int(np.argmax(num_weights != lengths))
     whole = np.full(int(lengths.sum()), np.nan, np.float32)  # what comes before the row is right
     before = int(lengths[:row].sum())
     whole[:before] = values[:before]
-    return whole, Broken(row, f"expected {lengths[row]} weights, one per id, got {found[row]}", name)
+    return whole, Broken(row, f"expected {lengths[row]} weights, one per id, got {num_weights[row]}", name)
 
 
 def _dense(lists: Lists, width: int, lengths: Int64, name: str) -> tuple[Float32, Bool | None, Broken | None]:

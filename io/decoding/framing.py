@@ -55,8 +55,8 @@ class Piece:
         """Split the piece into the first rows that fit, and the rest if any."""
         if room is None or self.num_units <= room:
             return self, None
-        at = self.start + room
-        return replace(self, stop=at), replace(self, start=at)
+        row = self.start + room
+        return replace(self, stop=row), replace(self, start=row)
 
     def validated(self, sizes: Sizes) -> Piece:
         return replace(self, batch=self.batch.validated(sizes))
@@ -156,9 +156,9 @@ class PartialFrame:
             raise batch.error(row, time_problem(batch.data.column(field.name)[row].as_py()), field.name)
         self._time = first = int(times[0]) if self._time is None else self._time
         if (times != first).any():
-            at = int(np.argmax(times != first))
-            problem = f"the time changes inside a frame: {first}, then {times[at]}"
-            raise batch.error(piece.start + at, problem, field.name)
+            offset = int(np.argmax(times != first))
+            problem = f"the time changes inside a frame: {first}, then {times[offset]}"
+            raise batch.error(piece.start + offset, problem, field.name)
 
     def _add_rates(self, piece: Piece) -> None:
         columns, batch, roles = piece.batch.content.frame_columns, piece.batch.raw, piece.batch.roles

@@ -93,8 +93,8 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int]
         )
     gaps = every["offset"] - np.concatenate([[first], ends])[: len(every)]
     if len(gaps) and not 0 <= gaps.min() <= gaps.max() <= _MAX_GAP_BYTES:
-        what = "names bytes twice" if gaps.min() < 0 else f"leaves {gaps.max()} bytes between two batches out"
-        raise InputError(f"{_CORRUPT}: the footer {what}", source=name)
+        problem = "names bytes twice" if gaps.min() < 0 else f"leaves {gaps.max()} bytes between two batches out"
+        raise InputError(f"{_CORRUPT}: the footer {problem}", source=name)
     return blocks[0]["offset"].tolist(), blocks[1]["offset"].tolist()
 
 
@@ -105,8 +105,8 @@ def _check_at(file: pa.NativeFile, start: int, messages: Messages) -> None:
         messages.check_next(file)
 
 
-def _read(file: pa.NativeFile, at: int, num_bytes: int) -> bytes:
-    file.seek(at)
+def _read(file: pa.NativeFile, offset: int, num_bytes: int) -> bytes:
+    file.seek(offset)
     return bytes(file.read(num_bytes))
 
 

@@ -84,11 +84,11 @@ def check_pages(file: pa.NativeFile, groups: list[Group], source: str) -> None:
 
 def _walk(file: pa.NativeFile, chunk: Chunk, source: str) -> int:
     """Count the values of the pages, as far as they can be followed: Arrow reports what is wrong after that."""
-    at, num_values = chunk.start, 0
-    while 0 <= at < chunk.end:
+    offset, num_values = chunk.start, 0
+    while 0 <= offset < chunk.end:
         try:
-            file.seek(at)
-            page, length = read_struct(bytes(file.read(min(_HEADER_BYTES, chunk.end - at))), _PAGE)
+            file.seek(offset)
+            page, length = read_struct(bytes(file.read(min(_HEADER_BYTES, chunk.end - offset))), _PAGE)
             unpacked, packed = page[_UNPACKED], page[_PACKED]
         except (ValueError, LookupError, OSError, struct.error):
             break
@@ -97,5 +97,5 @@ def _walk(file: pa.NativeFile, chunk: Chunk, source: str) -> int:
             break
         for kind in (_DATA_V1, _DATA_V2):
             num_values += page.get(kind, {}).get(_PAGE_VALUES, 0)
-        at += length + packed
+        offset += length + packed
     return num_values

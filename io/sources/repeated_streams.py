@@ -51,8 +51,8 @@ class RepeatedStreams:
             return None
 
 
-def _metadata_bytes(stream: bytes, at: int) -> int:
-    length: int = struct.unpack_from("<i", stream, at + 4)[0]
+def _metadata_bytes(stream: bytes, offset: int) -> int:
+    length: int = struct.unpack_from("<i", stream, offset + 4)[0]
     return length
 
 
