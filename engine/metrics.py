@@ -81,13 +81,13 @@ class Snapshots(Collector):
         """Return the metrics in Prometheus' text format, version 0.0.4."""
         return generate_latest(self).decode()
 
-    def plain(self, snapshot: Snapshot | None = None) -> dict[str, Any]:
+    def plain(self, of: Snapshot | None = None) -> dict[str, Any]:
         """Return name → number, or name → label values joined by "," → number. NaN and infinity are None.
 
-        snapshot : to use; None: a new one
+        of : a snapshot; None: a new one
         """
         values: dict[str, Any] = {}
-        for metric in _metrics(snapshot or self.snapshot()):
+        for metric in _metrics(of or self.snapshot()):
             for sample in metric.samples:
                 value = sample.value if math.isfinite(sample.value) else None
                 if sample.labels:

@@ -86,7 +86,7 @@ class Hot:
         return [(table, row_id, n / self.sampled) for (table, row_id), n in self.counts.most_common(number)]
 
 
-class Budget:
+class SampleBudget:
     """The time budget of one kind of sample: half of the time that all sampling may take."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -115,7 +115,7 @@ class Probe:
         self, read: Read, clock: Callable[[], float] = time.perf_counter, known_as: KnownAs = lambda _, ids: ids
     ) -> None:
         self._read, self._known_as = read, known_as
-        self._for_ids, self._for_rows = Budget(clock), Budget(clock)
+        self._for_ids, self._for_rows = SampleBudget(clock), SampleBudget(clock)
         self._rows: dict[str, tuple[Int64, Float32]] = {}
         self._every, self._skipped = 1, 0
         self._rng = np.random.default_rng(0)

@@ -23,15 +23,15 @@ Int64 = npt.NDArray[np.int64]
 GROWTH = 2.0
 
 
-class Sizes(NamedTuple):
+class LookupSizes(NamedTuple):
     """Padded sizes per device. asked : rows that it requests from one device; lookups; lines : that are requested"""
 
     asked: int
     lookups: int
     lines: int
 
-    def or_more(self, others: Sizes) -> Sizes:
-        return Sizes(*map(max, self, others))
+    def or_more(self, others: LookupSizes) -> LookupSizes:
+        return LookupSizes(*map(max, self, others))
 
 
 class _Asking(NamedTuple):
@@ -49,7 +49,7 @@ class _Asking(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class LookupPlan:
     """The lookups of one batch in one table. asking : by device"""
 
     layout: Layout
@@ -58,7 +58,7 @@ class Plan:
     owned: tuple[tuple[Int64, Int64], ...]  # of every device: lines that are requested, and of each row: index in them
 
     @classmethod
-    def of(cls, layout: Layout, unique_ids: Int64, features: Sequence[Feature], uses: Sequence[Any]) -> Plan:
+    def of(cls, layout: Layout, unique_ids: Int64, features: Sequence[Feature], uses: Sequence[Any]) -> LookupPlan:
         """Return the plan. unique_ids : of the table; uses : of the features, as in deduplication data
 
         Every device has an equal, contiguous share of the samples of each feature. Raises UsageError if that is
@@ -79,14 +79,14 @@ class Plan:
         return cls(layout, tuple(features), tuple(asking), tuple(owned))
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> LookupSizes:
         """The smallest sizes of the ladder that fit."""
         asked = max(int(request.places.max(initial=-1)) + 1 for request in self.asking)
         lookups = max(len(request.samples) for request in self.asking)
         lines = bucket(max(len(lines) for lines, _ in self.owned), multiple_of(self.layout.line), GROWTH)
-        return Sizes(bucket(asked, growth=GROWTH), bucket(lookups, growth=GROWTH), lines)
+        return LookupSizes(bucket(asked, growth=GROWTH), bucket(lookups, growth=GROWTH), lines)
 
-    def padded(self, sizes: Sizes) -> Uses:
+    def padded(self, sizes: LookupSizes) -> Uses:
         """Return the plan as NumPy arrays of these sizes, none of them smaller than ``self.sizes``."""
         n, line = len(self.asking), self.layout.line
         beyond, num_samples = self.layout.lines_per_device, sum(_samples(feature, n) for feature in self.features)

@@ -80,7 +80,7 @@ def stacked(tables: Sequence[TableDefinition]) -> list[list[int]]:
     return [members for _, members in stacks]
 
 
-class TableRows(NamedTuple):
+class MemberRows(NamedTuple):
     """Rows for one table of a stack: distinct ids, and float32 (n, dim).
 
     member : index of the table in the stack; keys : uint32 (n,), of the rounding to bfloat16; None: without

@@ -23,7 +23,7 @@ from penstock.bridge.feeding.packing import Packer
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.row_format import UNTOUCHED, Line
 from penstock.bridge.sharding import TableDefinition
-from penstock.bridge.stacking import Stack, TableRows
+from penstock.bridge.stacking import MemberRows, Stack
 from penstock.bridge.stochastic_rounding import key_of, nearest, words_of
 
 Int64 = npt.NDArray[np.int64]
@@ -93,13 +93,13 @@ class XlaTables:
         # Stacked tables share one learning rate. Only tables that are not stacked are rounded by the key (stacking.py).
         numbers = np.float32(updates[0][2]), np.int32(0), key_of(names[0], step, application)
         rows = [
-            TableRows(member, ids, grads, self._rounded_by(member, ids))
+            MemberRows(member, ids, grads, self._rounded_by(member, ids))
             for member, segments, _ in updates
             for ids, grads in segments
         ]
         self._dispatcher.submit(reader, partial(self._apply, reader, rows, numbers))
 
-    def _apply(self, reader: str, rows: Sequence[TableRows], numbers: Sequence[Any]) -> None:
+    def _apply(self, reader: str, rows: Sequence[MemberRows], numbers: Sequence[Any]) -> None:
         with self._own_mesh(), self._watching(reader):
             if self._rule.non_lazy:
                 self._sweep_around(reader, rows, numbers)
@@ -150,7 +150,7 @@ class XlaTables:
     def _rounded_by(self, member: int, ids: Int64) -> UInt32 | None:
         return words_of(self._keys[member](ids)) if self.layouts[member].bfloat16 else None
 
-    def _sweep_around(self, reader: str, rows: Sequence[TableRows], numbers: Sequence[Any]) -> None:
+    def _sweep_around(self, reader: str, rows: Sequence[MemberRows], numbers: Sequence[Any]) -> None:
         """Update every row but these. The stack has a single table."""
         touched = self.programs.at("no_rows")()
         for member, ids, *_ in rows:
@@ -160,7 +160,7 @@ class XlaTables:
         self.arrays, fence = self.programs.at("sweep")(self.arrays, touched, *numbers)
         arena.read_by(reader, fence)
 
-    def _dispatch(self, program: str, reader: str, rows: Sequence[TableRows], numbers: Sequence[Any]) -> None:
+    def _dispatch(self, program: str, reader: str, rows: Sequence[MemberRows], numbers: Sequence[Any]) -> None:
         """Run a program on the arrays with rows, as many times as these require. numbers : its scalars"""
         routed = self._packer.route(rows)
         for entries in self._packer.slices(routed):
@@ -206,7 +206,7 @@ class XlaTables:
             values = np.repeat(values, self.layouts[member].dim, axis=1)  # compact rows all have the dim of the weights
         with self._own_mesh():
             numbers = [*programs.written(part, len(self._starts)), self._starts]
-            self._dispatch("write", reader, [TableRows(member, ids, values)], numbers)
+            self._dispatch("write", reader, [MemberRows(member, ids, values)], numbers)
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
         self._dispatcher.drain()

@@ -19,7 +19,7 @@ from penstock.activations.nesting import features_of, leaves, structure_for
 from penstock.bridge import backends, functional_table
 from penstock.bridge.device_tables import DeviceTable, check_memory, make_mesh
 from penstock.bridge.functional_table import Feature, Format, Table, Uses
-from penstock.bridge.lookup_plan import Plan, Sizes
+from penstock.bridge.lookup_plan import LookupPlan, LookupSizes
 from penstock.bridge.programs import row_sharding
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.xla_tables import XlaTables
@@ -90,7 +90,7 @@ class EmbeddingTables:
             self._definitions[name] = definition._replace(layout=layout)
             self._formats[name] = Format(layout.line, self.mesh, variant, quantization)
         check_memory((own_mesh, layout.nbytes) for layout in self._layouts.values())
-        self._sizes: dict[str, Sizes] = {}
+        self._sizes: dict[str, LookupSizes] = {}
         self._indices = {
             name: [index for index, feature in enumerate(config.features) if feature.table == name]
             for name in self._specs
@@ -194,13 +194,13 @@ class EmbeddingTables:
             wanted = f"learning_rates[{spec.tag}], the rate of its dynamic tag"
             raise UsageError(f"table '{name}': expected {wanted}, got {learning_rates!r}") from error
 
-    def _plans(self, features: Any, weights: Any) -> dict[str, Plan]:
+    def _plans(self, features: Any, weights: Any) -> dict[str, LookupPlan]:
         """Return the plan of every table with features, and note the sizes that it needs."""
         unique, uses = deduplicated(self.config, features, weights)
         plans = {}
         for name, features_of_table in self.features.items():
             table_uses = [uses[index] for index in self._indices[name]]
-            plans[name] = Plan.of(self._layouts[name], unique[name], features_of_table, table_uses)
+            plans[name] = LookupPlan.of(self._layouts[name], unique[name], features_of_table, table_uses)
             sizes = plans[name].sizes
             self._sizes[name] = sizes.or_more(self._sizes.get(name, sizes))
         return plans

@@ -73,7 +73,7 @@ class Head:
         )
 
 
-class Block(NamedTuple):
+class RoutedBlock(NamedTuple):
     """Some frames. heads : of every frame; batches : of every share"""
 
     heads: list[Head]
@@ -95,7 +95,7 @@ class Router:
         self._count = count
         self._sums = FrameSums(config.tables) if sums else None
 
-    def block(self, frames: Sequence[tuple[int, Frame]]) -> Block:
+    def block(self, frames: Sequence[tuple[int, Frame]]) -> RoutedBlock:
         """Return frames, each with the number of its source, as a block. Raises InputError for a bad row."""
         count, whole = self._count, [(number, frame.audited()) for number, frame in frames]
         heads = [Head.of(number, frame) for number, frame in whole]
@@ -136,7 +136,7 @@ class Router:
             of_owner = np.ascontiguousarray(rows_of[:, :, owner])
             counts = None if counts_out is None else counts_out[rows]
             batches.append(_batch(of_owner, dims, numbers_out[rows], grads_out[floats], counts))
-        return Block(heads, batches)
+        return RoutedBlock(heads, batches)
 
 
 def _batch(rows_of: Int64, dims: Int64, numbers: Int64, grads: Float32, counts: object) -> pa.RecordBatch:

@@ -19,7 +19,7 @@ from penstock.io.decoding.rows import Examples, RowBatch, SampleGradients
 
 
 @dataclass(frozen=True)
-class FeatureUses:
+class ExampleUses:
     """One feature's lookups of one batch, in order.
 
     table : of the feature; column : the number of its column among those in use
@@ -45,7 +45,7 @@ class FeatureUses:
     broken: Broken | None
 
 
-def table_rows(uses: Sequence[FeatureUses]) -> RowBatch:
+def table_rows(uses: Sequence[ExampleUses]) -> RowBatch:
     """Merge the lookups of the features of one table."""
     lengths = np.stack([use.lengths for use in uses])
     positions = _positions(lengths) if len(uses) > 1 else []

@@ -20,7 +20,7 @@ from penstock.activations.combiners import gains
 from penstock.config.specs import FeatureSpec
 from penstock.errors import ConfigError, InputError
 from penstock.io.decoding.columns import Bool, Float32, Int64, Lists, float_lists, integers
-from penstock.io.decoding.example_gradients import FeatureUses, table_rows
+from penstock.io.decoding.example_gradients import ExampleUses, table_rows
 from penstock.io.decoding.frame_columns import Broken, frame_columns
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.row_columns import valid_column
@@ -92,7 +92,7 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
 def decode_examples(batch: Batch, roles: ExampleRoles, options: ReadOptions) -> DecodedBatch:
     """Decode a batch of examples, which must not be empty."""
     columns = {name: valid_column(batch, name)[0] for name in roles.names}
-    uses: dict[str, list[FeatureUses]] = {}
+    uses: dict[str, list[ExampleUses]] = {}
     for number, feature in enumerate(roles.features):
         dim = None if options.ids_only else options.sizes[feature.table][1]
         of_feature = _uses(columns[feature.path], feature, number, dim)
@@ -153,7 +153,7 @@ def _width(feature: FeatureSpec, dim: int) -> int:
     return dim * (feature.sequence_length or 1)
 
 
-def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int | None) -> FeatureUses:
+def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int | None) -> ExampleUses:
     """dim : None: read the ids alone"""
     names = [child.name for child in column.type]
     # The fields of a null struct are null.
@@ -179,7 +179,7 @@ def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int | 
         by = gains(samples, weights, len(column), feature.combiner or "")
     if null is not None and not (null & (lengths > 0)).any():
         null = None
-    return FeatureUses(
+    return ExampleUses(
         feature.table, number, lengths, raw_ids, ids_null, gradients, samples, by, null, truncated, broken
     )
 

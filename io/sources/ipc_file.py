@@ -17,7 +17,7 @@ import pyarrow.ipc
 
 from penstock.errors import InputError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
-from penstock.io.sources.ipc_messages import BATCH, DICTIONARY, SCHEMA, Messages, Table, message_kind
+from penstock.io.sources.ipc_messages import BATCH, DICTIONARY, SCHEMA, FlatbufferTable, Messages, message_kind
 
 ARROW_FILE = b"ARROW1"
 _FIRST_BYTES = 8  # magic, padding
@@ -151,5 +151,5 @@ def _ends_of_blocks(blocks: npt.NDArray[np.void], size: int) -> npt.NDArray[np.i
 
 def _blocks(footer: bytes) -> list[npt.NDArray[np.void]]:
     """Return the blocks (message locations) of all dictionaries, and of all record batches, of a Footer flatbuffer."""
-    root = Table(footer)  # version, schema, dictionaries, recordBatches
+    root = FlatbufferTable(footer)  # version, schema, dictionaries, recordBatches
     return [root.vector(number, _BLOCK) if root.field(number) else np.empty(0, _BLOCK) for number in (2, 3)]

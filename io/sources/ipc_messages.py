@@ -28,7 +28,7 @@ _BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
 _CONTINUATION = b"\xff\xff\xff\xff"
 
 
-class Table:
+class FlatbufferTable:
     """A table of a flatbuffer, the format of messages and footers.
 
     Raises struct.error, ValueError or IndexError for damaged offsets, or gives wrong numbers.
@@ -50,8 +50,8 @@ class Table:
         offset: int = struct.unpack_from("<H", self._data, self._fields + slot)[0]
         return self._offset + offset if offset else 0
 
-    def table(self, number: int) -> Table:
-        return Table(self._data, self._follow(self.field(number)))
+    def table(self, number: int) -> FlatbufferTable:
+        return FlatbufferTable(self._data, self._follow(self.field(number)))
 
     def vector(self, number: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return a vector of structs."""
@@ -73,7 +73,7 @@ def check_unpacked(unpacked_bytes: int, packed_bytes: int, source: str) -> None:
 
 def body_bytes(metadata: bytes) -> int:
     """Return the length of a message's body, as its metadata states it."""
-    root = Table(metadata)
+    root = FlatbufferTable(metadata)
     length = int(struct.unpack_from("<q", metadata, root.field(3))[0]) if root.field(3) else 0
     if length < 0:
         raise ValueError(f"a body of {length} bytes")
@@ -82,7 +82,7 @@ def body_bytes(metadata: bytes) -> int:
 
 def message_kind(metadata: bytes | memoryview) -> int:
     """Return the kind of a message. Raises struct.error, ValueError or IndexError for anything else."""
-    offset = Table(metadata).field(1)
+    offset = FlatbufferTable(metadata).field(1)
     return metadata[offset] if offset else 0
 
 
@@ -103,7 +103,7 @@ class Messages:
         kind = message_kind(metadata)
         if kind not in (BATCH, DICTIONARY):
             return False
-        batch = Table(metadata).table(2)
+        batch = FlatbufferTable(metadata).table(2)
         if kind == DICTIONARY:
             batch = batch.table(1)
         self.is_compressed = batch.field(3) != 0

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from penstock.bridge.feeding.dispatcher import LayoutTeam
 from penstock.bridge.row_format import UNTOUCHED
 from penstock.bridge.sharding import GROWTH, LINES, NUM_SHARDS, Room, bucket
-from penstock.bridge.stacking import Stack, TableRows, multiple_of
+from penstock.bridge.stacking import MemberRows, Stack, multiple_of
 from penstock.pyx import partition
 
 Int32 = npt.NDArray[np.int32]
@@ -35,12 +35,12 @@ AT_ONCE = 32_768
 
 
 class Routing(NamedTuple):
-    """The destinations of rows, one entry per row, in the order of the TableRows.
+    """The destinations of rows, one entry per row, in the order of the MemberRows.
 
     devices, lines, places : int32 (n,), the device, the line on it, and the place among the rows of the line
     offsets : int32 (n,), where the row begins in the words of its line
     order : int32 (n,), the entries by device; starts : int64 (devices + 1,), where those of each begin
-    rows : the rows of each TableRows, float32 (n_i, dim_i)
+    rows : the rows of each MemberRows, float32 (n_i, dim_i)
     keys : uint32 (n,), of the rounding to bfloat16; None: without. A table that is rounded has a stack for itself
     """
 
@@ -94,7 +94,7 @@ class Packer:
         self._shares_lines = any(table.line.group > 1 for table in stack.tables)
         self._leaves_gaps = any(table.dim < stack.line.halves * stack.line.width for table in stack.tables)
 
-    def route(self, tables: Sequence[TableRows]) -> Routing:
+    def route(self, tables: Sequence[MemberRows]) -> Routing:
         """Return the destinations of rows of several tables."""
         num_rows = sum(len(table.ids) for table in tables)
         devices, lines, places = (np.empty(num_rows, np.int32) for _ in range(3))

@@ -20,7 +20,7 @@ from penstock.bridge.feeding.packing import Packed
 from penstock.bridge.processes.agreement import Processes, placed
 from penstock.bridge.processes.row_exchange import exchange, fetch, mark_lines
 from penstock.bridge.sharding import GROWTH, MAX_BUCKET, TableDefinition, bucket, buckets
-from penstock.bridge.stacking import TableRows, multiple_of
+from penstock.bridge.stacking import MemberRows, multiple_of
 from penstock.bridge.stochastic_rounding import key_of
 from penstock.bridge.xla_tables import XlaTables, quoted
 from penstock.errors import UsageError
@@ -63,7 +63,7 @@ class ProcessTables(XlaTables):
         numbers = np.float32(updates[0][2]), np.int32(0), key_of(names[0], step, application)
         parts = [(member, segment) for member, segments, _ in updates for segment in segments]
         rows = [
-            TableRows(member, segment.ids, segment.sums, self._rounded_by(member, segment.ids))
+            MemberRows(member, segment.ids, segment.sums, self._rounded_by(member, segment.ids))
             for member, segment in parts
         ]
         frames = [segment.frames for _, segment in parts]
@@ -84,7 +84,7 @@ class ProcessTables(XlaTables):
         return bool(self._processes.agree(call, [problem]).any())
 
     def _exchanged(
-        self, call: str, rows: Sequence[TableRows], frames: Sequence[Int64 | None]
+        self, call: str, rows: Sequence[MemberRows], frames: Sequence[Int64 | None]
     ) -> Iterator[Sequence[jax.Array]]:
         """Yield the arguments of ``programs.apply``, once per dispatch, which contain all rows of its lines."""
         stack, by_frames = self._stack, all(counts is not None for counts in frames)
@@ -113,7 +113,7 @@ class ProcessTables(XlaTables):
             yield run(*sent, np.int32(0))
 
     def _frames(
-        self, packed: Packed, offsets: Int32, rows: Sequence[TableRows], frames: Sequence[Int64 | None]
+        self, packed: Packed, offsets: Int32, rows: Sequence[MemberRows], frames: Sequence[Int64 | None]
     ) -> Int32:
         """Return the numbers of frames of rows, once per ``grain`` elements: int32 (devices, capacity, ·)."""
         width = packed.words.shape[2] // self._grain
@@ -194,17 +194,16 @@ class ProcessTables(XlaTables):
 
 
 def _chosen(
-    rows: Sequence[TableRows], frames: Sequence[Int64 | None], mask: npt.NDArray[np.bool_]
-) -> tuple[list[TableRows], list[Int64 | None]]:
+    rows: Sequence[MemberRows], frames: Sequence[Int64 | None], mask: npt.NDArray[np.bool_]
+) -> tuple[list[MemberRows], list[Int64 | None]]:
     """Return the rows for which ``mask`` is True. mask : bool, of the rows of all tables in their order"""
-    chosen: list[TableRows] = []
+    chosen: list[MemberRows] = []
     counts: list[Int64 | None] = []
     first = 0
     for table, frame_counts in zip(rows, frames, strict=True):
         part = mask[first : first + len(table.ids)]
         first += len(table.ids)
-        chosen.append(
-            TableRows(table.member, table.ids[part], table.rows[part], None if table.keys is None else table.keys[part])
-        )
+        keys = None if table.keys is None else table.keys[part]
+        chosen.append(MemberRows(table.member, table.ids[part], table.rows[part], keys))
         counts.append(None if frame_counts is None else frame_counts[part])
     return chosen, counts
