@@ -250,9 +250,9 @@ def labelled(
 
 def summary(name: str, documentation: str, quantiles: Mapping[float, float], num: int, total: float) -> Metric:
     """Return a summary with quantiles, for which SummaryMetricFamily has no argument."""
-    made = SummaryMetricFamily(name, documentation, count_value=num, sum_value=total)
-    made.samples += [Sample(name, {"quantile": f"{q:g}"}, value) for q, value in quantiles.items()]
-    return made
+    family = SummaryMetricFamily(name, documentation, count_value=num, sum_value=total)
+    family.samples += [Sample(name, {"quantile": f"{q:g}"}, value) for q, value in quantiles.items()]
+    return family
 
 
 def by_power_of_two(counts: Mapping[int, int]) -> Mapping[int, int]:

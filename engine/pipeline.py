@@ -81,16 +81,16 @@ class TableStore:
     def end(self) -> None:
         """End a frame: if frames are kept separate, drain it into the list of complete frames."""
         if not self.accumulates:
-            held = [Coalesced(self._with_raw(self.accumulator.drain()))] if len(self.accumulator) else self._of_no_rows
-            self._whole += held
+            last = [Coalesced(self._with_raw(self.accumulator.drain()))] if len(self.accumulator) else self._of_no_rows
+            self._whole += last
             self._raw = []
 
     def look(self) -> tuple[list[Coalesced], Int64 | None]:
         """Return what ``drain`` will return, not divided, and the frames of every id in it, if they are counted."""
         if not self.accumulates:
             return self._whole, None
-        held = [Coalesced(self._with_raw(self.accumulator.sums()))] if len(self.accumulator) else []
-        return held, self.accumulator.counts() if self._counts_frames else None
+        frames = [Coalesced(self._with_raw(self.accumulator.sums()))] if len(self.accumulator) else []
+        return frames, self.accumulator.counts() if self._counts_frames else None
 
     def drain(self) -> list[Coalesced]:
         """Return and reset the sums: one Coalesced, or one per frame if accumulation is off; none if empty."""
@@ -111,18 +111,18 @@ class TableStore:
             states = [self.accumulator.get_state()] if len(self.accumulator) else []
         else:
             states = [_joined(frame) for frame in self._whole]
-        return {f"{number}.{key}": array for number, held in enumerate(states) for key, array in held.items()}
+        return {f"{number}.{key}": array for number, arrays in enumerate(states) for key, array in arrays.items()}
 
     def set_state(self, state: Mapping[str, Array]) -> None:
         """Replace the buffered sums by those that ``get_state`` returned, and reset the counts of the run."""
-        num_held = 1 + max((int(key.partition(".")[0]) for key in state), default=-1)
+        num_frames = 1 + max((int(key.partition(".")[0]) for key in state), default=-1)
         self.drain()
-        for number in range(num_held):
-            held = {key.partition(".")[2]: array for key, array in state.items() if key.startswith(f"{number}.")}
+        for number in range(num_frames):
+            arrays = {key.partition(".")[2]: array for key, array in state.items() if key.startswith(f"{number}.")}
             if self.accumulates:
-                self.accumulator.set_state(held)
+                self.accumulator.set_state(arrays)
             else:
-                self._whole.append(Coalesced((SummedArrays(held["ids"], held["sums"], held.get("rows")),)))
+                self._whole.append(Coalesced((SummedArrays(arrays["ids"], arrays["sums"], arrays.get("rows")),)))
         self.start_counting()
 
     def _with_raw(self, parts: tuple[Sums, ...]) -> tuple[Summed, ...]:

@@ -54,13 +54,13 @@ class Moment:
 def thinned(moments: Sequence[Moment], most: int) -> list[Moment]:
     """Return at most ``most`` moments, including the last one, with the norms of the dropped ones merged in."""
     stride = -(-len(moments) // most)
-    kept = []
+    merged = []
     for end in range(len(moments), 0, -max(1, stride)):
         norms: dict[str, float] = {}
         for moment in moments[max(0, end - stride) : end]:
             norms |= moment.norms
-        kept.append(replace(moments[end - 1], norms=norms))
-    return kept[::-1]
+        merged.append(replace(moments[end - 1], norms=norms))
+    return merged[::-1]
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Probe:
                     self._rows[name] = sample, self._read(name, sample)
 
     def after(self) -> None:
-        """Compute how far the kept rows have moved."""
+        """Compute how far the sampled rows have moved."""
         if not self._rows:
             return
         with self._for_rows.look():

@@ -129,10 +129,10 @@ def shape_text(shape: Partial) -> str:
     return f"({dims},)" if len(shape) == 1 else f"({dims})"
 
 
-def dense_problem(shape: tuple[int, ...], declared: Partial, held: tuple[int, ...] | None) -> str | None:
-    """Return why a dense gradient is refused, or None. held : shape of the accumulated sum, if any"""
-    if held is not None and shape != held:
-        return f"gradient: expected shape {held}, as what is accumulated, got {shape}"
+def dense_problem(shape: tuple[int, ...], declared: Partial, sum_shape: tuple[int, ...] | None) -> str | None:
+    """Return why a dense gradient is refused, or None. sum_shape : shape of the accumulated sum, if any"""
+    if sum_shape is not None and shape != sum_shape:
+        return f"gradient: expected shape {sum_shape}, as what is accumulated, got {shape}"
     if declared is not None and (
         len(shape) != len(declared) or any(want not in (None, got) for want, got in zip(declared, shape, strict=True))
     ):
@@ -158,10 +158,10 @@ def sparse_problem(ids: Int64, values: Array, declared: Partial, grad_shape: tup
     return None
 
 
-def sparse_row_problem(values: Array, declared: Partial, held: tuple[int, ...] | None) -> str | None:
-    """Return why rows of that shape are refused, or None. held : shape of the accumulated rows, if any"""
-    if held is not None:
-        return None if values.shape[1:] == held else f"gradient: expected rows of {held}, got {values.shape[1:]}"
+def sparse_row_problem(values: Array, declared: Partial, dims: tuple[int, ...] | None) -> str | None:
+    """Return why rows of that shape are refused, or None. dims : shape of the accumulated rows, if any"""
+    if dims is not None:
+        return None if values.shape[1:] == dims else f"gradient: expected rows of {dims}, got {values.shape[1:]}"
     if declared is not None and not (len(declared) <= values.ndim and _fits(declared[1:], values.shape[1:])):
         return f"gradient: expected rows of {shape_text(declared[1:])}, got {values.shape[1:]}"
     return None

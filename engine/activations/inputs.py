@@ -47,8 +47,8 @@ def lookups(feature: FeatureSpec, name: str, vocabulary_size: int, batch: Any, w
         if weights is not None:
             raise UsageError(f"{name}: a sequence feature (of {length} positions) takes no weights")
         # Every position is a separate sample; positions beyond the length are dropped.
-        kept = positions < length
-        return Lookups(ids[kept], (samples * length + positions)[kept], None, int(len(ids) - kept.sum()))
+        inside = positions < length
+        return Lookups(ids[inside], (samples * length + positions)[inside], None, int(len(ids) - inside.sum()))
     if weights is not None and lengths is not None:
         weights = _weights(weights, name, feature, lengths)
     by = None if weights is None else _checked_weights(weights, name)

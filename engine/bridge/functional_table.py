@@ -187,8 +187,8 @@ def _apply(
     of_samples = _joined(uses.shapes, gradients, line.dim)
     lookup_gradients = of_samples.at[uses.samples[0]].get(mode="fill", fill_value=0.0) * uses.gains[0][:, None]
     of_rows = jax.ops.segment_sum(lookup_gradients, uses.rows[0], num_devices * room)
-    came = _exchanged(table.format, of_rows.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
-    spread = line.spread(came, uses.cells[0] % line.group)
+    arrived = _exchanged(table.format, of_rows.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
+    spread = line.spread(arrived, uses.cells[0] % line.group)
     summed = jax.ops.segment_sum(spread, uses.cells[0] // line.group, uses.lines.shape[1])
     words = jax.lax.bitcast_convert_type(summed, jnp.int32)
     if line.masked:

@@ -74,8 +74,8 @@ class LookupPlan:
         asking = [_asking(owners, rows, features, uses, device, num_devices) for device in range(num_devices)]
         owned = []
         for owner in range(num_devices):
-            came = np.concatenate([request.rows[request.owners == owner] for request in asking])
-            owned.append(np.unique(came // layout.line.group, return_inverse=True))
+            arrived = np.concatenate([request.rows[request.owners == owner] for request in asking])
+            owned.append(np.unique(arrived // layout.line.group, return_inverse=True))
         return cls(layout, tuple(features), tuple(asking), tuple(owned))
 
     @property
@@ -106,9 +106,9 @@ class LookupPlan:
         touched = np.zeros((n, sizes.lines * line.group), bool)
         for owner, (numbers, index) in enumerate(self.owned):
             lines[owner, : len(numbers)] = numbers
-            came = asked[:, owner].reshape(-1)
-            requested = np.flatnonzero(came < beyond * line.group)
-            cells[owner, requested] = index * line.group + came[requested] % line.group
+            arrived = asked[:, owner].reshape(-1)
+            requested = np.flatnonzero(arrived < beyond * line.group)
+            cells[owner, requested] = index * line.group + arrived[requested] % line.group
             touched[owner, cells[owner, requested]] = True
         counts = np.array([len(numbers) for numbers, _ in self.owned], np.int32)
         by_line = touched.reshape(n, sizes.lines, line.group)

@@ -165,10 +165,10 @@ class RowCache:
         """Append a use of so many rows, and return their positions."""
         live, room = self._end - self._begin, self._ahead.shape[1]
         if self._end - self._origin + num_rows > room:
-            kept = self._ahead[:, self._begin - self._origin : self._end - self._origin]
+            uses = self._ahead[:, self._begin - self._origin : self._end - self._origin]
             if 2 * (live + num_rows) > room:
                 self._ahead = np.zeros((3, 2 * (live + num_rows)), np.int64)
-            self._ahead[:, :live] = kept.copy()
+            self._ahead[:, :live] = uses.copy()
             self._origin = self._begin
         first, self._end = self._end, self._end + num_rows
         self._ends.append(self._end)

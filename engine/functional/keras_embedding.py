@@ -76,8 +76,8 @@ def _lookup_of(embedding_tables: EmbeddingTables, structure: Any) -> Any:
     def forward(arrays: list[jax.Array], uses: Mapping[str, Uses]) -> tuple[Any, Any]:
         return lookup(arrays, uses), (arrays, uses)
 
-    def backward(kept: Any, gradients: Any) -> tuple[Any, None]:
-        arrays, uses = kept
+    def backward(residuals: Any, gradients: Any) -> tuple[Any, None]:
+        arrays, uses = residuals
         return jax.tree.leaves(embedding_tables.apply(jax.tree.unflatten(structure, arrays), uses, gradients)), None
 
     lookup.defvjp(forward, backward)

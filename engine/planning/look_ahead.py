@@ -60,7 +60,7 @@ class LookAhead:
         self._pauses = self._has_ended = False  # the source
         self._openings: deque[Opening] = deque()  # foretold and to come
         self._num_opened = 0  # openings foretold, of which those to come are the last
-        self._told = dict.fromkeys(self._tables, 0)  # table → openings that it knows of
+        self._published = dict.fromkeys(self._tables, 0)  # table → openings that it knows of
         self._gate: IdGate | None = None
         self.fraction: float | None = None
         self.first_bad: dict[str, str] = {}
@@ -190,10 +190,10 @@ class LookAhead:
         with self._core.gate.still():
             for name, look_ahead in self._tables.items():
                 end = min(self._num_opened, first + look_ahead + 1)
-                for number in range(self._told[name], end):
+                for number in range(self._published[name], end):
                     for ids in self._openings[number - first][name]:
                         tables.foresee(name, self._rows(name, ids))
-                self._told[name] = max(self._told[name], end)
+                self._published[name] = max(self._published[name], end)
 
     def _rows(self, name: str, ids: Int64) -> Int64:
         """Return the rows of ids; of keys those that they have now, without keys that have none."""
@@ -215,7 +215,7 @@ class LookAhead:
         with gate.still():
             self._core.tables.forget_foreseen()
             self._openings.clear()
-            self._told = dict.fromkeys(self._tables, self._num_opened)
+            self._published = dict.fromkeys(self._tables, self._num_opened)
             self._begin()
             for waiting in self._waiting:
                 if waiting.frame is not None and not waiting.frame.is_void:

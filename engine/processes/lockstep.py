@@ -167,15 +167,15 @@ class _Sums(Pipeline):
         self._of_no_rows = {spec.name: self._of([Coalesced.of_no_rows(spec.dim).parts[0]]) for spec in config.tables}
 
     def drain(self) -> dict[str, list[Coalesced]]:
-        kept = [name for name, store in self.stores.items() if not store.accumulates]
-        held = {name: self._drained(name, store) for name, store in self.stores.items()}
-        if kept:
-            counts = self._processes.agree("a step of separate frames", [len(held[name]) for name in kept])
-            for name, of_ranks in zip(kept, counts.T.tolist(), strict=True):
-                nothing, own, rank = self._of_no_rows[name], held[name], self._processes.rank
+        separate = [name for name, store in self.stores.items() if not store.accumulates]
+        frames = {name: self._drained(name, store) for name, store in self.stores.items()}
+        if separate:
+            counts = self._processes.agree("a step of separate frames", [len(frames[name]) for name in separate])
+            for name, of_ranks in zip(separate, counts.T.tolist(), strict=True):
+                nothing, own, rank = self._of_no_rows[name], frames[name], self._processes.rank
                 before, after = sum(of_ranks[:rank]), sum(of_ranks[rank + 1 :])
-                held[name] = [nothing] * before + own + [nothing] * after
-        return held
+                frames[name] = [nothing] * before + own + [nothing] * after
+        return frames
 
     def _drained(self, name: str, store: TableStore) -> list[Coalesced]:
         if not store.accumulates:

@@ -167,8 +167,8 @@ class TableSet(TablesById):
     @property
     def held(self) -> Mapping[str, TableSpec]:
         """The specs of the tables with as many rows as are here."""
-        held = {name: share.held_rows for name, share in self.shares.items()}
-        return {n: replace(spec, vocabulary_size=held.get(n, spec.vocabulary_size)) for n, spec in self.specs.items()}
+        rows = {name: share.held_rows for name, share in self.shares.items()}
+        return {n: replace(spec, vocabulary_size=rows.get(n, spec.vocabulary_size)) for n, spec in self.specs.items()}
 
     def start_of(self, spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
         """Return the initializer of the rows of a table that are here: (first, count) → rows."""
@@ -193,7 +193,7 @@ class TableSet(TablesById):
             return sums
         part: dict[str, Array] = {}
         for number in {key.partition(".")[0] for key in sums}:
-            places, numbers = self.shares[name].mine(np.ascontiguousarray(sums[f"{number}.ids"]))
+            places, numbers = self.shares[name].select(np.ascontiguousarray(sums[f"{number}.ids"]))
             if len(places) or not self.specs[name].accumulate:
                 of_frame = {key: array for key, array in sums.items() if key.startswith(f"{number}.")}
                 part |= {key: array[places] for key, array in of_frame.items()} | {f"{number}.ids": numbers}

@@ -82,7 +82,7 @@ class TablesById:
         """Return the numbers of those of some ids whose rows are here, and some parts of their rows."""
         if name not in self.shares:
             return ids, parts
-        places, numbers = self.shares[name].mine(np.ascontiguousarray(ids))
+        places, numbers = self.shares[name].select(np.ascontiguousarray(ids))
         return numbers, [rows[places] for rows in parts]
 
     def lookup(self, name: str, ids: Int64, forward: bool) -> Float32:

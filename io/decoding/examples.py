@@ -167,8 +167,8 @@ def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int | 
     samples = np.repeat(np.arange(len(column)), lengths)
     by, truncated = None, None
     if feature.sequence_length:
-        kept, samples, truncated = _positions(samples, lengths, feature.sequence_length)
-        raw_ids, ids_null = raw_ids[kept], None if ids_null is None else ids_null[kept]
+        mask, samples, truncated = _positions(samples, lengths, feature.sequence_length)
+        raw_ids, ids_null = raw_ids[mask], None if ids_null is None else ids_null[mask]
         lengths = lengths - truncated
         gradients = gradients if dim is None else gradients.reshape(-1, dim)
     elif dim is not None:
@@ -187,8 +187,8 @@ def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int | 
 def _positions(examples: Int64, lengths: Int64, most: int) -> tuple[Bool, Int64, Int64]:
     """Truncate sequences: return a mask of the ids kept, the position of each, and the number dropped by example."""
     positions = np.arange(len(examples)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    kept = positions < most
-    return kept, (examples * most + positions)[kept], np.maximum(lengths - most, 0)
+    mask = positions < most
+    return mask, (examples * most + positions)[mask], np.maximum(lengths - most, 0)
 
 
 def _flat(column: pa.Array) -> tuple[pa.Array, Int64]:
