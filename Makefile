@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/keys/*.pyx pyx/keys/*.pxd pyx/keys/*.h pyx/vendor/xla/ffi/api/*.h bench/*.pyx)
 
-.PHONY: demo demo-train test neighbours lint types checked tsan sanitize fuzz mutations faults cluster bench docs dist proto clean \
+.PHONY: demo demo-train test evidence neighbours lint types checked tsan sanitize fuzz mutations faults cluster bench docs dist proto clean \
 	tpu-matrix tpu-small gpu-aot
 
 demo: .venv/running
@@ -16,17 +16,23 @@ demo-train: .venv/installed
 	$(BIN)/python examples/two_tower.py
 
 # On every CPU; ARGS="-n0 -x -k gate": in one process, to the first failure. The outcomes are for `make neighbours`.
+# Most cases of products of settings, and most random examples, are left to `make evidence` (tests/evidence.py).
 test: .venv/installed
-	$(BIN)/python -m pytest -n auto --dist worksteal --junitxml=build/outcomes/test.xml $(ARGS)
+	$(BIN)/python -m pytest -m "not evidence" -n auto --dist worksteal --junitxml=build/outcomes/test.xml $(ARGS)
 
-# The tests that the last `make test` skipped, with the libraries of .ci/neighbours.txt. A test that is skipped here too
-# is an error, except for the reasons of .ci/skips.txt.
+evidence: .venv/installed
+	PENSTOCK_EVIDENCE=1 $(BIN)/python -m pytest -m evidence -n auto --dist worksteal \
+		--junitxml=build/outcomes/evidence.xml $(ARGS)
+
+# The tests that the last `make test` and `make evidence` skipped, with the libraries of .ci/neighbours.txt. A test that
+# is skipped here too is an error, except for the reasons of .ci/skips.txt.
+OUTCOMES = build/outcomes/test.xml $(wildcard build/outcomes/evidence.xml)
 neighbours: build/neighbours/installed
 	@test -f build/outcomes/test.xml || { echo "no tests were skipped yet: run make test first" >&2; exit 1; }
-	$(BIN)/python tests/skips.py list build/outcomes/test.xml >build/outcomes/skipped.txt
+	$(BIN)/python tests/skips.py list $(OUTCOMES) >build/outcomes/skipped.txt
 	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python -m pytest -n auto --dist worksteal \
 		--junitxml=build/outcomes/neighbours.xml $(ARGS) @build/outcomes/skipped.txt
-	$(BIN)/python tests/skips.py check build/outcomes/test.xml build/outcomes/neighbours.xml
+	$(BIN)/python tests/skips.py check $(OUTCOMES) build/outcomes/neighbours.xml
 
 lint: .venv/installed
 	$(BIN)/ruff check .

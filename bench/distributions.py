@@ -10,18 +10,12 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from penstock.io.synthetic_ids import mixed
+from penstock.io.synthetic_ids import mixed, spread
 
 Int64 = npt.NDArray[np.int64]
 Draw = Callable[[np.random.Generator, int, int], Int64]  # (rng, rows, vocabulary_size) → ids
 
-_FACTOR, _OFFSET = 2_654_435_761, 12_345  # a prime: multiplying by it permutes every smaller modulus
 _HEAD = 1 << 16  # ranks whose probabilities are summed exactly; beyond them, the integral is exact to 1e-10
-
-
-def spread(ranks: Int64, vocabulary_size: int) -> Int64:
-    """Return the ids of ranks. The mapping is a bijection that scatters popular ids over the table."""
-    return (ranks * _FACTOR + _OFFSET) % vocabulary_size
 
 
 def hashed(ids: Int64) -> Int64:

@@ -43,6 +43,10 @@ class ServiceError(PenstockError, ConnectionError):
     """A Flight service cannot be reached, refuses the caller, or is full or shutting down: retry, or use another."""
 
 
+class ListenError(PenstockError, OSError):
+    """A service cannot listen at its address."""
+
+
 class TargetError(PenstockError, ConnectionError):
     """A store that rows are written to cannot be reached, is full or fails: retry, or use another."""
 

@@ -216,6 +216,8 @@ def time_given(time: Any, is_needed: bool, source: str) -> int | None:
             raise InputError("expected time=, in seconds: the clock of a dynamic table needs it", source=source)
         return None
     try:
+        if isinstance(time, bool):
+            raise TypeError
         seconds = operator.index(time)
     except TypeError:
         raise InputError(f"expected time=, an integer, in seconds, got {time!r}", source=source) from None

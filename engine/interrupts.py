@@ -63,6 +63,13 @@ def install(own_process: bool = False) -> None:
     _state.raises, _state.at_once = True, own_process
 
 
+def reinstall() -> None:
+    """Install the handlers again if a library has replaced them. Does nothing if ``install`` has not been called."""
+    if _state.before:
+        for number in SIGNALS:
+            signal.signal(number, _handle)
+
+
 def remove() -> None:
     """Restore the handlers that ``install`` replaced."""
     global _state

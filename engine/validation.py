@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import ipaddress
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -60,8 +61,10 @@ def options_among(kind: type[T], arguments: Mapping[str, Any]) -> T:
 
 
 def whole(name: str, value: Any, least: int = INT64_MIN) -> int:
-    """Return value, of any integer type, as an int of the int64 range. Raises UsageError, also below ``least``."""
+    """Return value, of any integer type but bool, as an int64. Raises UsageError, also below ``least``."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         number = operator.index(value)
     except TypeError:
         raise UsageError(f"{name}: expected a whole number, got {value!r}") from None
@@ -105,3 +108,11 @@ def _contains(kind: type, value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(_contains(kind, item) for item in value)
     return isinstance(value, kind)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a server that listens on this host, a name or an IP address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

@@ -4,7 +4,7 @@ Users have a history of clicked items (a ragged feature, averaged) and an id; it
 sqrtn). Each tower is a dense layer over its features' activations; the score of a pair is the towers' dot product, and
 the loss is the cross entropy of whether the pair was clicked. Every step: ``recv_activations`` → ``jax.grad`` of the
 model by its parameters and by the activations → SGD of the dense part here (with optax if it is installed, as by
-``pip install -e '.[examples]'``, else written out), ``send_gradients`` for the tables.
+``pip install 'penstock[examples]'``, else written out), ``send_gradients`` for the tables.
 
 The same training also runs with the tables inside the jitted step (``ps.functional``), and with tables as ordinary JAX
 parameters, dense gradients and Adagrad. Losses and tables must agree up to rounding, and the loss must fall. Clicks are

@@ -15,4 +15,4 @@ def library(module: str, extra: str, needed_by: str) -> Any:
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise
-        raise UsageError(f"{needed_by}: needs the package {module}: pip install -e '.[{extra}]'") from None
+        raise UsageError(f"{needed_by}: needs the package {module}: pip install 'penstock[{extra}]'") from None

@@ -4,9 +4,9 @@ The log is a row stream as a producer would send it: ``id``, ``gradient``, ``ste
 are several tables. It is drawn and written batch by batch, so memory does not grow with the number of rows; zipf
 distributions keep a cumulative table of 8 bytes per vocabulary entry (10 million ids: 80 MB).
 
-The same options give the same bytes, with the same versions of numpy and pyarrow. Ids, gradients and the split of a
-step over tables each have a separate random stream, read in order: neither the batch size nor, without churn,
-the number of rows changes the earlier rows. ``synthetic_ids`` defines the ids.
+The same options give the same rows on every machine (``exact_draws``), and the same bytes with the same version of
+pyarrow. Ids, gradients and the split of a step over tables each have a separate random stream, read in order: neither
+the batch size nor, without churn, the number of rows changes the earlier rows. ``synthetic_ids`` defines the ids.
 
 A stream is written as a log with checksums (``penstock.io.log``).
 
@@ -39,6 +39,7 @@ from penstock.errors import UsageError
 from penstock.filesystem import atomic_files
 from penstock.frames import Int64
 from penstock.io.decoding.schema import TABLE_KEY
+from penstock.io.exact_draws import E, ExactDraws, power
 from penstock.io.log import LogWriter
 from penstock.io.synthetic_ids import IdStream, SynthTable
 from penstock.updates import Adagrad
@@ -146,7 +147,7 @@ def write_synthetic(out: str | os.PathLike[str], options: SynthOptions | None = 
     return Written(path, config, log.tables, rows, capacities, options.num_steps, path.stat().st_size)
 
 
-def tables_of(options: SynthOptions, rng: np.random.Generator) -> tuple[SynthTable, ...]:
+def tables_of(options: SynthOptions, draws: ExactDraws) -> tuple[SynthTable, ...]:
     """Return the tables of a log; those of "dlrm" are drawn."""
     dlrm = options.distribution == "dlrm"
     num = options.tables or (DLRM_TABLES if dlrm else 1)
@@ -155,12 +156,13 @@ def tables_of(options: SynthOptions, rng: np.random.Generator) -> tuple[SynthTab
         alpha = options.alpha if options.distribution == "zipf" else None
         return tuple(SynthTable(name, options.vocabulary, options.dim, 1 / num, alpha) for name in names)
     smallest = max(1, options.vocabulary // 1000)
-    sizes = np.geomspace(options.vocabulary, smallest, num).round().astype(np.int64)
-    sizes[0] = options.vocabulary
-    shares = rng.lognormal(0.0, 1.0, num)
-    alphas = np.maximum(0.0, options.alpha + rng.uniform(-0.3, 0.3, num))
+    decline = power(np.array([smallest / options.vocabulary]), np.arange(num) / max(1, num - 1))  # geometric
+    sizes = np.rint(options.vocabulary * decline).astype(np.int64)
+    weights = power(np.full(num, E), draws.normals(num).astype(np.float64))  # lognormal
+    shares = weights / np.cumsum(weights)[-1]
+    alphas = np.maximum(0.0, options.alpha + (draws.units(num) * 0.6 - 0.3))
     dims = [DLRM_DIMS[i % len(DLRM_DIMS)] for i in range(num)]
-    values = zip(names, rng.permutation(sizes).tolist(), dims, shares / shares.sum(), alphas.tolist(), strict=True)
+    values = zip(names, sizes[draws.permutation(num)].tolist(), dims, shares, alphas.tolist(), strict=True)
     return tuple(SynthTable(name, size, dim, float(share), alpha) for name, size, dim, share, alpha in values)
 
 
@@ -177,12 +179,14 @@ class _Log:
 
     def __init__(self, options: SynthOptions) -> None:
         seeds = np.random.SeedSequence(options.seed).spawn(5)
-        layout, self._splits, ids, self._gradients, keys = (np.random.default_rng(s) for s in seeds)
+        layout, self._splits, ids, self._gradients, keys = map(ExactDraws, seeds)
         self._options = options
         self.tables = tables_of(options, layout)
         self.rows = np.zeros(len(self.tables), np.int64)
         # The order of the tables within a step: the same in every step, and not the configuration's.
         self._order = layout.permutation(len(self.tables)).tolist()
+        shares = np.cumsum([table.share for table in self.tables])
+        self._split_ends = shares / shares[-1]
         hashed = keys if options.ids == "hashed" else None
         self._id_stream = IdStream(self.tables, ids, hashed, options.churn, options.num_steps)
         self._names = pa.array([t.name for t in self.tables], pa.utf8())
@@ -211,8 +215,15 @@ class _Log:
 
     def _counts(self, rows: int) -> Int64:
         """Draw the rows of a step for each table, so that small steps reach every table in time."""
-        shares = [table.share for table in self.tables]
-        counts = np.array([rows]) if len(shares) == 1 else self._splits.multinomial(rows, shares)
+        num_tables = len(self.tables)
+        counts = np.zeros(num_tables, np.int64)
+        if num_tables == 1:
+            counts += rows
+        else:
+            for first in range(0, rows, _BATCH_ROWS):
+                drawn = self._splits.units(min(_BATCH_ROWS, rows - first))
+                tables = np.searchsorted(self._split_ends, drawn, side="right")
+                counts += np.bincount(tables, minlength=num_tables)
         self.rows += counts
         return counts
 
@@ -220,7 +231,7 @@ class _Log:
         """Draw a batch. counts : rows of each table, in the order of the tables within a step"""
         codes = np.repeat(np.array(self._order, np.int32), counts)
         drawn = [self._id_stream.draw(t, n, step) for t, n in zip(self._order, counts, strict=True) if n]
-        values = self._gradients.standard_normal(int(self._dims[codes].sum()), np.float32)
+        values = self._gradients.normals(int(self._dims[codes].sum()))
         values *= GRADIENT_STDDEV
         columns = [pa.array(np.full(len(codes), step)), pa.array(np.concatenate(drawn)), self._lists(values, codes)]
         if len(self.tables) > 1:

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.frames import Int64
+from penstock.io.exact_draws import ExactDraws, power
 
-# Rank → entry, so that the frequent entries do not lie side by side. A bijection: the multiplier is a prime above every
-# vocabulary allowed. The product stays below 2^63: rank < 2^31, multiplier < 2^32.
+# The multiplier is a prime above every vocabulary. The product stays below 2^63: rank < 2^31, multiplier < 2^32.
 _MULTIPLIER, _OFFSET = 2_654_435_761, 12_345
+_CHUNK = 1 << 14  # entries of a zipf table that are computed together, in the CPU's cache
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,13 @@ class IdStream:
     def __init__(
         self,
         tables: Sequence[SynthTable],
-        draws: np.random.Generator,
-        keys: np.random.Generator | None,
+        draws: ExactDraws,
+        keys: ExactDraws | None,
         churn: float,
         num_steps: int,
     ) -> None:
         self._tables, self._draws, self._churn, self._num_steps = tables, draws, churn, num_steps
-        self._salts = None if keys is None else keys.integers(0, 2**64, len(tables), np.uint64)
+        self._salts = None if keys is None else keys.integers(len(tables))
         zipfs = {(table.vocabulary_size, table.alpha) for table in tables if table.alpha is not None}
         self._cumulative = {zipf: _zipf_cumulative(*zipf) for zipf in zipfs}
 
@@ -65,11 +66,14 @@ class IdStream:
 
     def _entries(self, table: SynthTable, count: int) -> Int64:
         if table.alpha is None:
-            return self._draws.integers(0, table.vocabulary_size, count)
+            return self._draws.below(table.vocabulary_size, count)
         cumulative = self._cumulative[table.vocabulary_size, table.alpha]
-        ranks = np.searchsorted(cumulative, self._draws.random(count), side="right")
-        entries: Int64 = (ranks * _MULTIPLIER + _OFFSET) % table.vocabulary_size
-        return entries
+        return spread(np.searchsorted(cumulative, self._draws.units(count), side="right"), table.vocabulary_size)
+
+
+def spread(ranks: Int64, vocabulary_size: int) -> Int64:
+    """Return the entry of each rank, by a bijection that scatters the frequent ones over a vocabulary of up to 2^31."""
+    return (ranks * _MULTIPLIER + _OFFSET) % vocabulary_size
 
 
 def mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -80,9 +84,11 @@ def mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _zipf_cumulative(size: int, alpha: float) -> npt.NDArray[np.float64]:
-    """Return P(rank <= r) for P(r) ∝ (r+1)^-alpha, for inverse sampling. Ends in exactly 1, and random() < 1."""
+    """Return P(rank <= r) for P(r) ∝ (r+1)^-alpha, for inverse sampling. Ends in exactly 1, and every draw is below."""
     table = np.arange(1, size + 1, dtype=np.float64)
-    np.power(table, -alpha, out=table)
+    for first in range(0, size, _CHUNK):
+        part = table[first : first + _CHUNK]
+        part[:] = power(part, -alpha)
     np.cumsum(table, out=table)
     table /= table[-1]
     return table

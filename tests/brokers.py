@@ -12,6 +12,8 @@ import pytest
 from limits import HANG_S, until
 from services import free_port
 
+from penstock.io.brokers.broker_partition import Kept, Message, Partition
+
 
 def message_of(batch, *more):
     """A message: an Arrow IPC stream with these batches."""
@@ -89,6 +91,12 @@ class Nats:
         """Remove what precedes a sequence."""
         self._with_stream(lambda stream: stream.purge_stream("gradients", seq=sequence))
 
+    def create_again(self, *messages):
+        """Delete the stream, and create another one of its name with these messages."""
+        self._with_stream(lambda stream: stream.delete_stream("gradients"))
+        assert self._has_stream()
+        self.send(*messages)
+
     def kill(self):
         self.process.kill()
         self.process.wait()
@@ -117,3 +125,46 @@ class MockKafka:
 
     def __exit__(self, *_):
         self.close()
+
+
+class Scripted(Partition):
+    """numbers : of the messages; low : below it, none is retained; failures : of the calls to come, False or True"""
+
+    def __init__(self, numbers, low=1, failures=()):
+        super().__init__("kafka/t/0", "kafka://b/t, partition 0")
+        self.numbers, self.low, self.failures = numbers, low, list(failures)
+        self.next, self.opened = None, 0
+
+    def _may_fail(self):
+        if self.failures and self.failures.pop(0):
+            raise OSError("broker transport failure")
+
+    def place(self, number):
+        return f"{self.where}, offset {number - 1}"
+
+    def kept(self):
+        self._may_fail()
+        return Kept(self.low, max(self.numbers, default=self.low - 1))
+
+    def seek(self, number):
+        self._may_fail()
+        self.next, self.opened = number, self.opened + 1
+
+    def read(self, timeout_s):
+        self._may_fail()
+        found = [number for number in self.numbers if number >= max(self.next, self.low)]
+        if not found:
+            return []
+        self.next = found[0] + 1
+        return [Message(found[0], b"")]
+
+    def close(self):
+        self.next = None
+
+
+def numbers_of(reader, count):
+    """The numbers of so many reads that return a message."""
+    found = []
+    while len(found) < count:
+        found += [message.number for message in reader.read(0)]
+    return found

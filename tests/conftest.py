@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import evidence
 import jax
 import numpy as np
 import pytest
@@ -26,6 +27,10 @@ settings.register_profile("penstock", deadline=None, suppress_health_check=[Heal
 settings.load_profile("penstock")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_collection_modifyitems(items):
+    evidence.mark(items)
 
 
 def pytest_collection_finish():

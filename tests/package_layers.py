@@ -27,5 +27,5 @@ engine   table_access   run   processes   deltas   checkpoint   telemetry   plan
 core   routing   tables   io
 activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads
-frames   validation   filesystem   plots   updates   caching   pyx   interrupts   errors
+frames   validation   lineage   filesystem   plots   updates   caching   pyx   interrupts   errors
 """

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from drawn import RATES, WEIGHTS, assert_same_state, configurations
-from hypothesis import given, settings
+from evidence import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -171,7 +172,7 @@ def send(engine, wanted, configuration, one, gradients, rates, library):
 
 
 @pytest.mark.parametrize("gaps", [False, True], ids=["whole", "sequences with gaps"])
-@settings(max_examples=150, report_multiple_bugs=False)
+@examples(150, 20, report_multiple_bugs=False)
 @given(data=st.data())
 def test_random_batches(mesh_of, gaps, data):
     configuration = data.draw(configurations())

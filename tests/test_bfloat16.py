@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 from device_table import some_rows
-from hypothesis import given, settings
+from evidence import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock.updates as o
@@ -24,7 +25,7 @@ def test_rounding_at_random_gives_one_of_two_neighbours_and_the_right_mean():
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=200), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@examples(60, 15)
 def test_rounding_at_random_is_the_same_on_a_device_and_keeps_what_numbers_are(patterns, seed):
     bits = np.array(patterns, np.uint32)
     ids = np.random.default_rng(seed).integers(0, 2**32, len(bits), np.uint32)

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 from device_table import device_table
-from hypothesis import given, settings
+from evidence import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.bridge.device_tables import make_mesh
@@ -169,7 +170,7 @@ def test_a_step_of_more_rows_than_a_bucket_updates_every_row_once(mod, variant, 
     st.booleans(),
     st.lists(st.integers(0, 3999), min_size=1, max_size=50),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60, 15)
 def test_every_id_has_its_own_place(vocabulary, devices, mod, ids):
     layout = Layout("t", vocabulary, 4, 0, devices, mod)
     ids = np.unique(np.array(ids) % vocabulary)

@@ -103,6 +103,21 @@ def test_validate_continues_after_a_bad_source_and_exits_with_3(config, tmp_path
     assert [bool(source["errors"]) for source in found["sources"]] == [True, True, False]
 
 
+def test_the_json_of_validate_has_every_error_at_its_top(config, tmp_path, call):
+    bad = write(tmp_path / "bad.arrows", [frame(0, [1, 77])])
+    good = write(tmp_path / "good.arrows", [frame(0, [1])])
+    refused = text(tmp_path / "refused.pbtxt", NO_FORMULA)
+    for code, *arguments in ((0, config), (0, config, good), (3, config, good, bad), (4, refused), (3, refused, bad)):
+        found = call(code, "validate", *arguments)[1]
+        of_config = [finding["message"] for finding in found["findings"] if finding["severity"] == "error"]
+        of_sources = [error for source in found["sources"] for error in source["errors"]]
+        assert found["valid"] is (code == 0)
+        assert bool(found["errors"]) is (code != 0)
+        assert len(found["errors"]) == len(of_config) + len(of_sources)
+        for error in (*of_config, *of_sources):
+            assert any(error in line for line in found["errors"])
+
+
 def test_validate_reports_bad_rows_before_a_truncation(config, tmp_path, call):
     cut = write(tmp_path / "cut.arrows", [frame(0, [77])], end=False)
     _, found = call(3, "validate", config, cut)

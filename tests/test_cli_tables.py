@@ -44,7 +44,7 @@ def test_safetensors_holds_every_part_by_name(saved, tmp_path, capsys):
 
 
 def test_orbax_out_and_in_is_the_same_table(saved, tmp_path, capsys):
-    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install -e '.[orbax]'")
+    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
     folder, engine = saved
     assert outcome(capsys, "export", folder, tmp_path / "o", "--format", "orbax")[0] == 0
     assert outcome(capsys, "export", folder, tmp_path / "o", "--format", "orbax")[0] == 2  # it is there already
@@ -56,7 +56,7 @@ def test_orbax_out_and_in_is_the_same_table(saved, tmp_path, capsys):
 
 
 def test_orbax_tables_that_do_not_fit_are_refused_by_name(tmp_path):
-    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install -e '.[orbax]'")
+    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
     rows = np.zeros((3, 2), np.float32)
     for number, (tree, problem) in enumerate(
         [
@@ -94,7 +94,7 @@ def test_without_orbax_one_line_says_what_to_install(saved, tmp_path, capsys, mo
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     code, found, _ = outcome(capsys, "export", saved[0], tmp_path / "o", "--format", "orbax")
     assert code == 2
-    assert "pip install -e '.[orbax]'" in found["error"]
+    assert "pip install 'penstock[orbax]'" in found["error"]
 
 
 def test_diff_of_equal_states_in_checkpoint_and_tables_is_empty(saved, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 
+import numpy as np
 import pytest
 from text_configs import WORKED_BYTES
 
@@ -68,10 +69,30 @@ def test_dictionaries_are_visited_by_sorted_key_and_tables_come_by_first_use():
     assert config.feature_structure == {"z": 2, "a10": [0, (1,)]}
 
 
-def test_names_and_optimizers_are_written_back_as_in_tensorflow():
-    table, optimizer = TableConfig(10, 4), Adagrad()
-    EmbeddingConfig.from_features(FeatureConfig(table), batch_size=4, optimizer=optimizer)
-    assert (table.name, table.optimizer) == ("table_0", optimizer)
+def test_each_configuration_of_the_same_tables_has_its_own_optimizer_and_names():
+    shared, other = TableConfig(10, 4), TableConfig(20, 8, name="other", optimizer=Adagrad(0.5))
+    features = {"user": [FeatureConfig(shared), {"deep": FeatureConfig(shared)}], "item": FeatureConfig(other)}
+    first = EmbeddingConfig.from_features(features, batch_size=4, optimizer=Adagrad(0.25))
+    second = EmbeddingConfig.from_features([features["user"], FeatureConfig(other)], 4, penstock.SGD(0.125))
+    third = EmbeddingConfig.from_tables([shared, TableConfig(5, 2)], penstock.SGD(0.5))
+    assert (shared.name, shared.optimizer, other.optimizer) == (None, None, Adagrad(0.5))
+    assert [first.optimizer(name) for name in first.table_names] == [Adagrad(0.5), Adagrad(0.25)]
+    assert [second.optimizer(name) for name in second.table_names] == [penstock.SGD(0.125), Adagrad(0.5)]
+    assert (first.table_names, second.table_names) == (("other", "table_1"), ("table_0", "other"))
+    assert third.optimizer("table_0") == penstock.SGD(0.5)
+    assert TableConfig(10, 4) != shared  # equality stays identity
+
+
+def test_a_second_engine_over_the_same_features_trains_by_its_own_optimizer():
+    feature = {"f": FeatureConfig(TableConfig(10, 4, name="t"))}
+    rows = {}
+    for optimizer in (Adagrad(0.5), penstock.SGD(0.5)):
+        engine = penstock.Engine(EmbeddingConfig.from_features(feature, 4, optimizer))
+        before = engine.lookup("t", [3])
+        engine.apply({"t": (np.array([3]), np.full((1, 4), 0.25, np.float32))})
+        rows[type(optimizer)] = engine.lookup("t", [3]) - before
+    np.testing.assert_allclose(rows[penstock.SGD], -0.125, rtol=1e-6)
+    np.testing.assert_allclose(rows[Adagrad], -0.125 / np.sqrt(0.1 + 0.0625), rtol=1e-5)
 
 
 def test_a_refused_configuration_leaves_its_tables_as_they_were():

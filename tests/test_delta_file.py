@@ -7,7 +7,7 @@ import threading
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
-from checkpoints import LOG, engine_of
+from checkpoints import LOG, engine_of, log_of
 from deltas import WHOLE, bytes_of, equal, follow, follower_of, numbers, tables_of
 from faults.operations import full_disk
 
@@ -137,6 +137,32 @@ def test_another_file_than_the_checkpoints_is_refused(tmp_path):
     assert file.read_bytes() == good
     restored(folder).run(LOG, **arguments)
     assert bytes_of(read(file)) == bytes_of(engine_of().stage(LOG, numbered=True))
+
+
+def test_after_going_back_to_an_older_commit_the_file_has_the_deltas_of_the_new_steps_alone(tmp_path):
+    file, folder = tmp_path / "d.arrows", tmp_path / "c"
+    arguments = {"deltas": file, "checkpoint": folder, "resume": True}
+    other = LOG[:12] + log_of(range(4, 9), seed=1)
+    for limit in (12, None):
+        restored(folder).run(LOG, limit=limit, **arguments)
+    first = file.read_bytes()
+    before, newest = sorted(folder.glob("*.commit"))[-2:]
+    kept = newest.read_bytes()
+    newest.unlink()  # as the error about a damaged commit advises
+    engine = restored(folder)
+    engine.run(other, **arguments)
+    whole = engine_of()
+    assert bytes_of(read(file)) == bytes_of(whole.stage(other, numbered=True))
+    assert engine.state_hash() == whole.state_hash()
+    for commit in folder.glob("*.commit"):  # a backup of the folder, without the file
+        if commit.name > before.name:
+            commit.unlink()
+    newest.write_bytes(kept)
+    written = file.read_bytes()
+    assert written != first
+    with pytest.raises(ps.StateError):
+        restored(folder).run(LOG, **arguments)
+    assert file.read_bytes() == written
 
 
 def test_a_delta_file_with_a_gap_is_refused_and_a_new_one_begins(tmp_path):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import reference_directory
+from evidence import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openings import hashed, opened, removals, state_of
@@ -90,7 +91,7 @@ EVICTION = st.sampled_from([{}, {"evict": "lru"}, {"evict": "lfu", "half_life": 
 
 
 @given(POLICIES, ADMISSION, EVICTION, st.sampled_from([1, 2, 5, 17, 40]), st.booleans(), st.data())
-@settings(max_examples=300, deadline=None)
+@examples(300, 60)
 def test_openings_equal_the_twin(policy, admission, eviction, capacity, by_time, data):
     pair = Pair(capacity, **policy, **admission, **eviction)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))

@@ -131,7 +131,7 @@ def test_a_commit_is_the_table_as_it_was_when_it_began_whatever_is_done_meanwhil
     tmp_path_factory, actions, all_change, kind
 ):
     folder, table, began = Folder(tmp_path_factory.mktemp("saver")), Numbers(*kind), {}
-    saver = Saver(folder, {"t": Saved(table, ROWS, all_change)}, lambda: Contents({}, []))
+    saver = Saver(folder, {"t": Saved(table, ROWS, all_change)}, lambda: Contents({"begun": number}, []))
     saver.open(keep=100)
     number = 0
     for action in [*actions, "begin"]:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from dynamic import ALL_POLICIES, churning_steps, config_of, cut, in_16_bits, log_of
-from hypothesis import given, settings
+from evidence import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -24,7 +25,7 @@ def engine_of(dynamic=None, mesh=None, **options):
     num_required=st.integers(1, 3),
     form=st.sampled_from([("plain", 3), ("tiled", 2)]),
 )
-@settings(max_examples=10)
+@examples(10, 2)
 def test_rows_slots_and_deltas_are_those_of_a_static_table(optimizer, steps, num_required, form, mesh_of):
     layout, devices = form
     table = ps.TableConfig(13, 4, name="user", optimizer=optimizer)

@@ -47,7 +47,7 @@ def test_a_table_and_its_deltas_are_those_of_the_engine(durable, tmp_path):
         reader = Reader(at.step)
         reader.rows, reader.last = rows_of(at), dict(zip(at.keys.tolist(), at.last.tolist(), strict=True))
         client.put(FRAMES, "w0", first=1)
-        for delta in client.deltas(at.step, lineage=at.lineage):
+        for delta in client.deltas(at.step, lineage=at.lineage, epoch=at.epoch):
             reader.follow(delta.batches)
             assert reader.rows == physical(replayed(FRAMES[: delta.step]))
         whole = replayed(FRAMES)
@@ -259,7 +259,7 @@ def test_a_killed_service_resumes_with_the_same_keys(tmp_path):
         reader.rows, reader.last = rows_of(at), dict(zip(at.keys.tolist(), at.last.tolist(), strict=True))
         assert reader.rows == physical(replayed(FRAMES[: at.step]))
         client.put(FRAMES[45:], "w0")
-        for delta in client.deltas(at.step, lineage=at.lineage):
+        for delta in client.deltas(at.step, lineage=at.lineage, epoch=at.epoch):
             reader.follow(delta.batches)
         client.drain()
         code, out, err = again.wait()

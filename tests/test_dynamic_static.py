@@ -2,7 +2,8 @@
 
 import numpy as np
 from dynamic import config_of, cut, log_of
-from hypothesis import given, settings
+from evidence import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -24,7 +25,7 @@ OPTIMIZERS = {
     st.fixed_dictionaries({"num_required": st.integers(1, 3), "reduction": st.sampled_from(["mean", "sum"])}),
     st.integers(1, 30),
 )
-@settings(max_examples=500)
+@examples(500, 50)
 def test_a_table_whose_keys_all_fit_equals_a_static_table(optimizer, accumulate, steps, gate, size):
     optimizer = OPTIMIZERS[optimizer](use_gradient_accumulation=accumulate)
     table = ps.TableConfig(IDS, 4, name="user", optimizer=optimizer)

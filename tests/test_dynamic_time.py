@@ -125,6 +125,8 @@ def test_arrays_take_the_time_as_an_argument():
         engine.apply(frame)
     with pytest.raises(ps.InputError, match=r"expected time=, an integer, in seconds, got 2\.5"):
         engine.apply(frame, time=2.5)
+    with pytest.raises(ps.InputError, match=r"expected time=, an integer, in seconds, got True"):
+        engine.apply(frame, time=True)
     with pytest.raises(ps.InputError, match="expected seconds from 0 to 4294967294, constant within a frame, got -1"):
         engine.apply(frame, time=-1)
     assert (engine.global_step, engine.explain("user", 1)) == (2, "present; last at time 250")

@@ -184,6 +184,7 @@ def test_large_blocks_split_over_threads_give_the_same_bits(threads):
         (lambda e: e.apply([1]), "gradients: expected a mapping"),
         (lambda e: e.apply({"t": np.array([1])}), "gradients: expected a mapping"),
         (lambda e: e.apply({"t": frame([1])}, local_step=99.5), "local_step: expected a whole number, got 99.5"),
+        (lambda e: e.apply({"t": frame([1])}, local_step=True), "local_step: expected a whole number, got True"),
         (lambda e: e.apply({"t": frame([1])}, local_step=2**80), "local_step: expected an int64"),
         (lambda e: e.run([], limit=1.5), "limit: expected a whole number, got 1.5"),
         (lambda e: e.run([], limit=-1), "limit: expected at least 0"),

@@ -9,7 +9,8 @@ import oracle
 import pyarrow as pa
 import pytest
 from drawn import Drawn, DrawnTable, Stream, assert_same_state, configurations, streams
-from hypothesis import given, settings
+from evidence import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from quarantines import rows_of
 
@@ -70,7 +71,7 @@ def changed(reader):
     return [(row["table"], row["step"], row["id"], row["row"]) for one in reader for row in one.to_pylist()]
 
 
-@settings(max_examples=500, report_multiple_bugs=False)
+@examples(500, 40, report_multiple_bugs=False)
 @given(st.data())
 def test_random_streams(mesh_of, tmp_path_factory, data):
     configuration = data.draw(configurations())
@@ -93,7 +94,7 @@ def test_random_streams(mesh_of, tmp_path_factory, data):
             assert_quarantine(path, batches, bad_rows)
 
 
-@settings(max_examples=100, report_multiple_bugs=False)
+@examples(100, 15, report_multiple_bugs=False)
 @given(st.data())
 def test_random_streams_where_bad_rows_are_errors(data):
     """The frames before the bad one are applied, and a run over what follows it goes on from there."""
@@ -116,7 +117,7 @@ def test_random_streams_where_bad_rows_are_errors(data):
                 break
 
 
-@settings(max_examples=50, report_multiple_bugs=False)
+@examples(50, 10, report_multiple_bugs=False)
 @given(st.data())
 def test_random_streams_give_the_rows_that_each_step_changed(data):
     configuration = data.draw(configurations())

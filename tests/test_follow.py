@@ -257,4 +257,4 @@ def test_a_library_that_is_missing_is_named(kind, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, module, None)
     target = f"{kind}://h:1/0" if kind in ("redis", "kafka") else f"{kind}:x"
     line = refused(2, "follow", "grpc://127.0.0.1:1", "--into", target)
-    assert f"needs the package {module}: pip install -e '.[{kind}]'" in line
+    assert f"needs the package {module}: pip install 'penstock[{kind}]'" in line

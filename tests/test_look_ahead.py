@@ -211,7 +211,9 @@ class Topic(SeekableSource):
         super().__init__("kafka://topic", lambda: iter(()), is_ready=True)
         self.engine, self.bursts, self.number, self.pauses, self.seen = engine, bursts, 0, 0, []
 
-    def seek(self, place):
+    creation = note = None
+
+    def seek(self, place, creation=None):
         self.number = place[0] if place else 0
 
     def fix_end(self):

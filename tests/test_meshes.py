@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from device_table import bits, stepped
 from mesh_processes import started
+from scripts import ROOT
 
 import penstock as ps
+from penstock.config.engine_config_pb2 import PlacementSettings
 
 
 def folded(frames):
@@ -176,6 +178,12 @@ def test_all_processes_raise_the_mistake_of_one_and_continue(tmp_path):
         assert errors["restore"][1].startswith("the mesh spans 2 processes, and checkpoints are of one")
 
 
+def test_the_page_lists_every_placement_that_several_processes_refuse():
+    page = (ROOT / "docs" / "meshes.md").read_text().partition("## Not available over several processes")[2]
+    for placement in PlacementSettings.Where.keys()[1:]:  # DEVICE is first
+        assert placement in page
+
+
 def test_a_process_without_memory_ends_the_call_in_all_processes(tmp_path):
     """None waits for the rows of the others, and no table is used after a step that only some took."""
     first, last = started("without_memory", 2, 1, tmp_path)
@@ -187,7 +195,7 @@ def test_a_process_without_memory_ends_the_call_in_all_processes(tmp_path):
 
 
 def test_orbax_saves_the_rows_of_each_process_and_any_other_job_restores_them(tmp_path):
-    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install -e '.[orbax]'")
+    pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
     wanted = {name: rows.tobytes() for name, rows in started("saved", 2, 2, tmp_path)[0].items()}
     one = ps.Engine(jobs.small_config(), seed=1)
     one.read_tables(tmp_path / "orbax")

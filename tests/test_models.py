@@ -122,6 +122,72 @@ def keras_layer():
     return Embedding
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # Keras as it saves
+@pytest.mark.parametrize("frozen", ["layer", "constructor"])
+def test_a_frozen_keras_layer_keeps_its_rows_and_learns_again_once_it_is_thawed(keras_layer, frozen, tmp_path):
+    model = two_layers(keras_layer, trainable=frozen != "constructor")
+    if frozen == "layer":
+        model.first.trainable = False
+    fresh = rows_of(model)
+    fit(model)
+    trained = rows_of(model)
+    same_rows(trained["first"], fresh["first"])
+    assert (trained["second"]["parameters"] != fresh["second"]["parameters"]).any()
+
+    weights = tmp_path / "model.weights.h5"
+    model.save_weights(weights)
+    again = two_layers(keras_layer, seed=7)
+    again.load_weights(weights)
+    for layer, rows in rows_of(again).items():
+        same_rows(rows, trained[layer])
+
+    model.first.trainable = True
+    fit(model)
+    fit(again)
+    thawed = rows_of(model)
+    assert (thawed["first"]["parameters"] != trained["first"]["parameters"]).any()
+    for layer, rows in rows_of(again).items():
+        same_rows(rows, thawed[layer])
+
+
+def two_layers(keras_layer, seed=0, trainable=True):
+    """A model of two layers, ``first`` and ``second``; trainable : of the first."""
+    keras = pytest.importorskip("keras")
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first = keras_layer(on_one_device(ps.FTRL(0.5), halves=False), seed, trainable=trainable)
+            self.second = keras_layer(on_one_device(halves=False), seed + 1)
+            self.scores = keras.layers.Dense(1, kernel_initializer="ones")
+
+        def call(self, uses):
+            return self.scores(self.first(uses)["f"] * 0.5 + self.second(uses)["f"])
+
+    model = Model()
+    model(model.first.preprocess(BATCH))
+    return model
+
+
+def fit(model):
+    import keras
+
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    batch = model.first.preprocess(BATCH), np.arange(4.0)[:, None]
+    model.fit((batch for _ in range(4)), steps_per_epoch=2, epochs=2, shuffle=False, verbose=0)
+
+
+def rows_of(model):
+    layers = {"first": model.first, "second": model.second}
+    return {name: layer.embedding_tables.parameters(layer.tables, "t") for name, layer in layers.items()}
+
+
+def same_rows(rows, expected):
+    assert rows.keys() == expected.keys()
+    for part, values in rows.items():
+        np.testing.assert_array_equal(values, expected[part])
+
+
 def counting():
     optax = pytest.importorskip("optax")
     return optax.adam(0.1)

@@ -1,6 +1,6 @@
 """Sources that are other libraries' tables, by the Arrow capsule protocol: the result is that of Arrow's own.
 
-Each runs where its library is installed (``pip install -e '.[neighbours]'``), and says what is lost on the way;
+Each runs where its library is installed (``pip install 'penstock[neighbours]'``), and says what is lost on the way;
 docs/neighbours.md tells the same to people.
 """
 

@@ -234,6 +234,27 @@ def test_an_interrupted_pass_continues_at_its_position(replay, tmp_path, monkeyp
     assert [len([of for of in seen if of[0] == rank]) for rank in range(3)] == [30, 30, 8]
 
 
+def test_passes_of_a_commit_that_was_removed_are_not_continued_after_another(replay, tmp_path, call, monkeypatch):
+    """After going back to commit 1, another commit 2 takes the number of the one that the passes began with."""
+    other = [*batches()[:6], *(batch for batch in reversed(batches()[6:]))]
+    (tmp_path / "other.arrows").write_bytes(log(other))
+    words = [*KIND, tmp_path / "tables.pbtxt"]
+    flags = ["--checkpoint", tmp_path / "c", "--resume"]
+    for limit in (6, 12):
+        call(0, *words[:3], words[-1], tmp_path / "log.arrows", *flags, "--limit", limit)
+
+    def stop(self, base):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MultiPass, "_publish", stop)
+    call(130, *words, tmp_path / "log.arrows", *flags, "--passes", 3)
+    monkeypatch.undo()
+    (tmp_path / "c" / "00000002.commit").unlink()
+    call(0, *words[:3], words[-1], tmp_path / "other.arrows", *flags, "--limit", 12)
+    found = call(0, *words, tmp_path / "other.arrows", *flags, "--passes", 3)[1]["state_hash"]
+    assert found == replay("whole", source="other.arrows")[0]["state_hash"]
+
+
 def test_a_replay_in_passes_resumes_only_with_its_flags(replay, tmp_path, call, monkeypatch):
     words = [*KIND, tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--checkpoint", tmp_path / "c"]
 

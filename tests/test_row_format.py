@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from device_table import device_table, parts_of, some_rows
 from engines import engine_of
-from hypothesis import given, settings
+from evidence import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
@@ -96,7 +97,7 @@ def test_packed_lines_hold_the_bits_of_rows_by_themselves(name, dim, mesh_of):
     bfloat16=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=8, deadline=None)
+@examples(8, 2)
 def test_any_form_of_a_table_holds_the_same_rows(dim, rows, devices, mod, bfloat16, seed, mesh_of):
     rule = rule_of("adagrad")
     forms = [(1, 1, False), (devices, 128, mod)]

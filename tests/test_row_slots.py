@@ -84,7 +84,7 @@ def test_a_slot_as_wide_as_the_weights_is_refused(tmp_path, form):
     parts = engine.retrieve_parameters("user")
     wide = np.repeat(parts["accumulators"], DIM, axis=1)
     if form == "orbax":
-        pytest.importorskip("orbax.checkpoint", reason="an extra: pip install -e '.[orbax]'")
+        pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
         from penstock.tables.orbax import save_tree
 
         save_tree(tmp_path / "tree", {"user": {**parts, "accumulators": wide}})

@@ -50,7 +50,7 @@ with connect(uri, patience_s=float(patience)) as service:
     while at.step < int(last):
         rows, step = at.rows, at.step
         try:
-            for delta in service.deltas(at.step, lineage=at.lineage, follow=True):
+            for delta in service.deltas(at.step, lineage=at.lineage, epoch=at.epoch, follow=True):
                 assert delta.step > step, (delta.step, step)
                 step = delta.step
                 for batch in delta.batches:
@@ -58,7 +58,7 @@ with connect(uri, patience_s=float(patience)) as service:
                     rows[batch.column("id").to_numpy()] = values.reshape(-1, rows.shape[1])
                 if step == int(last):
                     break
-            at = at._replace(step=step)
+            at = at._replace(step=step, epoch=delta.epoch)
         except ps.DeltasGoneError:
             anew += 1
             at = service.table(table)

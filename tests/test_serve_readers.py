@@ -30,7 +30,7 @@ def test_a_table_and_rows_are_those_of_the_engine():
     with service_of() as service, client_of(service) as client:
         client.put(FRAMES, "w0")
         at = client.table("user")
-        assert (at.step, at.lineage) == (12, service.sequencer.streams.lineage)
+        assert (at.step, at.lineage) == (12, service.sequencer.streams.lineage.id)
         np.testing.assert_array_equal(at.rows, np.asarray(service.engine.table("user")))
         np.testing.assert_array_equal(client.rows("user", [3, 3, 499]), at.rows[[3, 3, 499]])
         with pytest.raises(ps.UsageError, match="no table 'x' in the configuration"):

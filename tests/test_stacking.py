@@ -5,7 +5,8 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from evidence import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock.updates as o
@@ -199,7 +200,7 @@ MIXED += [o.Adagrad(0.1, use_gradient_accumulation=False), o.FTRL(0.1)]
     required=st.sampled_from([1, 2]),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=4, deadline=None)
+@examples(4, 1)
 def test_any_tables_hold_the_same_rows_stacked_or_not(
     sizes, picks, devices, sharding, layout, bfloat16, required, seed, mesh_of
 ):

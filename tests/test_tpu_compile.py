@@ -125,7 +125,7 @@ def test_bundles_are_those_of_a_full_block():
 
 def test_the_kernel_needs_at_most_24_bundles_per_line_of_adagrad(tmp_path):
     if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed: pip install -e '.[tpu-aot]', or make tpu-small")
+        pytest.skip("libtpu is not installed: pip install 'penstock[tpu-aot]', or make tpu-small")
     results = tmp_path / "results.jsonl"
     module = "penstock.bench.tpu.bundles"
     command = [sys.executable, "-m", module, str(results), "--only", "v5e Adagrad 128"]
@@ -138,7 +138,7 @@ def test_the_kernel_needs_at_most_24_bundles_per_line_of_adagrad(tmp_path):
 @pytest.mark.parametrize("command", ["matrix --small", "functional_step --small", "exchanged_step", "cached_steps v5e"])
 def test_a_sample_of_the_steps_compiles_for_every_generation_for_several_hosts_and_elsewhere(command):
     if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed: pip install -e '.[tpu-aot]', or make tpu-small")
+        pytest.skip("libtpu is not installed: pip install 'penstock[tpu-aot]', or make tpu-small")
     module, *words = command.split()
     command = [sys.executable, "-m", f"penstock.bench.tpu.{module}", *words]
     done = subprocess.run(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import reference
 from device_table import bits, cpu_table, device_table, parts_of, some_rows, stepped
+from evidence import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,7 +65,7 @@ def any_floats(rng, shape, scale):
     lr=st.one_of(st.floats(0, 2, width=32), scales),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150, 30)
 def test_numpys_bits_whatever_the_rule_and_the_numbers(rule, dim, rows, devices, mod, target, scale, lr, seed, mesh_of):
     rng = np.random.default_rng(seed)
     table = cpu_table(mesh_of, rule, rows, dim, devices, mod, target=target)

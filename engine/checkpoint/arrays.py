@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.store import Commit, Folder
 from penstock.errors import StateError
@@ -27,6 +28,7 @@ class SavedTables:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._folder = Folder(path)
         self.commit = self._folder.read_last(self._folder.checked)
+        self._where = f"{self._folder.path}, commit {self.commit.number}"
         self.tables = {table["name"]: table for table in self.commit.contents["tables"]}
 
     def parts(self, name: str) -> dict[str, Float32]:
@@ -35,6 +37,12 @@ class SavedTables:
         Those of a dynamic table are in the order of ``keys``. Raises StateError if the commit lacks a row.
         """
         num_rows, dims = self.tables[name]["vocabulary_size"], self.part_dims(name)
+        if num_rows * dims[WEIGHTS] * 2 > sum(file.num_bytes for file in self.commit.files):  # 16-bit weights
+            raise StateError(f"{self._where}: table '{name}' has more rows than the files can contain")
+        with trusting(self._where):
+            return self._parts(name, num_rows, dims)
+
+    def _parts(self, name: str, num_rows: int, dims: Mapping[str, int]) -> dict[str, Float32]:
         parts = {key: np.zeros((num_rows, dim), np.float32) for key, dim in dims.items()}
         known = np.zeros(num_rows, bool)
         for table, ids, saved in rows_of(self._folder, self.commit):
@@ -56,7 +64,8 @@ class SavedTables:
     def keys(self, name: str) -> Array | None:
         """Return the keys of a dynamic table that have a row and are not expired, ascending, in their type; None: it is
         not dynamic."""
-        return self._keys_and_rows(name)[0]
+        with trusting(self._where):
+            return self._keys_and_rows(name)[0]
 
     def _keys_and_rows(self, name: str) -> tuple[Array, Int64] | tuple[None, None]:
         settings = self.tables[name].get("dynamic")

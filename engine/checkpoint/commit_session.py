@@ -112,6 +112,19 @@ class CommitSession:
             self.begin()
             self._notified(self._saver.finish)
 
+    def commit_start(self) -> None:
+        """Commit the state that the session starts with, and wait until it is durable; close after an error."""
+        try:
+            with self._core.gate.still():
+                try:
+                    self.finish(again=True)
+                except BaseException:
+                    self.close()
+                    raise
+        except BaseException:
+            self.join()
+            raise
+
     def close(self) -> None:
         """Stop committing, and unlock the folder."""
         self._closed = True

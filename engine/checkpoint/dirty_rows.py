@@ -47,6 +47,11 @@ class RowMarks:
         self.num_waiting -= found
         return waiting[:found]
 
+    @property
+    def is_dirty(self) -> bool:
+        """Return whether a row is dirty. Scans the marks."""
+        return bool((self._marks & np.uint8(dirty_bits.CHANGED)).any())
+
     def change_all(self) -> None:
         self._marks |= np.uint8(dirty_bits.CHANGED)
 

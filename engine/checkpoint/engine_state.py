@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from penstock.checkpoint.arrays import rows_of
 from penstock.checkpoint.incremental import Contents, Saved
+from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of, files_for
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.source_positions import Positions
@@ -26,7 +27,7 @@ from penstock.config.specs import TableSpec
 from penstock.config.tables import Initializer
 from penstock.config.text_format import kept_config
 from penstock.core import EngineCore
-from penstock.errors import CapacityError, ConfigError, PenstockError, StateError, UsageError
+from penstock.errors import CapacityError, ConfigError, StateError, UsageError
 from penstock.frames import Float32, Int64
 from penstock.stats import Counters
 from penstock.tables.shares import checked_share, shares_of
@@ -122,7 +123,7 @@ def restore(
 
     def read(commit: Commit) -> E:
         where = f"{folder.path}, commit {commit.number}"
-        try:
+        with trusting(where):
             its = config or _config_of(commit, where)
             check_fits(commit, its, where)
             for name, given in (("num_required", num_required), ("reduction", reduction)):
@@ -147,11 +148,6 @@ def restore(
             )
             _load(engine.core, folder, replace(commit, files=files))
             engine.session.resume_from(folder, commit, *_history(commit))
-        except PenstockError:
-            raise
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # The digest matches, so the commit was written like this: none of its contents can be trusted.
-            raise StateError(f"{where}: its contents do not add up ({type(error).__name__}: {error})") from error
         return engine
 
     return folder.read_last(read)
@@ -255,7 +251,10 @@ def _config_of(commit: Commit, where: str) -> EmbeddingConfig:
         raise StateError(
             f"{where}: its configuration holds {', '.join(commit.contents['python'])}, which no file can; give config="
         )
-    return EmbeddingConfig.from_proto(kept_config(base64.b64decode(commit.contents["config"])))
+    try:
+        return EmbeddingConfig.from_proto(kept_config(base64.b64decode(commit.contents["config"])))
+    except ConfigError as error:
+        raise StateError(f"{where}: its configuration cannot be loaded: {error}; give config=") from None
 
 
 def _described(spec: TableSpec) -> dict[str, Any]:

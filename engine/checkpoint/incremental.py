@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from penstock.checkpoint.dirty_rows import RowMarks
 from penstock.checkpoint.parts import ALL_ROWS, PartRows, SharePart
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.ring_buffer import Ring
-from penstock.checkpoint.store import Commit, Folder
+from penstock.checkpoint.store import REPEATS, Commit, Folder
 from penstock.checkpoint.writer import CommitWriter
 from penstock.core import StepObserver, Stepped
 from penstock.frames import Float32, Int64
@@ -175,11 +176,14 @@ class Saver(StepObserver):
     def begin(self) -> None:
         """Begin a commit of the current state. Waits for the one in flight."""
         self.finish()
-        files = self.last.files if self.last is not None and self._delta and self.last.may_grow else ()
+        last = self.last if self._delta else None
+        files = last.chain if last is not None and (last.may_grow or not self._is_dirty) else ()
         contents = self._describe()
         for marks in self._marks.values():
             marks.begin(everything=not files)
-        draft = Commit(self._next_number, tuple(files), contents.plain)
+        draft = Commit(self._next_number, files, contents.plain)
+        if files and self.last is not None and self._repeats(draft, self.last):
+            draft = replace(draft, contents={**draft.contents, REPEATS: True})
         self._next_number += 1
         self._writer = CommitWriter(self.folder, draft, self._keep, self._ring, self._part, self._attempt)
         self._closed, self._spent_s, self._began_s = False, 0.0, time.perf_counter()
@@ -249,6 +253,15 @@ class Saver(StepObserver):
         self.folder.unlock()
         self.in_use = False
 
+    @property
+    def _is_dirty(self) -> bool:
+        return any(marks.is_dirty for marks in self._marks.values())
+
+    def _repeats(self, draft: Commit, last: Commit) -> bool:
+        """Return whether a commit of all rows, whose rows are marked as pending, has the state of the last one."""
+        changed = any(marks.num_waiting for marks in self._marks.values())
+        return not changed and last.parts == ("",) and draft.has_state_of(last)
+
     def _give_up(self) -> None:
         assert self._writer is not None
         self._writer.cancel()
@@ -285,11 +298,16 @@ class Saver(StepObserver):
             start += at_once
 
 
-def _ring_for(tables: Sequence[Saved]) -> Ring:
-    table_bytes = sum(saved.num_rows * saved.row_bytes for saved in tables)
+def ring_bytes(table_bytes: int, widest_row: int) -> int:
+    """Return the bytes of the ring buffer for tables. table_bytes : of all rows; widest_row : bytes of the largest"""
     most = max(ROOM_BYTES, min(int(ROOM_SHARE * table_bytes), MOST_ROOM_BYTES))
     # At least two rows fit, however wide they are; and no commit copies more than the tables.
-    return Ring(max(min(most, 2 * table_bytes), 2 * max((saved.row_bytes for saved in tables), default=0)) // 4)
+    return max(min(most, 2 * table_bytes), 2 * widest_row)
+
+
+def _ring_for(tables: Sequence[Saved]) -> Ring:
+    table_bytes = sum(saved.num_rows * saved.row_bytes for saved in tables)
+    return Ring(ring_bytes(table_bytes, max((saved.row_bytes for saved in tables), default=0)) // 4)
 
 
 def _copied(name: str, saved: Saved, ids: Int64, room: Float32) -> tuple[Record, Callable[[], object]]:

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from penstock.errors import StateError
+from penstock.filesystem.state_files import parsed_json
 from penstock.frames import Array
 
 MAGIC = b"PENSTOCK\x03\x00\x00\x00"  # the last four bytes: the version of this format
@@ -60,19 +61,33 @@ def read_records(file: BinaryIO | mmap.mmap, where: object) -> Iterator[Record]:
     """
     if file.read(len(MAGIC)) != MAGIC:
         raise StateError(f"{where}: not a data file of this version's checkpoints")
+    num_bytes = _num_bytes(file)
     length = file.read(_LENGTH.size)
     while length:
         try:
-            about = json.loads(file.read(*_LENGTH.unpack(length)))
+            about = parsed_json(file.read(*_LENGTH.unpack(length)))
             shapes = about.pop("arrays")
-            arrays = {name: _read_array(file, dtype, shape) for name, dtype, shape in shapes}
-        except (ValueError, KeyError, TypeError, struct.error) as error:
+            arrays = {name: _read_array(file, dtype, shape, num_bytes) for name, dtype, shape in shapes}
+            record = Record(about.pop("kind"), about, arrays)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
             raise StateError(f"{where}: its records do not add up ({error}); restore another commit") from error
-        yield Record(about.pop("kind"), about, arrays)
+        yield record
         length = file.read(_LENGTH.size)
 
 
-def _read_array(file: Any, dtype: str, shape: list[int]) -> Array:
+def _num_bytes(file: BinaryIO | mmap.mmap) -> int:
+    """Return the size of a file that can be sought in."""
+    if isinstance(file, mmap.mmap):
+        return len(file)
+    here = file.tell()
+    size = file.seek(0, os.SEEK_END)
+    file.seek(here)
+    return size
+
+
+def _read_array(file: Any, dtype: str, shape: list[int], num_bytes: int) -> Array:
+    if math.prod(shape) * np.dtype(dtype).itemsize > num_bytes:
+        raise ValueError("an array is longer than its file")
     array = np.empty(0 if isinstance(file, mmap.mmap) else shape, dtype)
     if isinstance(file, mmap.mmap):
         if count := math.prod(shape):

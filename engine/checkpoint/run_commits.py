@@ -102,7 +102,9 @@ class RunCommits(CommitListener):
         try:
             if self.files.bad_rows is not None:
                 self.files.bad_rows.append(frame.bad_rows)
-            self.positions.count(self.source, frame, admitted)
+            source = self._reader.sources[self.source]
+            creation = source.creation if isinstance(source, SeekableSource) else None
+            self.positions.count(self.source, frame, admitted, creation)
             if self._commits is not None:
                 self._commits.frame_counted()
         except BaseException as error:

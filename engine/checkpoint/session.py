@@ -64,7 +64,7 @@ class CheckpointSession(StepObserver):
 
     def resume_from(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None:
         """Continue from a commit that the engine's state was restored from."""
-        self.positions, self._before = positions, totals
+        self._continue(positions, totals)
         files = tuple(file for file in commit.files if file.part == self._part.name)
         if not self._in_job:
             self.files.bad_rows, self.files.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
@@ -73,6 +73,12 @@ class CheckpointSession(StepObserver):
         else:
             return
         self._saver = self._new_saver(folder, commit, self.is_same(commit) and commit.files == files)
+
+    def _continue(self, positions: Positions, totals: Counters) -> None:
+        """Continue from some positions. The steps to come are an epoch: the commit may not be the newest one."""
+        if positions.lineage is not None:
+            positions.lineage = positions.lineage.started(self._core.global_step)
+        self.positions, self._before = positions, totals
 
     def is_same(self, commit: Commit) -> bool:
         """Return whether a delta may follow a commit: its configuration may initialize rows that no file contains

@@ -21,6 +21,7 @@ from penstock.errors import StaleInputError, StateError
 from penstock.frames import Frame, Place, fingerprint
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.sources.seekable_source import SeekableSource
+from penstock.lineage import Lineage
 from penstock.stats import too_stale
 
 
@@ -64,7 +65,8 @@ class Positions:
 
     rows : read from these sources by this run; stale_rows : rows in stale frames
     producers : name → frames applied; tallies : name → counts of its last stream
-    lineage : identifier of this history of steps; None: no service has used it
+    creations : name of a source or producer → what tells it from one of its name that is created later
+    lineage : the history of steps; None: no service has used it
     uncounted : the error that kept a frame from being counted after it was applied; None: every one is counted
     """
 
@@ -72,7 +74,8 @@ class Positions:
         self._merge, self._hashing = merge, hashing
         self.producers: dict[str, int] = {}
         self.tallies: dict[str, Tally] = {}
-        self.lineage: str | None = None
+        self.creations: dict[str, str] = {}
+        self.lineage: Lineage | None = None
         self.uncounted: str | None = None
         self.rows = self.stale_rows = 0
         self.entries = [Position(source, 0, "" if hashing else None) for source in sources]
@@ -86,8 +89,8 @@ class Positions:
         """Return how many of the frames a resumed run reads again."""
         return sum(entry.frames for entry in self.entries if entry.place is None)
 
-    def count(self, number: int, frame: Frame, admitted: bool = True) -> None:
-        """Count one more frame of source ``number``. admitted : False if it was stale"""
+    def count(self, number: int, frame: Frame, admitted: bool = True, creation: str | None = None) -> None:
+        """Count one more frame of source ``number``. admitted : False if it was stale; creation : of the source"""
         self.rows += frame.num_rows
         if not admitted:
             self.stale_rows += frame.num_rows
@@ -97,6 +100,8 @@ class Positions:
             entry.place = frame.place
             if len(frame.place) == 1:  # a partition of a broker, which a service may read too
                 self.producers[entry.source] = frame.place[0]
+            if creation is not None:
+                self.creations[entry.source] = creation
         if self._hashing and entry.digest is not None:
             entry.digest = _digest_with(entry.digest, frame)
 
@@ -115,13 +120,16 @@ class Positions:
             raise StaleInputError(problem)
 
     def get_state(self) -> dict[str, Any]:
+        lineage = self.lineage
         sources = [[e.source, e.frames, e.digest, *([] if e.place is None else [e.place])] for e in self.entries]
         return {
             "merge": self._merge,
             "sources": sources,
             "producers": dict(self.producers),
             "tallies": {name: list(tally) for name, tally in self.tallies.items()},
-            "lineage": self.lineage,
+            "creations": dict(self.creations),
+            "lineage": lineage and lineage.id,
+            "epochs": lineage and [list(epoch) for epoch in lineage.epochs],
             "stale_rows": self.stale_rows,
             "rows": self.rows,
         }
@@ -133,13 +141,14 @@ class Positions:
             Position(source, int(frames), digest, *(tuple(map(int, place)) for place in places))
             for source, frames, digest, *places in state["sources"]
         ]
-        # Older checkpoints have no producers.
+        # Older checkpoints have no producers, or no creations.
+        positions.creations = dict(state.get("creations", {}))
         positions.producers = {name: int(frames) for name, frames in state.get("producers", {}).items()}
         positions.tallies = {
             name: Tally(stream, int(applied), int(stale), {reason: int(rows) for reason, rows in dropped.items()})
             for name, (stream, applied, stale, dropped) in state.get("tallies", {}).items()
         }
-        positions.lineage = state.get("lineage")
+        positions.lineage = Lineage.from_state(state.get("lineage"), state.get("epochs"))
         positions.stale_rows = int(state.get("stale_rows", 0))
         positions.rows = int(state.get("rows", 0))
         return positions
@@ -151,8 +160,9 @@ class Positions:
         return one
 
     def follow(self, before: Positions) -> None:
-        """Keep the producers, their counts and the lineage of earlier positions."""
-        self.producers, self.tallies, self.lineage = before.producers, before.tallies, before.lineage
+        """Keep the producers, their counts, what they were read from and the lineage of earlier positions."""
+        self.producers, self.tallies, self.creations = before.producers, before.tallies, before.creations
+        self.lineage = before.lineage
 
     def seek(self, reader: FrameReader, read: Positions) -> None:
         """Let the sources that can seek continue at this position, which ``read`` has from then on."""
@@ -165,7 +175,7 @@ class Positions:
                 if source.name in self.producers:
                     place = (self.producers[source.name],)
                 read.entries[number] = Position(source.name, before.frames, None, place)
-                source.seek(place)
+                source.seek(place, self.creations.get(source.name))
         if seekable:  # each has had as many turns, but those after the last one that has had the most
             counts = [entry.frames for entry in read.entries]
             last = max(number for number, frames in enumerate(counts) if frames == max(counts))

@@ -9,7 +9,6 @@ is the one with the highest number whose manifest has its digest; no name is eve
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -17,19 +16,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+from penstock.checkpoint.manifests import KEY, PART, VERSION, check_manifest, digest_of, new_digest
 from penstock.checkpoint.records import Record, read_records
 from penstock.errors import CommitGoneError, StateError, UsageError, UsageTypeError
 from penstock.filesystem.file_stores import store_at
+from penstock.filesystem.state_files import parsed_json
 
-# The manifest's key for the version of the format, and that version.
-KEY, VERSION = "penstock.checkpoint", 3
-_COMMIT = re.compile(r"(\d{8,})\.commit")
-_PART = r"\d{8,}(-\d+of\d+(\.[0-9a-f]+)?)?\.(commit|base|delta)"
-_OURS = re.compile(rf"{_PART}|\.{_PART}\.[\d-]+\.part|\.lock")
+# In the contents of a commit with the state of the one before.
+REPEATS = "repeats"
+_COMMIT = re.compile(r"([0-9]{8,})\.commit")
+_OURS = re.compile(rf"{PART}|\.{PART}\.[0-9-]+\.part|\.lock")
 _AT_ONCE = 1 << 20
 # How often a reader starts over with a newer commit: in each try, a run removed the commit that was read.
 READ_TRIES = 5
-# Contains an unfinished replay in passes (passes/progress.py).
+# Contains an unfinished replay in passes (passes/pass_folder.py).
 PASSES = ".passes"
 # After a chain longer than this, or deltas larger than their base, the next commit is a new base.
 MAX_DELTAS = 64
@@ -78,12 +78,27 @@ class Commit:
         return tuple(file.digest for file in self.last_files)
 
     @property
+    def repeats(self) -> bool:
+        """Whether the commit before has the same state: no row changed, and no frame was applied. Its last file has no
+        row, so the next delta follows the file before."""
+        return bool(self.contents.get(REPEATS))
+
+    @property
+    def chain(self) -> tuple[DataFile, ...]:
+        """Return the files that the next delta follows."""
+        return self.files[:-1] if self.repeats else self.files
+
+    @property
     def may_grow(self) -> bool:
-        """Whether a delta may follow: the chain is not too long."""
-        bases = [file for file in self.files if file.parent is None]
-        deltas = [file for file in self.files if file.parent is not None]
+        """Whether a delta with rows may follow: the chain is not too long."""
+        bases = [file for file in self.chain if file.parent is None]
+        deltas = [file for file in self.chain if file.parent is not None]
         size, grown = (sum(file.num_bytes for file in files) for files in (bases, deltas))
         return len(deltas) < MAX_DELTAS * len(bases) and grown <= size
+
+    def has_state_of(self, other: Commit) -> bool:
+        """Return whether the contents of both are the same, except for the epochs of their lineage."""
+        return _state(self.contents) == _state(other.contents)
 
     def encoded(self) -> bytes:
         """Return the manifest: JSON, and the digest of that on a separate line."""
@@ -168,15 +183,19 @@ class Folder:
             text, _, last = self.files.read(name).removesuffix(b"\n").rpartition(b"\n")
             if digest_of(text).encode() != last:
                 raise self._damaged(name, number, "its digest does not fit: damaged or cut")
-            found = json.loads(text)
-            stated, named = found.pop(KEY), found.pop("number")
-            if stated != VERSION:
-                raise StateError(f"{path}: version {stated}; this penstock reads version {VERSION}")
+            found = parsed_json(text)
+            if isinstance(found, dict) and type(found.get(KEY)) is int and found[KEY] != VERSION:
+                raise StateError(f"{path}: version {found[KEY]}; this penstock reads version {VERSION}")
+            check_manifest(found)
+            del found[KEY]
+            named = found.pop("number")
             files = tuple(DataFile(**file) for file in found.pop("files"))
         except FileNotFoundError:
             raise self._missing(number, name) from None
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise self._damaged(name, number, f"cannot be read ({error})") from error
+        except OSError as error:
+            raise self._damaged(name, number, f"cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise self._damaged(name, number, f"its contents do not add up ({error})") from error
         if named != number:
             raise self._damaged(name, number, f"is commit {named} under another name")
         before: dict[str, str] = {}
@@ -233,10 +252,18 @@ class Folder:
     def tidy(self, keep: int, newest: Commit | None = None) -> None:
         """Remove penstock's files, except those of the last ``keep`` commits. Do nothing if one of these is damaged.
 
+        A commit that repeats the one before is kept only as the newest, and does not count: starts that are followed by
+        no frame remove no earlier state.
         newest : the newest commit, if the caller has just written it
         """
+        kept: list[Commit] = []
         try:
-            kept = [newest if newest and newest.number == n else self.load(n) for n in self.numbers()[-keep:]]
+            for number in reversed(self.numbers()):
+                commit = newest if newest and newest.number == number else self.load(number)
+                if not kept or not commit.repeats:
+                    kept.append(commit)
+                if len(kept) == keep + kept[0].repeats:
+                    break
         except StateError:
             return
         needed = {file.name for commit in kept for file in commit.files}
@@ -287,15 +314,13 @@ class Folder:
             return True
 
 
-def new_digest() -> hashlib.blake2b:
-    """Return a new digest of a commit's file or manifest."""
-    return hashlib.blake2b(digest_size=32)
-
-
-def digest_of(data: bytes) -> str:
-    digest = new_digest()
-    digest.update(data)
-    return digest.hexdigest()
+def _state(contents: Mapping[str, Any]) -> str:
+    """Return the contents of a commit as text, without what tells commits of the same state apart."""
+    positions = {
+        name: value for name, value in contents.get("positions", {}).items() if name not in ("lineage", "epochs")
+    }
+    state = {name: value for name, value in contents.items() if name != REPEATS}
+    return json.dumps({**state, "positions": positions}, sort_keys=True)
 
 
 def _manifest(number: int) -> str:

@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from penstock.checkpoint.manifests import new_digest
 from penstock.checkpoint.parts import ALL_ROWS, PartRows
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.ring_buffer import Ring
-from penstock.checkpoint.store import Commit, DataFile, Folder, new_digest
+from penstock.checkpoint.store import Commit, DataFile, Folder
 from penstock.checkpoint.throttle import Pace
 from penstock.frames import Float32
 

@@ -99,7 +99,7 @@ def optional() -> Finding:
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            missing.append(f"{name} (pip install -e '.[{extra}]')")
+            missing.append(f"{name} (pip install 'penstock[{extra}]')")
     absent = f"; not installed: {', '.join(missing)}" if missing else ""
     return Finding("optional", (", ".join(found) or "none") + absent)
 

@@ -86,6 +86,6 @@ def _safetensors() -> Any:
         from safetensors.numpy import save
     except ImportError:
         raise UsageError(
-            "--format safetensors needs the package safetensors: pip install -e '.[safetensors]'"
+            "--format safetensors needs the package safetensors: pip install 'penstock[safetensors]'"
         ) from None
     return save

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import penstock.interrupts as interrupts
+from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.store import Folder
 from penstock.cli.pages.html_report import write_page
@@ -61,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
         check_writable(args.report)
     if Path(args.path).is_dir() and Folder(args.path).numbers():
         check_is_stream(args, "checkpoint")
-        return inspect_checkpoint(args.path, out)
+        with trusting(args.path):
+            return inspect_checkpoint(args.path, out)
     if is_other_file(args.path):
         check_is_stream(args, "configuration")
         try:
@@ -101,12 +103,10 @@ def inspect_checkpoint(path: str, out: Output) -> int:
     folder = Folder(path)
     commit = folder.read_last(folder.checked)
     contents, num_bytes = commit.contents, sum(file.num_bytes for file in commit.files)
-    sources = [{"source": name, "frames": frames} for name, frames, _ in contents["positions"]["sources"]]
-    pending = contents["gate"]["num_accumulated"]
+    sources = [{"source": name, "frames": frames} for name, frames, *_ in contents["positions"]["sources"]]
+    step, pending = contents["global_step"], contents["gate"]["num_accumulated"]
     out.say(f"{path}: checkpoint, commits {', '.join(map(str, folder.numbers()))}, every digest of the last one fits")
-    out.say(
-        f"  step {count(contents['global_step'])}, {count(pending)} of {contents['num_required']} frames in the gate"
-    )
+    out.say(f"  step {count(step)}, {count(pending)} of {contents['num_required']} frames in the gate")
     bases = sum(file.parent is None for file in commit.files)  # one per process that committed
     out.say(f"  {several(bases, 'base')}, {several(len(commit.files) - bases, 'delta')}, {count(num_bytes)} bytes")
     directories = directories_of(folder, commit)

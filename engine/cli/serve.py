@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import ssl
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
-from penstock.cli.pages.monitoring import Watching, add_watching_options
+from penstock.cli.pages.http_server import PageAccess
+from penstock.cli.pages.monitoring import Watching, add_watching_options, page_addresses
 from penstock.cli.replay import make_engine
 from penstock.cli.terminal.engine_options import (
     add_checkpoint_options,
@@ -41,15 +45,17 @@ from penstock.cli.terminal.output import (
 )
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
+from penstock.errors import UsageError
 from penstock.filesystem.descriptors import raise_limit
 from penstock.io.brokers.broker_uri import open_partitions
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
-from penstock.service.auth import certificates, check_protected, tokens_of
+from penstock.service.auth import admits, certificates, check_protected, tokens_of
 from penstock.service.limits import Limits
 from penstock.service.received_memory import keep_freed_memory
 from penstock.service.sequencer import Saving
 from penstock.service.server import Service
+from penstock.validation import is_loopback
 
 SCALES = {"N": 1, "S": 1, "MB": 1 << 20}
 LimitFlags = dict[str, tuple[str, str, str, str]]
@@ -146,7 +152,9 @@ def _add_access(command: Parser) -> None:
     access.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
     access.add_argument("--token-file", type=Path, metavar="FILE", help="tokens, one per line: callers must give one")
     access.add_argument(
-        "--insecure", action="store_true", help="listen beyond this machine without TLS, or without tokens"
+        "--insecure",
+        action="store_true",
+        help="listen beyond this machine without TLS, or without tokens; --ui and --metrics answer everybody there",
     )
 
 
@@ -176,6 +184,7 @@ def run(args: argparse.Namespace) -> int:
     address, tokens = Address.of(args.listen), tokens_of(args.token_file)
     tls = certificates(address, args.tls_cert, args.tls_key)
     check_protected(address, bool(tokens), args.insecure)
+    pages = page_access(args, tokens, bool(tls))
     check_checkpoint(args)
     form_of(config.tables, DeltaOptions(last=args.delta_last))
     for place in (args.out, args.checkpoint):
@@ -183,23 +192,46 @@ def run(args: argparse.Namespace) -> int:
             check_writable(place)
     partitions = [each for uri in (*args.kafka, *args.nats) for each in open_partitions(uri, args.patience)]
     engine = make_engine(args, config)
-    watching = Watching(args, engine)  # before the service accepts callers
-    service = Service(
-        engine,
-        address,
-        reading,
-        rates,
-        saving=None if args.checkpoint is None else Saving(Folder(args.checkpoint), args.every, args.resume),
-        limits=_limits(args),
-        tls=tls,
-        tokens=tokens,
-        per_steps=args.delta_steps,
-        last=args.delta_last,
-        partitions=partitions,
-        patience_s=args.patience,
-    )
+    watching = Watching(args, engine, pages)  # before the service accepts callers
+    with writing(args.checkpoint) if args.checkpoint else nullcontext():  # commits its epoch before it listens
+        service = Service(
+            engine,
+            address,
+            reading,
+            rates,
+            saving=None if args.checkpoint is None else Saving(Folder(args.checkpoint), args.every, args.resume),
+            limits=_limits(args),
+            tls=tls,
+            tokens=tokens,
+            per_steps=args.delta_steps,
+            last=args.delta_last,
+            partitions=partitions,
+            patience_s=args.patience,
+        )
     with watching:
         return _serve(args, service, watching)
+
+
+def page_access(args: argparse.Namespace, tokens: Sequence[bytes], has_tls: bool) -> PageAccess | None:
+    """Return who may read the pages that other machines reach; None: everybody, as ``--insecure`` says.
+
+    A service without TLS and tokens has nothing to protect: everybody may already read all of it.
+    Raises UsageError if a page needs a token and there is none.
+    """
+    reachable = [(flag, host) for flag, (host, _) in page_addresses(args).items() if not is_loopback(host)]
+    if args.insecure or not reachable or not (tokens or has_tls):
+        return None
+    if not tokens:
+        flag = reachable[0][0]
+        raise UsageError(
+            f"--{flag} {getattr(args, flag)}: others can reach this address, and the service has no token "
+            "(--token-file); give one, listen on 127.0.0.1, or say --insecure"
+        )
+    context = None
+    if has_tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(args.tls_cert, args.tls_key)
+    return PageAccess(partial(admits, tokens), context)
 
 
 def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> int:
@@ -241,6 +273,8 @@ def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
     text = f"{count(status['frames'])}: {count(status['rows'])} rows, {several(status['steps'], 'step')}"
     out.say(f"frames    {text}" + (f", {count(status['stale'])} stale" if status["stale"] else ""))
     reports = service.engine.core.table_reports()
+    for note in status["notes"]:
+        out.say(f"note      {note}")
     out.say_tables("keys      ", keys_texts(reports))
     out.say_tables("cache     ", cache_texts(reports))
     out.say_tables("wrote     ", files)

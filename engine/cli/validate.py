@@ -99,14 +99,29 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
             keys = KeyChecks(config if memory else None)
             walked = walk(checks, options, args.num_required or config.gate_num_required or 1, args, keys, out)
             walked |= keys.say(out)
-    sources = [check.to_dict() for check in checks]
-    found = [vars(finding) for finding in findings]
-    of_config = {"config": args.config, "findings": found, "memory": memory}
-    out.result({**of_config, "sources": sources, **walked})
-    if any(check.is_bad for check in checks) or walked.get("errors"):
+    stale_errors = walked.pop("stale_errors", [])
+    of_config = [str(finding) for finding in findings if finding.severity == "error"]
+    of_keys = [
+        f"table '{finding['table']}': {finding['problem']}"
+        for finding in walked.get("key_findings", [])
+        if finding["severity"] == "error"
+    ]
+    of_sources = [error for check in checks for error in check.errors]
+    errors = [*of_config, *of_sources, *of_keys, *stale_errors]
+    out.result(
+        {
+            "config": args.config,
+            "valid": not errors,
+            "errors": errors,
+            "findings": [vars(finding) for finding in findings],
+            "memory": memory,
+            "sources": [check.to_dict() for check in checks],
+            **walked,
+        }
+    )
+    if any(check.is_bad for check in checks) or stale_errors:
         return 3
-    is_unfit = any(finding["severity"] == "error" for finding in [*found, *walked.get("key_findings", [])])
-    return 4 if is_unfit or any(check.errors for check in checks) else 0
+    return 4 if errors else 0
 
 
 def say_memory(config: EmbeddingConfig, out: Output) -> dict[str, Any]:
@@ -242,4 +257,4 @@ def walk(
     if problem is not None:
         out.say(f"{'error':8}  {problem}")
     named = {name: getattr(total, name) for name in ("rows", "frames", "stale", "stale_rows", "steps")}
-    return {**named, "pending": pending, "errors": [] if problem is None else [problem]}
+    return {**named, "pending": pending, "stale_errors": [] if problem is None else [problem]}

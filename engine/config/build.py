@@ -43,11 +43,13 @@ INITIALIZER_TYPES = (RowIdInitializer, *INITIALIZERS.values())
 
 def build_tables(tables: Sequence[TableConfig], optimizer: Optimizer | None) -> Built:
     """Convert tables without features, in their order; leave the TableConfigs unchanged. Raise ConfigError."""
+    seen: set[int] = set()
     for index, table in enumerate(tables):
         if not isinstance(table, TableConfig):
             raise ConfigError(f"tables[{index}] must be a TableConfig, got {type(table).__name__}")
-        if any(table is other for other in tables[:index]):
+        if id(table) in seen:
             raise ConfigError(f"tables[{index}] is the same TableConfig as an earlier one; list each table once")
+        seen.add(id(table))
         if dtype_name(table.dtype) != "float32":
             name = table.name if table.name is not None else f"table_{index}"
             raise ConfigError(f"table '{name}': a table that is updated must be float32, got {dtype_name(table.dtype)}")
@@ -56,13 +58,15 @@ def build_tables(tables: Sequence[TableConfig], optimizer: Optimizer | None) -> 
 
 def named_tables(tables: Sequence[TableConfig], common: Optimizer | None) -> list[tuple[TableConfig, str, Optimizer]]:
     """Return every table with its name and its optimizer. Raise ConfigError for two tables of one name."""
-    named: list[tuple[TableConfig, str, Optimizer]] = []
+    named: dict[Any, tuple[TableConfig, str, Optimizer]] = {}
     for index, table in enumerate(tables):
         name = table.name if table.name is not None else f"table_{index}"
-        if any(name == other for _, other, _ in named):
+        if not isinstance(name, str):
+            raise TypeError(f"a table's name must be a str, got {name!r}")
+        if name in named:
             raise ConfigError(f"two tables are named '{name}'; give every table its own name")
-        named.append((table, name, _optimizer(name, table, common)))
-    return named
+        named[name] = table, name, _optimizer(name, table, common)
+    return list(named.values())
 
 
 def write_tables(tables: Sequence[tuple[TableConfig, str, Optimizer]], num_hosts: int) -> Built:
@@ -70,7 +74,7 @@ def write_tables(tables: Sequence[tuple[TableConfig, str, Optimizer]], num_hosts
     message = EngineConfig()
     config = message.tpu_embedding_configuration
     config.mode = TPUEmbeddingConfiguration.TRAINING
-    inputs: list[Any] = []
+    inputs: dict[Any, int] = {}
     part = PythonPart({}, {}, {}, {})
     for index, (table, name, optimizer) in enumerate(tables):
         _write_table(config.table_descriptor.add(), name, table, optimizer, inputs, num_hosts)
@@ -82,7 +86,7 @@ def write_tables(tables: Sequence[tuple[TableConfig, str, Optimizer]], num_hosts
         settings = _settings(name, table, optimizer)
         if settings.ByteSize() > TableSettings(name=name).ByteSize():
             message.table.append(settings)
-    part.schedules.update({tag: rate for tag, rate in enumerate(inputs) if not isinstance(rate, DynamicLearningRate)})
+    part.schedules.update({tag: rate for rate, tag in inputs.items() if not isinstance(rate, DynamicLearningRate)})
     return message, part
 
 
@@ -100,12 +104,10 @@ def _write_table(
     name: str,
     table: TableConfig,
     optimizer: Optimizer,
-    inputs: list[Any],
+    inputs: dict[Any, int],
     num_hosts: int,
 ) -> None:
-    """Fill one descriptor. Append a new dynamic input to ``inputs``; its tag is its index."""
-    if not isinstance(name, str):
-        raise TypeError(f"a table's name must be a str, got {name!r}")
+    """Fill one descriptor. Add a new dynamic input to ``inputs``, with its tag."""
     tag = _tag(name, optimizer.learning_rate, inputs)
     try:
         descriptor.name = name
@@ -126,14 +128,14 @@ def _write_table(
         raise ConfigError(f"table '{name}': {error}") from None
 
 
-def _tag(name: str, rate: Any, inputs: list[Any]) -> int | None:
-    """Return a dynamic rate's tag. As in TensorFlow, == decides: equal bound methods share a tag, lambdas never."""
+def _tag(name: str, rate: Any, inputs: dict[Any, int]) -> int | None:
+    """Return a dynamic rate's tag. As in TensorFlow, == decides: equal bound methods share a tag, lambdas never.
+
+    TensorFlow looks rates up in a dictionary, so an unhashable one raises TypeError there, too.
+    """
     if not callable(rate) and not isinstance(rate, DynamicLearningRate):
         return None
-    hash(rate)  # TensorFlow looks rates up in a dictionary, so an unhashable one raises TypeError there, too
-    if rate not in inputs:
-        inputs.append(rate)
-    tag = inputs.index(rate)
+    tag = inputs.setdefault(rate, len(inputs))
     if isinstance(rate, DynamicLearningRate) and rate.tag != tag:
         raise ConfigError(
             f"table '{name}': learning rate has tag {rate.tag} but is number {tag} by first use; "

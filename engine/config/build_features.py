@@ -5,13 +5,13 @@ build.py converts tables and optimizers; features.py computes the shapes of feat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from penstock.config.build import Built, named_tables, write_tables
 from penstock.config.engine_config_pb2 import EngineConfig
 from penstock.config.features import FeatureConfig, Shape, flatten, output_shapes, pack
-from penstock.config.tables import TableConfig
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.errors import ConfigError
 from penstock.updates import Optimizer
@@ -29,15 +29,12 @@ class Strategy(NamedTuple):
 def build_features(
     structure: Any, optimizer: Optimizer | None, batch_size: int | None, input_shapes: Any, strategy: Strategy
 ) -> Built:
-    """Convert features and their tables as TensorFlow's TPUEmbedding does; write names and optimizers back to them."""
+    """Convert features and their tables as TensorFlow's TPUEmbedding does; leave both unchanged. Raise ConfigError."""
     features = flatten(structure)
     for index, feature in enumerate(features):
         if not isinstance(feature, FeatureConfig):
             raise ConfigError(f"feature {index} must be a FeatureConfig, got {feature!r}")
-    tables: list[TableConfig] = []
-    for feature in features:
-        if not any(feature.table is table for table in tables):
-            tables.append(feature.table)
+    tables = list({id(feature.table): feature.table for feature in features}.values())
     named = named_tables(tables, optimizer)  # TensorFlow's order: check names and optimizers before shapes
     shapes = output_shapes(structure, features, batch_size, input_shapes)
     message, part = write_tables(named, strategy.num_hosts)
@@ -46,8 +43,6 @@ def build_features(
     for feature, shape in zip(features, shapes, strict=True):
         _write_feature(message.tpu_embedding_configuration, feature, ids[id(feature.table)], shape)
     _write_feature_settings(message, features)
-    for table, name, used in named:
-        table.name, table.optimizer = name, used
     return message, part._replace(feature_structure=pack(structure, range(len(features))))
 
 
@@ -77,10 +72,10 @@ def _write_feature(config: TPUEmbeddingConfiguration, feature: FeatureConfig, ta
 
 def _write_feature_settings(message: EngineConfig, features: Sequence[FeatureConfig]) -> None:
     """Write every feature's combiner and sequence length, keyed by its name if that is unique, else by its index."""
-    names = [feature.name for feature in features]
+    names = Counter(feature.name for feature in features)
     for index, feature in enumerate(features):
         settings = message.feature.add(combiner=feature.table.combiner, max_sequence_length=feature.max_sequence_length)
-        if feature.name and names.count(feature.name) == 1:
+        if feature.name and names[feature.name] == 1:
             settings.name = feature.name
         else:
             settings.feature_id = index

@@ -49,6 +49,7 @@ class EmbeddingConfig(MessageView):
         super().__init__(message)
         self._part = part or PythonPart({}, {}, {}, scan.numbers if scan is not None else {})
         self._scan = scan
+        self._is_valid = False  # not checked yet
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EmbeddingConfig:
@@ -115,8 +116,8 @@ class EmbeddingConfig(MessageView):
             another name for num_replicas; num_cores_per_replica is None without a device assignment
         num_required, reduction : the gate's settings, which TensorFlow does not have
 
-        Tables are numbered in the order of their first use. As in TensorFlow, their names and inherited optimizers
-        are written back to the TableConfigs, and callable learning rates become dynamic tags.
+        Tables are numbered in the order of their first use, and callable learning rates become dynamic tags. The
+        TableConfigs are not changed, so several configurations may share them.
         Accepts every value that TensorFlow accepts, even if it cannot run: ``lint`` and ``tables`` report that.
         """
         batch = per_replica_batch_size if batch_size is None else batch_size
@@ -230,7 +231,9 @@ class EmbeddingConfig(MessageView):
 
     def table(self, name: str) -> TableSpec:
         """Return one table by its name. Raise ConfigError if there is none, or this version cannot run it."""
-        validate(self._message)
+        if not self._is_valid:
+            validate(self._message)
+            self._is_valid = True
         return table_spec(self._table(name), self._part)
 
     def optimizer(self, name: str) -> Optimizer:
@@ -238,10 +241,14 @@ class EmbeddingConfig(MessageView):
         return optimizer_of(self._table(name), self._part)
 
     def _table(self, name: str) -> TableMessage:
-        table_message = next((table for table in table_messages(self._message) if table.name == name), None)
-        if table_message is None:
+        table = self._by_name.get(name)
+        if table is None:
             raise ConfigError(f"no table is named '{name}'; {near(name, self.table_names)}")
-        return table_message
+        return table
+
+    @cached_property
+    def _by_name(self) -> dict[str, TableMessage]:
+        return {table.name: table for table in reversed(table_messages(self._message))}
 
     @cached_property
     def features(self) -> tuple[FeatureSpec, ...]:

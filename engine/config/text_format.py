@@ -45,6 +45,9 @@ CONTROL = bytes(c for c in range(32) if c not in b"\t\n\v\f\r")
 
 # Match only above the first field: a message pasted into another includes its header.
 HEADER = re.compile(r"\A(?:[ \t]*(?:#[^\n]*)?\r?\n)*?[ \t]*#[ \t]*proto-message:[ \t]*(\S+)")
+# A longer word of a text is not repeated in an error.
+_WORD_LENGTH = 200
+_WORD = re.compile(rf"\w{{{_WORD_LENGTH},}}")
 KINDS: dict[str, type[TPUEmbeddingConfiguration] | type[EngineConfig]] = {
     "TPUEmbeddingConfiguration": TPUEmbeddingConfiguration,
     "EngineConfig": EngineConfig,
@@ -158,6 +161,7 @@ def _at(error: text_format.ParseError, text: str) -> _AtError:
     elif value is not None and (owner := _descriptor(value[1].rsplit(".", 1)[0])) is not None:
         enum = owner.enum_types_by_name[value[1].rsplit(".", 1)[1]]
         problem = f"{enum.name} has no value '{value[2]}'; " + near(value[2], enum.values_by_name)
+    problem = _WORD.sub(lambda word: f"{word[0][:_WORD_LENGTH]}…", problem)
     return _AtError(problem.replace("penstock.tpu.", ""), line, column)
 
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from penstock.filesystem import atomic_files
 from penstock.filesystem.descriptors import reserve
+from penstock.filesystem.state_files import open_regular
 
 
 class WritableFile(Protocol):
@@ -124,7 +125,7 @@ class LocalStore(FileStore):
             return []
 
     def open(self, name: str) -> BinaryIO:
-        return reserve.open(lambda: open(self._path / name, "rb"))
+        return reserve.open(lambda: open_regular(self._path / name))
 
     def size(self, name: str) -> int:
         return (self._path / name).stat().st_size

@@ -47,9 +47,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     @property
     def tables(self) -> dict[str, Table]:
         """The tables by name, for ``EmbeddingTables.parameters``."""
-        tables: dict[str, Table] = jax.tree.unflatten(
-            self._structure, [array.value for array in self.trainable_weights]
-        )
+        tables: dict[str, Table] = jax.tree.unflatten(self._structure, [array.value for array in self.weights])
         return tables
 
     def preprocess(self, features: Any, weights: Any = None) -> dict[str, dict[str, jax.Array]]:
@@ -61,7 +59,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         """Return the activations of a batch, nested like the configuration's features: float32, (…, dim)."""
         features = self.embedding_tables.features
         return self._lookup(
-            [array.value for array in self.trainable_weights],
+            [array.value for array in self.weights],
             {name: Uses(**use, features=features[name], num_lines=self._num_lines[name]) for name, use in uses.items()},
         )
 

@@ -1,13 +1,19 @@
-"""The tables of a job whose rows are in shares, as one: streamed, hashed and written, without a copy of a table."""
+"""The tables of a job whose rows are in shares, as one: streamed, hashed and written, without a copy of a table.
+
+The keys of all shares, which the hash and the files need in one order, are in memory or in mapped files.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.frames import Array, Float32, Int64
@@ -16,6 +22,8 @@ from penstock.tables.shares import Share
 from penstock.tables.state_hash import KeyArrays, state_hash
 
 _BLOCK_BYTES = 4 << 20
+# Of candidates: the younger, the older.
+_GENERATIONS = 2
 
 
 class ShareTables(Protocol):
@@ -30,12 +38,13 @@ class WholeTables:
     """The tables of all shares. They must not change while they are read.
 
     shares : by rank
+    scratch : a folder for the keys of all shares, in files without names; None: they are in memory
     """
 
-    def __init__(self, config: EmbeddingConfig, shares: Sequence[ShareTables]) -> None:
+    def __init__(self, config: EmbeddingConfig, shares: Sequence[ShareTables], scratch: Path | None = None) -> None:
         self._specs = {spec.name: spec for spec in config.tables}
         self._mod = config.sharding_strategy == "MOD"
-        self._shares = shares
+        self._shares, self._scratch = shares, scratch
 
     def hash(self, global_step: int) -> str:
         """Return what ``Engine.state_hash`` returns for one engine with all rows."""
@@ -81,12 +90,45 @@ class WholeTables:
 
     def _key_arrays(self, name: str) -> KeyArrays:
         """Return those of all shares as one directory has them: virtual shards are in the order of the shares."""
-        found = [share.in_order(name)[1] for share in self._shares]
-        joined = [np.concatenate(arrays) for arrays in zip(*(arrays for arrays, _ in found), strict=True)]
-        generation = np.argsort(joined[-1], kind="stable")  # the candidates are the last four arrays
-        return [*joined[:-4], *(array[generation] for array in joined[-4:])], max(clock for _, clock in found)
+        shares = [share.in_order(name)[1] for share in self._shares]
+        arrays = list(zip(*(arrays for arrays, _ in shares), strict=True))
+        # The last four are the candidates, in order of generation in each share and among all.
+        bounds = [np.searchsorted(generation, range(1 + _GENERATIONS)) for generation in arrays[-1]]
+        pieces = [
+            (rank, slice(bound[generation], bound[generation + 1]))
+            for generation in range(_GENERATIONS)
+            for rank, bound in enumerate(bounds)
+        ]
+        keys = [self._joined(parts) for parts in arrays[:-4]]
+        candidates = [self._joined([parts[rank][rows] for rank, rows in pieces]) for parts in arrays[-4:]]
+        return [*keys, *candidates], max(clock for _, clock in shares)
 
     def _sorted_keys(self, name: str) -> tuple[Array, Int64]:
-        keys = self._key_arrays(name)[0][0].view(self._specs[name].id_type)
-        order: Int64 = np.argsort(keys)
-        return keys[order], order
+        """Return the keys of all shares, ascending, and the position of each in the order of the state hash."""
+        id_type = self._specs[name].id_type
+        shares = [share.in_order(name)[1][0][0].view(id_type) for share in self._shares]
+        keys = self._joined(shares)
+        keys.sort()
+        order, first = self._empty(np.int64, len(keys)), 0
+        for share in shares:
+            ascending = np.argsort(share)
+            order[np.searchsorted(keys, share[ascending])] = first + ascending
+            first += len(share)
+        return keys, order
+
+    def _joined(self, parts: Sequence[Array]) -> Array:
+        return np.concatenate(parts, out=self._empty(parts[0].dtype, sum(map(len, parts))))
+
+    def _empty(self, dtype: npt.DTypeLike, size: int) -> Array:
+        return np.empty(size, dtype) if self._scratch is None else mapped_array(dtype, size, self._scratch)
+
+
+def mapped_array(dtype: npt.DTypeLike, size: int, folder: Path) -> npt.NDArray[Any]:
+    """Return an array of zeros in a file of ``folder`` without a name. Raises OSError if the disk has no room."""
+    dtype = np.dtype(dtype)
+    num_bytes = max(1, size) * dtype.itemsize
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.truncate(num_bytes)
+        if hasattr(os, "posix_fallocate"):  # a full disk is an error here, and a SIGBUS when a page is written
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        return np.frombuffer(mmap.mmap(file.fileno(), num_bytes), dtype)[:size]

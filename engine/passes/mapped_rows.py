@@ -1,18 +1,17 @@
 """The rows of a commit in its data files: read where they are mapped, without an engine and without a copy of a table.
 
 Pages of a file are no memory of the process: the system reads them on demand and drops them when it needs room. So
-tables that exceed memory can be hashed and written. The index, 8 bytes per row, is a mapped file as well.
+tables that exceed memory can be hashed and written. What a row needs next to its floats, where it is and the state of
+its key, is in mapped files as well. A directory exists only while its share is opened, so one is in memory at a time.
 """
 
 from __future__ import annotations
 
 import mmap
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.checkpoint.records import Record, read_records
 from penstock.checkpoint.store import Commit, Folder
@@ -20,8 +19,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.errors import StateError
 from penstock.frames import Array, Float32, Int64
-from penstock.joining import WholeTables
-from penstock.pyx.keys.directory import Directory
+from penstock.joining import WholeTables, mapped_array
 from penstock.tables.key_directory import make_directory
 from penstock.tables.shares import AnyShare, shares_of
 from penstock.tables.state_hash import KeyArrays
@@ -35,7 +33,7 @@ class MappedShare:
     """The rows of one share of a commit, as ``WholeTables`` reads them.
 
     files : the base of the share and its deltas, in this order; specs, shares : of every table, by name
-    seed : of the engine; scratch : a folder for the index
+    seed : of the engine; scratch : a folder for the mapped files, which have no names
     """
 
     def __init__(
@@ -46,10 +44,12 @@ class MappedShare:
         seed: int,
         scratch: Path,
     ) -> None:
-        self._specs, self._shares, self._seed = specs, shares, seed
+        self._specs, self._shares, self._seed, self._scratch = specs, shares, seed, scratch
         self._rows: dict[str, list[Float32]] = {name: [] for name in specs}
-        self._places = {name: _index(shares[name].num_rows, scratch) for name in specs}
-        self._directories: dict[str, tuple[Directory, Int64]] = {}
+        self._places = {name: mapped_array(_PLACE, shares[name].num_rows, scratch) for name in specs}
+        for places in self._places.values():
+            places["record"] = _MISSING
+        self._keys: dict[str, tuple[Int64, KeyArrays]] = {}
         for path in files:
             with open(path, "rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -57,18 +57,14 @@ class MappedShare:
                 if record.kind == "rows":
                     self._add(record)
                 elif record.kind == "directory" and path == files[-1]:
-                    self._directories[record.about["table"]] = self._directory(record.about["table"], record.arrays)
+                    self._keys[record.about["table"]] = self._read_keys(record.about["table"], record.arrays)
         for name, places in self._places.items():
-            if name not in self._directories and (places["record"] == _MISSING).any():
+            if name not in self._keys and (places["record"] == _MISSING).any():
                 raise StateError(f"{files[-1]}: table '{name}' lacks a row; restore another commit")
 
     def in_order(self, name: str) -> tuple[Int64, KeyArrays]:
         """Return the rows of a dynamic table in the order of the state hash, as ``read_rows`` takes them; its keys."""
-        directory, saved = self._directories[name]
-        state, waiting = directory.state(expired=False), directory.candidates()
-        arrays = (state["key"], state["last"], state.get("count"), *waiting.values())
-        keys = [array for array in arrays if array is not None], directory.clock
-        return saved[state["row"]], keys
+        return self._keys[name]
 
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
         """Return one part of rows by their numbers in the share, float32 (n, floats of the part)."""
@@ -95,14 +91,22 @@ class MappedShare:
         places["row"][numbers] = np.arange(len(rows))
         self._rows[name].append(rows)
 
-    def _directory(self, name: str, state: Mapping[str, Array]) -> tuple[Directory, Int64]:
-        """Return the directory of a dynamic table, and the number that each of its rows has in the files."""
+    def _read_keys(self, name: str, state: Mapping[str, Array]) -> tuple[Int64, KeyArrays]:
+        """Return what ``in_order`` does, in mapped files."""
         share = self._shares[name]
         directory = make_directory(self._specs[name], self._seed, share=(share.rank, share.count))
         rows = directory.set_state({key: np.array(array) for key, array in state.items()})
-        saved = np.zeros(max(1, share.num_rows), np.int64)
+        saved = np.zeros(max(1, share.num_rows), np.int64)  # the number of each row of the directory in the files
         saved[rows] = np.asarray(state["row"], np.int64) - share.ids(0)
-        return directory, saved
+        state, waiting = directory.state(expired=False), directory.candidates()
+        arrays = (state["key"], state["last"], state.get("count"), *waiting.values())
+        keys = [self._mapped(array) for array in arrays if array is not None]
+        return self._mapped(saved[state["row"]]), (keys, directory.clock)
+
+    def _mapped(self, array: Array) -> Array:
+        copy = mapped_array(array.dtype, len(array), self._scratch)
+        copy[:] = array
+        return copy
 
 
 def mapped_tables(folder: Folder, commit: Commit, config: EmbeddingConfig) -> WholeTables:
@@ -114,13 +118,4 @@ def mapped_tables(folder: Folder, commit: Commit, config: EmbeddingConfig) -> Wh
         files = [Path(folder.files.file(file.name)) for file in commit.files if file.part == part]
         shares = shares_of(specs.values(), mod, seed, rank, count)
         found.append(MappedShare(files, specs, shares, seed, Path(folder.path)))
-    return WholeTables(config, found)
-
-
-def _index(num_rows: int, scratch: Path) -> npt.NDArray[np.void]:
-    """Return places for rows, all missing, in a file without a name."""
-    with tempfile.TemporaryFile(dir=scratch) as file:
-        file.truncate(max(1, num_rows) * _PLACE.itemsize)
-        places = np.frombuffer(mmap.mmap(file.fileno(), 0), _PLACE)[:num_rows]
-    places["record"] = _MISSING
-    return places
+    return WholeTables(config, found, Path(folder.path))

@@ -9,21 +9,26 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.checkpoint.incremental import ring_bytes
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError
 from penstock.tables.key_directory import bytes_of_directories
 
 # Bytes per row that do not depend on its width: a mark for commits, and a place in the map of its sums.
 ROW_BYTES = 5
-# The share of the free memory that rows may take; the rest is for frames and their sums. The bytes next to it: copies
-# of rows that wait for the disk, and what compiling and reading allocate.
+# The share of the free memory that rows may take; the rest is for frames and their sums. The bytes next to it are what
+# compiling and reading allocate; the ring buffer of commits counts in addition.
 SHARE, OTHER_BYTES = 0.75, 96 << 20
 MOST_PASSES = 1024
 
 
 def rows_bytes(specs: Iterable[TableSpec]) -> int:
     """Return the bytes of all rows with their slots, in memory and in a commit."""
-    return sum(4 * spec.vocabulary_size * (spec.dim + spec.slot_dim * len(spec.slots)) for spec in specs)
+    return sum(spec.vocabulary_size * _row_bytes(spec) for spec in specs)
+
+
+def _row_bytes(spec: TableSpec) -> int:
+    return 4 * (spec.dim + spec.slot_dim * len(spec.slots))
 
 
 def check_disk(folder: Path, specs: Iterable[TableSpec]) -> None:
@@ -44,17 +49,26 @@ def num_passes(specs: Iterable[TableSpec], memory: int | None) -> int:
     Raises CapacityError if even MOST_PASSES do not.
     """
     specs = tuple(specs)
-    needed = rows_bytes(specs) + sum(ROW_BYTES * spec.vocabulary_size + spec.cache_bytes for spec in specs)
+    of_rows, widest = rows_bytes(specs), max(map(_row_bytes, specs))
+    needed = of_rows + sum(ROW_BYTES * spec.vocabulary_size + spec.cache_bytes for spec in specs)
     needed += sum(bytes_of_directories([(spec, 0)]) for spec in specs if spec.dynamic)
-    free = available_bytes() if memory is None else memory - used_bytes()
-    for_rows = int(SHARE * (free - OTHER_BYTES))
-    count = -(-needed // for_rows) if for_rows > 0 else MOST_PASSES + 1
-    if count > MOST_PASSES:
+    used = 0 if memory is None else used_bytes()
+    if memory is not None and memory <= used:
         raise CapacityError(
-            f"--passes auto: {free / 1e6:.0f} MB are free for tables of {needed / 1e6:.0f} MB, and everything but rows "
-            f"needs {OTHER_BYTES / 1e6:.0f} MB; raise the limit of memory, or give --passes K"
+            f"--memory {memory}: the process uses {used / 1e6:,.0f} MB before it has a row; give more bytes than that"
         )
-    return max(1, count)
+    free = max(0, available_bytes()) if memory is None else memory - used
+
+    def others(count: int) -> int:
+        return OTHER_BYTES + ring_bytes(of_rows // count, widest)
+
+    for count in range(1, MOST_PASSES + 1):
+        if needed <= count * SHARE * (free - others(count)):
+            return count
+    raise CapacityError(
+        f"--passes auto: {free / 1e6:,.0f} MB are free for tables of {needed / 1e6:,.0f} MB, and everything but rows "
+        f"needs {others(MOST_PASSES) / 1e6:,.0f} MB; raise the limit of memory, or give --passes K"
+    )
 
 
 def available_bytes() -> int:

@@ -119,8 +119,7 @@ class MultiPass:
         folder.lock()
         try:
             base = folder.newest()
-            number = None if base is None else base.number
-            self.count = self._work.begin(self._flags(), number, self._options.resume, self._choose)
+            self.count = self._work.begin(self._flags(), base, self._options.resume, self._choose)
             for rank in range(self.count):
                 if self._work.ended(rank) is None:
                     self._pass(rank, base)

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.parts import SharePart
-from penstock.checkpoint.store import Folder
+from penstock.checkpoint.store import Commit, Folder
 from penstock.errors import StateError, UsageError
 from penstock.filesystem import atomic_files
 from penstock.filesystem.append_file import part_of
+from penstock.filesystem.state_files import read_json
 
 
 class PassFolder:
@@ -27,18 +28,21 @@ class PassFolder:
         self.path = path
         self._replay = path / "replay.json"
 
-    def begin(self, flags: Mapping[str, Any], base: int | None, resume: bool, choose: Callable[[], int]) -> int:
+    def begin(self, flags: Mapping[str, Any], base: Commit | None, resume: bool, choose: Callable[[], int]) -> int:
         """Return the number of passes, of a new replay or of the one to resume, which must have the same flags.
 
         flags : that decide the result, as plain data; base : the commit that the replay continues; None: it begins anew
         choose : returns the number of passes of a new replay
         """
         begun = _read(self._replay)
-        if begun is None or not resume or self.unfinished(base) is None:
+        number, digests = (None, []) if base is None else (base.number, list(base.digests))
+        # After going back to an older commit, another commit may have the number of the one that the passes began with.
+        is_same = begun is not None and begun.get("digests", digests) == digests
+        if begun is None or not resume or not is_same or self.unfinished(number) is None:
             self.remove()  # of a replay that was given up, or that has committed since
             count = choose()
             atomic_files.make_folders(self.path)
-            _write(self._replay, {"base": base, "passes": count, "flags": flags})
+            _write(self._replay, {"base": number, "digests": digests, "passes": count, "flags": flags})
             return count
         plain = json.loads(json.dumps(flags))
         for name, value in plain.items():
@@ -100,11 +104,13 @@ class PassFolder:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found = read_json(path)
+        if not isinstance(found, dict):
+            raise ValueError("expected an object")
         return found
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise StateError(f"{path}: damaged ({error}); remove {os.fspath(path.parent)} and replay again") from error
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import penstock.interrupts as interrupts
@@ -25,6 +27,12 @@ RESTART_S = 300.0
 _PAUSE_S = 0.5
 # The accelerators that an owner can have one of, and the options of Ray that give it to an actor.
 ACCELERATORS: Mapping[str, Mapping[str, Any]] = {"gpu": {"num_gpus": 1}, "tpu": {"resources": {"TPU": 1}}}
+
+
+# Ray reads it when it is imported. 0: the processes of a cluster listen on the loopback interface, as on macOS.
+_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+log = logging.getLogger("penstock")
 
 
 class LostError(Exception):
@@ -62,17 +70,13 @@ def started(address: str | None, num_actors: int, accelerators: tuple[str, int] 
     """
     # Ray prints messages about dead nodes to standard output, which may be the report or deltas; it reads this once.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
-    try:
-        import ray
-    except ImportError as error:
-        raise UsageError(f"a job on a cluster needs Ray: pip install -e '.[ray]' ({error})") from None
-    if not ray.is_initialized():
+    with _loopback() if address == "local" else nullcontext():
         try:
-            _check_reachable(address)
-            room = {"num_cpus": max(num_actors, os.cpu_count() or 1)} if address == "local" else {}
-            ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR, **room)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise PeerError(f"no Ray cluster at {address or 'auto'}: {str(error).splitlines()[0]}") from None
+            import ray
+        except ImportError as error:
+            raise UsageError(f"a job on a cluster needs Ray: pip install 'penstock[ray]' ({error})") from None
+        if not ray.is_initialized():
+            _connect(ray, address, num_actors)
     if accelerators is not None:
         name, count = accelerators[0].upper(), accelerators[1]
         has = int(ray.cluster_resources().get(name, 0))
@@ -82,6 +86,46 @@ def started(address: str | None, num_actors: int, accelerators: tuple[str, int] 
                 "shares"
             )
     return ray
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Let Ray, and the processes that it starts in the block, listen on this machine only, unless _LOOPBACK is set."""
+    if _LOOPBACK in os.environ:
+        yield
+        return
+    if "ray" in sys.modules:
+        log.warning("Ray was imported before %s=0 was set: a local cluster listens on all interfaces", _LOOPBACK)
+    os.environ[_LOOPBACK] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[_LOOPBACK]
+
+
+def _connect(ray: Any, address: str | None, num_actors: int) -> None:
+    """Connect to a cluster or start one, as ``started`` does. Raises PeerError, or KeyboardInterrupt after a signal."""
+    try:
+        _check_reachable(address)
+        # A cluster that ends with its job needs no dashboard.
+        room = {"num_cpus": max(num_actors, os.cpu_count() or 1), "include_dashboard": False}
+        ray.init(
+            address=address or "auto",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **(room if address == "local" else {}),
+        )
+    except SystemExit:  # from the handler that Ray has for SIGTERM
+        raise KeyboardInterrupt from None
+    except Exception as error:  # Ray raises a bare Exception if a node is too slow to start
+        problem = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        if address == "local":
+            advice = "try again when the machine is less busy, or give the address of a cluster"
+            raise PeerError(f"Ray started no cluster on this machine: {problem}; {advice}") from None
+        raise PeerError(f"no Ray cluster at {address or 'auto'}: {problem}") from None
+    finally:
+        interrupts.reinstall()  # Ray replaces the handler of SIGTERM
+    interrupts.check()
 
 
 def _check_reachable(address: str | None) -> None:

@@ -71,6 +71,15 @@ def _read(file: Path, flag: str) -> bytes:
         raise UsageError(f"{flag} {os.fspath(file)}: cannot be read ({error.strerror})") from None
 
 
+def admits(tokens: Sequence[bytes], authorization: bytes) -> bool:
+    """Return whether a value of the header ``authorization`` contains one of the tokens.
+
+    Compares every token, in a time that does not depend on how much of it matches.
+    """
+    matches = [hmac.compare_digest(authorization, b"Bearer " + token) for token in tokens]
+    return any(matches)
+
+
 class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Checks the token of every call, and limits the number of concurrent calls.
 
@@ -112,9 +121,7 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         if not self._tokens:
             return True
         sent = [value.encode() if isinstance(value, str) else value for value in headers.get("authorization", [])]
-        # Compare every token, in a time that does not depend on how much of it matches.
-        matches = [hmac.compare_digest(value, b"Bearer " + token) for value in sent for token in self._tokens]
-        return any(matches)
+        return any(admits(self._tokens, value) for value in sent)
 
 
 class _AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]

@@ -74,10 +74,14 @@ class BrokerIntake:
         request = PutRequest(contributor=partition.producer, first=position + 1, stream=_STREAM)
         stream = self._sequencer.open(request, acked.append)
         try:
-            reader = PartitionReader(partition, position, self._patience_s)
+            creation = self._sequencer.creation(partition.producer)
+            reader = PartitionReader(partition, position, self._patience_s, creation)
             frames = MessageFrames(self._options, self._sequencer.first_bad)
             while not self._over.is_set():
                 messages = reader.read(WAIT_S)
+                stream.creation = reader.creation
+                if reader.note is not None and reader.note not in self._sequencer.notes:
+                    self._sequencer.notes.append(reader.note)
                 for message in messages:
                     self._push(stream, frames, partition, message)
                     if self._over.is_set():

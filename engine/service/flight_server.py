@@ -180,8 +180,11 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             return self._flight(descriptor)
 
     def get_schema(self, context: Any, descriptor: Any) -> flight.SchemaResult:
-        with self._serving(context):
-            return flight.SchemaResult(self._flight(descriptor).schema)
+        try:
+            with self._serving(context):
+                return flight.SchemaResult(self._flight(descriptor).schema)
+        except flight.FlightError as error:
+            raise _SchemaError(str(error)) from None
 
     def _flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         """Return a flight that callers can get or put. Raises UsageError for an unknown one."""
@@ -208,6 +211,18 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         fields = [("id", pa.uint64() if unsigned else pa.int64()), ("gradient", gradient)]
         fields += [("time", pa.int64())] if self._engine.config.needs_time else []
         return pa.schema([("table", pa.utf8()), *fields] if len(specs) > 1 else fields)
+
+
+class _SchemaError(ValueError):
+    """The error of ``get_schema``: INVALID_ARGUMENT for the caller, in one line.
+
+    pyarrow converts Flight errors of every method but this one, whose caller gets the lines of
+    ``traceback.format_exception``. If that fails, the caller gets the name of the class instead.
+    """
+
+    @property
+    def __cause__(self) -> BaseException | None:  # type: ignore[override]
+        raise AttributeError("this error is not formatted")
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class Sequencer(CommitListener):
     log : is notified of steps and commits, under the gate's lock
     max_producers : names whose positions are stored
     failed : called when the service cannot continue, but not by ``end``
-    saving : None: no checkpoint
+    saving : None: no checkpoint. The epoch of this start is durable once the sequencer is constructed
 
     ended : set when no more frames are taken and every applied frame is durable, or the commit has failed
     error : the error that ended it; None if ``end`` did
@@ -61,6 +61,7 @@ class Sequencer(CommitListener):
         self._engine, self._rates, self._log, self._on_failure = engine, rates, log, failed
         self.counters = Counters()
         self.first_bad: dict[str, str] = {}  # the first row dropped, or frame rejected, for each reason
+        self.notes: list[str] = []  # hints for the user, a sentence each
         self.ended = threading.Event()
         self.error: BaseException | None = None
         self.is_closing = False
@@ -75,6 +76,7 @@ class Sequencer(CommitListener):
         self._commits: CommitSession | None = None
         if saving is not None:
             self._commits = engine.session.commits(saving.folder, saving.every, saving.resume, self)
+            self._commits.commit_start()
 
     # ---- streams
 
@@ -82,6 +84,11 @@ class Sequencer(CommitListener):
         """Return the number of a producer's last frame that was applied."""
         with self._engine.gate.still():
             return self.streams.position(contributor)
+
+    def creation(self, contributor: str) -> str | None:
+        """Return the creation of the topic that a producer's frames are of; None: unknown."""
+        with self._engine.gate.still():
+            return self.streams.creation(contributor)
 
     def open(self, request: PutRequest, tell: Callable[[Ack], None]) -> Stream:
         """Open a stream. An earlier stream of the same contributor ends at its next frame.

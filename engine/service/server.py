@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from penstock.errors import ListenError
 from penstock.io.brokers.broker_partition import Partition
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
@@ -46,7 +47,7 @@ class Service:
     partitions : of brokers, which are producers from the start; patience_s : how long to retry while a broker is gone
 
     wants_to_end : set when a caller requests the end or the service cannot continue; then call ``end`` and ``close``
-    Raises OSError if it cannot listen at the address.
+    Raises ListenError if it cannot listen at the address, OSError if it cannot commit its start.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Service:
             self.connections.close()
             if isinstance(error, pa.ArrowException | flight.FlightError | OSError):
                 reason = " ".join(str(error).split())[:200]
-                raise OSError(f"cannot listen at {address.uri}: {reason}; is it taken?") from error
+                raise ListenError(f"cannot listen at {address.uri}: {reason}; is it taken?") from error
             raise
         self.address = Address(address.host, self._server.port, address.tls)
         self.connections.watch(self._server.port)
@@ -134,6 +135,7 @@ class Service:
     def status(self) -> dict[str, Any]:
         """Return the status as plain data, for JSON."""
         sequencer, log, counters = self.sequencer, self.log, self.sequencer.counters
+        lineage = sequencer.streams.lineage
         expired_waiting = self.engine.core.expired_waiting()
         with self.engine.gate.still():
             tables = self.engine.core.table_reports(expired_waiting)
@@ -141,13 +143,16 @@ class Service:
                 "global_step": self.engine.global_step,
                 "committed_step": sequencer.streams.durable_step if sequencer.streams.is_durable else None,
                 "deltas": {"from_step": log.first_step, "to_step": log.step, "bytes": log.num_bytes},
-                "lineage": sequencer.streams.lineage,
+                "lineage": lineage.id,
+                "epoch": lineage.current.id,
+                "epochs": [list(epoch) for epoch in lineage.epochs],
                 "rows": counters.rows,
                 "frames": counters.frames,
                 "stale": counters.stale,
                 "steps": counters.steps,
                 "pending": self.engine.gate.num_accumulated,
                 "dropped": dict(counters.dropped),
+                "notes": list(sequencer.notes),
                 "keys": {name: asdict(of.keys) for name, of in tables.items() if of.keys is not None},
                 "producers": sequencer.streams.num_producers,
                 "streams": sequencer.streams.num_open,

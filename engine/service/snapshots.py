@@ -73,9 +73,13 @@ class Snapshots:
                 f"table '{name}': {created:,} bytes of deltas were made while it was read, and "
                 f"{self._log.max_bytes:,} are kept: start the service with a larger --delta-memory"
             )
-        yield pa.RecordBatch.from_pylist([], schema), encoded({**end, "lineage": self._sequencer.streams.lineage})
+        yield pa.RecordBatch.from_pylist([], schema), encoded({**end, **self._identity(end["step"])})
 
     # ---- inside
+
+    def _identity(self, step: int) -> dict[str, str]:
+        lineage = self._sequencer.streams.lineage
+        return {"lineage": lineage.id, "epoch": lineage.epoch_of(step)}
 
     def _pass(
         self, name: str, schema: pa.Schema, again: bool

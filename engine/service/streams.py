@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from penstock.checkpoint.source_positions import Tally
 from penstock.errors import InputError, UsageError
 from penstock.frames import Frame
 from penstock.io.flight.messages import Ack, PutRequest
+from penstock.lineage import Lineage
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
@@ -22,6 +22,7 @@ class Stream:
     """One stream of frames. contributor : its producer's name; None: its frames are counted in this stream only
 
     next : the number of the next frame; tally : counts of this stream
+    creation : of the topic that the frames are of; None: of none that has one
     acked : the last acknowledgement sent; promised : the one to send once the commit in flight is durable
     """
 
@@ -31,6 +32,7 @@ class Stream:
     tally: Tally
     acked: Ack = field(init=False)
     promised: Ack = field(init=False)
+    creation: str | None = None
 
     @property
     def position(self) -> int:
@@ -74,13 +76,13 @@ class Streams:
         self._positions = engine.session.positions
         self._open: set[Stream] = set()
         self._newest: dict[str, Stream] = {}  # by contributor
-        if self._positions.lineage is None:
-            self._positions.lineage = secrets.token_hex(8)
+        step, before = engine.global_step, self._positions.lineage
+        self._positions.lineage = Lineage.new(step) if before is None else before.started(step)
         self._durable = self._promised = self._copied()
 
     @property
-    def lineage(self) -> str:
-        """Return the identifier of this history of steps. Only a restart from the checkpoint keeps it."""
+    def lineage(self) -> Lineage:
+        """Return the history of steps. A restart from the checkpoint continues it with another epoch."""
         assert self._positions.lineage is not None
         return self._positions.lineage
 
@@ -100,6 +102,10 @@ class Streams:
     def position(self, contributor: str) -> int:
         """Return the number of a producer's frames that were applied."""
         return self._positions.producers.get(contributor, 0)
+
+    def creation(self, contributor: str) -> str | None:
+        """Return the creation of the topic that a producer's frames are of; None: unknown."""
+        return self._positions.creations.get(contributor)
 
     def durable_position(self, contributor: str) -> int:
         """Return the number of a producer's frames that are durable; without a checkpoint, that were applied."""
@@ -180,6 +186,8 @@ class Streams:
         if stream.contributor is not None:
             self._positions.producers[stream.contributor] = stream.position
             self._positions.tallies[stream.contributor] = tally
+            if stream.creation is not None:
+                self._positions.creations[stream.contributor] = stream.creation
 
     def _first(self, request: PutRequest) -> int:
         """Return the number of a stream's first frame. Raises UsageError or InputError if it cannot begin there."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from penstock.errors import DeltasGoneError, UsageError
-from penstock.io.flight.messages import DELTAS, TABLE, encoded
+from penstock.errors import UsageError
+from penstock.io.flight.messages import DELTAS, TABLE, ReaderPosition, encoded
 from penstock.service.delta_log import DeltaLog
 from penstock.service.limits import Limits
 from penstock.service.sequencer import Sequencer
@@ -50,23 +50,22 @@ class Readers:
 
     @property
     def delta_schema(self) -> pa.Schema:
-        metadata = {**(self.log.schema.metadata or {}), b"penstock.lineage": self._sequencer.streams.lineage.encode()}
-        return self.log.schema.with_metadata(metadata)
+        """Return the schema of deltas, with their lineage and epoch: all retained ones are of the current epoch."""
+        lineage = self._sequencer.streams.lineage
+        metadata = {"penstock.lineage": lineage.id, "penstock.epoch": lineage.current.id}
+        return self.log.schema.with_metadata({**(self.log.schema.metadata or {}), **metadata})
 
     def _deltas(self, request: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> Answer:
-        since, lineage, follow = request.get("since"), request.get("lineage"), request.get("follow", False)
-        if since is not None and type(since) is not int:
-            raise UsageError(f"since: expected a step, got {since!r}")
-        if lineage is not None and lineage != self._sequencer.streams.lineage:
-            raise DeltasGoneError(
-                "this service's state is another one than that of the step asked for (it was restarted without its "
-                "checkpoint, or with another one); read the tables again, and continue from their step"
-            )
+        position, follow = ReaderPosition.of(request), request.get("follow", False)
         self.log.publish_all()
-        since = self.log.first_step if since is None else since
+        since = self.log.first_step if position.since is None else position.since
+        lineage = self._sequencer.streams.lineage
+        if position.lineage is not None:
+            lineage.check(position.lineage, position.epoch, since)
         until = None if follow else self.log.step
         self.log.check(since)
-        return Answer(self.delta_schema, self._published(since, until, is_cancelled))
+        start = ReaderPosition(since, lineage.id, lineage.epoch_of(since))
+        return Answer(start.added_to(self.delta_schema), self._published(since, until, is_cancelled))
 
     def _published(self, since: int, until: int | None, is_cancelled: Callable[[], bool]) -> Messages:
         with self.log.followed() if until is None else nullcontext():
@@ -83,7 +82,9 @@ class Readers:
         valid = tables.valid_ids(name, ids)
         with self._engine.gate.still():
             rows = tables.lookup(name, valid, forward=False)
-            metadata = {"step": self._engine.global_step, "told_step": self.log.step}
+            lineage, step = self._sequencer.streams.lineage, self._engine.global_step
+            epoch = lineage.epoch_of(step)
+            metadata = {"step": step, "told_step": self.log.step, "lineage": lineage.id, "epoch": epoch}
         values = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
         batch = pa.RecordBatch.from_arrays([pa.array(valid.view(tables.specs[name].id_type)), values], ["id", "row"])
         return Answer(batch.schema, iter([(batch, encoded(metadata))]))

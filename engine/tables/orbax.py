@@ -80,5 +80,5 @@ def _orbax() -> Any:
     try:
         import orbax.checkpoint
     except ImportError:
-        raise UsageError("Orbax checkpoints need the package orbax-checkpoint: pip install -e '.[orbax]'") from None
+        raise UsageError("Orbax checkpoints need the package orbax-checkpoint: pip install 'penstock[orbax]'") from None
     return orbax.checkpoint

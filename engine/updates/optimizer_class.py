@@ -98,7 +98,7 @@ class Optimizer:
     non_lazy_argument: ClassVar[str] = ""
     """How the constructor sets it, for messages."""
     doubt: ClassVar[str] = ""
-    """What is not public about the equation, for lint."""
+    """The part of the equation that is not public, for lint."""
     zero_is_no_op: ClassVar[bool] = False
     """Whether a gradient of 0 leaves weights and slots as they are."""
     scaled_by_rate: ClassVar[bool] = True

@@ -28,9 +28,11 @@ class Partition(ABC):
     caller or does not know the topic.
 
     producer : the name of its frames in checkpoints; where : for messages
+    kind : what it is a partition of, for messages
     drained : no message up to this number follows the last one that ``read`` returned
     """
 
+    kind = "topic"
     drained = 0
 
     def __init__(self, producer: str, where: str) -> None:
@@ -39,6 +41,13 @@ class Partition(ABC):
     @abstractmethod
     def place(self, number: int) -> str:
         """Return where a message is, for messages."""
+
+    def creation(self) -> str | None:
+        """Ask the broker for what it gave the topic when it was created: another one has another. None: it has none.
+
+        From then on ``read`` returns messages of no other topic, or, where the client cannot know, soon raises OSError.
+        """
+        return None
 
     @abstractmethod
     def kept(self) -> Kept:

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.io.brokers.broker_partition import Kept, Message, Partition
 from penstock.io.brokers.kafka_client import PARTITION_EOF, TIMEOUT_S, Topic, kafka_failures, kafka_topic
+from penstock.io.brokers.kafka_topic_id import TopicId
 
 # Messages that one read takes.
 BATCH = 256
@@ -16,14 +17,19 @@ BATCH = 256
 class KafkaPartition(Partition):
     """One partition, assigned by hand. Kafka's committed offsets follow the checkpoint, to show the lag only."""
 
-    def __init__(self, topic: Topic, number: int) -> None:
+    def __init__(self, topic: Topic, topic_id: TopicId, number: int) -> None:
         super().__init__(f"kafka/{topic.name}/{number}", f"{topic.where}, partition {number}")
-        self._topic, self._number = topic, number
+        self._topic, self._topic_id, self._number = topic, topic_id, number
+        self._creation: str | None = None  # as ``creation`` returned it last
         self._consumer: Any = None
         self._lost: Any = None  # the error with which all brokers were lost
 
     def place(self, number: int) -> str:
         return f"{self.where}, offset {number - 1}"
+
+    def creation(self) -> str | None:
+        self._creation = self._topic_id.ask(self._opened())
+        return self._creation
 
     def kept(self) -> Kept:
         with self._failures():
@@ -55,6 +61,8 @@ class KafkaPartition(Partition):
                     break
                 else:
                     raise self._topic.client.KafkaException(error)
+        if self._creation is not None and self._topic_id.recent(self._opened()) != self._creation:
+            raise OSError("the topic was deleted and created again")
         return found
 
     def acknowledge(self, number: int) -> None:
@@ -88,8 +96,8 @@ def kafka_partitions(uri: str) -> list[Partition]:
     Raises UsageError for another URI, an unknown topic or wrong credentials, OSError if no broker can be reached.
     """
     topic = kafka_topic(uri)
-    consumer = topic.consumer()
+    consumer, topic_id = topic.consumer(), TopicId(topic)
     try:
-        return [KafkaPartition(topic, number) for number in topic.partitions(consumer)]
+        return [KafkaPartition(topic, topic_id, number) for number in topic.partitions(consumer)]
     finally:
         consumer.close()

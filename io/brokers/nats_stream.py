@@ -27,6 +27,8 @@ _SHORTEST_S = 0.01
 class NatsStream(Partition):
     """The stream of ``nats://HOST:PORT/STREAM``. The server stores no position: penstock's checkpoint does."""
 
+    kind = "stream"
+
     def __init__(self, uri: str) -> None:
         found = _URI.fullmatch(uri)
         if found is None:
@@ -39,9 +41,14 @@ class NatsStream(Partition):
         self._connection: Any = None
         self._consumer: Any = None
         self._next = 1
+        self._created: str | None = None  # as ``creation`` returned it last
 
     def place(self, number: int) -> str:
         return f"{self.where}, sequence {number}"
+
+    def creation(self) -> str:
+        self._created = self._run(self._creation())
+        return self._created
 
     def kept(self) -> Kept:
         return self._run(self._kept())
@@ -95,8 +102,14 @@ class NatsStream(Partition):
                 raise (failed[-1] if failed else error) from error
         return self._connection.jetstream(timeout=_TIMEOUT_S)
 
+    async def _creation(self) -> str:
+        return f"created {(await self._info()).created.isoformat()}"
+
+    async def _info(self) -> Any:
+        return await (await self._opened()).stream_info(self._stream)
+
     async def _kept(self) -> Kept:
-        state = (await (await self._opened()).stream_info(self._stream)).state
+        state = (await self._info()).state
         return Kept(max(state.first_seq, 1), state.last_seq)
 
     async def _fetch(self, timeout_s: float) -> list[Message]:
@@ -113,6 +126,10 @@ class NatsStream(Partition):
                     inactive_threshold=_IDLE_S,
                 ),
             )
+            # The consumer is of the stream that was there then, and goes with it.
+            if self._created is not None and await self._creation() != self._created:
+                self._consumer = None
+                raise OSError("the stream was deleted and created again")
         try:
             messages = await self._consumer.fetch(BATCH, timeout=max(timeout_s, _SHORTEST_S))
         except self._nats.errors.TimeoutError:

@@ -8,6 +8,7 @@ from typing import TypeVar
 from penstock.errors import InputError, StateError
 from penstock.io.brokers.broker_partition import Message, Partition
 from penstock.io.flight.connection import Patience
+from penstock.io.sources.seekable_source import created_again, unknown_creation
 
 T = TypeVar("T")
 
@@ -18,18 +19,21 @@ class PartitionReader:
     position : the number of the last message read; at the start, of the last frame that the tables contain. 0: none,
         start with the first one retained
     patience_s : how long to retry while the broker is unreachable
+    creation : of the topic that the position is of, as the partition names it; None: unknown. Later that of the topic
+    note : a sentence for the user; None: there is none
     """
 
-    def __init__(self, partition: Partition, position: int, patience_s: float) -> None:
-        self.partition, self.position = partition, position
+    def __init__(self, partition: Partition, position: int, patience_s: float, creation: str | None = None) -> None:
+        self.partition, self.position, self.creation = partition, position, creation
+        self.note: str | None = None
         self._patience = Patience(patience_s, starts_over=False)
         self._is_open = False
 
     def read(self, timeout_s: float) -> Sequence[Message]:
         """Return the next messages; none if none arrives in time, or the broker is unreachable.
 
-        Raises InputError if the broker stays unreachable, StateError if messages after the position are gone,
-        UsageError if the broker refuses the caller.
+        Raises InputError if the broker stays unreachable, StateError if messages after the position are gone, or the
+        topic is another one, UsageError if the broker refuses the caller.
         """
         messages = self._tried(lambda: self._read(timeout_s)) or []
         if messages:
@@ -66,6 +70,7 @@ class PartitionReader:
         return found
 
     def _open(self) -> None:
+        self._check_creation()
         kept = self.partition.kept()
         if not self.position:
             self.position = kept.first - 1
@@ -77,6 +82,18 @@ class PartitionReader:
             )
         self.partition.seek(self.position + 1)
         self._is_open = True
+
+    def _check_creation(self) -> None:
+        """Check that the topic is the one that the position is of."""
+        partition, creation = self.partition, self.partition.creation()
+        if self.position and creation != self.creation:
+            if creation is None:
+                raise OSError(f"it gives no id of the {partition.kind}, and the position is of {self.creation}")
+            if self.creation is not None:
+                place = partition.place(self.position + 1)
+                raise StateError(created_again(place, partition.kind, self.creation, creation))
+            self.note = unknown_creation(partition.where, partition.kind, creation)
+        self.creation = creation
 
     def _check_kept(self, position: int, number: int) -> None:
         """Check that the numbers before a message were never messages, and are not ones that are no longer retained."""

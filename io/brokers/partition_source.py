@@ -31,11 +31,19 @@ class PartitionSource(SeekableSource):
         self._waiting: deque[Message] = deque()  # read ahead
         self.seek(())
 
-    def seek(self, place: Place) -> None:
-        self._reader = PartitionReader(self._partition, place[0] if place else 0, self._patience_s)
+    def seek(self, place: Place, creation: str | None = None) -> None:
+        self._reader = PartitionReader(self._partition, place[0] if place else 0, self._patience_s, creation)
         self._waiting.clear()
         self._last = None
         self._decoder: MessageFrames | None = None  # over all readings, which have messages of the same form
+
+    @property
+    def creation(self) -> str | None:
+        return self._reader.creation
+
+    @property
+    def note(self) -> str | None:
+        return self._reader.note
 
     def frames(self, options: ReadOptions, first_bad: dict[str, str]) -> Generator[Frame, None, None]:
         """Return the frames of a reading, among them void ones: messages without rows, and those that are dropped."""

@@ -118,6 +118,11 @@ class FrameReader:
             return "it was not read to its end"
         return "not all of it carries checksums" if True in self.checksums else "it carries no checksums"
 
+    def notes(self) -> list[str]:
+        """Return hints for the user about where the sources continue, a sentence each."""
+        notes = [source.note for source in self.sources if isinstance(source, SeekableSource)]
+        return [note for note in notes if note is not None]
+
     def fraction(self) -> float | None:
         """Return the share of the input read so far, if known."""
         if self.options.merge is not None:

@@ -22,24 +22,26 @@ import pyarrow.flight as flight
 import penstock.interrupts as interrupts
 from penstock.errors import ServiceError, UsageError
 from penstock.io.flight.connection import Address, Connection, Patience
-from penstock.io.flight.messages import DELTAS, TABLE, Ack, decoded
+from penstock.io.flight.messages import TABLE, Ack, ReaderPosition, decoded
 from penstock.io.flight.producer import WINDOW_BYTES, Producer
 from penstock.io.flight.put_frames import ArrowStream, Frame, frames_of
+from penstock.lineage import FIRST_EPOCH
 from penstock.validation import MASKED, is_masked
 
 Float32 = npt.NDArray[np.float32]
 
 
 class Delta(NamedTuple):
-    """One delta of all tables (docs/deltas.md). since : the step of the previous delta"""
+    """One delta of all tables (docs/deltas.md). since : the step of the previous delta; epoch : of ``step``"""
 
     since: int
     step: int
     batches: tuple[pa.RecordBatch, ...]
+    epoch: str = FIRST_EPOCH
 
 
 class TableAt(NamedTuple):
-    """A table at one step. rows : float32 (vocabulary_size, dim); lineage : to be passed with the step
+    """A table at one step. rows : float32 (vocabulary_size, dim); lineage, epoch : to be passed with the step
 
     keys : of a dynamic table, the keys of the rows, ascending, int64 or uint64 (n,); the rows are (n, dim) then.
         Expired keys are among them until their sweep
@@ -53,6 +55,7 @@ class TableAt(NamedTuple):
     keys: npt.NDArray[Any] | None = None
     last: npt.NDArray[np.int64] | None = None
     clock: int | None = None
+    epoch: str = FIRST_EPOCH
 
 
 def connect(uri: str, token: str | None = None, *, roots: str | None = None, patience_s: float = 30.0) -> Client:
@@ -113,18 +116,28 @@ class Client:
 
     # ---- tables out
 
-    def deltas(self, since: int | None = None, *, lineage: str | None = None, follow: bool = False) -> Iterator[Delta]:
+    def deltas(
+        self, since: int | None = None, *, lineage: str | None = None, epoch: str | None = None, follow: bool = False
+    ) -> Iterator[Delta]:
         """Yield the deltas after a step, in order, each once.
 
-        since : None: all retained ones; lineage : the state of that step, as returned by ``table``
+        since : None: all retained ones
+        lineage, epoch : of that step, as ``table`` and the deltas have them. lineage None: the service cannot check
+            that it still has this step; epoch None: the first epoch of the lineage
         follow : continue with later deltas, also over broken connections
-        Raises DeltasGoneError if the service no longer retains them: fetch the tables again.
+        Raises DeltasGoneError if the service no longer retains them, or went back to an earlier step and then took
+        others: fetch the tables again.
         """
+        since = int(since) if isinstance(since, np.integer) else since
+        position = ReaderPosition.of({"since": since, "lineage": lineage, "epoch": epoch})
         patience = Patience(self.connection.patience_s)
         while True:
             try:
-                for delta in self._deltas(since, lineage, follow):
-                    since = delta.step
+                reader = self.connection.get(position.ticket(follow))
+                # From now on it is checked, even if the caller gave no lineage: the service may go back meanwhile.
+                position = ReaderPosition.of_stream(reader.schema) or position
+                for delta in _deltas(reader):
+                    position = position.after(delta.step, delta.epoch)
                     patience.good()
                     yield delta
                 if not follow:
@@ -191,19 +204,6 @@ class Client:
                 found[path[1]] = info.schema
         return found
 
-    def _deltas(self, since: int | None, lineage: str | None, follow: bool) -> Iterator[Delta]:
-        reader = self.connection.get({DELTAS: {"since": since, "lineage": lineage, "follow": follow}})
-        try:
-            batches: list[pa.RecordBatch] = []
-            for chunk in reader:
-                batches.append(chunk.data)
-                if not chunk.data.column("rows_left")[-1].as_py():
-                    since, step = (chunk.data.column(name)[0].as_py() for name in ("parent", "step"))
-                    yield Delta(since, step, tuple(batches))
-                    batches = []
-        finally:
-            reader.cancel()
-
     def _table(self, name: str) -> TableAt:
         reader = self.connection.get({TABLE: name})
         is_dynamic = b"penstock.key_type" in (reader.schema.metadata or {})
@@ -215,6 +215,21 @@ class Client:
                 return found.table(metadata)
             found.add(chunk.data, metadata)
         raise ServiceError(f"{self.connection.where}: the table '{name}' ended before its last row")
+
+
+def _deltas(reader: flight.FlightStreamReader) -> Iterator[Delta]:
+    """Yield the deltas of a stream, which ends with the generator."""
+    try:
+        epoch = (reader.schema.metadata or {}).get(b"penstock.epoch", FIRST_EPOCH.encode()).decode()
+        batches: list[pa.RecordBatch] = []
+        for chunk in reader:
+            batches.append(chunk.data)
+            if not chunk.data.column("rows_left")[-1].as_py():
+                since, step = (chunk.data.column(name)[0].as_py() for name in ("parent", "step"))
+                yield Delta(since, step, tuple(batches), epoch)
+                batches = []
+    finally:
+        reader.cancel()
 
 
 class _AllIds:
@@ -232,7 +247,8 @@ class _AllIds:
         self._rows[batch.column("id").to_numpy()] = _matrix(batch)
 
     def table(self, end: dict[str, Any]) -> TableAt:
-        return TableAt(np.concatenate(self._blocks) if self._rows is None else self._rows, end["step"], end["lineage"])
+        rows = np.concatenate(self._blocks) if self._rows is None else self._rows
+        return TableAt(rows, end["step"], end["lineage"], epoch=end.get("epoch", FIRST_EPOCH))
 
 
 class _Keys:
@@ -257,7 +273,8 @@ class _Keys:
         flat: Float32 = rows.take(some).combine_chunks().flatten().to_numpy()
         last = found["last"].take(some).to_numpy() if "last" in found.schema.names else None
         matrix = flat.reshape(-1, rows.type.list_size)
-        return TableAt(matrix, end["step"], end["lineage"], keys[present], last, end["clock"])
+        epoch = end.get("epoch", FIRST_EPOCH)
+        return TableAt(matrix, end["step"], end["lineage"], keys[present], last, end["clock"], epoch)
 
 
 def _matrix(batch: pa.RecordBatch) -> Float32:

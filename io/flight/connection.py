@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import re
@@ -18,6 +17,7 @@ import pyarrow.flight as flight
 import penstock.interrupts as interrupts
 from penstock.errors import PenstockError, UsageError
 from penstock.io.flight.messages import encoded, flight_errors, from_flight
+from penstock.validation import is_loopback
 
 T = TypeVar("T")
 
@@ -67,11 +67,8 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Return whether the address is on the loopback interface."""
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        """Return whether only this machine reaches the address."""
+        return is_loopback(self.host.strip("[]"))
 
 
 def dial(

@@ -23,16 +23,23 @@ from penstock.errors import (
     ServiceError,
     StateError,
     UsageError,
+    short,
 )
 
 END = "penstock.end"
 FRAME = "penstock.frame"
 GRADIENTS, EXCHANGE, DELTAS, TABLE = "gradients", "exchange", "deltas", "table"
 
+# The key in the schema metadata of a stream of deltas.
+_START = "penstock.start"
+
 MAX_NAME = 256
 
 # The maximum size of JSON: in a batch's metadata, and in a ticket, command or action. Longer text is not read.
 MAX_METADATA_BYTES, MAX_MESSAGE_BYTES = 4096, 2 << 20
+
+# The maximum size of an error's text. gRPC sends it twice in headers of 8 kB, where a byte may take three.
+MAX_ERROR_BYTES = 1500
 
 # RecursionError: brackets nested too deep.
 _NO_JSON = (ValueError, RecursionError)
@@ -120,6 +127,50 @@ class Ack:
         return cls(**{key: value for key, value in message["ack"].items() if key in cls.__dataclass_fields__})
 
 
+class ReaderPosition(NamedTuple):
+    """The position of a reader of deltas.
+
+    since : the step of its rows; None: the one that the retained deltas begin at
+    lineage : of this step; None: unknown, so that the service cannot check it
+    epoch : of this step; None: the first epoch of the lineage
+    """
+
+    since: int | None = None
+    lineage: str | None = None
+    epoch: str | None = None
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any]) -> ReaderPosition:
+        """Parse a request for deltas. Raises UsageError."""
+        since, lineage, epoch = (request.get(key) for key in cls._fields)
+        if since is not None and type(since) is not int:
+            raise UsageError(f"since: expected a step, got {short(repr(since))}")
+        for key, text in (("lineage", lineage), ("epoch", epoch)):
+            if text is not None and not isinstance(text, str):
+                raise UsageError(f"{key}: expected the {key} of a table or a delta, got {short(repr(text))}")
+        if epoch is not None and lineage is None:
+            raise UsageError("epoch: names an epoch of a lineage; give lineage too")
+        return cls(since, lineage, epoch)
+
+    def after(self, step: int, epoch: str) -> ReaderPosition:
+        """Return the position after a delta that leads to a step. A service that says no lineage says no epoch."""
+        return self._replace(since=step, epoch=None if self.lineage is None else epoch)
+
+    def ticket(self, follow: bool) -> dict[str, Any]:
+        """Return the ticket for the deltas after this position."""
+        return {DELTAS: {**self._asdict(), "follow": follow}}
+
+    def added_to(self, schema: pa.Schema) -> pa.Schema:
+        """Return the schema of a stream that begins at this position."""
+        return schema.with_metadata({**(schema.metadata or {}), _START: encoded(self._asdict())})
+
+    @classmethod
+    def of_stream(cls, schema: pa.Schema) -> ReaderPosition | None:
+        """Return the position that a stream begins at; None from a service that does not say it."""
+        text = (schema.metadata or {}).get(_START.encode())
+        return None if text is None else cls.of(decoded(text, _START))
+
+
 class FrameMetadata(NamedTuple):
     """The metadata that a producer sends with a batch.
 
@@ -181,7 +232,7 @@ def as_flight(error: BaseException) -> flight.FlightError:
     """Convert an error for the other side: one line and its class."""
     if isinstance(error, flight.FlightError):
         return error
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = _bounded(" ".join(str(error).split()) or type(error).__name__)
     for name, kind in _KINDS.items():
         if isinstance(error, kind):
             return flight.FlightServerError(text, extra_info=name.encode())
@@ -190,6 +241,14 @@ def as_flight(error: BaseException) -> flight.FlightError:
     if isinstance(error, PenstockError | pa.ArrowException):
         return flight.FlightServerError(text, extra_info=b"InputError")
     return flight.FlightInternalError(f"{type(error).__name__}: {text}")
+
+
+def _bounded(text: str) -> str:
+    """Return an error's text, without its middle if it is longer than MAX_ERROR_BYTES."""
+    sent, half = text.encode("utf-8", "replace"), MAX_ERROR_BYTES // 2
+    if len(sent) <= MAX_ERROR_BYTES:
+        return sent.decode()
+    return " … ".join(part.decode("utf-8", "ignore") for part in (sent[:half], sent[-half:]))
 
 
 def from_flight(error: BaseException, where: str) -> PenstockError:

@@ -30,10 +30,16 @@ class DeltaVersions(TableVersions):
         self._library = library("deltalake", "delta", "delta:")
         with self._failures():
             self._fs, self._root = _filesystem(uri)
+        self._creation: str | None = None
 
     def latest(self) -> int:
         with self._failures():
-            return int(self._library.DeltaTable(self._uri).version())
+            table = self._library.DeltaTable(self._uri)
+            self._creation = f"id {table.metadata().id}"
+            return int(table.version())
+
+    def creation(self) -> str | None:
+        return self._creation
 
     def numbers(self, first: int, last: int) -> Sequence[int]:
         return range(first, last + 1)

@@ -38,13 +38,13 @@ class IcebergVersions(TableVersions):
 
     def latest(self) -> int:
         with self.failures(Exception):
-            if self._table is None:
-                self._table = self._library.load_catalog(self._catalog).load_table(self._identifier)
-            else:
-                self._table.refresh()
+            self._table = self._library.load_catalog(self._catalog).load_table(self._identifier)
             if self._table.format_version < 2:
                 raise UsageError(f"{self.name}: its format has no sequence numbers; upgrade the table to version 2")
             return max(self._snapshots(), default=0)
+
+    def creation(self) -> str:
+        return f"id {self._table.metadata.table_uuid}"
 
     def numbers(self, first: int, last: int) -> Sequence[int]:
         return sorted(number for number in self._snapshots() if first <= number <= last)

@@ -21,10 +21,27 @@ class LanceVersions(TableVersions):
         super().__init__(f"lance:{uri}", is_remote(uri))
         self._uri = uri
         self._library = library("lance", "lance", "lance:")
+        self._dataset: Any = None
 
     def latest(self) -> int:
         with self._failures():
-            return int(self._library.dataset(self._uri).latest_version)
+            self._dataset = self._library.dataset(self._uri)
+            return int(self._dataset.version)
+
+    def creation(self) -> str | None:
+        return self._transaction(self._dataset.version)
+
+    def is_of(self, creation: str) -> bool:
+        """A dataset has no id, so that the transaction of one of its versions identifies it, while it is retained."""
+        version, dataset = int(creation.partition(" of version ")[2]), self._dataset
+        if version in {each["version"] for each in dataset.versions()}:
+            return creation == self._transaction(version)
+        return version < int(dataset.version)
+
+    def _transaction(self, version: int) -> str | None:
+        with self._failures():
+            transaction = self._dataset.read_transaction(version)
+        return None if transaction is None else f"transaction {transaction.uuid} of version {version}"
 
     def numbers(self, first: int, last: int) -> Sequence[int]:
         return range(first, last + 1)

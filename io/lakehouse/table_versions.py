@@ -46,6 +46,14 @@ class TableVersions(ABC):
         """Return the number of the newest version."""
 
     @abstractmethod
+    def creation(self) -> str | None:
+        """Return what tells the table that ``latest`` read last from one created later in its place; None: nothing."""
+
+    def is_of(self, creation: str) -> bool:
+        """Return whether the table that ``latest`` read last may be the one that an earlier ``creation`` named."""
+        return creation == self.creation()
+
+    @abstractmethod
     def numbers(self, first: int, last: int) -> Sequence[int]:
         """Return the numbers of the versions from ``first`` to ``last``, ascending."""
 

@@ -14,7 +14,7 @@ from penstock.frames import Place
 from penstock.io.flight.connection import Patience
 from penstock.io.lakehouse.table_versions import TableVersions
 from penstock.io.sources.batch import Batch, Batches, Part, Parts
-from penstock.io.sources.seekable_source import SeekableSource
+from penstock.io.sources.seekable_source import SeekableSource, created_again, unknown_creation
 
 T = TypeVar("T")
 
@@ -29,13 +29,29 @@ class VersionedSource(SeekableSource):
         self._versions = versions
         self._patience_s = patience_s
         self._next: Place = ()
-        self._last = self._tried(versions.latest)
+        self._creation: str | None = None
+        self._note: str | None = None
+        self.fix_end()
 
-    def seek(self, place: Place) -> None:
-        self._next = place
+    @property
+    def creation(self) -> str | None:
+        return self._creation
+
+    @property
+    def note(self) -> str | None:
+        return self._note
+
+    def seek(self, place: Place, creation: str | None = None) -> None:
+        self._next, self._creation = place, creation
 
     def fix_end(self) -> None:
         self._last = self._tried(self._versions.latest)
+        creation = self._tried(self._versions.creation)
+        if self._next and self._creation is None and creation is not None:
+            self._note = unknown_creation(self.name, "table", creation)
+        elif self._next and self._creation is not None and not self._versions.is_of(self._creation):
+            raise StateError(created_again(f"{self.name}: version {self._next[0]}", "table", self._creation, creation))
+        self._creation = creation
 
     def _open_parts(self) -> Parts:
         first, file, row = self._next or (self._versions.first, 0, 0)

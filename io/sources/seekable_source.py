@@ -28,9 +28,22 @@ class SeekableSource(Source, ABC):
 
     shortest_pause_s = pause_s = 0.2
 
+    @property
     @abstractmethod
-    def seek(self, place: Place) -> None:
-        """Continue after a place; (): begin with the oldest frame."""
+    def creation(self) -> str | None:
+        """What tells the source from one of its name that was created later; None: nothing, or it was not read yet."""
+
+    @property
+    @abstractmethod
+    def note(self) -> str | None:
+        """A sentence for the user about the place that it continues after; None: there is none."""
+
+    @abstractmethod
+    def seek(self, place: Place, creation: str | None = None) -> None:
+        """Continue after a place; (): begin with the oldest frame.
+
+        creation : of the source that the place is of; None: unknown. Reading raises StateError if the source is another
+        """
 
     @abstractmethod
     def fix_end(self) -> None:
@@ -45,6 +58,22 @@ class SeekableSource(Source, ABC):
 
     def close(self) -> None:
         """Close the connection; the next method opens another one."""
+
+
+def created_again(place: str, kind: str, expected: str, got: str | None) -> str:
+    """Return the problem of a source that is another one than that of the position. place : the next one"""
+    return (
+        f"{place} is next, and the {kind} was deleted and created again (expected {expected}, got {got}); use another "
+        f"checkpoint, or the former {kind}"
+    )
+
+
+def unknown_creation(name: str, kind: str, creation: str) -> str:
+    """Return the note on a position that an earlier version stored."""
+    return (
+        f"{name}: an earlier version of penstock wrote the position, so that it is unknown whether the {kind} was "
+        f"created again since; the next commit names this one ({creation})"
+    )
 
 
 def names_seekable(text: object) -> bool:

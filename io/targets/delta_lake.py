@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import StateError, UsageError
+from penstock.filesystem.state_files import parsed_json
 from penstock.io.flight import Delta
 from penstock.io.optional import library
 from penstock.io.targets.changes import changes_of
@@ -87,7 +88,7 @@ class DeltaLake(Target):
     def _origin(self, table: Any) -> tuple[Job, str]:
         """Return the job of a table, and the identifier of its transactions. Raises StateError."""
         try:
-            description = json.loads(table.metadata().description or "")
+            description = parsed_json(table.metadata().description or "")
             return Job.decoded(json.dumps(description["penstock"]), self.name), str(description["writer"])
         except (ValueError, TypeError, KeyError):
             raise StateError(f"{self.name}: the table was not written by penstock follow; use another one") from None

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import StateError
+from penstock.filesystem.state_files import parsed_json
 from penstock.io.brokers.kafka_client import PARTITION_EOF, TIMEOUT_S, kafka_failures, kafka_topic, silent
 from penstock.io.flight import Delta
 from penstock.io.targets.changes import changes_of
@@ -49,7 +50,7 @@ class KafkaTopic(Target):
             if not marks:
                 self._check_empty(consumer)
                 return None
-            mark = json.loads(marks[-1].value())
+            mark = parsed_json(marks[-1].value())
             return Stored(Job.decoded(mark["job"], self.name), int(mark["step"]))
 
     def replace(self, job: Job, tables: Sequence[TableRows], step: int) -> None:

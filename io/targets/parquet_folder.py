@@ -20,6 +20,7 @@ import pyarrow.parquet
 
 from penstock.errors import StateError, UsageError
 from penstock.filesystem import atomic_files
+from penstock.filesystem.state_files import read_json
 from penstock.io.flight import Delta
 from penstock.io.storage.table_files import TablesWriter, table_path
 from penstock.io.targets.changes import changes_of
@@ -50,7 +51,7 @@ class ParquetFolder(Target):
                     raise StateError(f"{self.name}: the folder holds something else; use another one")
                 return None
             try:
-                state = json.loads((self._path / LINK / STATE).read_text())
+                state = read_json(self._path / LINK / STATE)
                 stored = Stored(Job.decoded(json.dumps(state["job"]), self.name), int(state["step"]))
             except (ValueError, KeyError, TypeError):
                 raise StateError(f"{self.name}: {LINK}/{STATE} is damaged; use another folder") from None

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from penstock.errors import PenstockError, StateError, TargetError, UsageError, short
 from penstock.filesystem import atomic_files
+from penstock.filesystem.state_files import read_json
 from penstock.io.flight import Delta
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import blocks_of, row_schema, row_table
@@ -40,7 +41,7 @@ class PythonFunction(Target):
             if not self._state.exists():
                 return None
             try:
-                state = json.loads(self._state.read_text())
+                state = read_json(self._state)
                 return Stored(Job.decoded(json.dumps(state["job"]), str(self._state)), int(state["step"]))
             except (ValueError, KeyError, TypeError):
                 raise StateError(f"{self._state}: not a file that penstock follow --state wrote; use another") from None

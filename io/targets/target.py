@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import PenstockError, StateError, TargetError, listed, short
+from penstock.filesystem.state_files import parsed_json
 from penstock.io.flight import Client, Delta
 
 Float32 = npt.NDArray[np.float32]
@@ -61,7 +62,7 @@ class Job:
     def decoded(cls, text: str | bytes, where: str) -> Job:
         """Parse what ``encoded`` returned. Raises StateError."""
         try:
-            fields = json.loads(text)
+            fields = parsed_json(text)
             if fields["format"] == FORMAT:
                 return cls(fields["lineage"], {name: TableForm(*form) for name, form in fields["tables"].items()})
         except (ValueError, TypeError, KeyError, AttributeError):

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.accumulators.frame_gate import FrameGate
 from penstock.cli.pages.html_report import run_sections, write_page
-from penstock.cli.pages.http_server import HTML, JSON, PLAIN, TEXT, Server, address_of
+from penstock.cli.pages.http_server import HTML, JSON, PLAIN, TEXT, PageAccess, Server, address_of
 from penstock.cli.terminal.output import writing
 from penstock.config.id_ranges import ANY_UINT64
 from penstock.engine import Engine
 from penstock.run import Progress
 from penstock.sampling import thinned
 from penstock.stats import Counters, Report
+from penstock.validation import is_loopback
 
 if TYPE_CHECKING:
     from penstock.metrics import Snapshots
@@ -51,14 +52,20 @@ def add_watching_options(command: argparse.ArgumentParser, ends: bool = True) ->
     group.add_argument("--metrics-file", type=Path, metavar="FILE", help="append the metrics, a JSON line a second")
 
 
-class Watching:
-    """A context that monitors an engine or a job as the flags request; without flags it costs nothing."""
+def page_addresses(args: argparse.Namespace) -> dict[str, tuple[str, int]]:
+    """Return flag → (host, port) of ``--ui`` and ``--metrics``, if they are given. Raises UsageError."""
+    return {flag: address_of(address, f"--{flag}") for flag in ("ui", "metrics") if (address := getattr(args, flag))}
 
-    def __init__(self, args: argparse.Namespace, watched: Engine | Job) -> None:
+
+class Watching:
+    """A context that monitors an engine or a job as the flags request; without flags it costs nothing.
+
+    access : to the pages that other machines reach; None: they answer everybody
+    """
+
+    def __init__(self, args: argparse.Namespace, watched: Engine | Job, access: PageAccess | None = None) -> None:
         self._engine = watched if isinstance(watched, Engine) else None
-        self._addresses = {
-            flag: address_of(address, f"--{flag}") for flag in ("ui", "metrics") if (address := getattr(args, flag))
-        }
+        self._addresses, self._access = page_addresses(args), access
         self._path: Path | None = args.metrics_file
         self.servers: list[Server] = []
         self._written_s = 0.0
@@ -82,10 +89,13 @@ class Watching:
         }
         page = {"/": (HTML, page_text), "/live.json": (JSON, lambda: json.dumps(self.live(), allow_nan=False))}
         for flag, address in self._addresses.items():
-            server = Server(address, metrics | (page if flag == "ui" else {}))
+            access = None if is_loopback(address[0]) else self._access
+            server = Server(address, metrics | (page if flag == "ui" else {}), access)
             self.servers.append(server)
+            warning = " (its token travels in clear text: the service has no certificate)"
+            shown = f"{flag:9} {server.url}{'/' if flag == 'ui' else '/metrics'}"
             # Flushed to stderr, where the parent process reads the port.
-            print(f"{flag:9} {server.url}{'/' if flag == 'ui' else '/metrics'}", file=sys.stderr, flush=True)
+            print(shown + (warning if access and access.tls is None else ""), file=sys.stderr, flush=True)
         if self._path is not None:
             self._write()  # a file that cannot be written raises before the work starts
         return self

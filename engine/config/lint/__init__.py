@@ -45,9 +45,13 @@ def _legal(message: EngineConfig, written: Mapping[str, float], programs: Collec
     yield from _mode(config)
     yield from _features(config)
     yield from _hosts(config)
+    written_of: dict[str, dict[str, float]] = {}
+    for path, number in written.items():
+        table_path, _, field = path.partition(".optimization_parameters.")
+        written_of.setdefault(table_path, {})[field] = number
     for table in table_messages(message):
         yield from refusals(table, programs)
-        yield from lint_table(table, written)
+        yield from lint_table(table, written_of.get(f"table_descriptor[{table.index}]", {}))
 
 
 def _mode(config: TPUEmbeddingConfiguration) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from google.protobuf.message import Message
 
 from penstock.config.proto_views import TableMessage
+from penstock.errors import MOST_LISTED
 
 # Codes are never reused. PS0xx: loading refuses; PS1xx: about the whole configuration; PS2xx: about one table's
 # optimization parameters.
@@ -40,6 +41,7 @@ RULES: dict[str, tuple[str, str]] = {
     "PS020": ("error", "gate settings out of range"),
     "PS021": ("error", "dynamic settings out of range or contradictory"),
     "PS022": ("error", "placement settings out of range or contradictory"),
+    "PS023": ("error", "a name that is too long"),
     "PS101": ("warning", "mode is UNSPECIFIED"),
     "PS102": ("info", "mode is INFERENCE"),
     "PS103": ("warning", "a table that no feature uses"),
@@ -67,6 +69,9 @@ RULES: dict[str, tuple[str, str]] = {
     "PS218": ("error", "a dynamic table that this version cannot run"),
     "PS219": ("error", "a cached table whose optimizer updates untouched rows"),
 }
+
+
+MAX_NAME_BYTES = 1024  # of UTF-8: names are repeated in messages, frames, deltas and files
 
 
 @dataclass(frozen=True)
@@ -126,8 +131,23 @@ def subject_of_parameters(table: TableMessage) -> Subject:
 def near(name: str, candidates: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` if ``name`` resembles one of ``candidates``, else a list of them."""
     names = sorted(set(candidates))
-    close = difflib.get_close_matches(name, names, n=2)
+    close = difflib.get_close_matches(name, names, n=2) if len(name) <= MAX_NAME_BYTES else []
     if close:
         return "did you mean " + " or ".join(f"'{n}'" for n in close) + "?"
     shown = ", ".join(f"'{n}'" for n in names[:8]) + (", …" if len(names) > 8 else "")
     return f"there is {shown}" if names else "there is none"
+
+
+class Nearest:
+    """``near`` for several names and the same candidates.
+
+    Only the first names are compared with all candidates, so that n wrong names among n are not n² comparisons.
+    """
+
+    def __init__(self, candidates: Iterable[str]) -> None:
+        self._candidates, self._left = sorted(set(candidates)), MOST_LISTED
+
+    def to(self, name: str) -> str:
+        """Return ``near``, or advice without a name."""
+        self._left -= 1
+        return near(name, self._candidates) if self._left >= 0 else "use a name that the configuration lists"

@@ -31,10 +31,8 @@ def out_of_range(subject: Subject, table: TableMessage) -> Iterator[Finding]:
 
 def lost_in_float32(subject: Subject, table: TableMessage, written: Mapping[str, float]) -> Iterator[Finding]:
     """Yield findings about numbers whose meaning float32 changes. Rounding alone is no finding: most are rounded."""
-    for path, number in written.items():
-        if not path.startswith(f"{subject.path}."):
-            continue
-        field, rounded = path.removeprefix(f"{subject.path}."), float32(number)
+    for field, number in written.items():
+        rounded = float32(number)
         member, _, name = field.partition(".")
         is_share = member in OPTIMIZERS and OPTIMIZERS[member].range_of(name) is SHARE
         fix = "write a number that float32 can hold"

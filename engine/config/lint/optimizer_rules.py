@@ -18,7 +18,10 @@ PACKED_DIMENSIONS = (1, 2, 4)
 
 
 def lint_table(table: TableMessage, written: Mapping[str, float]) -> Iterator[Finding]:
-    """Yield the findings about one table of a valid message."""
+    """Yield the findings about one table of a valid message.
+
+    written : path below the table's optimization parameters -> number as written, before float32
+    """
     subject = subject_of_parameters(table)
     yield from _rate(subject, table)
     yield from _limits(subject, table)

@@ -7,10 +7,11 @@ the other modules of this package suspicious ones. Every message names the table
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from penstock.config.engine_config_pb2 import EngineConfig
-from penstock.config.lint.findings import Finding, Subject, subject_of_parameters
+from penstock.config.lint.findings import MAX_NAME_BYTES, Finding, Subject, subject_of_parameters
 from penstock.config.lint.settings_rules import broken_settings
 from penstock.config.proto_views import TableMessage, read_limits, table_messages
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
@@ -28,6 +29,10 @@ def validate(message: EngineConfig) -> None:
 
 def broken(message: EngineConfig) -> Iterator[Finding]:
     """Yield a finding for every rule that ``message`` breaks."""
+    long_names = list(_names(message))
+    if long_names:  # the other rules would repeat them
+        yield from long_names
+        return
     config, tables = message.tpu_embedding_configuration, table_messages(message)
     yield from WHOLE.unknown(config, "mode", "use TRAINING")
     yield from WHOLE.unknown(config, "sharding_strategy", "use DIV_DEFAULT or MOD")
@@ -35,6 +40,26 @@ def broken(message: EngineConfig) -> Iterator[Finding]:
     yield from _tags(tables)
     yield from _features(config)
     yield from broken_settings(message, tables)
+
+
+def _names(message: EngineConfig) -> Iterator[Finding]:
+    """Check the length of every name."""
+    config = message.tpu_embedding_configuration
+    named: list[tuple[str, str, Iterable[Any]]] = [
+        ("table_descriptor", "name", config.table_descriptor),
+        ("feature_descriptor", "name", config.feature_descriptor),
+        ("table", "name", message.table),
+        *((f"table[{index}].slot", "name", settings.slot) for index, settings in enumerate(message.table)),
+        ("feature", "name", message.feature),
+        ("feature", "combiner", message.feature),
+    ]
+    for parent, field, children in named:
+        for index, child in enumerate(children):
+            name = getattr(child, field)
+            if len(name) * 4 > MAX_NAME_BYTES and (num_bytes := len(name.encode())) > MAX_NAME_BYTES:
+                subject = Subject(f"{parent}[{index}]", f"{parent}[{index}]")
+                problem = f"{field} '{name[:40]}…' has {num_bytes} bytes"
+                yield subject.finding("PS023", field, problem, f"use at most {MAX_NAME_BYTES}")
 
 
 def _tables(tables: Sequence[TableMessage]) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.config.dynamic import read_dynamic
 from penstock.config.engine_config_pb2 import EngineConfig, FeatureSettings, TableSettings
-from penstock.config.lint.findings import Finding, Subject, near
+from penstock.config.lint.findings import Finding, Nearest, Subject, near
 from penstock.config.placement import read_placement
 from penstock.config.proto_views import TableMessage
 from penstock.config.tables import COMBINERS
@@ -42,10 +42,11 @@ def broken_settings(message: EngineConfig, tables: Sequence[TableMessage]) -> It
 def _table_settings(message: EngineConfig, algorithms: Mapping[str, str]) -> Iterator[Finding]:
     """Check the settings of tables. algorithms : by table"""
     seen: set[str] = set()
+    nearest = Nearest(algorithms)
     for index, settings in enumerate(message.table):
         subject = Subject(f"table[{index}]", f"settings of table '{settings.name}'")
         if settings.name not in algorithms:
-            yield subject.finding("PS015", "name", "no table has that name", near(settings.name, algorithms))
+            yield subject.finding("PS015", "name", "no table has that name", nearest.to(settings.name))
             continue
         if settings.name in seen:
             yield subject.finding("PS016", "", "given twice", "put them into one table { }")
@@ -119,9 +120,10 @@ def _placement(subject: Subject, settings: TableSettings) -> Iterator[Finding]:
 def _feature_settings(message: EngineConfig) -> Iterator[Finding]:
     features = message.tpu_embedding_configuration.feature_descriptor
     names = Counter(feature.name for feature in features)
+    nearest = Nearest(filter(None, names))
     seen: set[str | int] = set()
     for index, settings in enumerate(message.feature):
-        name, key, problem = _feature_of(settings, names, len(features))
+        name, key, problem = _feature_of(settings, names, nearest, len(features))
         subject = Subject(f"feature[{index}]", name)
         if problem is not None:
             yield subject.finding("PS015", "", *problem)
@@ -136,7 +138,7 @@ def _feature_settings(message: EngineConfig) -> Iterator[Finding]:
 
 
 def _feature_of(
-    settings: FeatureSettings, names: Counter[str], number: int
+    settings: FeatureSettings, names: Counter[str], nearest: Nearest, number: int
 ) -> tuple[str, str | int, tuple[str, str] | None]:
     """Return the feature of the settings, a key to detect duplicates, and (problem, fix) if there is none."""
     if settings.HasField("feature_id"):
@@ -148,7 +150,7 @@ def _feature_of(
         return name, settings.feature_id, problem
     name, problem = f"settings of feature '{settings.name}'", None
     if not settings.name or settings.name not in names:
-        problem = ("no feature has that name", near(settings.name, filter(None, names)))
+        problem = ("no feature has that name", nearest.to(settings.name))
     elif names[settings.name] > 1:
         problem = ("several features have that name", "give them different names, or feature_id")
     return name, settings.name, problem

@@ -1,0 +1,90 @@
+"""The lineage of a state: the history of steps that it has, as a list of epochs, and whether a reader belongs to it.
+
+An epoch begins wherever steps may depart from an earlier history: at the first start of a service, and at each
+restoration from a commit, which may not be the newest one. Steps of one epoch are those of one engine, so the lineage,
+the epoch and the step together identify the rows. Pure values: they are stored in commits and sent to readers.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from penstock.errors import DeltasGoneError
+
+# The first epoch of every lineage, and that of commits and readers that name none.
+FIRST_EPOCH = "0"
+# The newest epochs that are kept; readers of earlier ones fetch the tables again.
+MOST_EPOCHS = 64
+ANEW = "read the tables again, and continue from their step"
+_NO_EPOCH = "; give epoch= of that table or delta too (without it, the step is of the first epoch)"
+
+
+class Epoch(NamedTuple):
+    """first_step : the step at which it began; its own steps are those after it"""
+
+    id: str
+    first_step: int
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """id : identifies the history; epochs : in their order, the last one is the current one"""
+
+    id: str
+    epochs: tuple[Epoch, ...] = (Epoch(FIRST_EPOCH, 0),)
+
+    @classmethod
+    def new(cls, step: int) -> Lineage:
+        """Return a new history, which begins at a step."""
+        return cls(secrets.token_hex(8), (Epoch(FIRST_EPOCH, step),))
+
+    @classmethod
+    def from_state(cls, lineage: str | None, epochs: Any) -> Lineage | None:
+        """Return what a commit contains. epochs : None in commits of earlier versions: it is the first epoch"""
+        if lineage is None:
+            return None
+        return cls(lineage) if epochs is None else cls(lineage, tuple(Epoch(name, int(step)) for name, step in epochs))
+
+    @property
+    def current(self) -> Epoch:
+        return self.epochs[-1]
+
+    def started(self, step: int) -> Lineage:
+        """Return the lineage with one more epoch, from a step on.
+
+        Epochs that have not come beyond this step are dropped: no reader has seen a step of them.
+        """
+        begun = (epoch for epoch in self.epochs[1:] if epoch.first_step < step)
+        epochs = (self.epochs[0], *begun, Epoch(secrets.token_hex(8), step))
+        return replace(self, epochs=epochs[-MOST_EPOCHS:])
+
+    def epoch_of(self, step: int) -> str:
+        """Return the epoch that contains a step: a step at which an epoch begins belongs to the epoch before."""
+        earlier = [epoch.id for epoch in self.epochs if epoch.first_step < step]
+        return earlier[-1] if earlier else self.epochs[0].id
+
+    def check(self, lineage: str, epoch: str | None, step: int) -> None:
+        """Raise DeltasGoneError if the rows that a reader has at a step need not be those of this history.
+
+        epoch : None: the first one
+        """
+        if lineage != self.id:
+            raise DeltasGoneError(
+                "this service's state is another one than that of the step asked for (it was restarted without its "
+                f"checkpoint, or with another one); {ANEW}"
+            )
+        hint = _NO_EPOCH if epoch is None else ""
+        ids = [each.id for each in self.epochs]
+        if (epoch or FIRST_EPOCH) not in ids:
+            raise DeltasGoneError(
+                f"step {step} is of an epoch that is not in the history of this service (it was restored from an older "
+                f"commit or from a copy, or has had more than {MOST_EPOCHS} epochs since); {ANEW}{hint}"
+            )
+        for following in self.epochs[ids.index(epoch or FIRST_EPOCH) + 1 :][:1]:
+            if step > following.first_step:
+                raise DeltasGoneError(
+                    f"this service was restored from step {following.first_step} and has other steps since then than "
+                    f"those up to step {step} of an earlier epoch; {ANEW}{hint}"
+                )

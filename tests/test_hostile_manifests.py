@@ -1,0 +1,174 @@
+"""Manifests made by somebody, with a digest that fits: one line and exit code 5, and nothing outside is opened."""
+
+import json
+import os
+import shutil
+
+import pytest
+from checkpoints import LOG, config_of, engine_of
+from hostile_manifests import BODIES, NAMES, body_of, sealed
+
+import penstock as ps
+from penstock.checkpoint.manifests import digest_of
+from penstock.checkpoint.records import MAGIC
+
+COMMANDS = (["inspect", "FOLDER"], ["export", "FOLDER", "OUT"], ["diff", "FOLDER", "FOLDER"], ["replay"])
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint of one commit, its configuration and log."""
+    root = tmp_path_factory.mktemp("saved")
+    config = config_of()
+    engine = engine_of(config)
+    engine.run(iter(LOG[:6]))
+    engine.save(root / "run")
+    config.save(root / "config.pbtxt")
+    return root
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "run"
+
+
+def refused(folder, call):
+    """The error of every command that reads a checkpoint: the same for all."""
+    errors = set()
+    for command in COMMANDS:
+        words = [{"FOLDER": folder, "OUT": folder.parent / "out"}.get(word, word) for word in command]
+        if command == ["replay"]:
+            log = folder.parent / "none.arrows"
+            log.touch()
+            words = ["replay", folder.parent / "config.pbtxt", log, "--checkpoint", folder, "--resume"]
+            words += ["--num-required", 3]
+        said, found = call(5, *words)
+        assert "Traceback" not in said
+        assert len(found["error"]) < 1000
+        assert "\n" not in found["error"]
+        errors.add(found["error"])
+    with pytest.raises(ps.StateError):
+        ps.Engine.restore(folder)
+    return errors
+
+
+def rewritten(folder, change):
+    """Write the manifest again, with a change and the digest that fits."""
+    path = folder / "00000001.commit"
+    fields = json.loads(body_of(path.read_bytes()))
+    change(fields)
+    path.write_bytes(sealed(json.dumps(fields).encode()))
+
+
+@pytest.mark.parametrize("name", [*NAMES, 7, None, True, ["00000001.base"]], ids=ascii)
+def test_a_file_has_a_name_of_penstocks(folder, name, call):
+    os.mkfifo(folder / "pipe")
+    (folder.parent / "00000001.base").write_bytes((folder / "00000001.base").read_bytes())
+    rewritten(folder, lambda fields: fields["files"][0].update(name=name))
+    (error,) = refused(folder, call)
+    assert "add up" in error or "chain" in error or "is missing" in error or "too long" in error
+    assert "files[0].name is " in error or not isinstance(name, str) or name.startswith(("0000000", "0" * 99))
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_a_manifest_that_is_no_object_of_the_form_is_refused(folder, body, call):
+    (folder / "00000001.commit").write_bytes(sealed(body))
+    (error,) = refused(folder, call)
+    assert "00000001.commit: its contents do not add up" in error
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.parametrize("name", ["00000001.commit", "00000001.base"])
+def test_what_is_no_regular_file_is_not_read(folder, name, kind, call):
+    (folder / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(folder / name)
+    elif kind == "device":
+        (folder / name).symlink_to("/dev/zero")
+    else:
+        (folder / name).mkdir()
+    if name.endswith("base"):
+        rewritten(folder, lambda fields: fields["files"][0].update(num_bytes=os.stat(folder / name).st_size))
+    (error,) = refused(folder, call)
+    assert f"{name}: cannot be read" in error
+
+
+def test_a_link_to_a_file_with_the_digest_is_read(folder, call):
+    shutil.move(folder / "00000001.base", folder.parent / "elsewhere")
+    (folder / "00000001.base").symlink_to(folder.parent / "elsewhere")
+    call(0, "inspect", folder)
+
+
+FORGED = [
+    ("global_step", "x"),
+    ("global_step", 2**64),
+    ("global_step", float("nan")),
+    ("seed", True),
+    ("tables", {}),
+    ("tables[0].name", 7),
+    ("tables[0].vocabulary_size", -1),
+    ("tables[0].vocabulary_size", 2**62),
+    ("tables[0].dim", 10**15),
+    ("tables[0].slots", "accumulators"),
+    ("tables[0].dynamic", 1),
+    ("positions.sources", [3]),
+    ("gate", []),
+    ("counters", None),
+    ("files[0].num_bytes", 1.0),
+    ("files[0].digest", "x" * 64),
+    ("files[0].parent", 3),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), FORGED, ids=ascii)
+def test_a_field_of_another_type_or_range_is_refused_by_every_reader(folder, place, value, call):
+    def forge(fields):
+        *parents, last = place.replace("[0]", ".0").split(".")
+        for key in parents:
+            fields = fields[int(key) if key == "0" else key]
+        fields[last] = value
+
+    rewritten(folder, forge)
+    errors = refused_by(folder, call, place)
+    assert all(place.partition("[")[0].partition(".")[0] in error or "rows" in error for error in errors)
+
+
+def refused_by(folder, call, place):
+    if place in ("tables[0].vocabulary_size", "tables[0].dim"):  # of the type; inspect prints it
+        return {call(5, "export", folder, folder.parent / "out")[1]["error"]}
+    return refused(folder, call)
+
+
+@pytest.mark.parametrize("entries", ["files", "tables"])
+def test_two_entries_of_one_name_are_refused(folder, entries, call):
+    rewritten(folder, lambda fields: fields[entries].append(fields[entries][0]))
+    (error,) = refused(folder, call)
+    assert f"{entries} has two entries of one name" in error
+
+
+HEADERS = {
+    "a number": b"1",
+    "a list": b"[]",
+    "nothing": b"{}",
+    "200,000 brackets": b"[" * 200_000,
+    "no kind": b'{"arrays": []}',
+    "a terabyte": b'{"kind": "rows", "arrays": [["a", "<f4", [250000000000]]]}',
+    "objects": b'{"kind": "rows", "arrays": [["a", "O", [1]]]}',
+}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_a_record_that_is_not_one_is_refused(folder, header, call):
+    content = MAGIC + len(header).to_bytes(4, "little") + header + bytes(100_000)
+    (folder / "00000001.base").write_bytes(content)
+    rewritten(folder, lambda fields: fields["files"][0].update(num_bytes=len(content), digest=digest_of(content)))
+    error = call(5, "export", folder, folder.parent / "out")[1]["error"]
+    assert "its records do not add up" in error
+    with pytest.raises(ps.StateError):
+        ps.Engine.restore(folder)
+
+
+def test_inspect_shows_sources_that_can_seek(folder, call):
+    rewritten(folder, lambda fields: fields["positions"]["sources"].append(["kafka://b/t/0", 6, None, [17]]))
+    assert {"source": "kafka://b/t/0", "frames": 6} in call(0, "inspect", folder)[1]["sources"]

@@ -1,0 +1,298 @@
+"""A service that goes back: to an older commit, to a backup, to a copy. Its readers notice, and no row diverges."""
+
+import errno
+import json
+import shutil
+import signal
+
+import numpy as np
+import pyarrow.flight as flight
+import pytest
+from cli import outcome
+from limits import HANG_S, in_thread, until
+from services import DIM, Process, client_of, config_of, frame, free_port, replayed, service_of
+
+import penstock as ps
+from penstock.checkpoint.store import Folder
+from penstock.io.flight import connect
+from penstock.io.flight.connection import Address
+
+CONFIG = config_of()
+FRAMES = [frame(number) for number in range(12)]
+OTHER = [frame(number, seed=1) for number in range(12)]
+
+
+def serving(folder, **arguments):
+    """A service that resumes the folder, if it has a commit."""
+    resume = bool(Folder(folder).numbers())
+    engine = ps.Engine.restore(folder) if resume else ps.Engine(config_of())
+    return service_of(engine, folder, resume=resume, **arguments)
+
+
+def push(client, frames, name="w0"):
+    """Put frames, and commit."""
+    client.put(frames, name)
+    client.checkpoint()
+
+
+def go_back(folder, step):
+    """Remove the commits after a step, as the error about a damaged one advises."""
+    while (newest := Folder(folder).newest()).contents["global_step"] > step:
+        (folder / f"{newest.number:08}.commit").unlink()
+    assert newest.contents["global_step"] == step
+
+
+def positions_of(client):
+    """The position of every reader: of a table, and of the last delta."""
+    table = client.table("user")
+    last = [{"lineage": table.lineage, "epoch": delta.epoch, "since": delta.step} for delta in client.deltas()][-1:]
+    return [{"lineage": table.lineage, "epoch": table.epoch, "since": table.step}, *last]
+
+
+@pytest.fixture
+def at_six(tmp_path):
+    """A folder with commits of steps 3 and 6, and the positions of readers of step 6."""
+    folder = tmp_path / "c"
+    with serving(folder) as service, client_of(service) as client:
+        push(client, FRAMES[:3])
+        push(client, FRAMES[3:6])
+        positions = positions_of(client)
+    assert [position["since"] for position in positions] == [6, 6]
+    return folder, positions
+
+
+def test_a_reader_ahead_of_a_service_that_went_back_gets_an_error_and_others_continue(at_six):
+    folder, positions = at_six
+    with serving(folder) as service, client_of(service) as client:  # no step was lost: nobody has to begin again
+        assert [list(client.deltas(**position)) for position in positions] == [[], []]
+    go_back(folder, 3)
+    with serving(folder) as service, client_of(service) as client:
+        at_three = client.table("user")
+        push(client, OTHER[:3])
+        assert service.engine.global_step == 6
+        for position in positions:
+            with pytest.raises(ps.DeltasGoneError, match="restored from step 3 and has other steps since then"):
+                list(client.deltas(**position))
+        (delta,) = client.deltas(at_three.step, lineage=at_three.lineage, epoch=at_three.epoch)
+        assert (delta.since, delta.step, delta.epoch) == (3, 6, service.sequencer.streams.lineage.current.id)
+        rows = at_three.rows.copy()
+        for batch in delta.batches:
+            rows[batch.column("id").to_numpy()] = batch.column("row").flatten().to_numpy().reshape(-1, DIM)
+        np.testing.assert_array_equal(rows, np.asarray(service.engine.table("user")))
+        np.testing.assert_array_equal(rows, np.asarray(replayed(FRAMES[:3] + OTHER[:3]).table("user")))
+
+
+def test_a_reader_that_names_no_epoch_is_in_the_first_one(at_six):
+    folder, (position, _) = at_six
+    since, lineage = position["since"], position["lineage"]
+    with serving(folder) as service, client_of(service) as client:
+        assert list(client.deltas(since, lineage=lineage)) == []
+        push(client, FRAMES[6:8])
+        assert [delta.step for delta in client.deltas(since, lineage=lineage)] == [8]
+    with serving(folder) as service, client_of(service) as client:
+        with pytest.raises(ps.DeltasGoneError, match="give epoch= of that table or delta too"):
+            list(client.deltas(8, lineage=lineage))
+        at = client.table("user")
+        assert list(client.deltas(at.step, lineage=lineage, epoch=at.epoch)) == []
+
+
+@pytest.mark.parametrize("lineage", [True, False])
+def test_a_reader_that_follows_over_the_restart_gets_the_error(lineage, tmp_path):
+    folder, address = tmp_path / "c", Address("127.0.0.1", free_port(), False)
+    with connect(address.uri, patience_s=HANG_S) as reader:
+        seen = []
+
+        def follow():
+            at = reader.table("user")
+            deltas = reader.deltas(at.step, lineage=at.lineage if lineage else None, follow=True)
+            with pytest.raises(ps.DeltasGoneError, match="restored from step 3"):
+                next(delta for delta in deltas if seen.append(delta.step) or delta.step > 6)
+
+        with serving(folder, address=address) as service, client_of(service) as client:
+            push(client, FRAMES[:3])
+            done = in_thread(follow)
+            until(lambda: service.log._num_following)
+            push(client, FRAMES[3:6])
+            until(lambda: seen == [6])
+        go_back(folder, 3)
+        with service_of(ps.Engine.restore(folder), folder, resume=True) as service, client_of(service) as client:
+            push(client, OTHER[:3])  # to the reader's step, before it can reconnect
+        with serving(folder, address=address) as service, client_of(service) as client:
+            push(client, OTHER[3:5])
+            done()
+    assert seen == [6]
+
+
+def test_a_reader_without_a_delta_yet_also_notices(tmp_path):
+    folder, address = tmp_path / "c", Address("127.0.0.1", free_port(), False)
+    with connect(address.uri, patience_s=HANG_S) as reader:
+        with serving(folder, address=address) as service, client_of(service) as client:
+            push(client, FRAMES[:3])
+            push(client, FRAMES[3:6])
+        with serving(folder, address=address) as service:
+
+            def follow():
+                with pytest.raises(ps.DeltasGoneError):
+                    next(reader.deltas(follow=True))
+
+            done = in_thread(follow)
+            until(lambda: service.log._num_following)
+        go_back(folder, 3)
+        with serving(folder, address=address) as service, client_of(service) as client:
+            push(client, OTHER[:5])
+            done()
+
+
+def test_a_backup_restored_over_the_folder(at_six, tmp_path):
+    folder, _ = at_six
+    shutil.copytree(folder, tmp_path / "backup")
+    with serving(folder) as service, client_of(service) as client:
+        push(client, FRAMES[6:9])
+        positions = positions_of(client)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    with serving(folder) as service, client_of(service) as client:
+        push(client, OTHER[6:9])
+        assert service.engine.global_step == 9
+        for position in positions:
+            with pytest.raises(ps.DeltasGoneError, match="of an epoch that is not in the history of this service"):
+                list(client.deltas(**position))
+
+
+def test_two_copies_started_at_once_have_different_epochs(at_six, tmp_path):
+    folder, (position, _) = at_six
+    shutil.copytree(folder, tmp_path / "copy")
+    with (
+        serving(folder) as one,
+        serving(tmp_path / "copy") as other,
+        client_of(one) as client,
+        client_of(other) as other_client,
+    ):
+        push(client, FRAMES[6:9])
+        push(other_client, OTHER[6:9])
+        assert client.status()["lineage"] == other_client.status()["lineage"]
+        assert client.status()["epoch"] != other_client.status()["epoch"]
+        for service in (client, other_client):  # both continue from the step that both have
+            assert [delta.step for delta in service.deltas(**position)] == [9]
+        for there, here in ((client, other_client), (other_client, client)):
+            for elsewhere in positions_of(there):
+                with pytest.raises(ps.DeltasGoneError, match="of an epoch that is not in the history"):
+                    list(here.deltas(**elsewhere))
+
+
+def test_a_replay_that_continues_the_folder_of_a_service_begins_an_epoch(at_six):
+    folder, positions = at_six
+    go_back(folder, 3)
+    engine = ps.Engine.restore(folder)
+    engine.run(iter(OTHER[:3]), checkpoint=folder, resume=True)
+    assert engine.global_step == 6
+    with serving(folder) as service, client_of(service) as client:
+        assert service.engine.global_step == 6
+        for position in positions:
+            with pytest.raises(ps.DeltasGoneError, match="restored from step 3"):
+                list(client.deltas(**position))
+
+
+# ---- the start
+
+
+def test_killed_before_the_first_commit_a_follower_continues(tmp_path, config):
+    listen = f"grpc://127.0.0.1:{free_port()}"
+    serve = (config, "--listen", listen, "--checkpoint", tmp_path / "c", "--resume")
+    with Process(*serve) as service, connect(listen, patience_s=HANG_S) as client:
+        at = client.table("user")
+        service.end(signal.SIGKILL)
+        with Process(*serve):
+            assert client.status()["lineage"] == at.lineage
+            push(client, FRAMES[:2])
+            assert [d.step for d in client.deltas(at.step, lineage=at.lineage, epoch=at.epoch)] == [2]
+
+
+def test_a_follower_that_came_before_the_first_commit_does_not_end(tmp_path, config, capsys):
+    listen = f"grpc://127.0.0.1:{free_port()}"
+    serve = (config, "--listen", listen, "--checkpoint", tmp_path / "c", "--resume")
+    follow = ("follow", listen, "--into", f"parquet:{tmp_path / 'rows'}", "--once")
+    with Process(*serve) as service:
+        assert outcome(capsys, *follow)[0] == 0
+        service.end(signal.SIGKILL)
+    with Process(*serve), connect(listen) as client:
+        push(client, FRAMES[:3])
+        code, done, text = outcome(capsys, *follow)
+        assert (code, done and done["step"]) == (0, 3), text
+
+
+def test_a_start_commits_no_row_again(tmp_path):
+    folder = tmp_path / "c"
+    with serving(folder) as service, client_of(service) as client:
+        push(client, FRAMES[:6])
+    base = max(path.stat().st_size for path in folder.iterdir())
+    with serving(folder):
+        newest = Folder(folder).newest()
+    assert newest.files[-1].num_bytes < 1000 < base
+    assert newest.contents["positions"]["epochs"][-1][1] == 6
+
+
+def test_twenty_starts_in_a_row_keep_the_earlier_commits(tmp_path):
+    folder = tmp_path / "c"
+    with serving(folder) as service, client_of(service) as client:
+        for first in range(0, 9, 3):
+            push(client, FRAMES[first : first + 3])
+    before = Folder(folder).numbers()
+    for _ in range(20):
+        with serving(folder) as service:
+            assert len(service.sequencer.streams.lineage.epochs) == 2
+    kept = Folder(folder)
+    assert kept.numbers()[:-1] == before
+    assert len(kept.newest().files) == len(kept.load(before[-1]).files) + 1  # of the starts, only the last one
+    assert len(list(folder.iterdir())) == 2 * len(kept.numbers()) + 2  # and the base, and .lock
+    for number in kept.numbers():
+        kept.checked(kept.load(number))
+    with serving(folder) as service, client_of(service) as client:
+        push(client, FRAMES[9:])
+    assert ps.Engine.restore(folder).state_hash() == replayed(FRAMES).state_hash()
+    go_back(folder, 6)
+    assert ps.Engine.restore(folder).state_hash() == replayed(FRAMES[:6]).state_hash()
+
+
+def test_a_start_that_cannot_commit_is_exit_6(tmp_path, config, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Folder, "name", full)
+    code, _, text = outcome(capsys, "serve", config, "--checkpoint", tmp_path / "c", "--resume")
+    assert (code, text.count("\n")) == (6, 1), text
+    assert "cannot write: no space left on device" in text
+    monkeypatch.undo()
+    with serving(tmp_path / "c"):  # it was unlocked
+        pass
+
+
+# ---- what readers give and get
+
+
+def test_wrong_types_are_usage_errors():
+    with service_of() as service, client_of(service) as client:
+        for wrong in ({"since": "3"}, {"since": 2.5}, {"lineage": 3}, {"lineage": "ab", "epoch": 0}, {"epoch": "0"}):
+            with pytest.raises(ps.UsageError):
+                list(client.deltas(**wrong))
+            with pytest.raises(
+                flight.FlightServerError, match=r"expected a step|of a table or a delta|give lineage too"
+            ):
+                client.connection.get({"deltas": wrong}).read_all()
+        assert list(client.deltas(np.int64(0))) == []
+
+
+def test_status_tables_and_rows_name_the_epoch(at_six):
+    folder, _ = at_six
+    with serving(folder) as service, client_of(service) as client:
+        status = client.status()
+        assert status["epochs"] == [["0", 0], [status["epoch"], 6]]
+        assert client.table("user").epoch == "0"  # step 6 is of the epoch before
+        push(client, FRAMES[6:8])
+        at = client.table("user")
+        assert (at.step, at.epoch) == (8, status["epoch"])
+        (delta,) = client.deltas(6)
+        assert delta.epoch == status["epoch"]
+        chunk = next(iter(client.connection.get({"table": "user", "ids": [1]})))
+        told = json.loads(chunk.app_metadata.to_pybytes())
+        assert (told["step"], told["lineage"], told["epoch"]) == (8, status["lineage"], status["epoch"])
