@@ -141,9 +141,9 @@ def create_on_host(mesh: Mesh, definitions: Sequence[TableDefinition], threads: 
     """
     by_variant: dict[str, list[TableDefinition]] = {"ffi": [], "xla": []}
     for definition in definitions:
-        variant = next(of for of in by_variant if possible(of, mesh, definition.layout, definition.rule))
+        variant = next(name for name in by_variant if possible(name, mesh, definition.layout, definition.rule))
         by_variant[variant].append(definition)
-    return [table for variant, its in by_variant.items() for table in create_tables(mesh, its, threads, variant)]
+    return [table for variant, group in by_variant.items() for table in create_tables(mesh, group, threads, variant)]
 
 
 def create_cached(
