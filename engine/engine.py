@@ -18,8 +18,8 @@ from penstock.errors import listed
 from penstock.frames import Contributor, time_given
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.learning_rates import Rates
+from penstock.lockstep import core_of
 from penstock.options import RUN, AnyPath, RunKeywords, StageKeywords, with_defaults, with_keywords
-from penstock.processes.lockstep import core_of
 from penstock.run import RunOptions, SourceRun
 from penstock.stats import Report
 from penstock.table_access import ActivationAccess, TableAccess

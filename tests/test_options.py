@@ -6,7 +6,7 @@ from ipc import write
 
 import penstock as ps
 from penstock.options import JOB_CONCERNS, RUN, options_of
-from penstock.ray.job import Job
+from penstock.shares.ray.job import Job
 
 MODES = {"job": ["--ray", "auto", "--shares", "2"], "passes": ["--passes", "2"], "run": []}
 VALUES = {"HOST:PORT": "127.0.0.1:0", "K|auto": "auto", "S": "7", "MB": "7", "N": "7", "M": "7", "BYTES": "7"}

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def replay_on_ray(args: argparse.Namespace) -> int:
     """Run the job of ``--ray``; the driver is this process."""
-    from penstock.ray.job import Job
+    from penstock.shares.ray.job import Job
 
     check_mode(args, "job", allowed={"merge"})
     if args.shares is None:

@@ -16,7 +16,7 @@ from penstock.cli.terminal.replay_flags import Checked
 from penstock.cli.terminal.replay_report import say_end, say_report, written_aside
 from penstock.errors import InputError, StaleInputError, UsageError
 from penstock.options import PASS_CONCERNS
-from penstock.passes.multi_pass import MultiPass, PassOptions, check_seekable
+from penstock.shares.passes.multi_pass import MultiPass, PassOptions, check_seekable
 
 
 def replay_in_passes(args: argparse.Namespace) -> int:

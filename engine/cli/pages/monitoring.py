@@ -25,7 +25,7 @@ from penstock.validation import is_loopback
 if TYPE_CHECKING:
     from penstock.metrics import Snapshots
     from penstock.options import Progress
-    from penstock.ray import Job
+    from penstock.shares.ray import Job
 
 LINE_EVERY_S = 1.0
 MAX_SHOWN_MOMENTS, MAX_SHOWN_TABLES = 60, 8

@@ -19,7 +19,7 @@ from penstock.io.storage import quarantine
 from penstock.io.storage.delta_sink import check_new, is_stream
 from penstock.learning_rates import check_given
 from penstock.options import DeltaKeywords, options_of
-from penstock.passes.pass_folder import PassFolder
+from penstock.shares.passes.pass_folder import PassFolder
 
 
 def deltas_of(args: argparse.Namespace, mode: str) -> dict[str, Any]:

@@ -19,12 +19,12 @@ from penstock.checkpoint.run_files import CountedFiles, RunFiles
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.errors import CapacityError, StateError, UsageError
-from penstock.joining.joined_deltas import JoinedDeltas
 from penstock.metrics import measured
-from penstock.ray.cluster import Actors, LostError
-from penstock.ray.job_metrics import JobMetrics
-from penstock.ray.owners import Applied, Begun, Ended
-from penstock.ray.readers import Contents, Place, ReadFrame
+from penstock.shares.joined_deltas import JoinedDeltas
+from penstock.shares.ray.cluster import Actors, LostError
+from penstock.shares.ray.job_metrics import JobMetrics
+from penstock.shares.ray.owners import Applied, Begun, Ended
+from penstock.shares.ray.readers import Contents, Place, ReadFrame
 from penstock.stats import Counters
 from penstock.telemetry import Snapshot
 

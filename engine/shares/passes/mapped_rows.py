@@ -19,7 +19,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.errors import StateError
 from penstock.frames import Array, Float32, Int64
-from penstock.joining import WholeTables, mapped_array
+from penstock.shares import WholeTables, mapped_array
 from penstock.tables.key_directory import make_directory
 from penstock.tables.shares import AnyShare, shares_of
 from penstock.tables.state_hash import KeyArrays

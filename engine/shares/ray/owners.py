@@ -20,8 +20,8 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.frames import Float32, Frame, Int64
 from penstock.learning_rates import LearningRates, Rates
 from penstock.metrics import Metrics
-from penstock.ray.readers import Place
-from penstock.routing import frames_of
+from penstock.shares import frames_of
+from penstock.shares.ray.readers import Place
 from penstock.stats import Counters, TableReport
 from penstock.tables.state_hash import KeyArrays
 from penstock.telemetry import Snapshot

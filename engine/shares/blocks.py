@@ -17,7 +17,7 @@ import pyarrow as pa
 from penstock.config.embedding import EmbeddingConfig
 from penstock.frames import Contributor, Float32, Frame, Int64, Rows
 from penstock.pyx import partition
-from penstock.routing.summing import FrameSums
+from penstock.shares.summing import FrameSums
 from penstock.tables.shares import shares_of
 
 _COUNTS = b"penstock.counts"

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.joining.joined_reports import joined_snapshots
 from penstock.metrics import Snapshots
+from penstock.shares.joined_reports import joined_snapshots
 from penstock.stats import Counters, Stale, TableReport
 from penstock.telemetry import STAGES, Snapshot
 

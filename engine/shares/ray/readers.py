@@ -14,7 +14,7 @@ from penstock.errors import PenstockError, UsageError
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.seekable_source import SeekableSource
-from penstock.routing import Head, Router
+from penstock.shares import Head, Router
 
 # The place of a frame in the order of a job: its round, then the number of its source.
 Place = tuple[int, int]

@@ -18,15 +18,15 @@ from penstock.errors import PeerError, UsageError
 from penstock.io.decoding.reader import ReadOptions
 from penstock.io.storage.delta_sink import open_deltas
 from penstock.io.storage.quarantine import parse_on_bad_row
-from penstock.joining import WholeTables
-from penstock.joining.joined_deltas import JoinedDeltas
-from penstock.joining.joined_reports import joined_problems, joined_tables, joined_variants
 from penstock.learning_rates import LearningRates
 from penstock.options import JOB_CONCERNS, KEEP, Options, with_keywords
-from penstock.ray.cluster import Actors, LostError, RemoteTables, started, with_accelerator
-from penstock.ray.driver import Driver
-from penstock.ray.job_metrics import JobMetrics
-from penstock.ray.owners import Ended
+from penstock.shares import WholeTables
+from penstock.shares.joined_deltas import JoinedDeltas
+from penstock.shares.joined_reports import joined_problems, joined_tables, joined_variants
+from penstock.shares.ray.cluster import Actors, LostError, RemoteTables, started, with_accelerator
+from penstock.shares.ray.driver import Driver
+from penstock.shares.ray.job_metrics import JobMetrics
+from penstock.shares.ray.owners import Ended
 from penstock.stats import Counters, Report
 from penstock.validation import check_known, share, whole
 

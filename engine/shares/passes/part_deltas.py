@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from penstock.joining.joined_deltas import JoinedDeltas
+from penstock.shares.joined_deltas import JoinedDeltas
 
 
 def merged(parts: Sequence[Path], joined: JoinedDeltas, per_steps: int) -> Iterator[pa.RecordBatch]:

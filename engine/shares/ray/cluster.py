@@ -14,8 +14,8 @@ from typing import Any
 import penstock.interrupts as interrupts
 from penstock.errors import PeerError, UsageError
 from penstock.frames import Float32, Int64
-from penstock.ray.owners import Owner
-from penstock.ray.readers import Reader
+from penstock.shares.ray.owners import Owner
+from penstock.shares.ray.readers import Reader
 from penstock.tables.state_hash import KeyArrays
 
 # How long to wait for the port of a cluster.

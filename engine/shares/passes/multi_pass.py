@@ -28,14 +28,14 @@ from penstock.engine import Engine
 from penstock.errors import CapacityError, InputError, UsageError
 from penstock.io.sources.opening import read_once
 from penstock.io.storage.delta_sink import DeltaWriter, is_stream, open_deltas
-from penstock.joining import WholeTables
-from penstock.joining.joined_deltas import JoinedDeltas
-from penstock.joining.joined_reports import joined_tables
 from penstock.options import PASS_CONCERNS, Options, ReadingKeywords, options_of
-from penstock.passes.mapped_rows import mapped_tables
-from penstock.passes.memory import check_disk, num_passes
-from penstock.passes.part_deltas import merged
-from penstock.passes.pass_folder import PassFolder
+from penstock.shares import WholeTables
+from penstock.shares.joined_deltas import JoinedDeltas
+from penstock.shares.joined_reports import joined_tables
+from penstock.shares.passes.mapped_rows import mapped_tables
+from penstock.shares.passes.memory import check_disk, num_passes
+from penstock.shares.passes.part_deltas import merged
+from penstock.shares.passes.pass_folder import PassFolder
 from penstock.stats import Report, TableReport
 
 if TYPE_CHECKING:
