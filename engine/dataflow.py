@@ -48,16 +48,16 @@ class StageFunction:
     ) -> Iterator[pa.RecordBatch] | pa.Table:
         """Return the deltas: a table for a table or a single batch; for an iterable of batches, lazily, its batches."""
         if isinstance(batches, pa.RecordBatch | pa.Table):
-            return self._made().stage(batches, **self._of_stage).read_all()
+            return self._get_engine().stage(batches, **self._of_stage).read_all()
         return self._deltas(batches)
 
     def _deltas(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from self._made().stage(batches, **self._of_stage)
+        yield from self._get_engine().stage(batches, **self._of_stage)
 
     def _loaded(self) -> EmbeddingConfig:
         return self._config if isinstance(self._config, EmbeddingConfig) else EmbeddingConfig.load(self._config)
 
-    def _made(self) -> Engine:
+    def _get_engine(self) -> Engine:
         from penstock.engine import Engine
 
         arguments = dict(self._of_engine)
@@ -76,9 +76,9 @@ class BlockStage(StageFunction):
 
     _engine: Engine | None = None
 
-    def _made(self) -> Engine:
+    def _get_engine(self) -> Engine:
         if self._engine is None:
-            self._engine = super()._made()
+            self._engine = super()._get_engine()
         return self._engine
 
     def __getstate__(self) -> dict[str, Any]:

@@ -20,10 +20,10 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MASKED = "got a masked array (numpy.ma): fill it (filled()) or leave out what it masks"
 
 
-def check_known(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_known(call: str, arguments: Iterable[str], known: Iterable[str]) -> None:
     """Raise UsageTypeError for the first name that is not an argument of a call. known : the argument names"""
     names = sorted(known)
-    for name in given:
+    for name in arguments:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1, cutoff=0.65)
             hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(names)}"
@@ -67,17 +67,17 @@ def function(name: str, value: Any) -> Any:
     return value
 
 
-def is_masked(given: Any) -> bool:
+def is_masked(value: Any) -> bool:
     """Return whether this is a masked array, or a list or tuple that contains one."""
     # Without an import, which takes tens of milliseconds: until a caller imports numpy.ma, there is no masked array.
     kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
-    return kind is not None and _contains(kind, given)
+    return kind is not None and _contains(kind, value)
 
 
-def _contains(kind: type, given: Any) -> bool:
-    if isinstance(given, list | tuple):
-        return any(_contains(kind, item) for item in given)
-    return isinstance(given, kind)
+def _contains(kind: type, value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_contains(kind, item) for item in value)
+    return isinstance(value, kind)
 
 
 def is_loopback(host: str) -> bool:

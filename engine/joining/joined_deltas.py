@@ -40,9 +40,9 @@ class JoinedDeltas:
             for end, batches in deltas:
                 by_interval.setdefault(end, []).extend(batches)
         for _, batches in sorted(by_interval.items()):
-            found = pa.Table.from_batches(batches)
-            step = pa.compute.max(found["step"]).as_py()  # the last one that changed a row of any share
-            pieces = {name: piece for name in self._specs if (piece := self._piece(name, found)) is not None}
+            interval = pa.Table.from_batches(batches)
+            step = pa.compute.max(interval["step"]).as_py()  # the last one that changed a row of any share
+            pieces = {name: piece for name in self._specs if (piece := self._piece(name, interval)) is not None}
             blocks = [Block(piece.table, piece.ids, piece.keys) for piece in pieces.values()]
             taken = dict.fromkeys(pieces, 0)
             delta = Delta(self._form, blocks, partial(_next, pieces, taken), step, self._parent)
@@ -50,10 +50,10 @@ class JoinedDeltas:
             while not delta.is_over:
                 yield delta.next()
 
-    def _piece(self, name: str, found: pa.Table) -> Piece | None:
+    def _piece(self, name: str, interval: pa.Table) -> Piece | None:
         """Return the rows of one table, by ascending id."""
         spec = self._specs[name]
-        rows = found.filter(pa.compute.equal(found["table"].cast(pa.utf8()), name))
+        rows = interval.filter(pa.compute.equal(interval["table"].cast(pa.utf8()), name))
         if not rows.num_rows:
             return None
         rows = rows.take(pa.compute.sort_indices(rows["id"])).combine_chunks()
@@ -79,6 +79,6 @@ def _next(pieces: Mapping[str, Piece], taken: dict[str, int], block: Block) -> P
     piece, first = pieces[block.table], taken[block.table]
     count = len(block.ids) if block.keys is None else int((~block.keys.deleted).sum())
     taken[block.table] = first + count
-    values = {column: of[first : first + count] for column, of in piece.values.items()}
+    values = {column: array[first : first + count] for column, array in piece.values.items()}
     assert not isinstance(block.ids, range)
     return Piece(block.table, block.ids, values, block.keys)

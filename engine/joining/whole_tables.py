@@ -64,11 +64,11 @@ class WholeTables:
         """Yield rows in blocks. order : positions in the order of the state hash; None: all of them"""
         spec, count = self._specs[name], len(self._shares)
         if spec.dynamic is None:
-            found = None
+            orders = None
             sizes = np.array([Share(spec.vocabulary_size, self._mod, rank, count).num_rows for rank in range(count)])
         else:
-            found = [share.in_order(name)[0] for share in self._shares]
-            sizes = np.array([len(rows) for rows in found])
+            orders = [share.in_order(name)[0] for share in self._shares]
+            sizes = np.array([len(rows) for rows in orders])
         at_once = max(1, _BLOCK_BYTES // (4 * spec.dim))
         firsts = np.cumsum(sizes) - sizes
         num_rows = sizes.sum() if order is None else len(order)
@@ -84,7 +84,7 @@ class WholeTables:
             values = np.empty((len(block), spec.slot_dim if part else spec.dim), np.float32)
             for rank in np.unique(ranks).tolist():
                 of_rank = ranks == rank
-                rows = places[of_rank] if found is None else found[rank][places[of_rank]]
+                rows = places[of_rank] if orders is None else orders[rank][places[of_rank]]
                 values[of_rank] = self._shares[rank].read_rows(name, part, rows)
             yield values
 

@@ -80,14 +80,14 @@ def available_bytes() -> int:
     limits = [int(free[0]) << 10 if free else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     soft = resource.getrlimit(resource.RLIMIT_DATA)[0]
     if soft != resource.RLIM_INFINITY:
-        limits.append(soft - _status_bytes("VmData"))
+        limits.append(soft - status_bytes("VmData"))
     limits += [limit - used for limit, used in _cgroups()]
     return min(limits)
 
 
 def used_bytes() -> int:
     """Return the bytes of memory that this process uses, without pages of files."""
-    return _status_bytes("RssAnon")
+    return status_bytes("RssAnon")
 
 
 def _cgroups() -> Iterable[tuple[int, int]]:
@@ -106,7 +106,8 @@ def _cgroups() -> Iterable[tuple[int, int]]:
                     yield int(_lines(at / limit)[0]), int(_lines(at / used)[0])
 
 
-def _status_bytes(field: str) -> int:
+def status_bytes(field: str) -> int:
+    """Return the bytes of a field of /proc/self/status, such as VmData; 0 where there is none."""
     found = (line.split()[1] for line in _lines(Path("/proc/self/status")) if line.startswith(f"{field}:"))
     return int(next(found, "0")) << 10
 

@@ -142,9 +142,9 @@ class LockstepCore(EngineCore):
 
     def _agreed_rates(self, bits: Any, own: Values) -> tuple[float, ...]:
         """Return the rates of the last process that has them. bits : of each process, as ``_encoded`` returns them"""
-        for its in bits[::-1]:
-            if its[0]:
-                return tuple(np.ascontiguousarray(its[1:]).view(np.float64).tolist())
+        for rank_bits in bits[::-1]:
+            if rank_bits[0]:
+                return tuple(np.ascontiguousarray(rank_bits[1:]).view(np.float64).tolist())
         raise own if isinstance(own, PenstockError) else UsageError("learning_rates: no process gave any")
 
 
@@ -167,21 +167,21 @@ class _Sums(Pipeline):
         self._of_no_rows = {spec.name: self._of([Coalesced.of_no_rows(spec.dim).parts[0]]) for spec in config.tables}
 
     def drain(self) -> dict[str, list[Coalesced]]:
-        kept = [name for name, store in self.stores.items() if not store.accumulates]
-        held = {name: self._drained(name, store) for name, store in self.stores.items()}
-        if kept:
-            counts = self._processes.agree("a step of separate frames", [len(held[name]) for name in kept])
-            for name, of_ranks in zip(kept, counts.T.tolist(), strict=True):
-                nothing, own, rank = self._of_no_rows[name], held[name], self._processes.rank
+        separate = [name for name, store in self.stores.items() if not store.accumulates]
+        frames = {name: self._drained(name, store) for name, store in self.stores.items()}
+        if separate:
+            counts = self._processes.agree("a step of separate frames", [len(frames[name]) for name in separate])
+            for name, of_ranks in zip(separate, counts.T.tolist(), strict=True):
+                nothing, own, rank = self._of_no_rows[name], frames[name], self._processes.rank
                 before, after = sum(of_ranks[:rank]), sum(of_ranks[rank + 1 :])
-                held[name] = [nothing] * before + own + [nothing] * after
-        return held
+                frames[name] = [nothing] * before + own + [nothing] * after
+        return frames
 
     def _drained(self, name: str, store: TableStore) -> list[Coalesced]:
         if not store.accumulates:
             return [self._of(frame.parts) for frame in store.drain()]
         counts = store.accumulator.counts() if self._mean else None
-        return [self._of(of.parts, counts) for of in store.drain()] or [self._of_no_rows[name]]
+        return [self._of(frame.parts, counts) for frame in store.drain()] or [self._of_no_rows[name]]
 
     def _of(self, parts: Sequence[tuple[Int64, Float32]], counts: Int64 | None = None) -> Coalesced:
         """Return sums with the number of frames that contain each id, if the tables divide by it.
@@ -191,7 +191,7 @@ class _Sums(Pipeline):
         ends = np.cumsum([len(ids) for ids, _ in parts])
         counts = np.ones(ends[-1], np.int64) if counts is None else counts
         frames = np.split(counts, ends[:-1]) if self._mean else [None] * len(parts)
-        return Coalesced(tuple(SummedArrays(*part, frames=of) for part, of in zip(parts, frames, strict=True)))
+        return Coalesced(tuple(SummedArrays(*part, frames=count) for part, count in zip(parts, frames, strict=True)))
 
 
 def core_of(tables: TableSet) -> type[EngineCore]:

@@ -73,7 +73,7 @@ class Head:
         )
 
 
-class Block(NamedTuple):
+class RoutedBlock(NamedTuple):
     """Some frames. heads : of every frame; batches : of every share"""
 
     heads: list[Head]
@@ -95,18 +95,18 @@ class Router:
         self._count = count
         self._sums = FrameSums(config.tables) if sums else None
 
-    def block(self, frames: Sequence[tuple[int, Frame]]) -> Block:
+    def block(self, frames: Sequence[tuple[int, Frame]]) -> RoutedBlock:
         """Return frames, each with the number of its source, as a block. Raises InputError for a bad row."""
         count, whole = self._count, [(number, frame.audited()) for number, frame in frames]
         heads = [Head.of(number, frame) for number, frame in whole]
         routed = []  # (table, rows, their owners, their numbers there)
         rows_of = np.zeros((len(whole), len(self._dims), count), np.int64)
-        for at, (_, frame) in enumerate(whole):
+        for index, (_, frame) in enumerate(whole):
             summed = frame.rows if self._sums is None else self._sums.of(frame)
             for table in self._dims:
                 for block in summed.get(table, ()):
                     owners, numbers = self._shares[table].locate(np.ascontiguousarray(block.ids))
-                    rows_of[at, self._places[table]] += np.bincount(owners, minlength=count)
+                    rows_of[index, self._places[table]] += np.bincount(owners, minlength=count)
                     routed.append((table, block, owners, numbers))
         dims = np.array(list(self._dims.values()))
         totals = rows_of.sum(axis=0)
@@ -136,7 +136,7 @@ class Router:
             of_owner = np.ascontiguousarray(rows_of[:, :, owner])
             counts = None if counts_out is None else counts_out[rows]
             batches.append(_batch(of_owner, dims, numbers_out[rows], grads_out[floats], counts))
-        return Block(heads, batches)
+        return RoutedBlock(heads, batches)
 
 
 def _batch(rows_of: Int64, dims: Int64, numbers: Int64, grads: Float32, counts: object) -> pa.RecordBatch:
@@ -161,15 +161,16 @@ def frames_of(heads: Sequence[Head], batch: pa.RecordBatch, dims: Mapping[str, i
     rows_of = np.frombuffer(batch.schema.metadata[_COUNTS], "<i4").reshape(-1, len(names))
     numbers, grads = batch["row"].to_numpy(), batch["gradient"].flatten().to_numpy()
     counts = batch["rows"].to_numpy().astype(np.int64) if "rows" in batch.schema.names else None
-    row = at = 0
+    row = offset = 0
     for head, of_frame in zip(heads, rows_of, strict=True):
         rows = {}
         for name, count in zip(names, of_frame.tolist(), strict=True):
             if name not in head.tables:
                 continue
             dim = dims[name]
-            its = None if counts is None else counts[row : row + count]
-            block = Rows(numbers[row : row + count], grads[at : at + count * dim].reshape(count, dim), counts=its)
+            block_counts = None if counts is None else counts[row : row + count]
+            values = grads[offset : offset + count * dim].reshape(count, dim)
+            block = Rows(numbers[row : row + count], values, counts=block_counts)
             rows[name] = (block,)
-            row, at = row + count, at + count * dim
+            row, offset = row + count, offset + count * dim
         yield head.frame(rows)

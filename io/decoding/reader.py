@@ -59,8 +59,8 @@ class FrameReader:
         """Return the frames, each with the number of its source. They may include void ones."""
         self._verified = []
         self.checksums = set()
-        growing = {number: of for number, of in enumerate(self.sources) if isinstance(of, SeekableSource)}
-        return self._growing_sources(growing) if growing else self._in_order(range(len(self.sources)))
+        seekable = {number: source for number, source in enumerate(self.sources) if isinstance(source, SeekableSource)}
+        return self._growing_sources(seekable) if seekable else self._in_order(range(len(self.sources)))
 
     def _in_order(self, only: Container[int]) -> Numbered:
         """Return the frames that the sources have now. only : numbers of the sources to read"""

@@ -195,8 +195,12 @@ def _pair(text: str, flag: str, form: str, key: Callable[[str], K], value: Calla
 def make_devices(count: int | None) -> Any:
     """Return a mesh of the first ``count`` devices. On a CPU, create that many host devices (default 1).
 
-    Loads jax. Raise UsageError if there are fewer devices, or jax finds no device that it may use.
+    Loads jax. Raise UsageError if there are fewer devices, or jax finds no device that it may use; CapacityError if
+    the limits of memory leave no room for its threads.
     """
+    from penstock.cli.terminal.thread_memory import check_thread_memory
+
+    check_thread_memory(count)
     import jax
     import numpy as np
     from jax.sharding import Mesh
