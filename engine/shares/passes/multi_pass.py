@@ -128,6 +128,7 @@ class MultiPass:
         options = self._options
         names = ("passes", "num_required", "reduction", "seed", "on_bad_row", "flush", "limit", "max_stale")
         flags = {name: getattr(options, name) for name in names}
+        flags |= {"passes": None} if options.passes == "auto" else {}
         flags |= {"configuration": hashlib.sha256(encoded(self._config).encode()).hexdigest()[:16]}
         flags |= {
             "init": options.init and str(options.init),
