@@ -1,6 +1,7 @@
 """Pages of the site that are made when it is built: the Python names from their docstrings, the commands from --help.
 
-mkdocs calls ``on_files`` (mkdocs.yml); tests call ``api`` and ``commands`` directly.
+mkdocs calls ``on_files`` (mkdocs.yml); tests call ``api`` and ``commands`` directly. ``python docs/hooks.py`` writes
+the flags of ``replay`` and of commands that share them into docs/cli.md; a test compares.
 """
 
 from __future__ import annotations
@@ -8,8 +9,12 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import textwrap
+from pathlib import Path
 from typing import Any
 
+CLI_PAGE = Path(__file__).with_name("cli.md")
+FLAGS = re.compile(r"(<!-- flags: (\w+) -->).*?(<!-- end -->)", re.DOTALL)
 GENERATED = {"reference/api.md": "api", "reference/help.md": "commands"}
 
 
@@ -79,3 +84,40 @@ def commands() -> str:
     for name, command in top.commands.items():
         parts += [f"## penstock {name}", "", "```text", command.format_help().rstrip(), "```", ""]
     return "\n".join(parts)
+
+
+def flags_of(modes: str) -> str:
+    """The flags of ``replay`` as a table of Markdown, or those that another command shares with it as a list."""
+    from penstock.options import options_of
+
+    wanted = {"run", "job", "passes"} if modes == "replay" else {modes}
+    options = [option for option in options_of().values() if option.flag is not None and option.modes & wanted]
+    if modes != "replay":
+        names = ", ".join(f"`{option.flag_name}`" for option in options)
+        return names if modes == "check" else "\n" + textwrap.fill(names, 120, break_on_hyphens=False) + "\n"
+    rows = [f"| `{typed(option)}` | {meaning(option)} |" for option in options]
+    return "\n".join(["\n", "| flag | meaning |", "|---|---|", *rows, "", ""])
+
+
+def typed(option: Any) -> str:
+    """The flag with its value, as users type it."""
+    value = option.flag.metavar or "|".join(option.flag.choices)
+    value = f"[{value}]" if option.flag.bare else value
+    return f"{option.flag_name} {value}".strip().replace("|", "\\|")
+
+
+def meaning(option: Any) -> str:
+    """The help of the flag, what docs/cli.md adds, and links to the pages that say more."""
+    links = ", ".join(f"[{page.partition('#')[0]}]({page})" for page in option.flag.pages)
+    text = option.flag_help + (f" ({links})" if links else "")
+    text = re.sub(r"(--[a-z][a-z-]*|[A-Z]+=[A-Z]+|DIR/\S+|'\w+')", lambda word: f"`{word[0].strip(chr(39))}`", text)
+    return f"{text}. {option.flag.details}" if option.flag.details else text
+
+
+def written(page: str) -> str:
+    """A page with the current flags between its marks."""
+    return FLAGS.sub(lambda marks: marks[1] + flags_of(marks[2]) + marks[3], page)
+
+
+if __name__ == "__main__":
+    CLI_PAGE.write_text(written(CLI_PAGE.read_text()))

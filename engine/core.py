@@ -206,8 +206,8 @@ class EngineCore:
         with self.gate.still():  # else a step on another thread is between its plan and its changes
             keys = self.tables.dynamic.reports(self.expired_waiting() if waiting is None else waiting)
             caches = self.tables.cache_reports()
-        distinct = {name: None if name in keys else of.accumulator.num_distinct for name, of in stores}
-        return {n: TableReport(of.num_rows, distinct[n], keys.get(n), caches.get(n)) for n, of in stores}
+        distinct = {name: None if name in keys else store.accumulator.num_distinct for name, store in stores}
+        return {n: TableReport(store.num_rows, distinct[n], keys.get(n), caches.get(n)) for n, store in stores}
 
     # ---- tables
 

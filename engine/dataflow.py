@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
-from penstock.run import RunOptions
+from penstock.options import ENGINE, RUN, options_of
 from penstock.validation import check_known
 
 if TYPE_CHECKING:
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
 
 # Arguments of Engine, and ``init``, the initial tables (``Engine.read_tables``).
-ENGINE_OPTIONS = frozenset({"num_required", "reduction", "seed", "threads", "init"})
-STAGE_OPTIONS = frozenset(field.name for options in (RunOptions, DeltaOptions) for field in fields(options))
+ENGINE_OPTIONS = options_of("stage", *ENGINE)
+STAGE_OPTIONS = options_of("stage", *RUN)
 
 
 class StageFunction:
@@ -35,32 +34,30 @@ class StageFunction:
 
     def __init__(self, config: EmbeddingConfig | str | os.PathLike[str], **arguments: Any) -> None:
         """config : a configuration, or the path of one that is read when the function is called"""
-        check_known(type(self).__name__, arguments, ENGINE_OPTIONS | STAGE_OPTIONS)
+        check_known(type(self).__name__, arguments, {**ENGINE_OPTIONS, **STAGE_OPTIONS})
         self._config = config
         self._of_engine = {name: value for name, value in arguments.items() if name in ENGINE_OPTIONS}
         self._of_stage = {name: value for name, value in arguments.items() if name in STAGE_OPTIONS}
 
     @property
     def schema(self) -> pa.Schema:
-        named = {field.name for field in fields(DeltaOptions)}
-        options = DeltaOptions(**{name: value for name, value in self._of_stage.items() if name in named})
-        return form_of(self._loaded().tables, options).schema
+        return form_of(self._loaded().tables, DeltaOptions.among(self._of_stage)).schema
 
     def __call__(
         self, batches: Iterable[pa.RecordBatch] | pa.RecordBatch | pa.Table
     ) -> Iterator[pa.RecordBatch] | pa.Table:
         """Return the deltas: a table for a table or a single batch; for an iterable of batches, lazily, its batches."""
         if isinstance(batches, pa.RecordBatch | pa.Table):
-            return self._made().stage(batches, **self._of_stage).read_all()
+            return self._get_engine().stage(batches, **self._of_stage).read_all()
         return self._deltas(batches)
 
     def _deltas(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from self._made().stage(batches, **self._of_stage)
+        yield from self._get_engine().stage(batches, **self._of_stage)
 
     def _loaded(self) -> EmbeddingConfig:
         return self._config if isinstance(self._config, EmbeddingConfig) else EmbeddingConfig.load(self._config)
 
-    def _made(self) -> Engine:
+    def _get_engine(self) -> Engine:
         from penstock.engine import Engine
 
         arguments = dict(self._of_engine)
@@ -79,9 +76,9 @@ class BlockStage(StageFunction):
 
     _engine: Engine | None = None
 
-    def _made(self) -> Engine:
+    def _get_engine(self) -> Engine:
         if self._engine is None:
-            self._engine = super()._made()
+            self._engine = super()._get_engine()
         return self._engine
 
     def __getstate__(self) -> dict[str, Any]:

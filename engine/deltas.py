@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from penstock.core import EngineCore, StepObserver, Stepped
 from penstock.errors import ConfigError, UsageError
 from penstock.frames import Int64
 from penstock.io.storage.delta_format import Block, DeltaForm, KeyChanges, Piece, Shape, checksum_begin
+from penstock.options import DeltaKeywords, Options, options_of
 from penstock.validation import whole
 
 if TYPE_CHECKING:
@@ -28,23 +28,15 @@ if TYPE_CHECKING:
     from penstock.config.specs import TableSpec
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeltaOptions:
+class DeltaOptions(Options, concerns=(DeltaKeywords,)):
     """The contents of deltas, and how often one is emitted. ``Engine.run`` documents every option."""
 
-    slots: bool | Sequence[str] = ()
-    op: bool = False
-    last: bool = False
-    numbered: bool = False
-    per_steps: int | None = None
-    per_rows: int | None = None
-    per_seconds: float | None = None
 
-    def check_unused(self, default: DeltaOptions) -> None:
-        """Raise UsageError for the first option that differs from the default, for a run without deltas."""
-        for name, value in vars(self).items():
-            if value != getattr(default, name):
-                raise UsageError(f"{name}: sets what deltas hold; give deltas= too")
+def check_no_deltas(keywords: Mapping[str, Any]) -> None:
+    """Raise UsageError for a keyword of a run without deltas that sets their contents."""
+    for name, option in options_of("run", DeltaKeywords).items():
+        if keywords.get(name, option.default_in("run")) != option.default_in("run"):
+            raise UsageError(f"{name}: sets what deltas hold; give deltas= too")
 
 
 def form_of(specs: Iterable[TableSpec], options: DeltaOptions) -> DeltaForm:

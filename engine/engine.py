@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.accumulators.frame_gate import FrameGate
 from penstock.accumulators.gradient_checks import contributor_of
 from penstock.activations.exchange import Exchange
 from penstock.checkpoint.engine_state import restore
-from penstock.checkpoint.incremental import KEEP
 from penstock.checkpoint.session import CheckpointSession
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import checked_reduction
-from penstock.deltas import DeltaOptions, Deltas
+from penstock.deltas import DeltaOptions, Deltas, check_no_deltas
 from penstock.errors import listed
 from penstock.frames import Contributor, time_given
 from penstock.io.decoding.frame_from_arrays import one_frame
-from penstock.io.decoding.reader import MOST_BYTES
 from penstock.learning_rates import Rates
-from penstock.processes.lockstep import core_of
-from penstock.run import Progress, RunOptions, SourceRun
+from penstock.lockstep import core_of
+from penstock.options import RUN, AnyPath, RunKeywords, StageKeywords, with_defaults, with_keywords
+from penstock.run import RunOptions, SourceRun
 from penstock.stats import Report
 from penstock.table_access import ActivationAccess, TableAccess
 from penstock.tables.table_programs import Variant
 from penstock.tables.table_set import TableSet
 from penstock.telemetry import Telemetry
 from penstock.threads import num_threads
-from penstock.validation import known_options, options_among, whole
+from penstock.validation import whole
 
 if TYPE_CHECKING:
     import jax
     import pyarrow as pa
-
-AnyPath = str | os.PathLike[str]
 
 
 class Engine(TableAccess, ActivationAccess):
@@ -93,128 +89,41 @@ class Engine(TableAccess, ActivationAccess):
 
     # ---- gradients in
 
-    @known_options("Engine.run")
-    def run(
-        self,
-        source: Any,
-        *,
-        table: str | None = None,
-        columns: Mapping[str, str] | None = None,
-        contribution_rows: int | None = None,
-        merge: str | None = None,
-        learning_rates: Rates = None,
-        on_bad_row: str = "error",
-        flush: bool = False,
-        limit: int | None = None,
-        max_stale: float | None = None,
-        gradient_dtype: str | None = None,
-        allow_missing_end: bool = False,
-        follow: bool = False,
-        patience: float = 60.0,
-        max_message: int = MOST_BYTES,
-        as_files: bool = False,
-        checkpoint: AnyPath | None = None,
-        every: int | None = None,
-        keep: int = KEEP,
-        resume: bool = False,
-        progress: Progress | None = None,
-        deltas: AnyPath | None = None,
-        slots: bool | Sequence[str] = (),
-        op: bool = False,
-        last: bool = False,
-        numbered: bool = True,
-        per_steps: int | None = None,
-        per_rows: int | None = None,
-        per_seconds: float | None = None,
-    ) -> Report:
+    @with_keywords("run", *RUN)
+    def run(self, source: Any, **keywords: Unpack[RunKeywords]) -> Report:
         """Apply a source of gradients, frame by frame, to its end.
 
         source : a path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a pyarrow dataset or scanner, a
             polars LazyFrame, a binary file, an iterator of record batches, or a list of sources; also a topic
             (docs/brokers.md) or a table with versions (docs/lakehouse.md)
-        table : of rows without a table column
-        columns : role → name, where the stream's columns have other names
-        contribution_rows : split into frames of that many rows, for a source without steps whose batches are arbitrary
-        merge : "step" merges sorted sources by step, "round" takes a frame of each source in turn
-        learning_rates : by tag, a mapping or a sequence; take precedence over the column and the schedules
-        on_bad_row : "error" stops before the frame; "drop" skips the row and counts it; "quarantine=FILE" also writes
-            it to an Arrow file, complete when the run returns or raises (docs/bad_rows.md)
-        flush : open the gate once more at the end
-        limit : stop after that many frames, including those skipped by ``resume``
-        max_stale : 0 to 1, a share of the rows read, including those skipped by ``resume``: if stale frames contain
-            more, raise InputError at the end, which undoes nothing: steps, commits and deltas stay
-        gradient_dtype : "bfloat16" if uint16 gradient values are bfloat16 bits
-        allow_missing_end : accept a stream without an end marker
-        follow : read topics and tables with versions on, beyond the end that they have now
-        patience : seconds to retry while a broker is unreachable
-        max_message : bytes of the largest message of a broker
-        as_files : read the files of a directory that is a table with versions
-        checkpoint : a folder to commit the state and its position to: every ``every`` steps in the background, and at
-            the end, whatever ended the run; the last ``keep`` commits stay
-        resume : skip the frames that this engine's state already contains (``Engine.restore``)
-        progress : called after every frame with the counters, the gate and the share of input read
-        deltas : a new file, a pipe, "-" or a URI to write the rows that change to (docs/deltas.md). With ``checkpoint``
-            a file: its contents and the commits agree, and ``resume`` continues both
-        slots : of deltas: names of slots to include next to the weights; True: all of them
-        op : of deltas: add a column ``op``, "upsert" in every row; dynamic tables always have it
-        last : of deltas of dynamic tables: add a column ``last``, the clock when the key occurred last
-        numbered : of deltas: add ``parent``, ``checksum`` and ``rows_left``, which reveal a missing, repeated,
-            truncated or damaged delta
-        per_steps, per_rows, per_seconds : one delta per so many steps, rows touched or seconds, whichever comes first,
-            with the last value of every row that changed; none of them: one per step
+        {options}
 
         Raises InputError or ConfigError; the frames before the bad one stay applied, that frame and the rest are not.
         Frames still in the gate at the end stay there for the next run and count as ``pending``. While other threads
         push, the report counts this source's frames and steps; its tables count all that entered since the run began.
         """
-        options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
+        values = with_defaults("Engine.run", "run", RUN, keywords)
+        options = RunOptions.among(values)
         with self.core.in_lockstep():
-            if deltas is None:
-                rows.check_unused(DeltaOptions(numbered=True))
+            if values["deltas"] is None:
+                check_no_deltas(keywords)
                 return self._source_run(source, options).run()
-            return self._source_run(source, options, Deltas(self.core, rows)).run_into(deltas)
+            deltas = Deltas(self.core, DeltaOptions.among(values))
+            return self._source_run(source, options, deltas).run_into(values["deltas"])
 
-    @known_options("Engine.stage")
-    def stage(
-        self,
-        source: Any,
-        *,
-        table: str | None = None,
-        columns: Mapping[str, str] | None = None,
-        contribution_rows: int | None = None,
-        merge: str | None = None,
-        learning_rates: Rates = None,
-        on_bad_row: str = "error",
-        flush: bool = False,
-        limit: int | None = None,
-        max_stale: float | None = None,
-        gradient_dtype: str | None = None,
-        allow_missing_end: bool = False,
-        follow: bool = False,
-        patience: float = 60.0,
-        max_message: int = MOST_BYTES,
-        as_files: bool = False,
-        checkpoint: AnyPath | None = None,
-        every: int | None = None,
-        keep: int = KEEP,
-        resume: bool = False,
-        progress: Progress | None = None,
-        slots: bool | Sequence[str] = (),
-        op: bool = False,
-        last: bool = False,
-        numbered: bool = False,
-        per_steps: int | None = None,
-        per_rows: int | None = None,
-        per_seconds: float | None = None,
-    ) -> pa.RecordBatchReader:
+    @with_keywords("stage", *RUN)
+    def stage(self, source: Any, **keywords: Unpack[StageKeywords]) -> pa.RecordBatchReader:
         """Apply a source as ``run`` does, and return the rows that change as an Arrow stream (docs/deltas.md).
 
         Every option means the same as in ``run``; deltas are not numbered unless ``numbered``. The stream reads no
         further than the requested batch needs. Dropping the reader ends the run after a whole frame. The request that
         meets an error raises it.
+
+        {options}
         """
-        options, rows = options_among(RunOptions, locals()), options_among(DeltaOptions, locals())
-        return self._source_run(source, options, Deltas(self.core, rows)).reader()
+        values = with_defaults("Engine.stage", "stage", RUN, keywords)
+        deltas = Deltas(self.core, DeltaOptions.among(values))
+        return self._source_run(source, RunOptions.among(values), deltas).reader()
 
     def apply(
         self,

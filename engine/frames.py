@@ -169,8 +169,8 @@ class Coalesced:
     def __init__(self, summed: tuple[Summed, ...]) -> None:
         self.summed = summed
         self.num_ids = 0
-        for one in summed:
-            self.num_ids += one.num_ids
+        for part in summed:
+            self.num_ids += part.num_ids
 
     @classmethod
     def of_no_rows(cls, dim: int) -> Coalesced:
@@ -180,7 +180,7 @@ class Coalesced:
     @property
     def parts(self) -> tuple[tuple[Int64, Float32], ...]:
         """``summed`` as arrays: (ids int64 (u,), sums float32 (u, dim)) each."""
-        return tuple([(one.ids, one.sums) for one in self.summed])
+        return tuple([(part.ids, part.sums) for part in self.summed])
 
 
 def count_by(counts: Counter[Contributor], contributor: Contributor) -> None:
@@ -192,7 +192,7 @@ def count_by(counts: Counter[Contributor], contributor: Contributor) -> None:
 
 def largest_counts(counts: Mapping[Contributor, int], most: int = 8) -> str:
     """Return ``0: 2, 'b': 1, unnamed: 1``, the largest first; after ``most`` names only the number of the others."""
-    largest = sorted(counts.items(), key=lambda of: -of[1])
+    largest = sorted(counts.items(), key=lambda item: -item[1])
     text = ", ".join(f"{'unnamed' if who is None else repr(who)}: {n}" for who, n in largest[:most])
     return text + (f" and {len(largest) - most} more" if len(largest) > most else "")
 

@@ -25,17 +25,17 @@ def is_usable(rate: float) -> bool:
     return abs(rate) <= MAX_FLOAT32
 
 
-def check_given(given: Rates, num_tags: int) -> dict[int, float]:
-    """Return the rates of a call by tag. given : a mapping for some tags, or a sequence for all. Raises UsageError."""
-    if given is None:
+def check_given(values: Rates, num_tags: int) -> dict[int, float]:
+    """Return the rates of a call by tag. values : a mapping for some tags, or a sequence for all. Raises UsageError."""
+    if values is None:
         return {}
-    if isinstance(given, Mapping):
-        by_tag = dict(given)
+    if isinstance(values, Mapping):
+        by_tag = dict(values)
     else:
         try:
-            by_tag = dict(enumerate(given))
+            by_tag = dict(enumerate(values))
         except TypeError:
-            raise UsageError(f"learning_rates: expected a sequence or a mapping by tag, got {given!r}") from None
+            raise UsageError(f"learning_rates: expected a sequence or a mapping by tag, got {values!r}") from None
         if len(by_tag) != num_tags:
             raise UsageError(f"learning_rates: expected {num_tags} values, one per dynamic tag, got {len(by_tag)}")
     rates = {}
@@ -55,15 +55,15 @@ def check_given(given: Rates, num_tags: int) -> dict[int, float]:
 class LearningRates:
     """Resolves the value of every tag at an opening."""
 
-    def __init__(self, num_tags: int, given: Rates, schedules: Mapping[int, Callable[..., Any]]) -> None:
+    def __init__(self, num_tags: int, rates: Rates, schedules: Mapping[int, Callable[..., Any]]) -> None:
         self.num_tags = num_tags
-        self._given = check_given(given, num_tags)
+        self._constants = check_given(rates, num_tags)
         self._schedules = schedules
 
     @cached_property
     def missing(self) -> tuple[int, ...]:
         """The tags whose only source of values is the frames."""
-        return tuple(t for t in range(self.num_tags) if t not in self._given and t not in self._schedules)
+        return tuple(t for t in range(self.num_tags) if t not in self._constants and t not in self._schedules)
 
     def complete(self) -> LearningRates:
         """Return these rates. Raises ConfigError if a tag is missing."""
@@ -83,8 +83,8 @@ class LearningRates:
         return tuple(self._value(tag, global_step, frame_rates) for tag in range(self.num_tags))
 
     def _value(self, tag: int, global_step: int, frame_rates: Sequence[float] | None) -> float:
-        if tag in self._given:
-            return self._given[tag]
+        if tag in self._constants:
+            return self._constants[tag]
         if frame_rates is not None:
             return frame_rates[tag]
         if tag not in self._schedules:
@@ -93,12 +93,12 @@ class LearningRates:
                 "a 'learning_rates' column, or a schedule"
             )
         schedule = self._schedules[tag]
-        given = schedule(global_step) if _takes_step(schedule) else schedule()
+        value = schedule(global_step) if _takes_step(schedule) else schedule()
         try:
-            rate = float(given)
+            rate = float(value)
         except (TypeError, ValueError):
             raise ConfigError(
-                f"the schedule of tag {tag} gave {given!r} at step {global_step}; expected a number"
+                f"the schedule of tag {tag} gave {value!r} at step {global_step}; expected a number"
             ) from None
         if not is_usable(rate):
             raise ConfigError(

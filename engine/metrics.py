@@ -86,15 +86,15 @@ class Snapshots(Collector):
 
         of : a snapshot; None: a new one
         """
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for metric in _metrics(of or self.snapshot()):
             for sample in metric.samples:
                 value = sample.value if math.isfinite(sample.value) else None
                 if sample.labels:
-                    found.setdefault(sample.name, {})[",".join(sample.labels.values())] = value
+                    values.setdefault(sample.name, {})[",".join(sample.labels.values())] = value
                 else:
-                    found[sample.name] = value
-        return found
+                    values[sample.name] = value
+        return values
 
 
 class Metrics(Snapshots):
@@ -154,13 +154,13 @@ def measured(commit: Commit, written_s: float | None) -> tuple[int, int, float |
     return sum(file.num_bytes for file in commit.files), commit.contents["global_step"], written_s
 
 
-def _metrics(of: Snapshot) -> Iterator[Metric]:
+def _metrics(snapshot: Snapshot) -> Iterator[Metric]:
     for part in (_flow, _gate, _tables, _time, _checkpoint):
-        yield from part(of)
+        yield from part(snapshot)
 
 
-def _flow(of: Snapshot) -> Iterator[Metric]:
-    counted, seconds = of.counters, of.seconds
+def _flow(snapshot: Snapshot) -> Iterator[Metric]:
+    counted, seconds = snapshot.counters, snapshot.seconds
     yield Counter("penstock_rows_total", "gradient rows read, of stale frames and dropped ones included", counted.rows)
     yield Counter("penstock_frames_total", "frames received, stale ones included", counted.frames)
     yield Counter("penstock_stale_frames_total", "frames dropped because their step was behind", counted.stale)
@@ -170,33 +170,33 @@ def _flow(of: Snapshot) -> Iterator[Metric]:
         Counter,
         "stale frames by steps behind, rounded up to a power of two (5 to 8 count as 8), of all runs",
         "steps_behind",
-        by_power_of_two(of.stale.by_lateness),
+        by_power_of_two(snapshot.stale.by_lateness),
     )
     dropped = "rows left out, by reason (docs/bad_rows.md)"
     yield labelled("penstock_dropped_rows_total", Counter, dropped, "reason", counted.dropped)
     yield Counter("penstock_truncated_ids_total", "ids of examples beyond their sequence's length", counted.truncated)
     skipped = "frames read again and left out: the checkpoint held them already"
-    yield Counter("penstock_skipped_frames_total", skipped, of.num_skipped)
+    yield Counter("penstock_skipped_frames_total", skipped, snapshot.num_skipped)
     yield Counter("penstock_steps_total", "openings of the gate", counted.steps)
     yield Gauge("penstock_run_seconds", "seconds since the run began, or that it took", seconds)
     yield Gauge("penstock_rows_per_second", "rows over the whole run", counted.rows / seconds if seconds else 0.0)
     yield Gauge("penstock_held_bytes", "most memory that the sums behind the gate took", counted.held_bytes)
-    share = math.nan if of.share is None else of.share
+    share = math.nan if snapshot.share is None else snapshot.share
     yield Gauge("penstock_input_read_ratio", "share of the input that is read", share)
 
 
-def _gate(of: Snapshot) -> Iterator[Metric]:
-    yield Gauge("penstock_global_steps", "openings of the gate since the tables were new", of.global_step)
-    yield Gauge("penstock_pending_frames", "frames that the gate holds", of.num_accumulated)
-    yield Gauge("penstock_required_frames", "frames that open the gate", of.num_required)
-    if of.queued_rows is not None:
-        yield Gauge("penstock_queued_rows", "rows that wait in frames that are not whole yet", of.queued_rows)
-    rates = dict(enumerate(of.last_rates))
+def _gate(snapshot: Snapshot) -> Iterator[Metric]:
+    yield Gauge("penstock_global_steps", "openings of the gate since the tables were new", snapshot.global_step)
+    yield Gauge("penstock_pending_frames", "frames that the gate holds", snapshot.num_accumulated)
+    yield Gauge("penstock_required_frames", "frames that open the gate", snapshot.num_required)
+    if snapshot.queued_rows is not None:
+        yield Gauge("penstock_queued_rows", "rows that wait in frames that are not whole yet", snapshot.queued_rows)
+    rates = dict(enumerate(snapshot.last_rates))
     yield labelled("penstock_learning_rate_ratio", Gauge, "of a dynamic tag, at the last step", "tag", rates)
 
 
-def _tables(of: Snapshot) -> Iterator[Metric]:
-    tables, updated = of.tables, {name: of.updated.get(name, 0) for name in of.tables}
+def _tables(snapshot: Snapshot) -> Iterator[Metric]:
+    tables, updated = snapshot.tables, {name: snapshot.updated.get(name, 0) for name in snapshot.tables}
     rows = {name: table.rows for name, table in tables.items()}
     yield labelled("penstock_table_rows_total", Counter, "gradient rows that entered the gate", "table", rows)
     distinct = {name: table.distinct for name, table in tables.items() if table.distinct is not None}
@@ -212,26 +212,26 @@ def _tables(of: Snapshot) -> Iterator[Metric]:
             yield labelled(f"penstock_table_{metric}", kind, documentation, "table", values)
 
 
-def _time(of: Snapshot) -> Iterator[Metric]:
-    recent = sorted(of.recent_s)
+def _time(snapshot: Snapshot) -> Iterator[Metric]:
+    recent = sorted(snapshot.recent_s)
     yield summary(
         "penstock_step_seconds",
         "time of an optimizer step of all tables, the last 1024; on an accelerator, of its dispatch",
         {q: quantile(recent, q) for q in QUANTILES},
-        of.num_steps,
-        of.stage_s["step"],
+        snapshot.num_steps,
+        snapshot.stage_s["step"],
     )
-    yield labelled("penstock_stage_seconds_total", Counter, "time by stage", "stage", of.stage_s)
+    yield labelled("penstock_stage_seconds_total", Counter, "time by stage", "stage", snapshot.stage_s)
     problems = "failed canaries, kernels that did not compile, tables that moved or resumed by another variant"
-    yield Counter("penstock_device_problems_total", problems, len(of.problems))
-    yield Counter("penstock_compiles_total", "programs JAX compiled or took from its cache", of.num_compiles)
+    yield Counter("penstock_device_problems_total", problems, len(snapshot.problems))
+    yield Counter("penstock_compiles_total", "programs JAX compiled or took from its cache", snapshot.num_compiles)
 
 
-def _checkpoint(of: Snapshot) -> Iterator[Metric]:
+def _checkpoint(snapshot: Snapshot) -> Iterator[Metric]:
     """Yield the metrics of the last commit; none if there is none."""
-    if of.commit is None:
+    if snapshot.commit is None:
         return
-    num_bytes, step, written_s = of.commit
+    num_bytes, step, written_s = snapshot.commit
     age_s = math.nan if written_s is None else time.time() - written_s
     yield Gauge("penstock_checkpoint_age_seconds", "since the last commit was whole", age_s)
     yield Gauge("penstock_checkpoint_bytes", "of the files that the last commit needs", num_bytes)
@@ -242,17 +242,17 @@ def labelled(
     name: str, kind: type[Counter] | type[Gauge], documentation: str, label: str, values: Mapping[Any, float]
 ) -> Metric:
     """Return a metric family with one label. values : label value → number"""
-    made = kind(name, documentation, labels=[label])
-    for of, value in values.items():
-        made.add_metric([str(of)], value)
-    return made
+    family = kind(name, documentation, labels=[label])
+    for label_value, value in values.items():
+        family.add_metric([str(label_value)], value)
+    return family
 
 
 def summary(name: str, documentation: str, quantiles: Mapping[float, float], num: int, total: float) -> Metric:
     """Return a summary with quantiles, for which SummaryMetricFamily has no argument."""
-    made = SummaryMetricFamily(name, documentation, count_value=num, sum_value=total)
-    made.samples += [Sample(name, {"quantile": f"{q:g}"}, value) for q, value in quantiles.items()]
-    return made
+    family = SummaryMetricFamily(name, documentation, count_value=num, sum_value=total)
+    family.samples += [Sample(name, {"quantile": f"{q:g}"}, value) for q, value in quantiles.items()]
+    return family
 
 
 def by_power_of_two(counts: Mapping[int, int]) -> Mapping[int, int]:

@@ -81,16 +81,16 @@ class TableStore:
     def end(self) -> None:
         """End a frame: if frames are kept separate, drain it into the list of complete frames."""
         if not self.accumulates:
-            held = [Coalesced(self._with_raw(self.accumulator.drain()))] if len(self.accumulator) else self._of_no_rows
-            self._whole += held
+            last = [Coalesced(self._with_raw(self.accumulator.drain()))] if len(self.accumulator) else self._of_no_rows
+            self._whole += last
             self._raw = []
 
     def look(self) -> tuple[list[Coalesced], Int64 | None]:
         """Return what ``drain`` will return, not divided, and the frames of every id in it, if they are counted."""
         if not self.accumulates:
             return self._whole, None
-        held = [Coalesced(self._with_raw(self.accumulator.sums()))] if len(self.accumulator) else []
-        return held, self.accumulator.counts() if self._counts_frames else None
+        frames = [Coalesced(self._with_raw(self.accumulator.sums()))] if len(self.accumulator) else []
+        return frames, self.accumulator.counts() if self._counts_frames else None
 
     def drain(self) -> list[Coalesced]:
         """Return and reset the sums: one Coalesced, or one per frame if accumulation is off; none if empty."""
@@ -111,18 +111,18 @@ class TableStore:
             states = [self.accumulator.get_state()] if len(self.accumulator) else []
         else:
             states = [_joined(frame) for frame in self._whole]
-        return {f"{number}.{key}": array for number, held in enumerate(states) for key, array in held.items()}
+        return {f"{number}.{key}": array for number, arrays in enumerate(states) for key, array in arrays.items()}
 
     def set_state(self, state: Mapping[str, Array]) -> None:
         """Replace the buffered sums by those that ``get_state`` returned, and reset the counts of the run."""
-        num_held = 1 + max((int(key.partition(".")[0]) for key in state), default=-1)
+        num_frames = 1 + max((int(key.partition(".")[0]) for key in state), default=-1)
         self.drain()
-        for number in range(num_held):
-            held = {key.partition(".")[2]: array for key, array in state.items() if key.startswith(f"{number}.")}
+        for number in range(num_frames):
+            arrays = {key.partition(".")[2]: array for key, array in state.items() if key.startswith(f"{number}.")}
             if self.accumulates:
-                self.accumulator.set_state(held)
+                self.accumulator.set_state(arrays)
             else:
-                self._whole.append(Coalesced((SummedArrays(held["ids"], held["sums"], held.get("rows")),)))
+                self._whole.append(Coalesced((SummedArrays(arrays["ids"], arrays["sums"], arrays.get("rows")),)))
         self.start_counting()
 
     def _with_raw(self, parts: tuple[Sums, ...]) -> tuple[Summed, ...]:
@@ -131,13 +131,13 @@ class TableStore:
             return parts
         ids, counts = (np.concatenate(arrays) for arrays in zip(*self._raw, strict=True))
         order = np.argsort(ids)
-        found = [order[np.searchsorted(ids, one.ids, sorter=order)] for one in parts]
-        return tuple([SummedArrays(one.ids, one.sums, counts[at]) for one, at in zip(parts, found, strict=True)])
+        indices = [order[np.searchsorted(ids, part.ids, sorter=order)] for part in parts]
+        return tuple([SummedArrays(part.ids, part.sums, counts[i]) for part, i in zip(parts, indices, strict=True)])
 
 
 def _joined(frame: Coalesced) -> dict[str, Array]:
-    ids, sums = (np.concatenate([part[of] for part in frame.parts]) for of in range(2))
-    rows = [one.rows for one in frame.summed if one.rows is not None]
+    ids, sums = (np.concatenate([part[column] for part in frame.parts]) for column in range(2))
+    rows = [part.rows for part in frame.summed if part.rows is not None]
     return {"ids": ids, "sums": sums, **({"rows": np.concatenate(rows)} if rows else {})}
 
 
@@ -248,7 +248,7 @@ class Pipeline:
         tables = sorted(num_rows, key=num_rows.__getitem__, reverse=True)
         most = self._most_parts
         large = [n >= ROWS_WORTH_SPLITTING and n * most > total for n in map(num_rows.__getitem__, tables)]
-        return tables, [max(1, most // 2) if one else 1 for one in large]
+        return tables, [max(1, most // 2) if is_large else 1 for is_large in large]
 
     def _work(self, num_tasks: int, alone: bool) -> bool:
         """Run the tasks of the intake, and return False if a row is bad. alone : on the calling thread only"""

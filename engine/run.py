@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -17,49 +16,25 @@ import pyarrow as pa
 
 import penstock.interrupts as interrupts
 from penstock.accumulators.frame_gate import FrameGate
-from penstock.checkpoint.incremental import KEEP
 from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.run_files import OpenDeltas
 from penstock.checkpoint.session import CheckpointSession
 from penstock.core import EngineCore
 from penstock.deltas import Deltas
 from penstock.frames import Frame
-from penstock.io.decoding.reader import MOST_BYTES, FrameReader, ReadOptions
+from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.storage.delta_sink import DeltaWriter, open_deltas
 from penstock.io.storage.quarantine import parse_on_bad_row
-from penstock.learning_rates import LearningRates, Rates
+from penstock.learning_rates import LearningRates
+from penstock.options import SOURCE, Options
 from penstock.planning.look_ahead import LookAhead, looked_ahead
 from penstock.stats import Counters, Report
 from penstock.telemetry import Telemetry
 from penstock.validation import function, place, share, whole
 
-Progress = Callable[[Counters, FrameGate, float | None], None]
 
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(Options, concerns=SOURCE):
     """How a source is read, applied and committed. ``Engine.run`` documents every option."""
-
-    table: str | None = None
-    columns: Mapping[str, str] | None = None
-    contribution_rows: int | None = None
-    merge: str | None = None
-    learning_rates: Rates = None
-    on_bad_row: str = "error"
-    flush: bool = False
-    limit: int | None = None
-    max_stale: float | None = None
-    gradient_dtype: str | None = None
-    allow_missing_end: bool = False
-    follow: bool = False
-    patience: float = 60.0
-    max_message: int = MOST_BYTES
-    as_files: bool = False
-    checkpoint: str | os.PathLike[str] | None = None
-    every: int | None = None
-    keep: int = KEEP
-    resume: bool = False
-    progress: Progress | None = None
 
 
 class SourceRun:
@@ -89,24 +64,8 @@ class SourceRun:
         self._max_stale = None if options.max_stale is None else share("max_stale", options.max_stale)
         self._rates = LearningRates(core.config.num_tags, options.learning_rates, core.config.schedules)
         mode, self._quarantine = parse_on_bad_row(options.on_bad_row)
-        read = ReadOptions(
-            sizes=core.config.id_ranges,
-            features=core.config.features,
-            num_tags=core.config.num_tags,
-            rates_needed=self._rates.missing,
-            table=options.table,
-            columns=options.columns or {},
-            contribution_rows=options.contribution_rows,
-            merge=options.merge,
-            on_bad_row=mode,
-            gradient_dtype=options.gradient_dtype,
-            allow_missing_end=options.allow_missing_end,
-            needs_time=core.config.needs_time,
-            unvalidated=True,
-            follow=options.follow,
-            patience_s=options.patience,
-            max_message=whole("max_message", options.max_message, 1),
-            as_files=options.as_files,
+        read = ReadOptions.of_config(
+            core.config, vars(options), on_bad_row=mode, rates_needed=self._rates.missing, unvalidated=True
         )
         self._reader = FrameReader(source, read)
         self._ahead = None

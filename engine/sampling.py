@@ -54,13 +54,13 @@ class Moment:
 def thinned(moments: Sequence[Moment], most: int) -> list[Moment]:
     """Return at most ``most`` moments, including the last one, with the norms of the dropped ones merged in."""
     stride = -(-len(moments) // most)
-    kept = []
+    merged = []
     for end in range(len(moments), 0, -max(1, stride)):
         norms: dict[str, float] = {}
         for moment in moments[max(0, end - stride) : end]:
             norms |= moment.norms
-        kept.append(replace(moments[end - 1], norms=norms))
-    return kept[::-1]
+        merged.append(replace(moments[end - 1], norms=norms))
+    return merged[::-1]
 
 
 @dataclass
@@ -76,17 +76,17 @@ class Hot:
         if times is None:
             several, times = np.unique(ids, return_counts=True)
         self.sampled += int(times.sum())
-        for one, n in zip(several.tolist(), times.tolist(), strict=True):
-            self.counts[table, one] += n
+        for row_id, n in zip(several.tolist(), times.tolist(), strict=True):
+            self.counts[table, row_id] += n
         if len(self.counts) > 2 * KEPT_IDS:
             self.counts = Counter(dict(self.counts.most_common(KEPT_IDS)))
 
     def most(self, number: int) -> list[tuple[str, int, float]]:
         """Return (table, id, share of the sampled rows), the most frequent first."""
-        return [(table, one, n / self.sampled) for (table, one), n in self.counts.most_common(number)]
+        return [(table, row_id, n / self.sampled) for (table, row_id), n in self.counts.most_common(number)]
 
 
-class Budget:
+class SampleBudget:
     """The time budget of one kind of sample: half of the time that all sampling may take."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -115,7 +115,7 @@ class Probe:
         self, read: Read, clock: Callable[[], float] = time.perf_counter, known_as: KnownAs = lambda _, ids: ids
     ) -> None:
         self._read, self._known_as = read, known_as
-        self._for_ids, self._for_rows = Budget(clock), Budget(clock)
+        self._for_ids, self._for_rows = SampleBudget(clock), SampleBudget(clock)
         self._rows: dict[str, tuple[Int64, Float32]] = {}
         self._every, self._skipped = 1, 0
         self._rng = np.random.default_rng(0)
@@ -132,12 +132,12 @@ class Probe:
             for name, several in coalesced.items():
                 ids = [part for rows in several for part, _ in rows.parts if len(part)]
                 if ids:
-                    one = ids[int(self._rng.integers(len(ids)))]
-                    some = one[self._some(len(one), SAMPLED_ROWS)].copy()
-                    self._rows[name] = some, self._read(name, some)
+                    block = ids[int(self._rng.integers(len(ids)))]
+                    sample = block[self._random_slice(len(block), SAMPLED_ROWS)].copy()
+                    self._rows[name] = sample, self._read(name, sample)
 
     def after(self) -> None:
-        """Compute how far the kept rows have moved."""
+        """Compute how far the sampled rows have moved."""
         if not self._rows:
             return
         with self._for_rows.look():
@@ -156,11 +156,11 @@ class Probe:
             for name, blocks in frame.rows.items():
                 if blocks:
                     block = blocks[int(self._rng.integers(len(blocks)))]
-                    some = self._some(len(block.ids), SAMPLED_IDS)
-                    times = None if block.counts is None else block.counts[some]
-                    self.hot.count(name, self._known_as(name, block.ids[some].copy()), times)
+                    indices = self._random_slice(len(block.ids), SAMPLED_IDS)
+                    times = None if block.counts is None else block.counts[indices]
+                    self.hot.count(name, self._known_as(name, block.ids[indices].copy()), times)
 
-    def note(self, seconds: float, of: Counters, gate: Gate, rates: Sequence[float]) -> None:
+    def note(self, seconds: float, counters: Counters, gate: Gate, rates: Sequence[float]) -> None:
         """Append a moment to the history, or skip it: a long run records every second, fourth, eighth … frame."""
         self._skipped += 1
         if self._skipped < self._every:
@@ -169,11 +169,11 @@ class Probe:
         if len(self.moments) >= MAX_MOMENTS:
             self.moments = thinned(self.moments, MAX_MOMENTS // 2)
             self._every *= 2
-        counted = (seconds, gate.global_step, of.rows, of.frames, of.stale, gate.num_accumulated)
-        self.moments.append(Moment(*counted, dict(of.dropped), self.norms, tuple(rates)))
+        counted = (seconds, gate.global_step, counters.rows, counters.frames, counters.stale, gate.num_accumulated)
+        self.moments.append(Moment(*counted, dict(counters.dropped), self.norms, tuple(rates)))
         self.norms = {}
 
-    def _some(self, num: int, most: int) -> slice:
+    def _random_slice(self, num: int, most: int) -> slice:
         """Return which of ``num`` ids to sample: at most so many, at equal strides."""
         stride = -(-num // most)
         start = int(self._rng.integers(stride)) if stride > 1 else 0

@@ -79,14 +79,14 @@ class TableAccess:
         """
         with self.core.still():
             table = self.core.tables.dynamic_table(name)
-            found = table.directory.records(table.valid_keys(keys))
-        return {"present": found.pop("row") >= 0, **found}
+            records = table.directory.records(table.valid_keys(keys))
+        return {"present": records.pop("row") >= 0, **records}
 
     def explain(self, name: str, key: int) -> str:
         """Return one line about a key of a dynamic table: present, waiting for admission, or absent."""
         if np.ndim(key):
             raise UsageError(f"table '{name}': expected one key, got {key!r}")
-        record = {of: array[0] for of, array in self.records(name, [key]).items()}
+        record = {field: array[0] for field, array in self.records(name, [key]).items()}
         settings = self.core.tables.dynamic_table(name).settings
         last = f"last at {'time' if settings.clock == 'time' else 'step'} {record['last']}"
         if record["present"]:
@@ -115,8 +115,8 @@ class TableAccess:
         A slot of RowWiseAdagrad has one column.
         """
         self.core.check_whole()
-        where, values = self.core.tables.checked(name, rows, ids, slots)
-        self.core.load(partial(self.core.tables.set_rows, name, where, values), {name: where})
+        row_ids, values = self.core.tables.checked(name, rows, ids, slots)
+        self.core.load(partial(self.core.tables.set_rows, name, row_ids, values), {name: row_ids})
 
     def state_hash(self) -> str:
         """Return the SHA-256 (hex) of tables, slots and global step; equal states have equal hashes on any mesh.
@@ -159,7 +159,7 @@ class TableAccess:
     def _looked_up(self, ids: Mapping[str, Int64]) -> tuple[dict[str, Float32], int]:
         """Return the rows by table as a forward pass sees them, and their global step."""
         with self.core.still():
-            return {name: self.core.tables.lookup(name, of, True) for name, of in ids.items()}, self.global_step
+            return {name: self.core.tables.lookup(name, array, True) for name, array in ids.items()}, self.global_step
 
 
 class ActivationAccess:

@@ -119,13 +119,13 @@ class Telemetry(StepObserver):
         else:
             self._ended()
 
-    def _ended(self, message: str = "run ended", *of: Any) -> None:
+    def _ended(self, message: str = "run ended", *arguments: Any) -> None:
         self.ended_s = time.perf_counter()
         share = self.share()
         self.share = lambda: share  # a reference to the reader would keep its files mapped
         counted = {name: getattr(self.counters, name) for name in ("rows", "frames", "stale", "steps")}
-        level = logging.WARNING if of else logging.INFO
-        log.log(level, message, *of, extra={"penstock": counted | {"seconds": self.seconds}})
+        level = logging.WARNING if arguments else logging.INFO
+        log.log(level, message, *arguments, extra={"penstock": counted | {"seconds": self.seconds}})
 
     @property
     def seconds(self) -> float:

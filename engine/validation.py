@@ -6,58 +6,28 @@ Masked NumPy arrays are rejected: a conversion to a plain array would use the ma
 from __future__ import annotations
 
 import difflib
-import inspect
 import ipaddress
 import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
-from functools import wraps
+from collections.abc import Iterable
 from numbers import Real
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from penstock.errors import UsageError, UsageTypeError
 
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MASKED = "got a masked array (numpy.ma): fill it (filled()) or leave out what it masks"
 
 
-def check_known(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+def check_known(call: str, arguments: Iterable[str], known: Iterable[str]) -> None:
     """Raise UsageTypeError for the first name that is not an argument of a call. known : the argument names"""
     names = sorted(known)
-    for name in given:
+    for name in arguments:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1, cutoff=0.65)
             hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(names)}"
             raise UsageTypeError(f"{call}: unknown argument '{name}'; {hint}")
-
-
-def known_options(call: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator: a misspelt option of a method raises a UsageTypeError with the nearest name. The signature
-    stays visible."""
-
-    def checked(method: Callable[P, R]) -> Callable[P, R]:
-        options = [p.name for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        named = set(inspect.signature(method).parameters)
-
-        @wraps(method)
-        def called(*args: P.args, **kwargs: P.kwargs) -> R:
-            if not named.issuperset(kwargs):
-                check_known(call, [name for name in kwargs if name not in named], options)
-            return method(*args, **kwargs)
-
-        return called
-
-    return checked
-
-
-def options_among(kind: type[T], arguments: Mapping[str, Any]) -> T:
-    """Return the options of a dataclass ``kind`` among the arguments of a call."""
-    return kind(**{field.name: arguments[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def whole(name: str, value: Any, least: int = INT64_MIN) -> int:
@@ -97,17 +67,17 @@ def function(name: str, value: Any) -> Any:
     return value
 
 
-def is_masked(given: Any) -> bool:
+def is_masked(value: Any) -> bool:
     """Return whether this is a masked array, or a list or tuple that contains one."""
     # Without an import, which takes tens of milliseconds: until a caller imports numpy.ma, there is no masked array.
     kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
-    return kind is not None and _contains(kind, given)
+    return kind is not None and _contains(kind, value)
 
 
-def _contains(kind: type, given: Any) -> bool:
-    if isinstance(given, list | tuple):
-        return any(_contains(kind, item) for item in given)
-    return isinstance(given, kind)
+def _contains(kind: type, value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_contains(kind, item) for item in value)
+    return isinstance(value, kind)
 
 
 def is_loopback(host: str) -> bool:

@@ -19,9 +19,8 @@ import pyarrow as pa
 
 import penstock as ps
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.joining import WholeTables
 from penstock.learning_rates import LearningRates
-from penstock.routing import Router, frames_of
+from penstock.shares import Router, WholeTables, frames_of
 from penstock.stats import Counters
 
 FRAMES_PER_BLOCK = 16

@@ -37,7 +37,7 @@ class ExactDraws:
 
     def units(self, count: int) -> Float64:
         """Draw multiples of 2^-53 that are at least 0 and less than 1."""
-        return (self.integers(count) >> np.uint64(11)).astype(np.float64) * _UNIT
+        return (self.integers(count) >> np.uint64(11)).astype(np.float64) * np.float64(_UNIT)
 
     def below(self, bound: int, count: int) -> npt.NDArray[np.int64]:
         """Draw integers from 0 to bound - 1, at most 2^32: the product below is rounded to less than the bound."""

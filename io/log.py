@@ -72,9 +72,9 @@ class LogWriter:
         self._write(batch, {})
         self.num_batches += 1
         # An empty column with another dictionary would write that dictionary too.
-        for at, column in enumerate(batch.columns):
+        for index, column in enumerate(batch.columns):
             if pa.types.is_dictionary(column.type):
-                self._empty[at] = column.slice(0, 0)
+                self._empty[index] = column.slice(0, 0)
 
     def close(self) -> None:
         """Write the closing record and the end marker; for a path, sync the file and give it its name."""
@@ -111,13 +111,13 @@ class LogWriter:
             self._writer.write_batch(batch, custom_metadata=metadata)
             pieces = _without(self._in_file, self._pending.take())
             self._in_file = 0
-            number, at = find_digits(pieces, self._token)
-            self._crc = crc_of(pieces, number, at, self._crc)
+            number, offset = find_digits(pieces, self._token)
+            self._crc = crc_of(pieces, number, offset, self._crc)
             digits = digits_of(self._crc)
             whole = bytearray(pieces[number])
-            whole[at : at + len(digits)] = digits
+            whole[offset : offset + len(digits)] = digits
             pieces[number] = whole
-            if find_digits(pieces, digits) != (number, at):  # once in 2^32, if a dictionary is full of checksums
+            if find_digits(pieces, digits) != (number, offset):  # once in 2^32, if a dictionary is full of checksums
                 raise UsageError(f"batch {self.num_batches} of the log holds the text of its own checksum")
             for piece in pieces:
                 _write_all(self._file, piece)

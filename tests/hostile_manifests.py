@@ -1,4 +1,4 @@
-"""Manifests that somebody made, with digests that fit: what no damage makes, since a digest finds it."""
+"""Forged manifests, whose digests fit: damage makes none of them, since the digest would not fit."""
 
 import json
 import random

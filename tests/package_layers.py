@@ -2,15 +2,15 @@
 
 # Library → the packages and modules below penstock that may import it when they are loaded.
 ALLOWED = {
-    "jax": {"bench", "bridge", "cli.terminal.options", "functional", "updates.optax_transforms"},
+    "jax": {"bench", "bridge", "cli.terminal.command_line", "functional", "updates.optax_transforms"},
     "jaxlib": set(),
-    "pyarrow": {"activations.inputs", "bench", "cli", "dataflow", "filesystem.file_stores", "io", "joining", "passes"}
-    | {"ray", "routing", "run", "service", "table_access"},
+    "pyarrow": {"activations.inputs", "bench", "cli", "dataflow", "filesystem.file_stores", "io", "run"}
+    | {"service", "shares", "table_access"},
     "google": {"config", "updates.optimizer_class"},
     "flax": {"functional.nnx_embedding"},
     "keras": {"functional.keras_embedding"},
     "prometheus_client": {"metrics"},
-    "ray": {"ray.cluster"},
+    "ray": {"shares.ray.cluster"},
     "shtab": {"cli.completion"},
 }
 # Other libraries that the benches measure against: nothing else may know them.
@@ -22,10 +22,10 @@ ALLOWED |= {library: {"bench.peers"} for library in PEERS}
 # in its line, never back.
 LAYERS = """
 __main__   cli   bench
-service   passes   ray   joining   dataflow   functional   metrics
-engine   table_access   run   processes   deltas   checkpoint   telemetry   planning
-core   routing   tables   io
-activations   accumulators   pipeline   sampling   gate   stats
+service   ray   shares   dataflow   functional   metrics
+engine   table_access   run   lockstep   deltas   checkpoint   telemetry   planning
+core   tables   io
+options   activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads
-frames   validation   lineage   filesystem   plots   updates   caching   pyx   interrupts   errors
+frames   validation   flag_values   lineage   filesystem   plots   updates   caching   pyx   interrupts   errors
 """

@@ -6,10 +6,9 @@ from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Folder
 from penstock.deltas import DeltaOptions, Deltas
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.joining import WholeTables
-from penstock.joining.joined_deltas import JoinedDeltas
 from penstock.learning_rates import LearningRates
-from penstock.routing import Router, frames_of
+from penstock.shares import Router, WholeTables, frames_of
+from penstock.shares.joined_deltas import JoinedDeltas
 from penstock.stats import Counters
 
 

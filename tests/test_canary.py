@@ -20,8 +20,8 @@ from penstock.bridge.pallas import canary, tensorcore
 from penstock.bridge.row_format import Line
 from penstock.bridge.sharding import Layout
 from penstock.cli import doctor
-from penstock.joining.joined_reports import joined_problems, joined_variants
 from penstock.metrics import Metrics
+from penstock.shares.joined_reports import joined_problems, joined_variants
 from penstock.updates import UpdateRule
 
 SHARED, OURS = program_cache.compiled, tensorcore.apply.__wrapped__

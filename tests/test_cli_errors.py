@@ -152,6 +152,7 @@ def test_a_bad_row_late_in_a_frame_leaves_the_frames_before_and_a_working_engine
     [
         (MemoryError(), "out of memory: the tables with their slots, what the gate holds and one frame must fit"),
         (MemoryError("no room for 9 bytes"), "out of memory: no room for 9 bytes"),
+        (RuntimeError("can't start new thread"), "can't start new thread: raise the limit of memory or of threads"),
     ],
 )
 def test_a_lack_of_memory_is_reported_with_what_must_fit(error, says, config, tmp_path, refused, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from checkpoints import batch, config_of
 from ipc import write
 
-from penstock.ray.cluster import started
+from penstock.shares.ray.cluster import started
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "ray.md"
 

@@ -15,7 +15,7 @@ from services import frame, service_of
 import penstock
 from penstock.cli.doctor import OPTIONAL
 from penstock.cli.main import COMMANDS, main, parser
-from penstock.cli.terminal.options import parse
+from penstock.cli.terminal.command_line import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -221,6 +221,12 @@ def test_the_page_on_commands_knows_every_command_and_flag_of_replay(capsys):
         parser().parse_args(["replay", "--help"])
     flags = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
     assert {flag for flag in flags if flag not in page} == set()
+
+
+def test_the_page_on_commands_has_the_current_flags():
+    page = (ROOT / "docs" / "cli.md").read_text()
+    assert page.count("<!-- flags: ") == 3
+    assert page == loaded("docs/hooks.py").written(page), "run: python docs/hooks.py"
 
 
 def test_the_architecture_names_every_package_and_every_module_of_the_core():

@@ -14,7 +14,22 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [path for path in sorted((ROOT / "docs").rglob("*.md")) if "decisions" not in path.parts]
 # Keys of metadata and names of spans, which are spelled like modules.
-KEYS = {"anew", "batch", "closed", "crc", "end", "epoch", "full_copy", "lineage", "log", "step", "table", "NAME"}
+KEYS = {
+    "anew",
+    "batch",
+    "closed",
+    "crc",
+    "end",
+    "epoch",
+    "full_copy",
+    "json",
+    "lineage",
+    "log",
+    "start",
+    "step",
+    "table",
+}
+KEYS |= {"NAME"}  # a placeholder
 CLASSES = {"Client": Client, "EmbeddingConfig": ps.EmbeddingConfig, "EmbeddingTables": EmbeddingTables}
 CLASSES |= {"Engine": ps.Engine, "engine": ps.Engine}
 

@@ -1,4 +1,4 @@
-"""Manifests made by somebody, with a digest that fits: one line and exit code 5, and nothing outside is opened."""
+"""Forged manifests, whose digest fits: one line and exit code 5, and nothing outside is opened."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def test_a_manifest_that_is_no_object_of_the_form_is_refused(folder, body, call)
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 @pytest.mark.parametrize("name", ["00000001.commit", "00000001.base"])
-def test_what_is_no_regular_file_is_not_read(folder, name, kind, call):
+def test_only_regular_files_are_read(folder, name, kind, call):
     (folder / name).unlink()
     if kind == "pipe":
         os.mkfifo(folder / name)

@@ -12,7 +12,7 @@ from penstock.bridge.feeding.packing import Packer
 from penstock.bridge.feeding.spreading import spread
 from penstock.bridge.row_format import UNTOUCHED
 from penstock.bridge.sharding import Layout
-from penstock.bridge.stacking import Stack, TableRows
+from penstock.bridge.stacking import MemberRows, Stack
 from penstock.pyx import partition
 from penstock.updates import UpdateRule
 
@@ -24,7 +24,7 @@ def layouts_of(dims, devices, lanes=128, bfloat16=False, rows=300):
 
 
 def some_rows(rng, member, dim, count, rows=300):
-    return TableRows(member, rng.permutation(rows)[:count], rng.standard_normal((count, dim), np.float32))
+    return MemberRows(member, rng.permutation(rows)[:count], rng.standard_normal((count, dim), np.float32))
 
 
 def words_of(packed, stack):
@@ -157,4 +157,4 @@ def test_rows_out_of_place_are_refused(function, arguments, problem):
 def test_an_id_beyond_the_table_is_refused():
     packer = Packer(Stack.of(layouts_of([8], 1), ADAGRAD), LayoutTeam(1))
     with pytest.raises(ValueError, match="id at 1: expected 0 <= id < 300, got 300"):
-        packer.route([TableRows(0, np.array([0, 300]), np.zeros((2, 8), np.float32))])
+        packer.route([MemberRows(0, np.array([0, 300]), np.zeros((2, 8), np.float32))])

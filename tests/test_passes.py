@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import shutil
 
@@ -16,9 +17,9 @@ from ipc import log
 
 import penstock as ps
 from penstock.cli.main import main
-from penstock.passes.multi_pass import MultiPass
-from penstock.passes.pass_folder import PassFolder
 from penstock.pyx.keys.key_owners import owners
+from penstock.shares.passes.multi_pass import MultiPass
+from penstock.shares.passes.pass_folder import PassFolder
 
 VISITOR = ps.TableConfig(20_000, 2, name="visitor", optimizer=ps.Adam(0.1), dynamic=ALL_POLICIES)
 SWEPT = ps.TableConfig(3, 4, name="swept", optimizer=ps.Adam(0.05, lazy_adam=False))
@@ -270,6 +271,24 @@ def test_a_replay_in_passes_resumes_only_with_its_flags(replay, tmp_path, call, 
     text = call(2, *words, "--resume")[0]
     assert f"{tmp_path}/c: contains an unfinished replay in passes; resume it with --passes 3" in text
     assert call(0, *words, "--passes", 3, "--resume")[1]["state_hash"] == replay("whole")[0]["state_hash"]
+
+
+def test_a_replay_in_passes_that_chose_their_number_resumes_what_0db4065_began(tmp_path, replay, call, monkeypatch):
+    words = [
+        *KIND,
+        tmp_path / "tables.pbtxt",
+        tmp_path / "log.arrows",
+        "--checkpoint",
+        tmp_path / "c",
+        "--passes",
+        "auto",
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(MultiPass, "_publish", lambda self, base: (_ for _ in ()).throw(KeyboardInterrupt))
+        call(130, *words)
+    begun = json.loads((tmp_path / "c" / ".passes" / "replay.json").read_text())
+    assert begun["flags"]["passes"] is None  # as it is in the folders of 0db4065
+    assert call(0, *words, "--resume")[1]["state_hash"] == replay("whole")[0]["state_hash"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """How many passes a replay takes, by the memory that it may use; and that it stays within its limit."""
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from collections import namedtuple
 import pytest
 
 import penstock as ps
-from penstock.passes import memory
+from penstock.shares.passes import memory
 
 GB, MB = 10**9, 10**6
 Usage = namedtuple("Usage", "total used free")
@@ -114,20 +115,23 @@ os.execv(sys.executable, [sys.executable, "-m", "penstock", *sys.argv[2:]])
 """
 
 
+def below(limit, *words):
+    """A command below a limit of all private memory, also of what allocators reserve. Pages of files are not in it."""
+    return subprocess.run(
+        [sys.executable, "-c", LIMITED, *map(str, (limit, *words))],
+        env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.fixture
-def replay_below(tmp_path, call):
-    """replay_below(bytes, flags…) → what a replay of log.arrows prints below a limit of all private memory, also of
-    what allocators reserve. Pages of files are not in it."""
+def replay_below(tmp_path):
+    """replay_below(bytes, flags…) → the first two words of every line that a replay of log.arrows prints."""
 
     def run(limit, *flags):
-        words = [limit, "replay", tmp_path / "log.pbtxt", tmp_path / "log.arrows", "--threads", "1", *flags]
-        done = subprocess.run(
-            [sys.executable, "-c", LIMITED, *map(str, words)],
-            env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2", "JAX_PLATFORMS": "cpu"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = below(limit, "replay", tmp_path / "log.pbtxt", tmp_path / "log.arrows", "--threads", "1", *flags)
         assert done.returncode == 0, done.stderr
         return {line.split()[0]: line.split()[1] for line in done.stdout.splitlines()}
 
@@ -155,3 +159,21 @@ def test_directories_larger_than_the_limit_of_memory_are_hashed_and_written_belo
     assert int(passes["passes"]) > 3
     files = [tmp_path / name / "table_0.parquet" for name in ("whole", "passes")]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc are Linux's")
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [
+        (180 * MB, r"out of memory: the limit \(ulimit -d \d+\) leaves \d+ MB, and jax with its threads on \d+ CPUs"),
+        (400 * MB, r"out of memory: no room for table 'table_0' with slots \(RESOURCE_EXHAUSTED.*--passes auto"),
+    ],
+    ids=["threads", "table"],
+)
+def test_a_limit_of_memory_that_is_too_low_is_exit_6_in_one_line(tmp_path, call, limit, says):
+    """XLA aborted the process if it could not start a thread; the other message named no table."""
+    log = tmp_path / "log.arrows"
+    call(0, "synth", log, "--rows", 2000, "--vocabulary", 2_300_000, "--dim", 32)  # 589 MB
+    done = below(limit, "replay", tmp_path / "log.pbtxt", log, "--threads", "1")
+    assert (done.returncode, done.stderr.count("\n")) == (6, 1), done.stderr[:2000]
+    assert re.match("penstock: " + says, done.stderr)

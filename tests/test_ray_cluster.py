@@ -55,7 +55,7 @@ def test_a_signal_to_the_driver_commits_what_is_applied_and_is_exit_130(tmp_path
 
 LISTENING = """
 import json, logging, psutil
-from penstock.ray.cluster import started
+from penstock.shares.ray.cluster import started
 
 ray = started("local", 1)
 worker = ray.remote(type("Worker", (), {"answer": lambda self: 1})).remote()

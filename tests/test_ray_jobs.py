@@ -23,7 +23,7 @@ import penstock as ps
 from penstock.cli.main import main
 from penstock.cli.pages.monitoring import Watching
 from penstock.metrics import Metrics
-from penstock.ray import Job
+from penstock.shares.ray import Job
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray", reason="Ray is not installed", exc_type=ImportError)

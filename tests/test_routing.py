@@ -14,7 +14,7 @@ from penstock.frames import Frame, Rows
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.pyx import partition
 from penstock.pyx.keys import key_owners
-from penstock.routing import Router, frames_of
+from penstock.shares import Router, frames_of
 from penstock.tables.shares import KeyShare, shares_of
 
 

@@ -15,9 +15,9 @@ from ipc import write
 
 import penstock as ps
 from penstock.bridge import device_tables
-from penstock.ray import Job
-from penstock.ray.cluster import started
-from penstock.ray.owners import Owner
+from penstock.shares.ray import Job
+from penstock.shares.ray.cluster import started
+from penstock.shares.ray.owners import Owner
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 

@@ -54,3 +54,10 @@ def follow(engine: ps.Engine, config: ps.EmbeddingConfig) -> None:
     print(report.steps)
     stage: ps.StageFunction = ps.stage_fn(config, num_required=2, flush=True)
     print(next(iter(stage([]))), stage.schema)
+
+
+def complain_of_keywords(engine: ps.Engine) -> None:
+    """mypy reports each of these: an ignored line without an error is an error of its own."""
+    engine.run("log.arrows", limitt=3)  # type: ignore[call-arg]
+    engine.run("log.arrows", limit="3")  # type: ignore[arg-type]
+    engine.stage("log.arrows", deltas="deltas.arrows")  # type: ignore[call-arg]

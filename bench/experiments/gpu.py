@@ -28,7 +28,7 @@ from penstock.bridge.feeding.packing import Packer
 from penstock.bridge.pallas import tensorcore
 from penstock.bridge.programs import local_apply, row_sharding
 from penstock.bridge.sharding import Layout, TableDefinition
-from penstock.bridge.stacking import Stack, TableRows
+from penstock.bridge.stacking import MemberRows, Stack
 from penstock.updates import UpdateRule
 
 ADAM = (("beta1", 0.9), ("beta2", 0.999), ("epsilon", 1e-8))
@@ -97,7 +97,7 @@ def alone(mesh, layout, rule, tables, steps) -> float:  # type: ignore[no-untype
     local = local_apply(rule, stack.line) if tables.variant == "xla" else tensorcore.local_apply(mesh, rule, stack.line)
     sent = []
     for ids, grads in steps:
-        routed = packer.route([TableRows(0, ids, grads)])
+        routed = packer.route([MemberRows(0, ids, grads)])
         packed = packer.pack(routed, routed.by_device)
         sent.append(tuple(jax.device_put(part, sharding) for part in packed.arguments))
 

@@ -87,11 +87,11 @@ class ConditionalAccumulator(Conditional[Array]):
         self._sum = None
         return value
 
-    def _held(self) -> dict[str, Any]:
+    def _sum_state(self) -> dict[str, Any]:
         return {} if self._sum is None else {"value": self._sum.copy()}
 
-    def _checked(self, num: int, held: dict[str, Any]) -> Callable[[], None]:
-        value = np.array(values_of(held["value"], self.dtype)) if num else None
+    def _checked(self, num: int, state: dict[str, Any]) -> Callable[[], None]:
+        value = np.array(values_of(state["value"], self.dtype)) if num else None
         problem = None if value is None else dense_problem(value.shape, self.shape, None)
         if problem is not None:
             raise StateError(problem)
@@ -165,7 +165,7 @@ class SparseConditionalAccumulator(Conditional[SparseGradient]):
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "tf_compat": self.tf_compat}
 
-    def _held(self) -> dict[str, Any]:
+    def _sum_state(self) -> dict[str, Any]:
         state = self._sums.get_state()
         return (
             {**state, "values": state["values"].reshape(len(state["ids"]), *self._row)}
@@ -173,19 +173,19 @@ class SparseConditionalAccumulator(Conditional[SparseGradient]):
             else {}
         )
 
-    def _checked(self, num: int, held: dict[str, Any]) -> Callable[[], None]:
+    def _checked(self, num: int, state: dict[str, Any]) -> Callable[[], None]:
         row: tuple[int, ...] = ()
         if num:
-            ids, values = ids_of(held["ids"]), values_of(held["values"], self.dtype)
+            ids, values = ids_of(state["ids"]), values_of(state["values"], self.dtype)
             problem = sparse_problem(ids, values, self.shape, None)
             problem = problem or sparse_row_problem(values, self.shape, None)
-            if problem is not None or np.shape(held["counts"]) != ids.shape:
-                raise StateError(problem or f"counts: expected shape {ids.shape}, got {np.shape(held['counts'])}")
+            if problem is not None or np.shape(state["counts"]) != ids.shape:
+                raise StateError(problem or f"counts: expected shape {ids.shape}, got {np.shape(state['counts'])}")
             row = values.shape[1:]
         sums = sparse_sums(self.dtype, math.prod(row), self.tf_compat)
         if num:
             flat = np.ascontiguousarray(values).reshape(len(ids), sums.width)
-            sums.set_state({"ids": ids, "values": flat, "counts": np.asarray(held["counts"], np.int64)})
+            sums.set_state({"ids": ids, "values": flat, "counts": np.asarray(state["counts"], np.int64)})
 
         def put() -> None:
             self._sums, self._row = sums, row

@@ -93,7 +93,7 @@ class Conditional(ABC, Generic[T]):
     def get_state(self) -> dict[str, Any]:
         """Return settings, counts and sums as plain data (str, int, lists, NumPy arrays), without queued takers."""
         with self._gate.still():
-            return {"settings": self._settings(), "gate": self._gate.get_state(), "held": self._held()}
+            return {"settings": self._settings(), "gate": self._gate.get_state(), "held": self._sum_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state from ``get_state``. Accumulated gradients are dropped; waiting takers keep waiting.
@@ -101,10 +101,10 @@ class Conditional(ABC, Generic[T]):
         Raises StateError, changing nothing, if the state belongs to another accumulator.
         """
         try:
-            settings, gate, held = dict(state["settings"]), state["gate"], dict(state["held"])
+            settings, gate, sums = dict(state["settings"]), state["gate"], dict(state["held"])
             if settings != self._settings():
                 raise StateError(f"the state is of {settings}, this accumulator is {self._settings()}")
-            put = self._checked(int(gate["num_accumulated"]), held)
+            put = self._checked(int(gate["num_accumulated"]), sums)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"not the state of an accumulator: {type(error).__name__}: {error}") from None
         self._gate.set_state(gate, put)
@@ -137,9 +137,9 @@ class Conditional(ABC, Generic[T]):
         """Return the result of a take of num gradients and empty the store. Called under the gate's lock."""
 
     @abstractmethod
-    def _held(self) -> dict[str, Any]:
+    def _sum_state(self) -> dict[str, Any]:
         """Return copies of the store's part of the state."""
 
     @abstractmethod
-    def _checked(self, num: int, held: dict[str, Any]) -> Callable[[], None]:
+    def _checked(self, num: int, state: dict[str, Any]) -> Callable[[], None]:
         """Validate the store's part of a state of num gradients; return a callable that installs it."""

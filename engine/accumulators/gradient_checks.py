@@ -27,12 +27,12 @@ REDUCTIONS = ("MEAN", "SUM")
 def dtype_of(dtype: Any) -> np.dtype[Any]:
     """Return one of the three dtypes that TensorFlow has kernels for. Raises UsageError."""
     try:
-        found: np.dtype[Any] = np.dtype(dtype)
+        numpy_dtype: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
         raise UsageError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}") from None
-    if found.name not in DTYPES or not found.isnative:
-        raise UsageError(f"dtype: expected one of {', '.join(DTYPES)}, got {found}")
-    return found
+    if numpy_dtype.name not in DTYPES or not numpy_dtype.isnative:
+        raise UsageError(f"dtype: expected one of {', '.join(DTYPES)}, got {numpy_dtype}")
+    return numpy_dtype
 
 
 def shape_of(shape: Any) -> Partial:
@@ -96,9 +96,9 @@ def values_of(value: Any, dtype: np.dtype[Any]) -> Array:
     """Return the gradient as an array of dtype; a value that already has a dtype is never cast. Raises InputError."""
     if is_masked(value):
         raise InputError(f"gradient: {MASKED}")
-    given = isinstance(value, (list, tuple, int, float))
+    has_no_dtype = isinstance(value, (list, tuple, int, float))
     try:
-        array = np.asarray(value, dtype if given else None)
+        array = np.asarray(value, dtype if has_no_dtype else None)
     except (TypeError, ValueError) as error:
         raise InputError(f"gradient: expected numbers: {error}") from None
     if array.dtype != dtype:
@@ -129,10 +129,10 @@ def shape_text(shape: Partial) -> str:
     return f"({dims},)" if len(shape) == 1 else f"({dims})"
 
 
-def dense_problem(shape: tuple[int, ...], declared: Partial, held: tuple[int, ...] | None) -> str | None:
-    """Return why a dense gradient is refused, or None. held : shape of the accumulated sum, if any"""
-    if held is not None and shape != held:
-        return f"gradient: expected shape {held}, as what is accumulated, got {shape}"
+def dense_problem(shape: tuple[int, ...], declared: Partial, sum_shape: tuple[int, ...] | None) -> str | None:
+    """Return why a dense gradient is refused, or None. sum_shape : shape of the accumulated sum, if any"""
+    if sum_shape is not None and shape != sum_shape:
+        return f"gradient: expected shape {sum_shape}, as what is accumulated, got {shape}"
     if declared is not None and (
         len(shape) != len(declared) or any(want not in (None, got) for want, got in zip(declared, shape, strict=True))
     ):
@@ -158,10 +158,10 @@ def sparse_problem(ids: Int64, values: Array, declared: Partial, grad_shape: tup
     return None
 
 
-def sparse_row_problem(values: Array, declared: Partial, held: tuple[int, ...] | None) -> str | None:
-    """Return why rows of that shape are refused, or None. held : shape of the accumulated rows, if any"""
-    if held is not None:
-        return None if values.shape[1:] == held else f"gradient: expected rows of {held}, got {values.shape[1:]}"
+def sparse_row_problem(values: Array, declared: Partial, dims: tuple[int, ...] | None) -> str | None:
+    """Return why rows of that shape are refused, or None. dims : shape of the accumulated rows, if any"""
+    if dims is not None:
+        return None if values.shape[1:] == dims else f"gradient: expected rows of {dims}, got {values.shape[1:]}"
     if declared is not None and not (len(declared) <= values.ndim and _fits(declared[1:], values.shape[1:])):
         return f"gradient: expected rows of {shape_text(declared[1:])}, got {values.shape[1:]}"
     return None

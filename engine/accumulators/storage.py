@@ -61,10 +61,10 @@ class KernelSums:
         self._intake.end()
 
     def take(self, mean: bool) -> tuple[Int64, Array]:
-        (held,) = self._accumulator.sums()
-        order = np.argsort(held.ids)
-        # take, not held.sums[order], which raises SystemError when memory runs out.
-        ids, values = held.ids[order], held.sums.take(order, axis=0)
+        (total,) = self._accumulator.sums()
+        order = np.argsort(total.ids)
+        # take, not total.sums[order], which raises SystemError when memory runs out.
+        ids, values = total.ids[order], total.sums.take(order, axis=0)
         if mean:
             divide(values, self._accumulator.counts()[order])
         self._accumulator.drain()
@@ -94,16 +94,16 @@ class NumpySums:
         self._values = np.empty((0, self.width), self._dtype)
 
     def add(self, ids: Int64, values: Array, number: int) -> None:
-        held = len(self._ids)
-        merged, where = np.unique(np.concatenate([self._ids, ids]), return_inverse=True)
+        num_before = len(self._ids)
+        merged, positions = np.unique(np.concatenate([self._ids, ids]), return_inverse=True)
         # -0.0 is the identity of addition for every number; 0.0 would turn -0.0 into 0.0.
         sums = np.full((len(merged), self.width), -0.0, self._dtype)
-        sums[where[:held]] = self._values
+        sums[positions[:num_before]] = self._values
         with np.errstate(all="ignore"):
-            np.add.at(sums, where[held:], values)
+            np.add.at(sums, positions[num_before:], values)
         counts = np.zeros(len(merged), np.int64)
-        counts[where[:held]] = self._counts
-        counts[np.unique(where[held:])] += 1
+        counts[positions[:num_before]] = self._counts
+        counts[np.unique(positions[num_before:])] += 1
         self._ids, self._values, self._counts = merged, sums, counts
 
     def take(self, mean: bool) -> tuple[Int64, Array]:
@@ -134,26 +134,26 @@ class TensorFlowSums(NumpySums):
         self._ids, self._values, self._counts = merged
 
     def _merged(self, ids: Int64, values: Array) -> tuple[Int64, Array, Int64]:
-        held, new = self._ids.tolist(), ids.tolist()
+        old, new = self._ids.tolist(), ids.tolist()
         pairs: list[tuple[int, int]] = []  # (accumulated row, new row) that merge into one row; -1: none
         i = j = 0
-        while i < len(held) and j < len(new):
-            if held[i] < new[j]:
+        while i < len(old) and j < len(new):
+            if old[i] < new[j]:
                 pairs.append((i, -1))
                 i += 1
-            elif held[i] == new[j]:
+            elif old[i] == new[j]:
                 pairs.append((i, j))
                 i, j = i + 1, j + 1
             else:
                 pairs.append((-1, j))
                 j += 1
-        pairs += [(rest, -1) for rest in range(i, len(held))] + [(-1, rest) for rest in range(j, len(new))]
-        of_held, of_new = np.array(pairs, np.int64).reshape(-1, 2).T
-        only_new, both = of_held < 0, (of_held >= 0) & (of_new >= 0)
+        pairs += [(rest, -1) for rest in range(i, len(old))] + [(-1, rest) for rest in range(j, len(new))]
+        of_old, of_new = np.array(pairs, np.int64).reshape(-1, 2).T
+        only_new, both = of_old < 0, (of_old >= 0) & (of_new >= 0)
         merged, counts = np.empty(len(pairs), np.int64), np.ones(len(pairs), np.int64)
         sums = np.empty((len(pairs), self.width), self._dtype)
-        merged[~only_new], sums[~only_new] = self._ids[of_held[~only_new]], self._values[of_held[~only_new]]
-        counts[~only_new] = self._counts[of_held[~only_new]]
+        merged[~only_new], sums[~only_new] = self._ids[of_old[~only_new]], self._values[of_old[~only_new]]
+        counts[~only_new] = self._counts[of_old[~only_new]]
         merged[only_new], sums[only_new] = ids[of_new[only_new]], values[of_new[only_new]]
         with np.errstate(all="ignore"):
             sums[both] = values[of_new[both]] + sums[both]

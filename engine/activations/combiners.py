@@ -56,10 +56,10 @@ def gains(samples: Index, weights: Float32 | None, num_samples: int, combiner: s
         scaled: Float32 = scales[samples]
         if weights is None:
             return scaled
-        found: Float32 = weights * scaled
+        weighted: Float32 = weights * scaled
         if not np.isfinite(scales).all():
-            found = np.where(np.isfinite(scaled), found, weights / divisors[samples])
-    return found
+            weighted = np.where(np.isfinite(scaled), weighted, weights / divisors[samples])
+    return weighted
 
 
 def _totals(samples: Index, weights: Float32 | None, num_samples: int, combiner: str) -> Float32:
@@ -80,8 +80,8 @@ def combine(rows: Float32, samples: Index, by: Float32 | None, num_samples: int,
     Returns float32 (num_samples, dim), zeros for a sample without lookups.
     """
     out = np.zeros((num_samples, rows.shape[1]), np.float32)
-    of = None if which is None else which.astype(np.int64, copy=False)
-    add_rows(np.ascontiguousarray(rows), of, samples.astype(np.int64, copy=False), by, out)
+    indices = None if which is None else which.astype(np.int64, copy=False)
+    add_rows(np.ascontiguousarray(rows), indices, samples.astype(np.int64, copy=False), by, out)
     return out
 
 
@@ -91,12 +91,12 @@ def not_finite(gradients: Float32, samples: Index, by: Float32 | None) -> Bool:
     gradients : float32, shape (num_samples, dim); materialized one block at a time
     """
     at_once = max(_FLOATS_AT_ONCE // gradients.shape[1], 1)
-    found = np.zeros(len(samples), bool)
+    mask = np.zeros(len(samples), bool)
     for start in range(0, len(samples), at_once):
         block = slice(start, start + at_once)
         rows = np.take(gradients, samples[block], axis=0)
         if by is not None:
             with np.errstate(over="ignore", invalid="ignore"):
                 rows *= by[block, None]
-        found[block] = ~np.isfinite(rows).all(axis=1)
-    return found
+        mask[block] = ~np.isfinite(rows).all(axis=1)
+    return mask

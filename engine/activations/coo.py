@@ -81,17 +81,17 @@ def places(lengths: Int64) -> Int64:
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
-def _as_coo(batch: Any, name: str, what: str, shape: tuple[int, ...]) -> CooIds:
+def _as_coo(batch: Any, name: str, role: str, shape: tuple[int, ...]) -> CooIds:
     """Return CooIds unchanged, or those of a SparseTensor, whose dense_shape must match the batch."""
     if isinstance(batch, CooIds):
         return batch
     if is_masked([batch.indices, batch.values]):
         raise UsageError(f"{name}: {MASKED}")
     dense = tuple(np.asarray(batch.dense_shape).tolist())
-    check_num_samples(math.prod(dense[:-1]), math.prod(shape), name, what)
+    check_num_samples(math.prod(dense[:-1]), math.prod(shape), name, role)
     if len(dense) not in (2, len(shape) + 1) or (len(dense) > 2 and dense[:-1] != shape):
         expected = f"{[*shape, 'k']}".replace("'", "")
-        raise UsageError(f"{name}: expected {what} of dense_shape {expected}, got {list(dense)}")
+        raise UsageError(f"{name}: expected {role} of dense_shape {expected}, got {list(dense)}")
     return CooIds(batch.indices, batch.values)
 
 

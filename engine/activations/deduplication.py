@@ -54,7 +54,7 @@ class UsesByPath(Mapping[str, FeatureUses]):
     """
 
     def __init__(self, config: EmbeddingConfig, uses: Sequence[FeatureUses]) -> None:
-        self._uses = {feature.path: of for feature, of in zip(config.features, uses, strict=True)}
+        self._uses = {feature.path: feature_uses for feature, feature_uses in zip(config.features, uses, strict=True)}
         structure = config.feature_structure
         self._flat = not isinstance(structure, Mapping) and children(structure) in (None, list(range(len(uses))))
 
@@ -62,10 +62,10 @@ class UsesByPath(Mapping[str, FeatureUses]):
         paths = list(self._uses)
         if isinstance(path, int | np.integer) and self._flat and 0 <= path < len(paths):
             path = paths[path]
-        found = self._uses.get(path) if isinstance(path, str) else None
-        if found is None:
+        feature_uses = self._uses.get(path) if isinstance(path, str) else None
+        if feature_uses is None:
             raise UsageError(f"no feature {path!r}; ask by name or key path: {', '.join(map(repr, paths))}")
-        return found
+        return feature_uses
 
     def get(self, path: str, default: Any = None) -> Any:
         return self._uses.get(path, default)
@@ -164,11 +164,11 @@ def fingerprint(config: EmbeddingConfig) -> str:
     return hashlib.sha256(config.to_engine_proto().SerializeToString(deterministic=True)).hexdigest()
 
 
-def check_fingerprint(expected: str, found: str) -> None:
+def check_fingerprint(expected: str, actual: str) -> None:
     """Raise StateError if the fingerprints differ."""
-    if found != expected:
+    if actual != expected:
         raise StateError(
-            f"the deduplication data is of another configuration ({found[:12]}…, this engine's is {expected[:12]}…); "
+            f"the deduplication data is of another configuration ({actual[:12]}…, this engine's is {expected[:12]}…); "
             "send gradients to the engine that gave the activations"
         )
 
@@ -223,10 +223,13 @@ def check_uses(name: str, rows: Array, samples: Array, gains: Array | None, num_
     if len(rows) != len(samples) or num_gains != len(rows):
         lengths = f"{len(rows)} rows, {len(samples)} samples, {num_gains} gains"
         raise InputError(f"deduplication data of {name}: expected as many of each, got {lengths}")
-    for what, found, size, of in (("row", rows, num_unique, "unique ids"), ("sample", samples, num_samples, "samples")):
-        if len(found) and not 0 <= int(found.min()) <= int(found.max()) < size:
-            wrong = found[(found < 0) | (found >= size)][0]
-            raise InputError(f"deduplication data of {name}: {what} {wrong} of {size} {of}")
+    for kind, indices, size, unit in (
+        ("row", rows, num_unique, "unique ids"),
+        ("sample", samples, num_samples, "samples"),
+    ):
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < size:
+            wrong = indices[(indices < 0) | (indices >= size)][0]
+            raise InputError(f"deduplication data of {name}: {kind} {wrong} of {size} {unit}")
 
 
 def check_unique_ids(table: str, ids: Array, vocabulary_size: int) -> None:

@@ -73,8 +73,8 @@ class Exchange:
         unique, uses = deduplicated(config, features, weights)
         rows, step = self._seen(unique)
         activations = {}
-        for index, (feature, of) in enumerate(zip(config.features, uses, strict=True)):
-            combined = combine(rows[feature.table], of.samples, of.gains, num_samples(feature), of.rows)
+        for index, (feature, use) in enumerate(zip(config.features, uses, strict=True)):
+            combined = combine(rows[feature.table], use.samples, use.gains, num_samples(feature), use.rows)
             activations[index] = combined.reshape(*feature.input_shape, combined.shape[1])
         with self._lock:
             self._received += 1
@@ -133,9 +133,9 @@ class Exchange:
             raise UsageError(f"gradient of {name}: expected shape {list(shape)}, got {list(array.shape)}")
         finite = np.isfinite(array)
         if not finite.all():
-            at = tuple(np.argwhere(~finite)[0].tolist())
+            position = tuple(np.argwhere(~finite)[0].tolist())
             raise InputError(
-                f"gradient of {name}: expected finite values, got {array[at]} at {list(at)}",
+                f"gradient of {name}: expected finite values, got {array[position]} at {list(position)}",
                 reason="gradient_not_finite",
             )
         # No defensive copy, which would cost a pass: send() sums the frame before it returns.
@@ -167,8 +167,8 @@ class Exchange:
 
     def _rows(self, index: int, data: DeduplicationData, uses: FeatureUses, gradient: Float32 | None) -> Rows:
         feature = self._config.features[index]
-        found = len(data.unique_ids[feature.table]), num_samples(feature)
-        check_uses(name_of(self._config, index), uses.rows, uses.samples, uses.gains, *found)
+        counts = len(data.unique_ids[feature.table]), num_samples(feature)
+        check_uses(name_of(self._config, index), uses.rows, uses.samples, uses.gains, *counts)
         if gradient is None:
             gradient = np.zeros((num_samples(feature), self._config.sizes[feature.table][1]), np.float32)
         gains = None if uses.gains is None else np.ascontiguousarray(uses.gains, np.float32)
@@ -200,7 +200,7 @@ class Exchange:
                 "too late; receive activations again"
             )
         with self._lock:
-            self._sent = {n: of for n, of in self._sent.items() if of + self._lag >= step}
+            self._sent = {n: sent_step for n, sent_step in self._sent.items() if sent_step + self._lag >= step}
             if data.number in self._sent:
                 raise StateError("gradients of this deduplication data were sent before; receive activations again")
             self._sent[data.number] = data.step
@@ -225,25 +225,27 @@ def deduplicated(
 
     features, weights : as for ``Engine.recv_activations``. Needs only the configuration, not the tables.
     """
-    found = _lookups(config, features, weights)
+    by_feature = _lookups(config, features, weights)
     unique: dict[str, Int64] = {}
     uses: dict[int, FeatureUses] = {}
     for table in config.table_names:
-        mine = [index for index, feature in enumerate(config.features) if feature.table == table]
-        ids = np.concatenate([np.zeros(0, np.int64), *(found[index].ids for index in mine)])
+        indices = [index for index, feature in enumerate(config.features) if feature.table == table]
+        ids = np.concatenate([np.zeros(0, np.int64), *(by_feature[index].ids for index in indices)])
         unique[table], inverse = np.unique(ids, return_inverse=True)
-        ends = np.cumsum([len(found[index].ids) for index in mine])
-        for index, rows in zip(mine, np.split(inverse, ends[:-1]) if mine else [], strict=True):
-            of = found[index]
-            uses[index] = FeatureUses(rows.astype(np.uint32), of.samples.astype(np.uint32), of.gains, of.truncated)
-    return unique, tuple(uses[index] for index in range(len(found)))
+        ends = np.cumsum([len(by_feature[index].ids) for index in indices])
+        for index, rows in zip(indices, np.split(inverse, ends[:-1]) if indices else [], strict=True):
+            lookup = by_feature[index]
+            uses[index] = FeatureUses(
+                rows.astype(np.uint32), lookup.samples.astype(np.uint32), lookup.gains, lookup.truncated
+            )
+    return unique, tuple(uses[index] for index in range(len(by_feature)))
 
 
 def _lookups(config: EmbeddingConfig, features: Any, weights: Any) -> list[Lookups]:
     structure = structure_for(config, features)
     ids = leaves(structure, features, "features")
-    of = dict.fromkeys(ids) if weights is None else leaves(structure, weights, "weights")
+    weights_by_index = dict.fromkeys(ids) if weights is None else leaves(structure, weights, "weights")
     return [
-        lookups(feature, name_of(config, i), config.id_ranges[feature.table][0], ids[i], of[i])
+        lookups(feature, name_of(config, i), config.id_ranges[feature.table][0], ids[i], weights_by_index[i])
         for i, feature in enumerate(features_of(config))
     ]

@@ -47,36 +47,36 @@ def lookups(feature: FeatureSpec, name: str, vocabulary_size: int, batch: Any, w
         if weights is not None:
             raise UsageError(f"{name}: a sequence feature (of {length} positions) takes no weights")
         # Every position is a separate sample; positions beyond the length are dropped.
-        kept = positions < length
-        return Lookups(ids[kept], (samples * length + positions)[kept], None, int(len(ids) - kept.sum()))
+        inside = positions < length
+        return Lookups(ids[inside], (samples * length + positions)[inside], None, int(len(ids) - inside.sum()))
     if weights is not None and lengths is not None:
         weights = _weights(weights, name, feature, lengths)
     by = None if weights is None else _checked_weights(weights, name)
     return Lookups(ids, samples, gains(samples, by, num_samples(feature), feature.combiner or DEFAULT_COMBINER))
 
 
-def _ragged(batch: Any, name: str, what: str, feature: FeatureSpec) -> tuple[Array, Int64]:
+def _ragged(batch: Any, name: str, role: str, feature: FeatureSpec) -> tuple[Array, Int64]:
     """Return flat values and the number of values of each row, int64."""
     if hasattr(batch, "combine_chunks"):  # a pyarrow.ChunkedArray
         batch = batch.combine_chunks()
     if hasattr(batch, "null_count"):
-        return _of_arrow(batch, name, what, feature)
+        return _of_arrow(batch, name, role, feature)
     if hasattr(batch, "row_splits") and hasattr(batch, "flat_values"):
         if is_masked([batch.row_splits, batch.flat_values]):
             raise UsageError(f"{name}: {MASKED}")
-        return _of_splits(np.asarray(batch.row_splits), np.asarray(batch.flat_values), name, what)
+        return _of_splits(np.asarray(batch.row_splits), np.asarray(batch.flat_values), name, role)
     array = _as_array(batch)
     if array is None:
         if not hasattr(batch, "__iter__"):
-            raise UsageError(f"{name}: expected {what} as an array or a list per sample, got {type(batch).__name__}")
-        values = [_of_sample(row, name, what) for row in _samples(batch, samples_shape(feature))]
+            raise UsageError(f"{name}: expected {role} as an array or a list per sample, got {type(batch).__name__}")
+        values = [_of_sample(row, name, role) for row in _samples(batch, samples_shape(feature))]
         full = [row for row in values if row.size]  # an empty list is float64 to numpy
         lengths = np.array([len(row) for row in values], np.int64)
         if not full:
             return np.zeros(0, np.int64), lengths
         kinds = {row.dtype.kind for row in full}  # both: float64 to numpy, which would round large keys
         return np.concatenate(full, dtype=object if kinds == {"i", "u"} else None), lengths
-    return array.reshape(-1), _of_array(array, name, what, samples_shape(feature))
+    return array.reshape(-1), _of_array(array, name, role, samples_shape(feature))
 
 
 def _samples(batch: Any, shape: tuple[int, ...]) -> list[Any]:
@@ -86,26 +86,26 @@ def _samples(batch: Any, shape: tuple[int, ...]) -> list[Any]:
         whole = all(isinstance(row, list | tuple) or np.ndim(row) for row in samples)
         if len(samples) != math.prod(shape[:axis]) or not whole or any(len(row) != shape[axis] for row in samples):
             break
-        samples = [one for row in samples for one in row]
+        samples = [sample for row in samples for sample in row]
     return samples
 
 
-def _of_sample(row: Any, name: str, what: str) -> Array:
+def _of_sample(row: Any, name: str, role: str) -> Array:
     try:
         values = _array(row)
     except ValueError:  # lists of different lengths
         values = np.zeros((0, 0))
     if values.ndim > 1:
-        raise UsageError(f"{name}: expected {what} of a sample as a flat list, got {row}")
+        raise UsageError(f"{name}: expected {role} of a sample as a flat list, got {row}")
     return values.reshape(-1)
 
 
-def _of_splits(splits: Array, values: Array, name: str, what: str) -> tuple[Array, Int64]:
+def _of_splits(splits: Array, values: Array, name: str, role: str) -> tuple[Array, Int64]:
     """Return the values and lengths of a RaggedTensor, where sample i has the ids splits[i] to splits[i + 1]."""
     lengths = np.diff(splits).astype(np.int64)
     ends = (0, len(values)) if values.ndim == splits.ndim == 1 else None
     if not len(splits) or (splits[0], splits[-1]) != ends or (lengths < 0).any():
-        raise UsageError(f"{name}: expected a RaggedTensor of rank 2, whose row_splits ascend from 0 to its {what}")
+        raise UsageError(f"{name}: expected a RaggedTensor of rank 2, whose row_splits ascend from 0 to its {role}")
     return values, lengths
 
 
@@ -121,11 +121,11 @@ def _array(values: Any) -> Array:
     """Return numbers as an array; integers that NumPy would round, because some exceed int64, as Python's."""
     array = np.asarray(values)
     if array.dtype == np.float64 and array.ndim == 1 and array.size and isinstance(values, list | tuple):
-        return np.asarray(values, object) if all(isinstance(one, int) for one in values) else array
+        return np.asarray(values, object) if all(isinstance(value, int) for value in values) else array
     return array
 
 
-def _of_array(array: Array, name: str, what: str, shape: tuple[int, ...]) -> Int64:
+def _of_array(array: Array, name: str, role: str, shape: tuple[int, ...]) -> Int64:
     """Return how many values each sample has, int64."""
     number = math.prod(shape)
     if array.shape == shape or array.shape == (number,):
@@ -135,10 +135,10 @@ def _of_array(array: Array, name: str, what: str, shape: tuple[int, ...]) -> Int
     shapes = f"{list(shape)} or {[*shape, 'k']}".replace("'", "")
     short = array.ndim in (len(shape), len(shape) + 1) and len(array) < shape[0]
     hint = f"; {PAD}" if short else ""
-    raise UsageError(f"{name}: expected {what} of shape {shapes}, got {list(array.shape)}{hint}")
+    raise UsageError(f"{name}: expected {role} of shape {shapes}, got {list(array.shape)}{hint}")
 
 
-def _of_arrow(batch: Any, name: str, what: str, feature: FeatureSpec) -> tuple[Array, Int64]:
+def _of_arrow(batch: Any, name: str, role: str, feature: FeatureSpec) -> tuple[Array, Int64]:
     """Return the values and lengths of an Arrow list array, or of a flat one with a value per sample.
 
     A null list counts as an empty one. Raises InputError for null values.
@@ -147,29 +147,29 @@ def _of_arrow(batch: Any, name: str, what: str, feature: FeatureSpec) -> tuple[A
 
     if not (pa.types.is_list(batch.type) or pa.types.is_large_list(batch.type)):
         if not pa.types.is_fixed_size_list(batch.type):
-            check_num_samples(len(batch), math.prod(samples_shape(feature)), name, what)
-            return _without_nulls(batch, name, what), np.ones(len(batch), np.int64)
+            check_num_samples(len(batch), math.prod(samples_shape(feature)), name, role)
+            return _without_nulls(batch, name, role), np.ones(len(batch), np.int64)
         batch = batch.cast(pa.list_(batch.type.value_type))
     lengths = batch.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return _without_nulls(batch.flatten(), name, what), lengths
+    return _without_nulls(batch.flatten(), name, role), lengths
 
 
-def _without_nulls(values: Any, name: str, what: str) -> Array:
+def _without_nulls(values: Any, name: str, role: str) -> Array:
     if values.null_count:
-        raise InputError(f"{name}: {what} hold {values.null_count} nulls; leave them out")
-    found: Array = values.to_numpy(zero_copy_only=False)
-    return found
+        raise InputError(f"{name}: {role} hold {values.null_count} nulls; leave them out")
+    array: Array = values.to_numpy(zero_copy_only=False)
+    return array
 
 
 def _checked_ids(ids: Array, name: str, vocabulary_size: int) -> Int64:
     if not ids.size:
         return np.zeros(0, np.int64)
     # numpy holds integers beyond int64 as objects
-    if not np.issubdtype(ids.dtype, np.integer) and not all(isinstance(one, int) for one in ids):
+    if not np.issubdtype(ids.dtype, np.integer) and not all(isinstance(number, int) for number in ids):
         raise UsageError(f"{name}: expected integer ids, got {ids.dtype}")
     if ids.dtype == object:
         least, kind = (0, np.uint64) if vocabulary_size == ANY_UINT64 else (-(2**63), np.int64)
-        bad = np.array([not least <= one <= np.iinfo(kind).max for one in ids])
+        bad = np.array([not least <= number <= np.iinfo(kind).max for number in ids])
         ids = ids if bad.any() else ids.astype(kind)
     if ids.dtype != object:
         bad = outside(ids, vocabulary_size)
@@ -180,11 +180,11 @@ def _checked_ids(ids: Array, name: str, vocabulary_size: int) -> Int64:
 
 
 def _weights(weights: Any, name: str, feature: FeatureSpec, lengths: Int64) -> Array:
-    values, found = _ragged(weights, name, "weights", feature)
-    check_num_samples(len(found), len(lengths), name, "weights")
-    if not np.array_equal(found, lengths):
-        row = int(np.argmax(found != lengths))
-        raise UsageError(f"{name}: sample {row} has {lengths[row]} ids and {found[row]} weights")
+    values, num_weights = _ragged(weights, name, "weights", feature)
+    check_num_samples(len(num_weights), len(lengths), name, "weights")
+    if not np.array_equal(num_weights, lengths):
+        row = int(np.argmax(num_weights != lengths))
+        raise UsageError(f"{name}: sample {row} has {lengths[row]} ids and {num_weights[row]} weights")
     return values
 
 
@@ -194,6 +194,6 @@ def _checked_weights(values: Array, name: str) -> Float32:
     with np.errstate(over="ignore"):
         narrowed = values.astype(np.float32)
     if not np.isfinite(narrowed).all():
-        at = int(np.argmin(np.isfinite(narrowed)))
-        raise InputError(f"{name}: expected weights that are finite as float32, got {values[at]}")
+        index = int(np.argmin(np.isfinite(narrowed)))
+        raise InputError(f"{name}: expected weights that are finite as float32, got {values[index]}")
     return narrowed

@@ -43,19 +43,19 @@ def structure_for(config: EmbeddingConfig, values: Any) -> Any:
     return structure
 
 
-def leaves(structure: Any, values: Any, what: str) -> dict[int, Any]:
+def leaves(structure: Any, values: Any, argument: str) -> dict[int, Any]:
     """Return feature index → its entry in ``values``, which must be nested like ``structure``; UsageError if not."""
-    found: dict[int, Any] = {}
-    _collect(structure, values, what, "", found)
-    return dict(sorted(found.items()))
+    by_index: dict[int, Any] = {}
+    _collect(structure, values, argument, "", by_index)
+    return dict(sorted(by_index.items()))
 
 
-def _collect(structure: Any, values: Any, what: str, path: str, found: dict[int, Any]) -> None:
+def _collect(structure: Any, values: Any, argument: str, path: str, by_index: dict[int, Any]) -> None:
     inside = children(structure)
     if inside is None:
-        found[structure] = values
+        by_index[structure] = values
         return
-    name = f"{what} at '{path}'" if path else what
+    name = f"{argument} at '{path}'" if path else argument
     if isinstance(structure, Mapping):
         _check_keys(structure, values, name)
         keys: Sequence[Any] = sorted(structure)
@@ -64,7 +64,7 @@ def _collect(structure: Any, values: Any, what: str, path: str, found: dict[int,
         _check_sequence(structure, values, name)
         keys, entries = range(len(inside)), list(values)
     for key, child, value in zip(keys, inside, entries, strict=True):
-        _collect(child, value, what, f"{path}/{key}" if path else str(key), found)
+        _collect(child, value, argument, f"{path}/{key}" if path else str(key), by_index)
 
 
 def _check_keys(structure: Mapping[Any, Any], values: Any, name: str) -> None:

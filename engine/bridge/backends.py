@@ -13,7 +13,8 @@ on this machine (pallas/canary.py), and XLA's programs until then.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -30,9 +31,9 @@ from penstock.bridge.processes.process_tables import ProcessTables
 from penstock.bridge.programs import AXIS, BY_ROW
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import form, stacked
-from penstock.bridge.xla_tables import XlaTables
+from penstock.bridge.xla_tables import XlaTables, quoted
 from penstock.caching.row_cache import RowCache
-from penstock.errors import ConfigError
+from penstock.errors import CapacityError, ConfigError, short
 from penstock.updates import UpdateRule
 
 VARIANTS = ("auto", "ffi", "xla", "pallas")
@@ -81,17 +82,36 @@ def create_tables(
         processes.agree(f"Engine(…), tables by {[*variants, *('ffi' for _ in on_cpu)]}")
     share = _requested(STACKS, ("on", "off")) != "off"
     groups = [on_cpu] if share else [[definition] for definition in on_cpu]
-    created: list[CpuTables | XlaTables] = [CpuTables(mesh, group, threads) for group in groups if group]
+    created: list[CpuTables | XlaTables] = []
+    for group in filter(None, groups):
+        with _allocating(group):
+            created.append(CpuTables(mesh, group, threads))
     dispatcher = dispatcher or Dispatcher(threads)  # shared by all tables, as are its arenas
     for members in stacked(others) if share else [[member] for member in range(len(others))]:
         group = [others[member] for member in members]
         # The tables of a stack have one variant, and had one canary.
         its_variant, problem = variants[members[0]], problems.get(group[0].layout.name, "")
-        if processes is None:
-            created.append(XlaTables(mesh, group, its_variant, dispatcher, problem, moving=moving))
-        else:
-            created.append(ProcessTables(mesh, group, its_variant, processes, problem))
+        with _allocating(group):
+            if processes is None:
+                created.append(XlaTables(mesh, group, its_variant, dispatcher, problem, moving=moving))
+            else:
+                created.append(ProcessTables(mesh, group, its_variant, processes, problem))
     return created
+
+
+@contextmanager
+def _allocating(definitions: Sequence[TableDefinition]) -> Iterator[None]:
+    """Name the tables, the largest first, in an error that there is no memory for them. Raises CapacityError."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        layouts = sorted((definition.layout for definition in definitions), key=lambda layout: -layout.vocabulary_size)
+        raise CapacityError(
+            f"out of memory: no room for {quoted([layout.name for layout in layouts])} with slots "
+            f"({short(str(error).partition(chr(10))[0])}); give more memory or devices, or replay with --passes auto"
+        ) from None
 
 
 def lanes(mesh: Mesh) -> int:
@@ -121,9 +141,9 @@ def create_on_host(mesh: Mesh, definitions: Sequence[TableDefinition], threads: 
     """
     by_variant: dict[str, list[TableDefinition]] = {"ffi": [], "xla": []}
     for definition in definitions:
-        variant = next(of for of in by_variant if possible(of, mesh, definition.layout, definition.rule))
+        variant = next(name for name in by_variant if possible(name, mesh, definition.layout, definition.rule))
         by_variant[variant].append(definition)
-    return [table for variant, its in by_variant.items() for table in create_tables(mesh, its, threads, variant)]
+    return [table for variant, group in by_variant.items() for table in create_tables(mesh, group, threads, variant)]
 
 
 def create_cached(

@@ -134,10 +134,10 @@ class CachedTables:
             self._is_descending[moves.down_rows] = True
         up = moves.up
         if len(self._new.rows):
-            at, is_new = self._find_new(rows[up])
+            indices, is_new = self._find_new(rows[up])
             if is_new.any():
-                self._device.create_rows(0, moves.places[up[is_new]], [self._new.weights[at]])
-                self._new = _NewRows(np.delete(self._new.rows, at), np.delete(self._new.weights, at, axis=0))
+                self._device.create_rows(0, moves.places[up[is_new]], [self._new.weights[indices]])
+                self._new = _NewRows(np.delete(self._new.rows, indices), np.delete(self._new.weights, indices, axis=0))
             up = up[~is_new]
         if len(up):
             parts = np.empty((len(up), self._num_floats), np.float32)
@@ -146,9 +146,9 @@ class CachedTables:
 
     def _find_new(self, rows: Int64) -> tuple[Int64, npt.NDArray[np.bool_]]:
         """Return where the new ones among rows are in ``_new``, and which of the rows are new: bool (n,)."""
-        at = np.searchsorted(self._new.rows, rows).clip(max=len(self._new.rows) - 1)
-        is_new = self._new.rows[at] == rows
-        return at[is_new], is_new
+        indices = np.searchsorted(self._new.rows, rows).clip(max=len(self._new.rows) - 1)
+        is_new = self._new.rows[indices] == rows
+        return indices[is_new], is_new
 
     def _settle(self, most: int = 0) -> None:
         """Store the rows that come down on the host, in order, until at most so many descents are left."""
@@ -224,17 +224,17 @@ class CachedTables:
         if not len(of_device):
             return self._host.copy_rows(0, rows, out)
         copies = []
-        for where, tables, its in (
+        for indices, tables, numbers in (
             (of_device, self._device, places[of_device]),
             (of_host, self._host, rows[of_host]),
         ):
-            parts = np.empty((len(where), out.shape[1]), np.float32)
-            copies.append((where, parts, tables.copy_rows(0, its, parts)))
+            parts = np.empty((len(indices), out.shape[1]), np.float32)
+            copies.append((indices, parts, tables.copy_rows(0, numbers, parts)))
 
         def wait() -> None:
-            for where, parts, ready in copies:
+            for indices, parts, ready in copies:
                 ready()
-                out[where] = parts
+                out[indices] = parts
 
         return wait
 
@@ -243,7 +243,7 @@ def _placed(segments: Sequence[tuple[Int64, Float32]], moves: Moves) -> list[tup
     """Return the sums of a chunk by place. segments : of the whole use, by row"""
     if isinstance(moves.positions, slice):
         ends = np.cumsum([len(ids) for ids, _ in segments])[:-1]
-        return [(its, sums) for its, (_, sums) in zip(np.split(moves.places, ends), segments, strict=True)]
+        return [(places, sums) for places, (_, sums) in zip(np.split(moves.places, ends), segments, strict=True)]
     return [(moves.places, np.concatenate([sums for _, sums in segments])[moves.positions])]
 
 

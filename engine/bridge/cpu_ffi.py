@@ -160,9 +160,9 @@ class CpuTables:
                 np.full((len(block), dim), start, np.float32)
                 for dim, start in zip(self.layouts[member].part_dims[1:], self._starts[member], strict=True)
             ]
-            its = ids[first : first + len(block)]
+            block_ids = ids[first : first + len(block)]
             for part, values in enumerate([block, *starts]):
-                self.write(member, its, values[: len(its)], part)
+                self.write(member, block_ids, values[: len(block_ids)], part)
             first += len(block)
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:

@@ -177,15 +177,15 @@ class DeviceTable:
         rows, floats = self.layout.vocabulary_size, self.part_dims[part]
         spec = PartitionSpec(self._user_mesh.axis_names) if rows % self._user_mesh.size == 0 else PartitionSpec()
         sharding = NamedSharding(self._user_mesh, spec)
-        found: dict[int, Float32] = {}  # by the first row; every device of this process may want all of them
+        blocks: dict[int, Float32] = {}  # by the first row; every device of this process may want all of them
         with jax.set_mesh(self._tables.mesh), jax.transfer_guard("allow"):
             shards = []
             for device, index in sharding.addressable_devices_indices_map((rows, floats)).items():
                 assert index is not None
                 first, stop, _ = index[0].indices(rows)
-                if first not in found:
-                    found = {first: np.concatenate([*self._read(first, stop, part)])}
-                shards.append(jax.device_put(found[first], device))
+                if first not in blocks:
+                    blocks = {first: np.concatenate([*self._read(first, stop, part)])}
+                shards.append(jax.device_put(blocks[first], device))
             return jax.make_array_from_single_device_arrays((rows, floats), sharding, shards)
 
     def wait(self) -> None:

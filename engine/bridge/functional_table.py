@@ -145,14 +145,14 @@ def _specs(table: Table) -> tuple[Any, ...]:
     return Table(spec, PartitionSpec(), table.format), spec  # type: ignore[arg-type]
 
 
-def _mapped(of: Format, local: Callable[..., Any], in_specs: tuple[Any, ...], out_specs: Any) -> Callable[..., Any]:
+def _mapped(form: Format, local: Callable[..., Any], in_specs: tuple[Any, ...], out_specs: Any) -> Callable[..., Any]:
     """Return ``local``, which processes one device's part, for whole arrays; inside ``shard_map`` itself."""
-    names, types = set(of.mesh.axis_names), set(of.mesh.axis_types)
+    names, types = set(form.mesh.axis_names), set(form.mesh.axis_types)
     inside = names <= set(jax.sharding.get_abstract_mesh().manual_axes)
-    if inside or (of.mesh.size == 1 and types == {AxisType.Auto}):
+    if inside or (form.mesh.size == 1 and types == {AxisType.Auto}):
         return local
     mapped: Callable[..., Any] = jax.shard_map(
-        local, mesh=of.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        local, mesh=form.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
     return mapped
 
@@ -168,10 +168,10 @@ def _gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
     rows = _exchanged(table.format, read.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
     if table.format.quantization is not None:
         rows = quantize(Ops(jnp), rows, *table.format.quantization)
-    found = rows.at[uses.rows[0]].get(mode="fill", fill_value=0.0) * uses.gains[0][:, None]
+    lookup_rows = rows.at[uses.rows[0]].get(mode="fill", fill_value=0.0) * uses.gains[0][:, None]
     shapes = uses.shapes
     sizes = [_size(shape) for shape in shapes.values()]
-    combined = jax.ops.segment_sum(found, uses.samples[0], sum(sizes), indices_are_sorted=True)
+    combined = jax.ops.segment_sum(lookup_rows, uses.samples[0], sum(sizes), indices_are_sorted=True)
     activations, first = {}, 0
     for (path, shape), size in zip(shapes.items(), sizes, strict=True):
         activations[path] = combined[first : first + size].reshape(*shape, line.dim)
@@ -185,10 +185,10 @@ def _apply(
     _check_same(table, uses)
     line, (num_devices, room) = table.format.line, uses.asked.shape[1:]
     of_samples = _joined(uses.shapes, gradients, line.dim)
-    found = of_samples.at[uses.samples[0]].get(mode="fill", fill_value=0.0) * uses.gains[0][:, None]
-    of_rows = jax.ops.segment_sum(found, uses.rows[0], num_devices * room)
-    came = _exchanged(table.format, of_rows.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
-    spread = line.spread(came, uses.cells[0] % line.group)
+    lookup_gradients = of_samples.at[uses.samples[0]].get(mode="fill", fill_value=0.0) * uses.gains[0][:, None]
+    of_rows = jax.ops.segment_sum(lookup_gradients, uses.rows[0], num_devices * room)
+    arrived = _exchanged(table.format, of_rows.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
+    spread = line.spread(arrived, uses.cells[0] % line.group)
     summed = jax.ops.segment_sum(spread, uses.cells[0] // line.group, uses.lines.shape[1])
     words = jax.lax.bitcast_convert_type(summed, jnp.int32)
     if line.masked:
@@ -199,9 +199,9 @@ def _apply(
     step, arrays = _step_of(table.format, rule), table.arrays
     most = largest_bucket(table.format.mesh.devices.flat[0].platform, line)
     for first in range(0, len(words), most):
-        some = slice(first, first + most)
+        span = slice(first, first + most)
         counts = jnp.clip(uses.counts - first, 0, most)
-        arrays, _ = step(arrays, uses.lines[:, some], words[None, some], counts, rate, jnp.int32(0), jnp.uint32(0))
+        arrays, _ = step(arrays, uses.lines[:, span], words[None, span], counts, rate, jnp.int32(0), jnp.uint32(0))
     return Table(arrays, numbers, table.format)
 
 
@@ -212,19 +212,19 @@ def _check_same(table: Table, uses: Uses) -> None:
         raise UsageError(f"expected uses of {of_table}, got some for {uses.num_lines}; preprocess them for this table")
 
 
-def _step_of(of: Format, rule: UpdateRule) -> Callable[..., Any]:
-    if of.variant == "pallas":
+def _step_of(form: Format, rule: UpdateRule) -> Callable[..., Any]:
+    if form.variant == "pallas":
         from penstock.bridge.pallas import tensorcore
 
-        return tensorcore.local_apply(of.mesh, rule, of.line)
-    return programs.local_apply(rule, of.line)
+        return tensorcore.local_apply(form.mesh, rule, form.line)
+    return programs.local_apply(rule, form.line)
 
 
-def _exchanged(of: Format, parts: jax.Array) -> jax.Array:
+def _exchanged(form: Format, parts: jax.Array) -> jax.Array:
     """Send part i of axis 0 to device i; return the parts from all devices, in order."""
     if len(parts) == 1:
         return parts
-    exchanged: jax.Array = jax.lax.all_to_all(parts, of.mesh.axis_names, 0, 0, tiled=True)
+    exchanged: jax.Array = jax.lax.all_to_all(parts, form.mesh.axis_names, 0, 0, tiled=True)
     return exchanged
 
 

@@ -23,15 +23,15 @@ Int64 = npt.NDArray[np.int64]
 GROWTH = 2.0
 
 
-class Sizes(NamedTuple):
+class LookupSizes(NamedTuple):
     """Padded sizes per device. asked : rows that it requests from one device; lookups; lines : that are requested"""
 
     asked: int
     lookups: int
     lines: int
 
-    def or_more(self, others: Sizes) -> Sizes:
-        return Sizes(*map(max, self, others))
+    def or_more(self, others: LookupSizes) -> LookupSizes:
+        return LookupSizes(*map(max, self, others))
 
 
 class _Asking(NamedTuple):
@@ -49,7 +49,7 @@ class _Asking(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class LookupPlan:
     """The lookups of one batch in one table. asking : by device"""
 
     layout: Layout
@@ -58,7 +58,7 @@ class Plan:
     owned: tuple[tuple[Int64, Int64], ...]  # of every device: lines that are requested, and of each row: index in them
 
     @classmethod
-    def of(cls, layout: Layout, unique_ids: Int64, features: Sequence[Feature], uses: Sequence[Any]) -> Plan:
+    def of(cls, layout: Layout, unique_ids: Int64, features: Sequence[Feature], uses: Sequence[Any]) -> LookupPlan:
         """Return the plan. unique_ids : of the table; uses : of the features, as in deduplication data
 
         Every device has an equal, contiguous share of the samples of each feature. Raises UsageError if that is
@@ -74,19 +74,19 @@ class Plan:
         asking = [_asking(owners, rows, features, uses, device, num_devices) for device in range(num_devices)]
         owned = []
         for owner in range(num_devices):
-            came = np.concatenate([one.rows[one.owners == owner] for one in asking])
-            owned.append(np.unique(came // layout.line.group, return_inverse=True))
+            arrived = np.concatenate([request.rows[request.owners == owner] for request in asking])
+            owned.append(np.unique(arrived // layout.line.group, return_inverse=True))
         return cls(layout, tuple(features), tuple(asking), tuple(owned))
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> LookupSizes:
         """The smallest sizes of the ladder that fit."""
-        asked = max(int(one.places.max(initial=-1)) + 1 for one in self.asking)
-        lookups = max(len(one.samples) for one in self.asking)
+        asked = max(int(request.places.max(initial=-1)) + 1 for request in self.asking)
+        lookups = max(len(request.samples) for request in self.asking)
         lines = bucket(max(len(lines) for lines, _ in self.owned), multiple_of(self.layout.line), GROWTH)
-        return Sizes(bucket(asked, growth=GROWTH), bucket(lookups, growth=GROWTH), lines)
+        return LookupSizes(bucket(asked, growth=GROWTH), bucket(lookups, growth=GROWTH), lines)
 
-    def padded(self, sizes: Sizes) -> Uses:
+    def padded(self, sizes: LookupSizes) -> Uses:
         """Return the plan as NumPy arrays of these sizes, none of them smaller than ``self.sizes``."""
         n, line = len(self.asking), self.layout.line
         beyond, num_samples = self.layout.lines_per_device, sum(_samples(feature, n) for feature in self.features)
@@ -96,19 +96,19 @@ class Plan:
         rows = np.full((n, sizes.lookups), n * sizes.asked, np.int32)
         samples = np.full((n, sizes.lookups), num_samples, np.int32)
         gains = np.zeros((n, sizes.lookups), np.float32)
-        for device, one in enumerate(self.asking):
-            asked[device, one.owners, one.places] = one.rows
-            at = slice(len(one.samples))
-            rows[device, at] = (one.owners * sizes.asked + one.places)[one.numbers]
-            samples[device, at], gains[device, at] = one.samples, one.gains
+        for device, request in enumerate(self.asking):
+            asked[device, request.owners, request.places] = request.rows
+            span = slice(len(request.samples))
+            rows[device, span] = (request.owners * sizes.asked + request.places)[request.numbers]
+            samples[device, span], gains[device, span] = request.samples, request.gains
         lines = np.tile(beyond + np.arange(sizes.lines, dtype=np.int32), (n, 1))
         cells = np.full((n, n * sizes.asked), sizes.lines * line.group, np.int32)
         touched = np.zeros((n, sizes.lines * line.group), bool)
         for owner, (numbers, index) in enumerate(self.owned):
             lines[owner, : len(numbers)] = numbers
-            came = asked[:, owner].reshape(-1)
-            requested = np.flatnonzero(came < beyond * line.group)
-            cells[owner, requested] = index * line.group + came[requested] % line.group
+            arrived = asked[:, owner].reshape(-1)
+            requested = np.flatnonzero(arrived < beyond * line.group)
+            cells[owner, requested] = index * line.group + arrived[requested] % line.group
             touched[owner, cells[owner, requested]] = True
         counts = np.array([len(numbers) for numbers, _ in self.owned], np.int32)
         by_line = touched.reshape(n, sizes.lines, line.group)
@@ -120,12 +120,12 @@ def _asking(
 ) -> _Asking:
     """Return the lookups of one device. owners, rows : where the unique ids are"""
     indices, samples, gains, before = [], [], [], 0
-    for feature, of in zip(features, uses, strict=True):
+    for feature, use in zip(features, uses, strict=True):
         share = _samples(feature, num_devices)
-        start, stop = np.searchsorted(of.samples, [device * share, (device + 1) * share]).tolist()
-        indices.append(of.rows[start:stop])
-        samples.append(of.samples[start:stop].astype(np.int64) - device * share + before)
-        gains.append(np.ones(stop - start, np.float32) if of.gains is None else of.gains[start:stop])
+        start, stop = np.searchsorted(use.samples, [device * share, (device + 1) * share]).tolist()
+        indices.append(use.rows[start:stop])
+        samples.append(use.samples[start:stop].astype(np.int64) - device * share + before)
+        gains.append(np.ones(stop - start, np.float32) if use.gains is None else use.gains[start:stop])
         before += share
     index = np.concatenate(indices)
     requested = np.zeros(len(rows), bool)

@@ -38,26 +38,26 @@ class Programs:
         self._mesh, self._stack, self._rule, self.variant = mesh, stack, rule, variant
         self._num_lines = stack.num_devices * stack.lines_per_device
 
-    def at(self, what: str, size: int = 0, line: Line | None = None) -> Program:
-        """Return the program of the function ``what`` of programs.py, for ``size`` rows or lines per device.
+    def at(self, name: str, size: int = 0, line: Line | None = None) -> Program:
+        """Return the program of the function ``name`` of programs.py, for ``size`` rows or lines per device.
 
         line : of the table to read; None: the stack's line format for steps
         """
         line = line or self._stack.line
-        rule = self._rule if what in BY_RULE else None  # so that stacks of all rules share the others
-        variant = self.variant if what == "apply" else "xla"
-        compact = self._stack.compact and what in BY_ROWS
-        return compiled(what, self._mesh, rule, line, variant, self._num_lines, size, compact)
+        rule = self._rule if name in BY_RULE else None  # so that stacks of all rules share the others
+        variant = self.variant if name == "apply" else "xla"
+        compact = self._stack.compact and name in BY_ROWS
+        return compiled(name, self._mesh, rule, line, variant, self._num_lines, size, compact)
 
     def needed(self) -> list[tuple[str, int, Line]]:
         """Return every program that steps, lookups and checkpoints may need, as the arguments of ``at``."""
         stack = self._stack
         needed: list[tuple[str, int, Line]] = []
         each = [table.lines_per_device * (table.line.group if stack.compact else 1) for table in stack.tables]
-        for what, most in (("apply", sum(each)), ("write", max(each))):
-            growth = stack.growth(what)
+        for name, most in (("apply", sum(each)), ("write", max(each))):
+            growth = stack.growth(name)
             sizes = buckets(min(stack.largest, most), multiple_of(stack.line), growth, stack.largest)
-            needed += [(what, size, stack.line) for size in sizes]
+            needed += [(name, size, stack.line) for size in sizes]
         for line in {table.line: None for table in stack.tables}:  # each once, in order
             most = max(table.rows_per_device for table in stack.tables if table.line == line)
             sizes = buckets(min(MAX_BUCKET, most), READ_ROWS, stack.growth("read"))
@@ -69,7 +69,7 @@ class Programs:
 
 @lru_cache(maxsize=4096)
 def compiled(
-    what: str,
+    name: str,
     mesh: Mesh,
     rule: UpdateRule | None,
     line: Line,
@@ -84,8 +84,8 @@ def compiled(
     """
     with jax.set_mesh(mesh):
         program: Program = (
-            jitted(what, mesh, rule, line, variant, num_lines, compact)
-            .lower(*shapes(what, mesh, line, num_lines, size, compact))
+            jitted(name, mesh, rule, line, variant, num_lines, compact)
+            .lower(*shapes(name, mesh, line, num_lines, size, compact))
             .compile()
         )
     return program
@@ -97,9 +97,9 @@ def compiler_of(device: jax.Device) -> str:
 
 
 def jitted(
-    what: str, mesh: Mesh, rule: UpdateRule | None, line: Line, variant: str, num_lines: int, compact: bool = False
+    name: str, mesh: Mesh, rule: UpdateRule | None, line: Line, variant: str, num_lines: int, compact: bool = False
 ) -> Any:
-    """Return the jitted program ``what``."""
+    """Return the jitted program ``name``."""
     if variant == "pallas":
         from penstock.bridge.pallas import tensorcore
 
@@ -107,10 +107,10 @@ def jitted(
     arguments: dict[str, tuple[Any, ...]] = {"apply": (rule, line, compact), "sweep": (rule, line), "mark": ()}
     arguments["write"] = (line, compact)
     arguments["no_rows"] = (num_lines * line.group,)
-    return getattr(programs, what)(mesh, *arguments.get(what, (line,)))
+    return getattr(programs, name)(mesh, *arguments.get(name, (line,)))
 
 
-def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int, compact: bool = False) -> Sequence[Any]:
+def shapes(name: str, mesh: Mesh, line: Line, num_lines: int, size: int, compact: bool = False) -> Sequence[Any]:
     """Return the shapes of a program's arguments."""
     by_device, same = NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
 
@@ -139,4 +139,4 @@ def shapes(what: str, mesh: Mesh, line: Line, num_lines: int, size: int, compact
         "no_rows": (),
         "mark": (touched, numbers),
         "sweep": (table, touched, *step),
-    }[what]
+    }[name]

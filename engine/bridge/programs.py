@@ -51,9 +51,9 @@ def create(mesh: Mesh, line: Line, num_lines: int, starts: tuple[float, ...]) ->
     def program() -> Arrays:
         dims = [line.width, *[line.packed if line.row_slots else line.width] * line.num_slots]
         planes = [jnp.full((1, dim), start, jnp.float32) for dim, start in zip(dims, (0.0, *starts), strict=True)]
-        one = line.stacked(line.pack([planes] * line.halves))
+        single_line = line.stacked(line.pack([planes] * line.halves))
         # On a TPU, a slot of one number per row is (1, group) in one line, and one axis in the table.
-        wide = [jnp.broadcast_to(part, (num_lines, *part.shape[1:])) for part in one]
+        wide = [jnp.broadcast_to(part, (num_lines, *part.shape[1:])) for part in single_line]
         return tuple(part.reshape(shape) for part, (shape, _) in zip(wide, line.arrays(num_lines), strict=True))
 
     return jax.jit(program, out_shardings=row_sharding(mesh))
@@ -176,9 +176,9 @@ def write(mesh: Mesh, line: Line, compact: bool = False) -> Program:
         for (values, touched), planes in zip(line.received(words[0]), halves, strict=True):
             after = []
             for number, plane in enumerate(planes):
-                given, at = (values, touched) if number == 0 else line.like_slots(values, touched)
-                value = jnp.where(new[number], starts[number], given) if number else given
-                after.append(jnp.where(chosen[number] if at is None else at & chosen[number], value, plane))
+                plane_values, mask = (values, touched) if number == 0 else line.like_slots(values, touched)
+                value = jnp.where(new[number], starts[number], plane_values) if number else plane_values
+                after.append(jnp.where(chosen[number] if mask is None else mask & chosen[number], value, plane))
             halves_after.append(after)
         return line.scatter(table, lines[0], line.pack(halves_after)), _fence()
 
@@ -238,8 +238,8 @@ def updated(
             after[0] = _to_16_bits(line, rounding[0], line.of_half(rounding[1], half), after[0])
         if touched is not None:
             of_slots = line.like_slots(touched)[0]
-            at = [touched, *[of_slots] * line.num_slots]
-            after = [jnp.where(t, a, b) for t, a, b in zip(at, after, before, strict=True)]
+            masks = [touched, *[of_slots] * line.num_slots]
+            after = [jnp.where(t, a, b) for t, a, b in zip(masks, after, before, strict=True)]
         new.append(after)
     return line.pack(new)
 

@@ -157,15 +157,15 @@ class Line:
         fills = {jnp.dtype(jnp.float32): 1.0, jnp.dtype(jnp.int32): TWO_ONES, jnp.dtype(jnp.int16): TWO_ONES & 0x7FFF}
         places = [lines] * len(self.groups) + [self.rows_of(lines)] * (len(arrays) - len(self.groups))
         return self.planes(
-            [a.at[at].get(mode=mode, fill_value=fills[a.dtype]) for a, at in zip(arrays, places, strict=True)]
+            [a.at[place].get(mode=mode, fill_value=fills[a.dtype]) for a, place in zip(arrays, places, strict=True)]
         )
 
     def scatter(self, arrays: Arrays, lines: jax.Array, planes: Planes) -> Arrays:
         """Return the arrays with the planes of lines written back, in place if the arrays are donated."""
         places = [lines] * len(self.groups) + [self.rows_of(lines)] * (len(arrays) - len(self.groups))
         return tuple(
-            array.at[at].set(new, mode="drop", unique_indices=True)
-            for array, at, new in zip(arrays, places, self.stacked(planes), strict=True)
+            array.at[place].set(new, mode="drop", unique_indices=True)
+            for array, place, new in zip(arrays, places, self.stacked(planes), strict=True)
         )
 
     def rows_of(self, lines: jax.Array) -> jax.Array:
@@ -206,12 +206,12 @@ class Line:
         each = self.width // self.strip
         if each == 1:
             return strips
-        return [jnp.concatenate(strips[at : at + each], axis=1) for at in range(0, len(strips), each)]
+        return [jnp.concatenate(strips[start : start + each], axis=1) for start in range(0, len(strips), each)]
 
     def cut(self, planes: Planes) -> Planes:
         """Return planes as strips."""
         starts = range(0, self.width, self.strip)
-        return [plane[:, at : at + self.strip] for plane in planes for at in starts] if len(starts) > 1 else planes
+        return [plane[:, s : s + self.strip] for plane in planes for s in starts] if len(starts) > 1 else planes
 
     def unpack(self, planes: Planes) -> list[Planes]:
         """Return [weights, *slots] as float32, for each half of the rows: (n, width), slots per row (n, packed)."""
@@ -287,8 +287,8 @@ class Line:
             return [plane[:, : self.dim] for plane in planes]
         selected = (inside[:, None] == jnp.arange(self.packed))[:, :, None]
         rows = [self.rows(plane) for plane in planes]
-        words = [bits_of(of).reshape(-1, self.packed, of.shape[1]) for of in rows]
-        return [floats_of(jnp.where(selected, of, 0).sum(axis=1)) for of in words]
+        words = [bits_of(part).reshape(-1, self.packed, part.shape[1]) for part in rows]
+        return [floats_of(jnp.where(selected, bits, 0).sum(axis=1)) for bits in words]
 
 
 def _by_line(part: jax.Array) -> jax.Array:

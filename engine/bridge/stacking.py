@@ -70,17 +70,17 @@ def stacked(tables: Sequence[TableDefinition]) -> list[list[int]]:
         key = index if _must_be_alone(layout, rule) else (form(layout, rule), rule, starts, rate)
         size = layout.nbytes // layout.num_devices
         fits = (s for s, (k, _) in enumerate(stacks) if k == key and sizes[s] + size <= MAX_STACK_BYTES)
-        at = next(fits, None)
-        if at is None:
-            at = len(stacks)
+        number = next(fits, None)
+        if number is None:
+            number = len(stacks)
             stacks.append((key, []))
             sizes.append(0)
-        stacks[at][1].append(index)
-        sizes[at] += size
+        stacks[number][1].append(index)
+        sizes[number] += size
     return [members for _, members in stacks]
 
 
-class TableRows(NamedTuple):
+class MemberRows(NamedTuple):
     """Rows for one table of a stack: distinct ids, and float32 (n, dim).
 
     member : index of the table in the stack; keys : uint32 (n,), of the rounding to bfloat16; None: without
@@ -165,9 +165,9 @@ class Stack:
         table = self.tables[member]
         devices, rows = self.rows_of(member, ids)
         beyond = self.lines_per_device * table.line.group
-        for some in self.slices(devices):
-            padded, cells, _ = self.padded(devices[some], rows[some], beyond, READ_ROWS, growth=self.growth("read"))
-            yield some, padded, cells
+        for span in self.slices(devices):
+            padded, cells, _ = self.padded(devices[span], rows[span], beyond, READ_ROWS, growth=self.growth("read"))
+            yield span, padded, cells
 
     def rows_of(self, member: int, ids: Int64) -> tuple[Int32, Int32]:
         """Return the device of each id of a table, and its row there, counted as rows of that table's lines."""
@@ -181,12 +181,12 @@ class Stack:
         at_once, num_rows = MAX_BUCKET * self.num_devices, len(devices)
         waiting = [slice(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once)][::-1]
         while waiting:
-            some = waiting.pop()
-            if self.num_devices > 1 and np.bincount(devices[some]).max() > MAX_BUCKET:
-                middle = (some.start + some.stop) // 2
-                waiting += [slice(middle, some.stop), slice(some.start, middle)]
+            span = waiting.pop()
+            if self.num_devices > 1 and np.bincount(devices[span]).max() > MAX_BUCKET:
+                middle = (span.start + span.stop) // 2
+                waiting += [slice(middle, span.stop), slice(span.start, middle)]
             else:
-                yield some
+                yield span
 
     def padded(
         self,

@@ -87,8 +87,8 @@ def nearest(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     even = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
     special = (bits & np.uint32(EXPONENT)) == EXPONENT
-    kept = np.where(np.isnan(values), (bits | np.uint32(0x00400000)), bits) & np.uint32(0xFFFF0000)
-    out: npt.NDArray[np.float32] = np.where(special, kept, rounded).astype(np.uint32).view(np.float32)
+    truncated = np.where(np.isnan(values), (bits | np.uint32(0x00400000)), bits) & np.uint32(0xFFFF0000)
+    out: npt.NDArray[np.float32] = np.where(special, truncated, rounded).astype(np.uint32).view(np.float32)
     return out
 
 

@@ -23,7 +23,7 @@ from penstock.bridge.feeding.packing import Packer
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.row_format import UNTOUCHED, Line
 from penstock.bridge.sharding import TableDefinition
-from penstock.bridge.stacking import Stack, TableRows
+from penstock.bridge.stacking import MemberRows, Stack
 from penstock.bridge.stochastic_rounding import key_of, nearest, words_of
 
 Int64 = npt.NDArray[np.int64]
@@ -93,13 +93,13 @@ class XlaTables:
         # Stacked tables share one learning rate. Only tables that are not stacked are rounded by the key (stacking.py).
         numbers = np.float32(updates[0][2]), np.int32(0), key_of(names[0], step, application)
         rows = [
-            TableRows(member, ids, grads, self._rounded_by(member, ids))
+            MemberRows(member, ids, grads, self._rounded_by(member, ids))
             for member, segments, _ in updates
             for ids, grads in segments
         ]
         self._dispatcher.submit(reader, partial(self._apply, reader, rows, numbers))
 
-    def _apply(self, reader: str, rows: Sequence[TableRows], numbers: Sequence[Any]) -> None:
+    def _apply(self, reader: str, rows: Sequence[MemberRows], numbers: Sequence[Any]) -> None:
         with self._own_mesh(), self._watching(reader):
             if self._rule.non_lazy:
                 self._sweep_around(reader, rows, numbers)
@@ -130,19 +130,19 @@ class XlaTables:
         self.problems.append(problem)
         log.warning(problem)
 
-    def _program(self, what: str, reader: str, size: int, line: Line | None = None) -> programs.Program:
+    def _program(self, name: str, reader: str, size: int, line: Line | None = None) -> programs.Program:
         """Return a program. If the kernel does not compile for a size, continue with XLA's program: nothing is lost."""
-        if what == "apply" and self.variant == "pallas" and size not in self._tried:
+        if name == "apply" and self.variant == "pallas" and size not in self._tried:
             self._tried.add(size)
             problem = ""
             try:
-                self.programs.at(what, size, line)
+                self.programs.at(name, size, line)
             except Exception as error:  # a compiler may raise any type
                 problem = str(error).partition("\n")[0] or type(error).__name__
             if self._in_any(f"{reader}, compiling", bool(problem)):
                 problem = problem or "it fails in another process"
                 self._report(f"{reader}: the kernel does not compile for {size} lines: {problem}")
-        return self.programs.at(what, size, line)
+        return self.programs.at(name, size, line)
 
     def key_by(self, member: int, keys: Callable[[Int64], Int64]) -> None:
         self._keys[member] = keys
@@ -150,7 +150,7 @@ class XlaTables:
     def _rounded_by(self, member: int, ids: Int64) -> UInt32 | None:
         return words_of(self._keys[member](ids)) if self.layouts[member].bfloat16 else None
 
-    def _sweep_around(self, reader: str, rows: Sequence[TableRows], numbers: Sequence[Any]) -> None:
+    def _sweep_around(self, reader: str, rows: Sequence[MemberRows], numbers: Sequence[Any]) -> None:
         """Update every row but these. The stack has a single table."""
         touched = self.programs.at("no_rows")()
         for member, ids, *_ in rows:
@@ -160,12 +160,12 @@ class XlaTables:
         self.arrays, fence = self.programs.at("sweep")(self.arrays, touched, *numbers)
         arena.read_by(reader, fence)
 
-    def _dispatch(self, program: str, reader: str, rows: Sequence[TableRows], numbers: Sequence[Any]) -> None:
+    def _dispatch(self, program: str, reader: str, rows: Sequence[MemberRows], numbers: Sequence[Any]) -> None:
         """Run a program on the arrays with rows, as many times as these require. numbers : its scalars"""
         routed = self._packer.route(rows)
-        for some in self._packer.slices(routed):
+        for entries in self._packer.slices(routed):
             arena = self._dispatcher.arena()
-            packed = self._packer.pack(routed, some, arena.room, self._stack.growth(program))
+            packed = self._packer.pack(routed, entries, arena.room, self._stack.growth(program))
             run = self._program(program, reader, packed.lines.shape[1])
             self.arrays, fence = run(self.arrays, *map(self._put, packed.arguments), *numbers)
             arena.read_by(reader, fence)
@@ -181,8 +181,8 @@ class XlaTables:
     def create_rows(self, member: int, ids: Int64, weights: Iterable[Float32]) -> None:
         reader, first = self._writing(member), 0
         for block in weights:
-            its = ids[first : first + len(block)]
-            self._dispatcher.submit(reader, partial(self._write, reader, member, its, block, programs.NEW_ROWS))
+            block_ids = ids[first : first + len(block)]
+            self._dispatcher.submit(reader, partial(self._write, reader, member, block_ids, block, programs.NEW_ROWS))
             first += len(block)
 
     def put(self, member: int, ids: Int64, parts: Sequence[Float32]) -> None:
@@ -206,7 +206,7 @@ class XlaTables:
             values = np.repeat(values, self.layouts[member].dim, axis=1)  # compact rows all have the dim of the weights
         with self._own_mesh():
             numbers = [*programs.written(part, len(self._starts)), self._starts]
-            self._dispatch("write", reader, [TableRows(member, ids, values)], numbers)
+            self._dispatch("write", reader, [MemberRows(member, ids, values)], numbers)
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
         self._dispatcher.drain()
@@ -218,9 +218,9 @@ class XlaTables:
             np.take(rows, inverse, axis=0, out=out)
             return
         with self._own_mesh():
-            for some, padded, cells in self._stack.locate(member, ids):
+            for span, padded, cells in self._stack.locate(member, ids):
                 read = self.programs.at("read", padded.shape[1], self.layouts[member].line)
-                out[some] = _flat(read(self.arrays, padded)[part])[cells]
+                out[span] = _flat(read(self.arrays, padded)[part])[cells]
 
     def copy_rows(self, member: int, ids: Int64, out: Float32) -> Callable[[], object]:
         """Queue a copy of rows: it runs after updates in flight and before later ones."""
@@ -228,12 +228,12 @@ class XlaTables:
 
         def copy() -> None:
             with self._own_mesh():
-                for some, padded, cells in located:
+                for span, padded, cells in located:
                     read = self.programs.at("read", padded.shape[1], self.layouts[member].line)
                     parts = read(self.arrays, padded)
                     for part in parts:
                         part.copy_to_host_async()
-                    copies.append((out[some], cells, parts))
+                    copies.append((out[span], cells, parts))
 
         copied = self._dispatcher.submit(f"table '{self.layouts[member].name}', copying rows", copy)
 
@@ -253,8 +253,8 @@ class XlaTables:
     def warm(self) -> int:
         needed = self.programs.needed()
         log.info("warm-up: compiling %d programs of %s", len(needed), quoted([layout.name for layout in self.layouts]))
-        for what, size, line in needed:
-            self._program(what, "warm-up", size, line)
+        for name, size, line in needed:
+            self._program(name, "warm-up", size, line)
         return len(needed)
 
     @contextmanager

@@ -165,10 +165,10 @@ class RowCache:
         """Append a use of so many rows, and return their positions."""
         live, room = self._end - self._begin, self._ahead.shape[1]
         if self._end - self._origin + num_rows > room:
-            kept = self._ahead[:, self._begin - self._origin : self._end - self._origin]
+            uses = self._ahead[:, self._begin - self._origin : self._end - self._origin]
             if 2 * (live + num_rows) > room:
                 self._ahead = np.zeros((3, 2 * (live + num_rows)), np.int64)
-            self._ahead[:, :live] = kept.copy()
+            self._ahead[:, :live] = uses.copy()
             self._origin = self._begin
         first, self._end = self._end, self._end + num_rows
         self._ends.append(self._end)
@@ -235,9 +235,9 @@ class RowCache:
             return
         self._num_entries += len(places)
         is_known = ranks > -UNKNOWN // 2
-        for some in (np.flatnonzero(is_known), np.flatnonzero(~is_known)):
-            if len(some):
-                self._group(places[some], ranks[some])
+        for indices in (np.flatnonzero(is_known), np.flatnonzero(~is_known)):
+            if len(indices):
+                self._group(places[indices], ranks[indices])
 
     def _group(self, places: Int64, ranks: Int64) -> None:
         """Enter places by rank."""

@@ -31,6 +31,7 @@ from penstock.errors import CapacityError, ConfigError, StateError, UsageError
 from penstock.frames import Float32, Int64
 from penstock.stats import Counters
 from penstock.tables.shares import checked_share, shares_of
+from penstock.tables.table_programs import VARIANTS
 
 if TYPE_CHECKING:
     import jax
@@ -136,6 +137,10 @@ def restore(
                 more = {"share": checked_share(share)}
                 files = files_for(commit, shares_of(its.tables, its.sharding_strategy == "MOD", seed, *more["share"]))
             folder.checked(commit, files)
+            variants = {name: its["variant"] for name, its in commit.contents.get("programs", {}).items()}
+            for variant in variants.values():
+                if variant not in VARIANTS:
+                    raise StateError(f"{where}: variant {variant!r}; this penstock has {', '.join(VARIANTS)}")
             engine = make(
                 its,
                 mesh,
@@ -143,7 +148,7 @@ def restore(
                 reduction=commit.contents["reduction"],
                 seed=seed,
                 threads=threads,
-                variant={name: its["variant"] for name, its in commit.contents.get("programs", {}).items()},
+                variant=variants,
                 **more,
             )
             _load(engine.core, folder, replace(commit, files=files))

@@ -24,6 +24,7 @@ from penstock.checkpoint.store import REPEATS, Commit, Folder
 from penstock.checkpoint.writer import CommitWriter
 from penstock.core import StepObserver, Stepped
 from penstock.frames import Float32, Int64
+from penstock.options import KEEP
 
 # Approximate size of a block of rows: the longest copy that a step may have to wait for.
 BLOCK_BYTES = 1 << 18
@@ -37,7 +38,6 @@ BLOCKS_WHEN_IDLE = 16
 MOST_ROWS = 1 << 15
 # The share of the time between two steps allowed for copying, and for hashing and writing.
 SHARE = WRITING_SHARE = 0.15
-KEEP = 3
 
 
 class SavedTable(Protocol):

@@ -48,6 +48,10 @@ _TABLE = {
     "storage_dtype?": str,
     "dynamic?": dict,
 }
+_COUNTERS = {
+    **dict.fromkeys(["rows?", "frames?", "stale?", "steps?", "held_bytes?", "truncated?", "stale_rows?"], int),
+    "dropped": {str: int},
+}
 _MANIFEST = {
     KEY: int,
     "number": int,
@@ -55,13 +59,13 @@ _MANIFEST = {
     "global_step": int,
     "changed_step?": int,
     "tables": [_TABLE],
-    "programs?": {str: dict},
+    "programs?": {str: {"variant": str}},
     "num_required": int,
     "reduction": str,
     "seed": int,
     "learning_rates": (list, None),
     "positions": {"sources": [list], "producers?": {str: int}, "tallies?": {str: list}},
-    "counters": dict,
+    "counters": _COUNTERS,
     "gate": {"global_step": int, "num_accumulated": int},
     "pipeline": dict,
     "config": str,
@@ -82,6 +86,8 @@ def check_manifest(fields: Any) -> None:
         for field in ("digest", "parent"):
             if file[field] is not None and not _DIGEST.fullmatch(file[field]):
                 raise ValueError(f"{place}.{field} is {_shown(file[field])}, not a digest")
+    if fields["reduction"] not in ("mean", "sum"):
+        raise ValueError(f"reduction is {_shown(fields['reduction'])}")
     for field in ("files", "tables"):
         names = [entry["name"] for entry in fields[field]]
         if len({*names}) < len(names):

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.engine_state import describe, encoded, tables_to_save
-from penstock.checkpoint.incremental import KEEP, Contents, Saver
+from penstock.checkpoint.incremental import Contents, Saver
 from penstock.checkpoint.parts import PartRows, SharePart
 from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.run_files import CountedFiles, OpenDeltas
@@ -21,6 +21,7 @@ from penstock.errors import UsageError
 from penstock.filesystem.descriptors import reserve
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
+from penstock.options import KEEP
 from penstock.stats import Counters
 from penstock.validation import whole
 

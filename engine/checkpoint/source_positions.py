@@ -26,7 +26,7 @@ from penstock.stats import too_stale
 
 
 @dataclass
-class Position:
+class SourcePosition:
     """The position in one source. digest : of all frames so far; None: not computed
 
     place : of a source that can seek, where it continues; None: it cannot, and a resumed run reads it from the start
@@ -78,7 +78,7 @@ class Positions:
         self.lineage: Lineage | None = None
         self.uncounted: str | None = None
         self.rows = self.stale_rows = 0
-        self.entries = [Position(source, 0, "" if hashing else None) for source in sources]
+        self.entries = [SourcePosition(source, 0, "" if hashing else None) for source in sources]
 
     @property
     def num_frames(self) -> int:
@@ -138,7 +138,7 @@ class Positions:
     def from_state(cls, state: Mapping[str, Any]) -> Positions:
         positions = cls(merge=state["merge"])
         positions.entries = [
-            Position(source, int(frames), digest, *(tuple(map(int, place)) for place in places))
+            SourcePosition(source, int(frames), digest, *(tuple(map(int, place)) for place in places))
             for source, frames, digest, *places in state["sources"]
         ]
         # Older checkpoints have no producers, or no creations.
@@ -170,11 +170,11 @@ class Positions:
         sought = {entry.source: entry for entry in self.entries if entry.place is not None}
         for number, source in enumerate(reader.sources):
             if isinstance(source, SeekableSource):
-                before = sought.get(source.name, Position(source.name))
+                before = sought.get(source.name, SourcePosition(source.name))
                 place = before.place or ()
                 if source.name in self.producers:
                     place = (self.producers[source.name],)
-                read.entries[number] = Position(source.name, before.frames, None, place)
+                read.entries[number] = SourcePosition(source.name, before.frames, None, place)
                 source.seek(place, self.creations.get(source.name))
         if seekable:  # each has had as many turns, but those after the last one that has had the most
             counts = [entry.frames for entry in read.entries]
@@ -216,7 +216,7 @@ class Positions:
             how = f"with --merge {self._merge}" if self._merge else f"without --merge {read._merge}"
             raise StateError(f"the checkpoint was made {how}; resume it the same way")
 
-    def _check_digest(self, saved: Position, read: Position) -> None:
+    def _check_digest(self, saved: SourcePosition, read: SourcePosition) -> None:
         if read.frames == saved.frames and None not in (saved.digest, read.digest) and read.digest != saved.digest:
             raise StateError(
                 f"{read.source}: its first {read.frames} frames are not those that the checkpoint holds (then named "

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.terminal.options import MAX_THREADS, add_command, number, whole
+from penstock.cli.terminal.command_line import add_command
 from penstock.cli.terminal.output import Output, count, writing
 from penstock.errors import UsageError
+from penstock.flag_values import MOST_PARALLEL, number, whole
 
 ROUNDS, SHORT_ROUNDS = 9, 3
 
@@ -168,7 +169,7 @@ def threads_of(text: str | None) -> list[int]:
     if text is None:
         return [cpus]
     try:
-        counts = [whole(1, MAX_THREADS)(part) for part in text.split(",")]
+        counts = [whole(1, MOST_PARALLEL)(part) for part in text.split(",")]
     except argparse.ArgumentTypeError as error:
         raise UsageError(f"--threads {text}: {error}") from None
     if max(counts) > cpus:

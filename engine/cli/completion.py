@@ -6,7 +6,7 @@ import argparse
 import importlib
 from typing import Any
 
-from penstock.cli.terminal.options import Parser, add_command
+from penstock.cli.terminal.command_line import Parser, add_command
 from penstock.cli.terminal.output import Output
 
 SHELLS = ("bash", "zsh", "fish")

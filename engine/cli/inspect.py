@@ -19,7 +19,7 @@ from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.store import Folder
 from penstock.cli.pages.html_report import write_page
 from penstock.cli.pages.id_statistics import IdUses, Uses, use_sections
-from penstock.cli.terminal.options import add_column_option, add_command, add_end_option, columns_of
+from penstock.cli.terminal.command_line import add_command, add_flag, columns_of
 from penstock.cli.terminal.output import Output, check_writable, count, several
 from penstock.config.dynamic import settings_text
 from penstock.config.embedding import EmbeddingConfig
@@ -49,8 +49,8 @@ def add(commands: Any) -> None:
         metavar="PATH",
         help="a configuration, an Arrow or Parquet file, a directory, a checkpoint, a URI, or - for stdin",
     )
-    add_column_option(command)
-    add_end_option(command)
+    for name in ("columns", "allow_missing_end"):
+        add_flag(command, name)
     command.add_argument(
         "--report", type=Path, metavar="DIR", help="of a stream: write a page with plots of its ids to DIR"
     )

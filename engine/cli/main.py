@@ -16,7 +16,7 @@ from typing import Any
 import penstock
 import penstock.interrupts as interrupts
 from penstock.cli.compile_cache import keep_compiled
-from penstock.cli.terminal.options import COMMANDS, Parser, parse
+from penstock.cli.terminal.command_line import COMMANDS, Parser, parse
 from penstock.cli.terminal.output import drop_dead_streams, own_process, say_error
 from penstock.errors import (
     CapacityError,
@@ -131,7 +131,7 @@ def fail(message: str, code: int, as_json: bool) -> int:
 
 def exit_code(error: Exception) -> int:
     """Return the exit code of an error. Raise the error again, for its traceback, if it is a bug in penstock."""
-    if _out_of_device_memory(error):
+    if _out_of_device_memory(error) or _out_of_threads(error):
         return RESOURCE
     for kind, code in EXIT_CODES:
         if isinstance(error, kind):
@@ -149,11 +149,17 @@ def explain(error: Exception) -> str:
         return f"{error.filename or 'cannot write the output'}: {short(error.strerror or str(error))}"
     if isinstance(error, MemoryError) or _out_of_device_memory(error):
         return f"out of memory: {str(error) or _MUST_FIT}"
+    if _out_of_threads(error):
+        return f"{error}: raise the limit of memory or of threads (ulimit -d, -v, -u), or give --threads 1"
     return str(error)
 
 
 def _out_of_device_memory(error: Exception) -> bool:
     return type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError") and "RESOURCE_EXHAUSTED" in str(error)
+
+
+def _out_of_threads(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
 
 
 def parser(argv: Sequence[str] | None = None) -> Parser:

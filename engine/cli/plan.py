@@ -7,22 +7,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock.cli.terminal.engine_options import add_reading_options, add_replay_gate_options, reading_of
-from penstock.cli.terminal.options import (
-    MAX_THREADS,
+from penstock.cli.terminal.command_line import (
     add_command,
+    add_flags,
     check_sources,
     columns_of,
+    keywords_of,
     learning_rates_of,
-    number,
-    whole,
 )
 from penstock.cli.terminal.output import Output, ProgressLine, count, frames_text, size_text
 from penstock.config.dynamic import MOST
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.placement import MOST_BYTES
+from penstock.flag_values import MOST_PARALLEL, number, whole
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.storage.quarantine import parse_on_bad_row
+from penstock.options import ReadingKeywords
 from penstock.planning.cached_rows import CacheForecast
 from penstock.planning.choices import all_choices
 from penstock.planning.forecast import Forecast, TableForecast
@@ -95,13 +95,12 @@ def add(commands: Any) -> None:
         help="follow this share of the keys, rounded down to 1/2, 1/4, …, and estimate; 1: all (default: all, or what "
         f"{EXACT_ROWS // 1_000_000} million rows of all choices together have room for)",
     )
-    add_reading_options(command)
-    add_replay_gate_options(command)
+    add_flags(command, "check")
     machine = command.add_argument_group("machine")
     machine.add_argument("--seed", type=whole(), default=0, metavar="N", help="of the replay (default 0)")
     machine.add_argument(
         "--threads",
-        type=whole(1, MAX_THREADS),
+        type=whole(1, MOST_PARALLEL),
         metavar="N",
         help="threads of the host (default: one per CPU; results do not depend on it)",
     )
@@ -122,20 +121,13 @@ def _after(text: str) -> int | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    columns = columns_of(args)
+    columns_of(args)  # reported before the configuration is read
     learning_rates_of(args)  # a replay's flags; the values decide nothing here
     drops_bad_rows = parse_on_bad_row(args.on_bad_row)[0] != "error"
     check_sources(args.sources)
     config = EmbeddingConfig.load(args.config)
-    options = reading(
-        config,
-        table=args.table,
-        columns=columns,
-        merge=args.merge,
-        on_bad_row="drop" if drops_bad_rows else "error",
-        gradient_dtype=args.gradient_dtype,
-        **reading_of(args),
-    )
+    keywords = keywords_of(args, "check", ReadingKeywords)
+    options = reading(config, **keywords | {"on_bad_row": "drop" if drops_bad_rows else "error"})
     reader = FrameReader(args.sources, options)
     started_s = time.perf_counter()
     planner = Planner(

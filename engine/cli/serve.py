@@ -15,24 +15,9 @@ from typing import Any
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
 from penstock.cli.pages.http_server import PageAccess
-from penstock.cli.pages.monitoring import Watching, add_watching_options, page_addresses
+from penstock.cli.pages.monitoring import Watching, page_addresses
 from penstock.cli.replay import make_engine
-from penstock.cli.terminal.engine_options import (
-    add_checkpoint_options,
-    add_gate_options,
-    add_machine_options,
-    add_table_options,
-    check_checkpoint,
-)
-from penstock.cli.terminal.options import (
-    Parser,
-    add_command,
-    add_row_options,
-    learning_rates_of,
-    number,
-    read_options,
-    whole,
-)
+from penstock.cli.terminal.command_line import Parser, add_command, add_flags, keywords_of, learning_rates_of
 from penstock.cli.terminal.output import (
     Output,
     cache_texts,
@@ -43,13 +28,17 @@ from penstock.cli.terminal.output import (
     several,
     writing,
 )
+from penstock.cli.terminal.replay_flags import check_checkpoint
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError
 from penstock.filesystem.descriptors import raise_limit
+from penstock.flag_values import whole
 from penstock.io.brokers.broker_uri import open_partitions
+from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
+from penstock.options import ReadingKeywords
 from penstock.service.auth import admits, certificates, check_protected, tokens_of
 from penstock.service.limits import Limits
 from penstock.service.received_memory import keep_freed_memory
@@ -92,21 +81,15 @@ def add(commands: Any) -> None:
         metavar="URI",
         help="grpc://HOST:PORT or grpc+tls://HOST:PORT (default grpc://127.0.0.1:0: a free port, printed at the start)",
     )
-    command.set_defaults(peers=None)  # a single process; make_engine reads it
-    add_table_options(command)
-    command.add_argument("--no-hash", action="store_true", help="do not compute the state hash at the end")
-    _add_reading(command)
-    add_gate_options(command)
-    _add_saving(command)
+    command.set_defaults(report=None)  # a service has no end at which to write a page
+    groups = add_flags(command, "serve")
+    _add_reading(groups["reading"])
+    _add_saving(command.add_argument_group("deltas"))
     _add_access(command)
     _add_limits(command)
-    add_watching_options(command, ends=False)
-    add_machine_options(command)
 
 
-def _add_reading(command: Parser) -> None:
-    reading = command.add_argument_group("reading")
-    add_row_options(reading)
+def _add_reading(reading: Any) -> None:
     for scheme, form in (("kafka", "kafka://BROKER:PORT,…/TOPIC"), ("nats", "nats://HOST:PORT/STREAM")):
         reading.add_argument(
             f"--{scheme}",
@@ -116,13 +99,6 @@ def _add_reading(command: Parser) -> None:
             help=f"{form}: also take frames from there, one per message; may be repeated",
         )
     reading.add_argument(
-        "--patience",
-        type=number("seconds, at least 0", 0, 86_400),
-        default=60.0,
-        metavar="S",
-        help="seconds to retry while a broker is gone (default 60)",
-    )
-    reading.add_argument(
         "--on-bad-row",
         choices=("error", "drop"),
         default="error",
@@ -130,20 +106,19 @@ def _add_reading(command: Parser) -> None:
     )
 
 
-def _add_saving(command: Parser) -> None:
-    saving = add_checkpoint_options(command, "checkpoint and deltas", "when a producer waits for it")
-    saving.add_argument(
+def _add_saving(deltas: Any) -> None:
+    deltas.add_argument(
         "--delta-steps",
         type=whole(1),
         metavar="N",
         help="one delta per N steps (default: per commit; without a checkpoint per step while a reader follows)",
     )
-    saving.add_argument(
+    deltas.add_argument(
         "--delta-last",
         action="store_true",
         help="deltas and tables say when each key of a dynamic table occurred last, in a column 'last'",
     )
-    _add_limit_flags(saving, DELTA_MEMORY)
+    _add_limit_flags(deltas, DELTA_MEMORY)
 
 
 def _add_access(command: Parser) -> None:
@@ -180,7 +155,8 @@ def run(args: argparse.Namespace) -> int:
     config = EmbeddingConfig.load(args.config)
     # Report invalid flags and missing files before allocating the tables.
     rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)
-    reading = read_options(args, config, rates, on_bad_row=args.on_bad_row, unvalidated=True)
+    keywords = keywords_of(args, "serve", ReadingKeywords) | {"on_bad_row": args.on_bad_row}
+    reading = ReadOptions.of_config(config, keywords, rates_needed=rates.missing, unvalidated=True)
     address, tokens = Address.of(args.listen), tokens_of(args.token_file)
     tls = certificates(address, args.tls_cert, args.tls_key)
     check_protected(address, bool(tokens), args.insecure)
@@ -263,7 +239,7 @@ def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
         with writing(args.checkpoint) if args.checkpoint else nullcontext():
             service.end()
         status, files = service.status(), []
-        hashed = {} if args.no_hash else {"state_hash": service.engine.state_hash()}
+        hashed = {"state_hash": service.engine.state_hash()} if args.state_hash else {}
         if args.out is not None:
             with writing(args.out):
                 files = [str(path) for path in service.engine.write_tables(args.out)]

@@ -10,13 +10,13 @@ from itertools import islice
 from typing import Any
 
 from penstock.cli.key_checks import KeyChecks
-from penstock.cli.terminal.engine_options import add_reading_options, add_replay_gate_options, reading_of
-from penstock.cli.terminal.options import (
+from penstock.cli.terminal.command_line import (
     add_command,
+    add_flags,
     check_sources,
     columns_of,
+    keywords_of,
     learning_rates_of,
-    read_options,
 )
 from penstock.cli.terminal.output import Output, count, frames_text, several, size_text
 from penstock.config.embedding import EmbeddingConfig
@@ -27,6 +27,7 @@ from penstock.io.sources.opening import Source, open_sources
 from penstock.io.sources.seekable_source import BROKERS
 from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.learning_rates import LearningRates
+from penstock.options import ReadingKeywords
 from penstock.pyx.keys.directory import directory_bytes
 from penstock.stats import Counters, too_stale
 
@@ -46,8 +47,7 @@ def add(commands: Any) -> None:
         default=[],
         help="Arrow IPC or Parquet file, directory, URI, or - for stdin",
     )
-    add_reading_options(command)
-    add_replay_gate_options(command)
+    add_flags(command, "check")
 
 
 VERDICTS = {
@@ -87,13 +87,9 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
     if config is None and args.sources:
         out.say(f"{'error':8}  the sources were not read: without a usable configuration there is nothing to check by")
     elif config is not None:
-        options = read_options(
-            args,
-            config,
-            LearningRates(config.num_tags, rates, config.schedules),
-            on_bad_row="drop",
-            **reading_of(args),
-        )
+        keywords = keywords_of(args, "check", ReadingKeywords) | {"on_bad_row": "drop", "merge": None}
+        missing = LearningRates(config.num_tags, rates, config.schedules).missing
+        options = ReadOptions.of_config(config, keywords, rates_needed=missing)
         checks = [SourceCheck(source, drops_bad_rows) for text in args.sources for source in _sources(text, args)]
         if checks:
             keys = KeyChecks(config if memory else None)

@@ -124,7 +124,7 @@ def read_dynamic(settings: TableSettings) -> Dynamic | None:
     """Return the settings of a table; None if it is not dynamic. Raise ConfigError."""
     if not settings.HasField("dynamic"):
         return None
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, message, field, values in _FIELDS:
         if message and not settings.dynamic.HasField(message):
             continue
@@ -133,10 +133,10 @@ def read_dynamic(settings: TableSettings) -> Dynamic | None:
             raise ConfigError(f"{message} {{ }} says nothing; give {_NEEDED[message]}, or remove it")
         number = getattr(source, field)
         if values:
-            given[name] = values[number] if number < len(values) else number
+            arguments[name] = values[number] if number < len(values) else number
         elif source.HasField(field):
-            given[name] = number
-    return Dynamic(**given)
+            arguments[name] = number
+    return Dynamic(**arguments)
 
 
 _DEFAULT = Dynamic()

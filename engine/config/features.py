@@ -108,14 +108,14 @@ def feature_paths(structure: Any, names: Sequence[str | None]) -> list[str]:
     Paths are unique: the feature's index follows a key path that is another feature's name or occurs twice ('user#1').
     """
     taken = {name for name, times in Counter(names).items() if name and times == 1}
-    found = []
+    paths = []
     for index, (path, name) in enumerate(zip(key_paths(structure), names, strict=True)):
         if not name or name not in taken:
             name = path or "0"
             name = f"{name}#{index}" if name in taken else name
             taken.add(name)
-        found.append(name)
-    return found
+        paths.append(name)
+    return paths
 
 
 def flatten_like(structure: Any, values: Any) -> list[Any]:
@@ -167,7 +167,7 @@ def output_shapes(
     elif batch_size:
         incoming = [_from_batch(feature, _dim(batch_size, batch_size)) for feature in features]
     paths = feature_paths(structure, [feature.name for feature in features])
-    return [_checked(path, of, shape) for path, of, shape in zip(paths, features, incoming, strict=True)]
+    return [_checked(path, feature, shape) for path, feature, shape in zip(paths, features, incoming, strict=True)]
 
 
 def _from_batch(feature: FeatureConfig, batch_size: int | None) -> Shape:

@@ -42,7 +42,7 @@ def exact_integers(values: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any] | N
     if array.dtype.kind not in "fO":
         return None if array.size else array.astype(np.int64)
     exact = np.asarray(values, object)
-    return exact if all(isinstance(one, int) for one in exact.reshape(-1)) else None
+    return exact if all(isinstance(value, int) for value in exact.reshape(-1)) else None
 
 
 def expected(vocabulary_size: int, name: str = "id") -> str:

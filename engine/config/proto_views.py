@@ -158,9 +158,9 @@ def table_messages(message: EngineConfig) -> list[TableMessage]:
     for index, settings in enumerate(message.table):
         by_name.setdefault(settings.name, index)
     return [
-        TableMessage(index, table, message.table[at] if at is not None else TableSettings(), at)
+        TableMessage(index, table, message.table[number] if number is not None else TableSettings(), number)
         for index, table in enumerate(message.tpu_embedding_configuration.table_descriptor)
-        for at in (by_name.get(table.name),)
+        for number in (by_name.get(table.name),)
     ]
 
 

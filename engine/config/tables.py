@@ -113,9 +113,9 @@ class TableConfig:
     placement: Placement = ON_DEVICES
 
     def __post_init__(self) -> None:
-        for what, value in (("vocabulary_size", self.vocabulary_size), ("dim", self.dim)):
+        for argument, value in (("vocabulary_size", self.vocabulary_size), ("dim", self.dim)):
             if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{what} must be an int of at least 1, got {value!r}")
+                raise ConfigError(f"{argument} must be an int of at least 1, got {value!r}")
         if self.initializer is None:
             self.initializer = default_initializer(self.dim)
         elif not callable(self.initializer) and not isinstance(self.initializer, get_args(Initializer)):

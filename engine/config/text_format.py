@@ -60,9 +60,9 @@ def read(path: str | os.PathLike[str]) -> tuple[EngineConfig, Scan | None]:
     try:
         with open(name, "rb") as file:
             content = file.read(8)
-            for magic, what in MAGIC.items():
+            for magic, kind in MAGIC.items():
                 if content.startswith(magic):
-                    raise ConfigError(f"{name}: this is {what}; a configuration is a text or binary proto message")
+                    raise ConfigError(f"{name}: this is {kind}; a configuration is a text or binary proto message")
             while piece := file.read(AT_ONCE):  # Python allocates all that it is asked for
                 content += piece
                 if len(content) > MAX_BYTES:
@@ -197,9 +197,9 @@ def write(message: EngineConfig, path: str | os.PathLike[str]) -> None:
 
 
 def _text(name: str, message: Message) -> str:
-    where = unknown_fields(message)
-    if where is not None:
-        problem = f"{where} has fields that this version does not know, which text would lose"
+    path = unknown_fields(message)
+    if path is not None:
+        problem = f"{path} has fields that this version does not know, which text would lose"
         raise ConfigError(_line(f"{name}: {problem}; save as binary, to a path that ends in .pb"))
     if isinstance(message, EngineConfig):
         header = f"# proto-file: {engine_config_pb2.DESCRIPTOR.name}\n# proto-message: penstock.EngineConfig\n"
@@ -224,7 +224,7 @@ def unknown_fields(message: Message, path: str = "") -> str | None:
         singular = isinstance(value, Message)
         for index, child in enumerate([value] if singular else value):
             step = f"{path}.{field.name}".lstrip(".") + ("" if singular else f"[{index}]")
-            found = unknown_fields(child, step)
-            if found is not None:
-                return found
+            unknown = unknown_fields(child, step)
+            if unknown is not None:
+                return unknown
     return None

@@ -89,10 +89,10 @@ class Operations:
 @cache
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
     """Call Linux's sync_file_range, which Python lacks. posix_fadvise would start writeback too, but drops pages."""
-    found = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if found is not None:
-        found.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    return cast("Callable[[int, int, int, int], int] | None", found)
+    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return cast("Callable[[int, int, int, int], int] | None", function)
 
 
 operations = Operations()
@@ -254,11 +254,11 @@ def remove(path: Path) -> None:
 
 def remove_folder(path: Path) -> None:
     """Remove a folder with everything in it, or see that it is gone."""
-    for at in sorted(path.iterdir()) if path.is_dir() else ():
-        if at.is_dir() and not at.is_symlink():
-            remove_folder(at)
+    for entry in sorted(path.iterdir()) if path.is_dir() else ():
+        if entry.is_dir() and not entry.is_symlink():
+            remove_folder(entry)
         else:
-            remove(at)
+            remove(entry)
     with suppress(FileNotFoundError), _naming(path):
         operations.remove_folder(path)
 

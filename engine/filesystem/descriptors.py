@@ -44,7 +44,7 @@ class Reserve:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wanted = 0
-        self._held: list[int] = []
+        self._reserved: list[int] = []
 
     def hold(self, count: int) -> None:
         """Reserve more descriptors."""
@@ -56,14 +56,14 @@ class Reserve:
         """Reserve fewer descriptors."""
         with self._lock:
             self._wanted -= count
-            while len(self._held) > self._wanted:
-                os.close(self._held.pop())
+            while len(self._reserved) > self._wanted:
+                os.close(self._reserved.pop())
 
     def fill(self) -> None:
         """Refill the reserve, as far as the process has descriptors left."""
         with self._lock, suppress(OSError):
-            while len(self._held) < self._wanted:
-                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            while len(self._reserved) < self._wanted:
+                self._reserved.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def open(self, call: Callable[[], T]) -> T:
         """Return the result of a call that needs a descriptor.
@@ -83,9 +83,9 @@ class Reserve:
     def _lend(self) -> bool:
         """Close one descriptor of the reserve. Return False if it is empty."""
         with self._lock:
-            if not self._held:
+            if not self._reserved:
                 return False
-            os.close(self._held.pop())
+            os.close(self._reserved.pop())
             return True
 
 

@@ -21,7 +21,7 @@ from penstock.filesystem.descriptors import reserve
 from penstock.filesystem.state_files import open_regular
 
 
-class Written(Protocol):
+class WritableFile(Protocol):
     """A file that is being written. write_along : starts writeback from time to time"""
 
     def write(self, data: Any, /) -> int: ...
@@ -74,7 +74,7 @@ class FileStore(ABC):
         """Return when a file was written, in seconds since the epoch; None if there is none."""
 
     @abstractmethod
-    def appearing(self, name: str) -> AbstractContextManager[Written]:
+    def appearing(self, name: str) -> AbstractContextManager[WritableFile]:
         """Write a file that gets its name when the block succeeds."""
 
     @abstractmethod
@@ -135,7 +135,7 @@ class LocalStore(FileStore):
             return (self._path / name).stat().st_mtime
         return None
 
-    def appearing(self, name: str) -> AbstractContextManager[Written]:
+    def appearing(self, name: str) -> AbstractContextManager[WritableFile]:
         return atomic_files.appearing(self._path / name)
 
     def remove(self, name: str) -> None:
@@ -203,7 +203,7 @@ class RemoteStore(FileStore):
         return None if written is None else float(written.timestamp())
 
     @contextmanager
-    def appearing(self, name: str) -> Iterator[Written]:
+    def appearing(self, name: str) -> Iterator[WritableFile]:
         with self._naming(name), self._fs.open_output_stream(self._at(name)) as stream:
             yield _Upload(stream.write)
 

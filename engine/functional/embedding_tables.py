@@ -19,7 +19,7 @@ from penstock.activations.nesting import features_of, leaves, structure_for
 from penstock.bridge import backends, functional_table
 from penstock.bridge.device_tables import DeviceTable, check_memory, make_mesh
 from penstock.bridge.functional_table import Feature, Format, Table, Uses
-from penstock.bridge.lookup_plan import Plan, Sizes
+from penstock.bridge.lookup_plan import LookupPlan, LookupSizes
 from penstock.bridge.programs import row_sharding
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.xla_tables import XlaTables
@@ -90,15 +90,15 @@ class EmbeddingTables:
             self._definitions[name] = definition._replace(layout=layout)
             self._formats[name] = Format(layout.line, self.mesh, variant, quantization)
         check_memory((own_mesh, layout.nbytes) for layout in self._layouts.values())
-        self._sizes: dict[str, Sizes] = {}
+        self._sizes: dict[str, LookupSizes] = {}
         self._indices = {
             name: [index for index, feature in enumerate(config.features) if feature.table == name]
             for name in self._specs
         }
         self.features = {
-            name: tuple(Feature(config.features[index].path, config.features[index].input_shape) for index in its)
-            for name, its in self._indices.items()
-            if its
+            name: tuple(Feature(config.features[index].path, config.features[index].input_shape) for index in indices)
+            for name, indices in self._indices.items()
+            if indices
         }
 
     # ---- on the host
@@ -127,8 +127,8 @@ class EmbeddingTables:
         """Return the lookups of several batches, on a new first axis: for ``jax.lax.scan`` over steps."""
         if not len(features):
             raise UsageError("preprocess_steps: expected at least one batch, got none")
-        of = [None] * len(features) if weights is None else weights
-        plans = [self._plans(batch, its) for batch, its in zip(features, of, strict=True)]
+        all_weights = [None] * len(features) if weights is None else weights
+        plans = [self._plans(*batch) for batch in zip(features, all_weights, strict=True)]
         stacked = {}
         for name in plans[0]:
             padded = [of_tables[name].padded(self._sizes[name]) for of_tables in plans]
@@ -153,8 +153,8 @@ class EmbeddingTables:
         parts, layout = self._parts(name), self._layouts[name]
         values = checked_parts(name, parts, {WEIGHTS: rows, **slots}, layout.vocabulary_size, layout.part_dims)
         store = self._store(name, tables)
-        for part, given in values.items():
-            store.write(0, 0, given, part)
+        for part, value in values.items():
+            store.write(0, 0, value, part)
         return {**tables, name: self._taken(name, store, tables[name].numbers)}
 
     # ---- traced
@@ -162,8 +162,8 @@ class EmbeddingTables:
     def gather(self, tables: Mapping[str, Table], uses: Mapping[str, Uses]) -> Any:
         """Return the activations of a batch, nested like the configuration's features: float32, (…, dim)."""
         by_path: dict[str, jax.Array] = {}
-        for name, of in uses.items():
-            by_path |= functional_table.gather(tables[name], of)
+        for name, table_uses in uses.items():
+            by_path |= functional_table.gather(tables[name], table_uses)
         structure = self.config.feature_structure
         return pack(structure, (by_path[self.config.features[index].path] for index in flatten(structure)))
 
@@ -176,10 +176,10 @@ class EmbeddingTables:
         """
         by_feature = leaves(structure_for(self.config, gradients), gradients, "gradients")
         updated = dict(tables)
-        for name, of in uses.items():
-            mine = {self.config.features[index].path: by_feature[index] for index in self._indices[name]}
+        for name, table_uses in uses.items():
+            table_gradients = {self.config.features[index].path: by_feature[index] for index in self._indices[name]}
             rate = self._rate(name, learning_rates)
-            updated[name] = functional_table.apply(self.rules[name], tables[name], of, mine, rate)
+            updated[name] = functional_table.apply(self.rules[name], tables[name], table_uses, table_gradients, rate)
         return updated
 
     # ----
@@ -194,13 +194,13 @@ class EmbeddingTables:
             wanted = f"learning_rates[{spec.tag}], the rate of its dynamic tag"
             raise UsageError(f"table '{name}': expected {wanted}, got {learning_rates!r}") from error
 
-    def _plans(self, features: Any, weights: Any) -> dict[str, Plan]:
+    def _plans(self, features: Any, weights: Any) -> dict[str, LookupPlan]:
         """Return the plan of every table with features, and note the sizes that it needs."""
         unique, uses = deduplicated(self.config, features, weights)
         plans = {}
         for name, features_of_table in self.features.items():
-            of = [uses[index] for index in self._indices[name]]
-            plans[name] = Plan.of(self._layouts[name], unique[name], features_of_table, of)
+            table_uses = [uses[index] for index in self._indices[name]]
+            plans[name] = LookupPlan.of(self._layouts[name], unique[name], features_of_table, table_uses)
             sizes = plans[name].sizes
             self._sizes[name] = sizes.or_more(self._sizes.get(name, sizes))
         return plans
@@ -242,8 +242,8 @@ def _check(spec: TableSpec, rule: UpdateRule | OptaxRule) -> None:
         "it is updated once per gradient": not spec.accumulate,
         "its optimizer changes rows without gradients": isinstance(rule, UpdateRule) and rule.non_lazy,
     }
-    for problem, found in problems.items():
-        if found:
+    for problem, applies in problems.items():
+        if applies:
             raise UsageError(f"table '{spec.name}': {problem}; send its gradients to an Engine")
 
 

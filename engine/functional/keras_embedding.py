@@ -53,14 +53,14 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     def preprocess(self, features: Any, weights: Any = None) -> dict[str, dict[str, jax.Array]]:
         """Return what ``EmbeddingTables.preprocess`` returns, but as dictionaries, which Keras needs."""
         uses = self.embedding_tables.preprocess(features, weights)
-        return {name: {part: getattr(of, part) for part in PARTS} for name, of in uses.items()}
+        return {name: {part: getattr(table_uses, part) for part in PARTS} for name, table_uses in uses.items()}
 
     def call(self, uses: Mapping[str, Mapping[str, jax.Array]]) -> Any:
         """Return the activations of a batch, nested like the configuration's features: float32, (…, dim)."""
         features = self.embedding_tables.features
         return self._lookup(
             [array.value for array in self.weights],
-            {name: Uses(**of, features=features[name], num_lines=self._num_lines[name]) for name, of in uses.items()},
+            {name: Uses(**use, features=features[name], num_lines=self._num_lines[name]) for name, use in uses.items()},
         )
 
 
@@ -74,8 +74,8 @@ def _lookup_of(embedding_tables: EmbeddingTables, structure: Any) -> Any:
     def forward(arrays: list[jax.Array], uses: Mapping[str, Uses]) -> tuple[Any, Any]:
         return lookup(arrays, uses), (arrays, uses)
 
-    def backward(kept: Any, gradients: Any) -> tuple[Any, None]:
-        arrays, uses = kept
+    def backward(residuals: Any, gradients: Any) -> tuple[Any, None]:
+        arrays, uses = residuals
         return jax.tree.leaves(embedding_tables.apply(jax.tree.unflatten(structure, arrays), uses, gradients)), None
 
     lookup.defvjp(forward, backward)

@@ -54,12 +54,12 @@ def all_choices(
     capacities: Sequence[int], settings: Mapping[str, Sequence[Any]], placements: Mapping[str, Sequence[Any]] = _NONE
 ) -> list[Choice]:
     """Return every combination, capacities first; nothing given for a setting: the configuration's."""
-    given = {name: values for name, values in settings.items() if values}
+    axes = {name: values for name, values in settings.items() if values}
     placed = {name: values for name, values in placements.items() if values}
     each: Sequence[int | None] = capacities or (None,)
     return [
-        Choice(capacity, dict(zip(given, values, strict=True)), dict(zip(placed, places, strict=True)))
+        Choice(capacity, dict(zip(axes, values, strict=True)), dict(zip(placed, places, strict=True)))
         for capacity in each
-        for values in product(*given.values())
+        for values in product(*axes.values())
         for places in product(*placed.values())
     ]

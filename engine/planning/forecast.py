@@ -155,8 +155,8 @@ class Forecast:
             if plan.num_rejected and self.shortage is None:
                 self.shortage = f"step {step}: {shortage(directory, plan)}"
             if plan.num_rejected and spec.dynamic is not None and spec.dynamic.on_full == "error":
-                for one in plans:
-                    one.cancel()
+                for earlier in plans:
+                    earlier.cancel()
                 self.full = Full(step, name, str(no_room(spec, directory, plan)))
                 return
         for plan in plans:

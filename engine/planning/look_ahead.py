@@ -60,7 +60,7 @@ class LookAhead:
         self._pauses = self._has_ended = False  # the source
         self._openings: deque[Opening] = deque()  # foretold and to come
         self._num_opened = 0  # openings foretold, of which those to come are the last
-        self._told = dict.fromkeys(self._tables, 0)  # table → openings that it knows of
+        self._published = dict.fromkeys(self._tables, 0)  # table → openings that it knows of
         self._gate: IdGate | None = None
         self.fraction: float | None = None
         self.first_bad: dict[str, str] = {}
@@ -109,7 +109,7 @@ class LookAhead:
             elif not read.frame.is_void:
                 self._foretell(read)
             read.fraction = self._reader.fraction()
-            read.first_bad = {of: text for of, text in self._reader.first_bad.items() if of not in self.first_bad}
+            read.first_bad = {n: text for n, text in self._reader.first_bad.items() if n not in self.first_bad}
             self._waiting.append(read)
 
     def _open_early(self) -> None:
@@ -166,8 +166,8 @@ class LookAhead:
             self._gate.gate.set_state(core.gate.get_state())
             for name, store in stores.items():
                 state: dict[str, Any] = {}
-                for number, of in enumerate(core.pipeline.stores[name].look()[0]):
-                    ids = np.concatenate([one.ids for one in of.summed])
+                for number, frame in enumerate(core.pipeline.stores[name].look()[0]):
+                    ids = np.concatenate([part.ids for part in frame.summed])
                     none = np.zeros(len(ids), np.int64)
                     of_frame = {"ids": ids, "sums": np.empty((len(ids), 0), np.float32), "counts": none, "frames": none}
                     state |= {f"{number}.{key}": array for key, array in of_frame.items()}
@@ -177,7 +177,10 @@ class LookAhead:
         assert self._gate is not None
         stores = self._gate.pipeline.stores.items()
         self._openings.append(
-            {name: [np.concatenate([one.ids for one in of.summed]) for of in store.look()[0]] for name, store in stores}
+            {
+                name: [np.concatenate([part.ids for part in frame.summed]) for frame in store.look()[0]]
+                for name, store in stores
+            }
         )
         self._num_opened += 1
 
@@ -187,10 +190,10 @@ class LookAhead:
         with self._core.gate.still():
             for name, look_ahead in self._tables.items():
                 end = min(self._num_opened, first + look_ahead + 1)
-                for number in range(self._told[name], end):
+                for number in range(self._published[name], end):
                     for ids in self._openings[number - first][name]:
                         tables.foresee(name, self._rows(name, ids))
-                self._told[name] = max(self._told[name], end)
+                self._published[name] = max(self._published[name], end)
 
     def _rows(self, name: str, ids: Int64) -> Int64:
         """Return the rows of ids; of keys those that they have now, without keys that have none."""
@@ -212,7 +215,7 @@ class LookAhead:
         with gate.still():
             self._core.tables.forget_foreseen()
             self._openings.clear()
-            self._told = dict.fromkeys(self._tables, self._num_opened)
+            self._published = dict.fromkeys(self._tables, self._num_opened)
             self._begin()
             for waiting in self._waiting:
                 if waiting.frame is not None and not waiting.frame.is_void:
@@ -227,4 +230,4 @@ def _is_pause(frame: Frame) -> bool:
 def looked_ahead(specs: Mapping[str, TableSpec]) -> dict[str, int]:
     """Return by how many openings each cached table looks ahead, without those that do not."""
     cached = {name: spec.placement for name, spec in specs.items() if spec.placement.where == "cached"}
-    return {name: of.look_ahead for name, of in cached.items() if of.look_ahead}
+    return {name: placement.look_ahead for name, placement in cached.items() if placement.look_ahead}

@@ -34,15 +34,8 @@ Progress = Callable[[Counters, FrameGate, float | None], None]
 
 def reading(config: EmbeddingConfig, **options: Any) -> ReadOptions:
     """Return the options for reading a log without its gradients. options : the others of ReadOptions"""
-    return ReadOptions(
-        sizes={name: (ids, 0) for name, (ids, _) in config.id_ranges.items()},
-        features=config.features,
-        num_tags=None,
-        needs_time=config.needs_time,
-        ids_only=True,
-        unvalidated=True,
-        **options,
-    )
+    sizes = {name: (ids, 0) for name, (ids, _) in config.id_ranges.items()}
+    return ReadOptions.of_config(config, options, sizes=sizes, num_tags=None, ids_only=True, unvalidated=True)
 
 
 class Planner:
@@ -84,7 +77,7 @@ class Planner:
             fewest = min(shard_bits(of_choice[name].vocabulary_size) for of_choice in chosen)
             bits = max(0, min(ceil(-log2(share)), fewest - LEAST_SHARD_BITS))
             self._sample_bits[name] = 0 if name in cached else bits  # rows that make room belong to all keys
-        bytes_of_directories([(of[name], self._sample_bits[name]) for of in chosen for name in dynamic])
+        bytes_of_directories([(by_table[name], self._sample_bits[name]) for by_table in chosen for name in dynamic])
         self.forecasts = [Forecast(choice, planned, self._sample_bits, seed) for choice in choices]
         self._cached, settings = cached, {name: [of_choice[name].dynamic for of_choice in chosen] for name in dynamic}
         stores = {
@@ -94,7 +87,7 @@ class Planner:
                 accumulate=spec.accumulate,
                 mean=False,
                 count_frames=spec.dynamic is not None and spec.dynamic.count == "frames",
-                count_rows=any(of is not None and of.counts_rows for of in settings.get(name, ())),
+                count_rows=any(setting is not None and setting.counts_rows for setting in settings.get(name, ())),
             )
             for name, spec in specs.items()
         }
@@ -178,7 +171,7 @@ class Planner:
 
 
 def _ids(coalesced: Coalesced) -> Int64:
-    return np.concatenate([one.ids for one in coalesced.summed])
+    return np.concatenate([part.ids for part in coalesced.summed])
 
 
 def _check_subject(choices: Sequence[Choice], is_dynamic: bool, is_cached: bool) -> None:

@@ -78,21 +78,21 @@ def lines(
     dashed: Container[str] = (),
 ) -> str:
     """Return a plot of named curves over one axis; "" if there is nothing to draw. bands : (low, high) at each point"""
-    points = [p for of in named.values() for p in of]
+    points = [p for curve in named.values() for p in curve]
     across = Axis([p[0] for p in points], log_x, LEFT, WIDTH - RIGHT)
-    ends = [value for of in bands.values() for band in of for value in band]
+    ends = [value for band in bands.values() for bound in band for value in bound]
     up = Axis([p[1] for p in points] + ends, log_y, HEIGHT - BOTTOM, TOP, zero=True)
     if sum(across.shows(a) and up.shows(b) for a, b in points) < 2:
         return ""
     parts = [*_grid(across, up), _text(WIDTH / 2, HEIGHT - 4, x, "middle"), _text(LEFT, TOP - 12, y, "start")]
-    for number, (name, of) in enumerate(named.items()):
+    for number, (name, curve) in enumerate(named.items()):
         colour = COLOURS[number % len(COLOURS)]
         if name in bands:
-            low, high = ([(p[0], band[end]) for p, band in zip(of, bands[name], strict=True)] for end in (0, 1))
+            low, high = ([(p[0], band[end]) for p, band in zip(curve, bands[name], strict=True)] for end in (0, 1))
             path = _path([*low, *reversed(high)], across, up)
             parts.append(f'<polygon points="{path}" fill="{colour}" fill-opacity="0.2"/>')
         dash = ' stroke-dasharray="5 3"' if name in dashed else ""
-        path = _path(of, across, up)
+        path = _path(curve, across, up)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dash}/>')
     legend, height = _legend(list(named))
     return _svg([*parts, *legend], HEIGHT + height)
@@ -106,9 +106,9 @@ def bars(rows: Sequence[Bar], x: str = "", start: float = 0.0, log: bool = False
     parts = [_text(178, -8, title, "start")] if title else []
     if x:
         for tick in across.ticks():
-            at = across.at(tick)
-            parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{bottom}" stroke="{LINE}"/>')
-            parts.append(_text(at, bottom + 16, short(tick), "middle"))
+            position = across.at(tick)
+            parts.append(f'<line x1="{position:.1f}" x2="{position:.1f}" y1="0" y2="{bottom}" stroke="{LINE}"/>')
+            parts.append(_text(position, bottom + 16, short(tick), "middle"))
         parts.append(_text(WIDTH / 2, bottom + 34, x, "middle"))
     for number, row in enumerate(rows):
         top, (left, right) = 26 * number + 6, sorted((across.at(start), across.at(row.value)))
@@ -147,8 +147,8 @@ def _grid(across: Axis, up: Axis) -> list[str]:
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
-    at = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {at} font-size="12" fill="{PALE}">{html.escape(text)}</text>'
+    attributes = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {attributes} font-size="12" fill="{PALE}">{html.escape(text)}</text>'
 
 
 def _path(points: Points, across: Axis, up: Axis) -> str:

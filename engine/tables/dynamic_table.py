@@ -97,23 +97,23 @@ class DynamicTable:
 
     def located(self, frames: Sequence[Coalesced]) -> list[Coalesced]:
         """Return the sums of the planned opening by row, without those of keys that were not admitted."""
-        plan, found = self._plan, []
+        plan, located = self._plan, []
         assert plan is not None
         first = 0
         for frame in frames:
             summed = []
-            for one in frame.summed:
+            for part in frame.summed:
                 if len(frames) > 1:
-                    rows = plan.found[np.searchsorted(plan.keys, one.ids)]
+                    rows = plan.found[np.searchsorted(plan.keys, part.ids)]
                 else:
-                    rows, first = plan.found[first : first + one.num_ids], first + one.num_ids
-                sums = one.sums
+                    rows, first = plan.found[first : first + part.num_ids], first + part.num_ids
+                sums = part.sums
                 if not plan.all_have_rows:
                     admitted = rows >= 0
                     rows, sums = rows[admitted], sums[admitted]
                 summed.append(SummedArrays(rows, sums))
-            found.append(Coalesced(tuple(summed)))
-        return found
+            located.append(Coalesced(tuple(summed)))
+        return located
 
     def forget_changes(self) -> None:
         """End a step or a load: drop its plans, which hold about 33 bytes per key of it."""
@@ -173,9 +173,9 @@ class DynamicTable:
         """Yield the initial weights of keys in blocks that fit in a cache."""
         spec, size = self.spec, max(1, _FLOATS_AT_ONCE // self.spec.dim)
         for first in range(0, len(keys), size):
-            its = keys[first : first + size]
-            weights = self.directory.array(np.float32, len(its) * spec.dim).reshape(-1, spec.dim)
-            scattered_rows(spec.initializer, self._seed, spec.name, self.as_given(its), weights, self.run)
+            block = keys[first : first + size]
+            weights = self.directory.array(np.float32, len(block) * spec.dim).reshape(-1, spec.dim)
+            scattered_rows(spec.initializer, self._seed, spec.name, self.as_given(block), weights, self.run)
             yield weights
 
     # ---- reading and writing by key
@@ -191,10 +191,10 @@ class DynamicTable:
 
     def differing(self, keys: Int64, values: Sequence[Float32]) -> npt.NDArray[np.bool_]:
         """Return which keys have other rows than their initial ones, bit by bit. values : of every part"""
-        found = np.zeros(len(keys), bool)
+        mask = np.zeros(len(keys), bool)
         for part, rows in enumerate(values):
-            found |= (self.initial(keys, part).view(np.int32) != rows.view(np.int32)).any(axis=1)
-        return found
+            mask |= (self.initial(keys, part).view(np.int32) != rows.view(np.int32)).any(axis=1)
+        return mask
 
     def read(self, keys: Int64, part: int = 0) -> Float32:
         """Return one part of the rows of keys, which may repeat, float32 (n, ·); absent keys as the settings say."""
@@ -218,7 +218,7 @@ class DynamicTable:
         if plan.num_rejected:
             raise self._no_room(of_load=True)
         if plan.num_evicted and self._carried_out:
-            loaded = np.concatenate([one.keys for one in self._carried_out])
+            loaded = np.concatenate([opening.keys for opening in self._carried_out])
             if num_lost := int(np.isin(plan.removed()[0], loaded).sum()):
                 self.drop_plan()
                 raise no_room_for_load(self.spec.name, self.directory, num_lost)
@@ -281,13 +281,13 @@ def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
     if is_masked(ids):
         raise UsageError(f"table '{table}', ids: {MASKED}")
     try:
-        given = np.asarray(ids)
+        array = np.asarray(ids)
     except ValueError as error:
         raise UsageError(f"table '{table}': expected integer ids: {error}") from None
-    exact = exact_integers(ids, given)
+    exact = exact_integers(ids, array)
     if exact is None:
-        raise UsageError(f"table '{table}': expected integer ids, got {given.dtype}")
-    given = exact.reshape(-1)
-    if given.size and (bad := outside(given, vocabulary_size)).any():
-        raise UsageError(f"table '{table}': expected {expected(vocabulary_size)}, got {given[bad][0]}")
-    return given.astype(np.uint64 if vocabulary_size == ANY_UINT64 else np.int64).view(np.int64)
+        raise UsageError(f"table '{table}': expected integer ids, got {array.dtype}")
+    array = exact.reshape(-1)
+    if array.size and (bad := outside(array, vocabulary_size)).any():
+        raise UsageError(f"table '{table}': expected {expected(vocabulary_size)}, got {array[bad][0]}")
+    return array.astype(np.uint64 if vocabulary_size == ANY_UINT64 else np.int64).view(np.int64)

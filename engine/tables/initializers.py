@@ -124,8 +124,8 @@ def scattered_rows(
         first, second = start.maximum - start.minimum, start.minimum
     key, size, drawn = start_key(seed, table), max(1, _FLOATS_AT_ONCE // out.shape[1]), keys.view(np.int64)
 
-    def part(at: slice) -> bool:
-        draw(drawn[at], key, normal, first, second, out[at])
+    def part(span: slice) -> bool:
+        draw(drawn[span], key, normal, first, second, out[span])
         return True
 
     tasks: list[Callable[[], bool]] = [partial(part, slice(n, n + size)) for n in range(0, len(keys), size)]

@@ -83,15 +83,15 @@ def keys_of_opening(
     frames, num_frames : what ``TableStore.look`` returned; allocate : (dtype, n) → an array
     Returns int64 (n,) each; rows and frames are None if they were not counted.
     """
-    summed = [one for frame in frames for one in frame.summed]
-    keys, rows = _joined([one.ids for one in summed], allocate), None
-    counted = [one.rows for one in summed if one.rows is not None]
+    summed = [part for frame in frames for part in frame.summed]
+    keys, rows = _joined([part.ids for part in summed], allocate), None
+    counted = [part.rows for part in summed if part.rows is not None]
     if counted:
         rows = _joined(counted, allocate)
     if len(frames) > 1:
-        keys, at = np.unique(keys, return_inverse=True)
-        num_frames = np.bincount(at, minlength=len(keys))
-        rows = None if rows is None else np.bincount(at, rows, len(keys)).astype(np.int64)
+        keys, inverse = np.unique(keys, return_inverse=True)
+        num_frames = np.bincount(inverse, minlength=len(keys))
+        rows = None if rows is None else np.bincount(inverse, rows, len(keys)).astype(np.int64)
     return keys, rows, num_frames
 
 

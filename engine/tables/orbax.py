@@ -28,25 +28,25 @@ def is_orbax(path: str | os.PathLike[str]) -> bool:
 
 def save_tree(path: str | os.PathLike[str], tree: Tree) -> None:
     """Write a new folder, which Orbax renames into place once it is complete. Raises UsageError, OSError."""
-    where = Path(path).absolute()
-    if where.exists():
+    folder = Path(path).absolute()
+    if folder.exists():
         raise UsageError(f"{path}: exists already; an Orbax checkpoint is a new folder")
     checkpointer = _orbax().PyTreeCheckpointer()
     try:
-        checkpointer.save(where, {name: dict(parts) for name, parts in tree.items()})
+        checkpointer.save(folder, {name: dict(parts) for name, parts in tree.items()})
     finally:
         checkpointer.close()
 
 
 def load_tree(path: str | os.PathLike[str]) -> Tree:
     """Return every array in a folder as float32, whatever devices saved it. Raises InputError, UsageError."""
-    orbax, where = _orbax(), Path(path).absolute()
+    orbax, folder = _orbax(), Path(path).absolute()
     checkpointer = orbax.PyTreeCheckpointer()
     try:
         # Without a type, Orbax restores arrays on the devices that saved them, and fails where there are others.
-        saved = checkpointer.metadata(where).item_metadata.tree
+        saved = checkpointer.metadata(folder).item_metadata.tree
         whole = orbax.RestoreArgs(restore_type=np.ndarray)
-        tree = checkpointer.restore(where, restore_args={name: dict.fromkeys(saved[name], whole) for name in saved})
+        tree = checkpointer.restore(folder, restore_args={name: dict.fromkeys(saved[name], whole) for name in saved})
         return {name: {key: np.asarray(rows, np.float32) for key, rows in tree[name].items()} for name in tree}
     except Exception as error:  # Orbax raises many types for a damaged folder
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]

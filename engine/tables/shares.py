@@ -78,9 +78,9 @@ class Share:
         """Return the share of each of these valid ids, and the id's number there: int64 (n,) each."""
         return partition.locate(ids, self.vocabulary_size, self.count, self.mod)
 
-    def mine(self, ids: Int64) -> tuple[Int64, Int64]:
+    def select(self, ids: Int64) -> tuple[Int64, Int64]:
         """Return the positions of the ids in this share, and their numbers here: int64 (m,) each."""
-        return _mine(self, ids)
+        return _select(self, ids)
 
     def ids(self, numbers: Numbers) -> Numbers:
         """Return the ids of numbers here; beyond the vocabulary for a row that no id has."""
@@ -95,11 +95,11 @@ class Share:
 
         at_once = max(1, _DRAWN_ROWS // self.stride)
 
-        def mine(first: int, count: int) -> Float32:
+        def share_rows(first: int, count: int) -> Float32:
             starts = range(first, first + count, at_once)
-            return np.concatenate([self._drawn(draw, at, min(at_once, first + count - at)) for at in starts])
+            return np.concatenate([self._drawn(draw, start, min(at_once, first + count - start)) for start in starts])
 
-        return mine
+        return share_rows
 
     def _drawn(self, draw: Draw, first: int, count: int) -> Float32:
         start = first * self.stride + self._first
@@ -138,9 +138,9 @@ class KeyShare:
         """Return the share of each of these keys, int64 (n,), and the keys."""
         return key_owners.owners(ids, self.seed, self.table, self.capacity, self.count), ids
 
-    def mine(self, ids: Int64) -> tuple[Int64, Int64]:
+    def select(self, ids: Int64) -> tuple[Int64, Int64]:
         """Return the positions of the keys in this share, and the keys: int64 (m,) each."""
-        return _mine(self, ids)
+        return _select(self, ids)
 
     def ids(self, numbers: Numbers) -> Numbers:
         """Return which rows of the whole table the rows here are."""
@@ -186,12 +186,12 @@ def reduced(frame: Frame, shares: Mapping[str, AnyShare]) -> Frame:
 
 
 def _reduced(block: Rows, share: AnyShare) -> Rows:
-    places, numbers = share.mine(np.ascontiguousarray(block.ids))
+    places, numbers = share.select(np.ascontiguousarray(block.ids))
     which = places if block.which is None else block.which[places]
     return Rows(numbers, block.grads, which, None if block.gains is None else block.gains[places])
 
 
-def _mine(share: TableShare, ids: Int64) -> tuple[Int64, Int64]:
+def _select(share: TableShare, ids: Int64) -> tuple[Int64, Int64]:
     ranks, numbers = share.locate(ids)
     places: npt.NDArray[np.int64] = np.flatnonzero(ranks == share.rank)
     return places, numbers[places]

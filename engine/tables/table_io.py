@@ -41,21 +41,21 @@ class Tables(Protocol):
 
 
 def checked_parts(
-    table: str, parts: Sequence[str], given: Mapping[str, Any], num_rows: int, part_dims: Sequence[int]
+    table: str, parts: Sequence[str], by_name: Mapping[str, Any], num_rows: int, part_dims: Sequence[int]
 ) -> dict[int, Float32]:
-    """Return part → copies of the given values, float32 (num_rows, floats of the part), contiguous.
+    """Return part → copies of the values, float32 (num_rows, floats of the part), contiguous.
 
-    parts : the names of all parts; given : by name. Raises UsageError for missing or other slots, and wrong shapes.
+    parts : the names of all parts; by_name : the values. Raises UsageError for missing or other slots and wrong shapes.
     """
-    if given.keys() != set(parts):
-        wanted, got = (", ".join(name for name in names if name != WEIGHTS) or "none" for names in (parts, given))
+    if by_name.keys() != set(parts):
+        wanted, got = (", ".join(name for name in names if name != WEIGHTS) or "none" for names in (parts, by_name))
         raise UsageError(f"table '{table}': expected the slots {wanted}; got {got}")
     values = {}
     for part, (name, dim) in enumerate(zip(parts, part_dims, strict=True)):
-        if is_masked(given[name]):
+        if is_masked(by_name[name]):
             raise UsageError(f"table '{table}', {name}: {MASKED}")
         try:
-            value = np.array(given[name], np.float32, order="C")
+            value = np.array(by_name[name], np.float32, order="C")
         except (TypeError, ValueError) as error:
             raise UsageError(f"table '{table}', {name}: expected floats of shape {(num_rows, dim)}: {error}") from None
         if value.shape != (num_rows, dim):
@@ -106,8 +106,8 @@ def reading(tables: Tables, directory: str | os.PathLike[str]) -> Callable[[], N
     def read() -> None:
         try:
             for name, ids, values in blocks:
-                numbers, found = tables.own(name, ids, list(values.values()))
-                tables.set_rows(name, numbers, dict(zip(values, found, strict=True)))
+                numbers, own_values = tables.own(name, ids, list(values.values()))
+                tables.set_rows(name, numbers, dict(zip(values, own_values, strict=True)))
         except CapacityError as error:  # after other rows were set
             raise StateError(f"{path}: {error}") from None
 
@@ -124,8 +124,8 @@ def _parquet_blocks(tables: Tables, directory: Path) -> Iterator[Block]:
         columns, spec, dynamic = _columns(tables, name), tables.specs[name], tables.dynamic.get(name)
         size = spec.vocabulary_size if dynamic is None else dynamic.id_range
         parts = {column: part for part, column in enumerate(columns)}
-        for ids, found in read_table(directory, name, size, columns):
-            yield name, ids, {parts[column]: values for column, values in found.items()}
+        for ids, rows in read_table(directory, name, size, columns):
+            yield name, ids, {parts[column]: values for column, values in rows.items()}
 
 
 def _orbax_tables(tables: Tables, directory: Path) -> Iterator[Block]:
@@ -135,6 +135,6 @@ def _orbax_tables(tables: Tables, directory: Path) -> Iterator[Block]:
     for name in tables.specs:
         table, parts = tables.whole(name), tables.parts(name)
         num_rows = table.layout.vocabulary_size
-        found = parts_of(tree, directory, name, num_rows, dict(zip(parts, table.part_dims, strict=True)))
+        by_name = parts_of(tree, directory, name, num_rows, dict(zip(parts, table.part_dims, strict=True)))
         ids = np.arange(num_rows)
-        yield name, ids, {parts[key]: rows for key, rows in found.items()}
+        yield name, ids, {parts[key]: rows for key, rows in by_name.items()}

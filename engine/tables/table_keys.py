@@ -69,14 +69,14 @@ class TableKeys(dict[str, DynamicTable]):
 
         still : keeps frames out while some shards are read
         """
-        found = dict.fromkeys(self, 0)
+        counts = dict.fromkeys(self, 0)
         for name, table in self.items():
             directory = table.directory
             at_once = max(1, _ROWS_AT_ONCE * directory.num_shards // directory.capacity)
             for first in range(0, directory.num_shards, at_once):
                 with still():
-                    found[name] += directory.num_expired_waiting(first, at_once)
-        return found
+                    counts[name] += directory.num_expired_waiting(first, at_once)
+        return counts
 
     def reports(self, expired_waiting: Mapping[str, int]) -> dict[str, KeyReport]:
         """Return the keys of every table now, and what became of keys since ``start_counting``."""

@@ -41,16 +41,18 @@ class TablePrograms:
 
     def get_state(self) -> Programs:
         """Return table → variant and compiler, for a commit."""
-        return {name: {"variant": of.variant, "compiler": of.compiler} for name, of in self._tables.items()}
+        return {name: {"variant": table.variant, "compiler": table.compiler} for name, table in self._tables.items()}
 
     def resume(self, before: Programs) -> None:
         """Report the tables that other programs updated before a commit: only equal ones give equal bits."""
         now = self.get_state()
         # The handlers of "ffi" are ours: no compiler takes part in their results.
-        compared = {name: ("variant",) if its["variant"] == "ffi" else its.keys() for name, its in before.items()}
+        compared = {
+            name: ("variant",) if program["variant"] == "ffi" else program.keys() for name, program in before.items()
+        }
         changed = [name for name, keys in compared.items() if any(before[name][key] != now[name][key] for key in keys)]
         if changed:
-            old, new = (f"'{of[changed[0]]['variant']}' ({of[changed[0]]['compiler']})" for of in (before, now))
+            old, new = (f"'{side[changed[0]]['variant']}' ({side[changed[0]]['compiler']})" for side in (before, now))
             problem = f"tables updated by {old} before the commit and by {new} now ({listed(changed)})"
             self._resumed = [f"{problem}: bits agree only to the bound between variants (docs/tpu.md)"]
             log.warning(self._resumed[0])
@@ -63,9 +65,9 @@ def preferred(tables: Iterable[str], variant: Variant) -> dict[str, str]:
     """
     names: Sequence[str] = list(tables)
     by_table = variant if isinstance(variant, Mapping) else dict.fromkeys(names, variant)
-    for name, its in by_table.items():
+    for name, table_variant in by_table.items():
         if name not in names:
             raise UsageError(f"variant: no table '{name}' in the configuration ({listed(names)})")
-        if its not in VARIANTS:
-            raise UsageError(f"variant: expected one of {', '.join(VARIANTS)}, got {its!r}")
-    return {name: its for name, its in by_table.items() if its != "auto"}
+        if table_variant not in VARIANTS:
+            raise UsageError(f"variant: expected one of {', '.join(VARIANTS)}, got {table_variant!r}")
+    return {name: table_variant for name, table_variant in by_table.items() if table_variant != "auto"}

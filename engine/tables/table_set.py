@@ -103,7 +103,7 @@ class TableSet(TablesById):
         directories = bytes_of_directories(
             [(spec, 0) for spec in self.specs.values() if spec.dynamic], 1 if share is None else share[1]
         )
-        caches = [(mesh, backends.places_layout(layouts[name], of, mesh).nbytes) for name, of in places.items()]
+        caches = [(mesh, backends.places_layout(layouts[name], size, mesh).nbytes) for name, size in places.items()]
         tables = [(meshes[name], layout.nbytes) for name, layout in layouts.items()]
         caches += [(host, spec.cache_bytes) for spec in self.held.values()]
         check_memory([(mesh, directories), *tables, *caches])
@@ -113,19 +113,19 @@ class TableSet(TablesById):
             )
             for name, spec in self.specs.items()
         }
-        on_devices = [of for name, of in definitions.items() if name not in on_host]
+        on_devices = [definition for name, definition in definitions.items() if name not in on_host]
         variants = preferred(self.specs, variant)
         cached = [
-            (definitions[name], RowCache(layouts[name].vocabulary_size, of, is_tolerant=bool(self.specs[name].dynamic)))
-            for name, of in places.items()
+            (definitions[name], RowCache(layouts[name].vocabulary_size, n, is_tolerant=bool(self.specs[name].dynamic)))
+            for name, n in places.items()
         ]
         self.cached = dict(zip(places, backends.create_cached(mesh, host, cached, threads, variants), strict=True))
-        its = [of for name, of in definitions.items() if name in on_host - places.keys()]
+        host_definitions = [definition for name, definition in definitions.items() if name in on_host - places.keys()]
         # The devices first: they update their tables while the host updates its own.
         self._groups: list[Tables] = [
             *backends.create_tables(mesh, on_devices, threads, preferred=variants, processes=self.processes),
             *self.cached.values(),
-            *backends.create_on_host(host, its, threads),
+            *backends.create_on_host(host, host_definitions, threads),
         ]
         created: dict[str, DeviceTable] = {}
         for group in self._groups:
@@ -152,10 +152,10 @@ class TableSet(TablesById):
         if self.is_share:
             raise UsageError(f"share: the mesh spans {self.processes.count} processes; give one or the other")
         dynamic = [name for name, spec in self.specs.items() if spec.dynamic is not None]
-        placed = [(name, where) for name, spec in self.specs.items() if (where := spec.placement.where) != "device"]
-        for name, where in placed:
+        placed = [(name, place) for name, spec in self.specs.items() if (place := spec.placement.where) != "device"]
+        for name, place in placed:
             raise UsageError(
-                f"table '{name}' has the placement {where.upper()}, and the mesh spans {self.processes.count} "
+                f"table '{name}' has the placement {place.upper()}, and the mesh spans {self.processes.count} "
                 "processes: create the engine on the devices of one process, or place the table on DEVICE"
             )
         if dynamic:
@@ -167,8 +167,8 @@ class TableSet(TablesById):
     @property
     def held(self) -> Mapping[str, TableSpec]:
         """The specs of the tables with as many rows as are here."""
-        held = {name: share.held_rows for name, share in self.shares.items()}
-        return {n: replace(spec, vocabulary_size=held.get(n, spec.vocabulary_size)) for n, spec in self.specs.items()}
+        rows = {name: share.held_rows for name, share in self.shares.items()}
+        return {n: replace(spec, vocabulary_size=rows.get(n, spec.vocabulary_size)) for n, spec in self.specs.items()}
 
     def start_of(self, spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
         """Return the initializer of the rows of a table that are here: (first, count) → rows."""
@@ -191,13 +191,13 @@ class TableSet(TablesById):
         """
         if name not in self.shares:
             return sums
-        mine: dict[str, Array] = {}
+        part: dict[str, Array] = {}
         for number in {key.partition(".")[0] for key in sums}:
-            places, numbers = self.shares[name].mine(np.ascontiguousarray(sums[f"{number}.ids"]))
+            places, numbers = self.shares[name].select(np.ascontiguousarray(sums[f"{number}.ids"]))
             if len(places) or not self.specs[name].accumulate:
                 of_frame = {key: array for key, array in sums.items() if key.startswith(f"{number}.")}
-                mine |= {key: array[places] for key, array in of_frame.items()} | {f"{number}.ids": numbers}
-        return mine
+                part |= {key: array[places] for key, array in of_frame.items()} | {f"{number}.ids": numbers}
+        return part
 
     def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> bool:
         """Apply one step: update every table's coalesced rows by its optimizer.
@@ -234,10 +234,10 @@ class TableSet(TablesById):
         """Return what updates have moved since ``start_counting``, by cached table."""
         reports = {}
         for name, table in self.cached.items():
-            of, num_bytes = table.moved, self.specs[name].row_bytes
-            moved_bytes = (of.up + of.down) * num_bytes
+            moved, num_bytes = table.moved, self.specs[name].row_bytes
+            moved_bytes = (moved.up + moved.down) * num_bytes
             places = table.cache.num_places
-            reports[name] = CacheReport(places, of.hits, of.up, of.down, moved_bytes, 1000 * of.waited_s)
+            reports[name] = CacheReport(places, moved.hits, moved.up, moved.down, moved_bytes, 1000 * moved.waited_s)
         return reports
 
     def foresee(self, name: str, rows: Int64) -> None:

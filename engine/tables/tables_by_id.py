@@ -82,7 +82,7 @@ class TablesById:
         """Return the numbers of those of some ids whose rows are here, and some parts of their rows."""
         if name not in self.shares:
             return ids, parts
-        places, numbers = self.shares[name].mine(np.ascontiguousarray(ids))
+        places, numbers = self.shares[name].select(np.ascontiguousarray(ids))
         return numbers, [rows[places] for rows in parts]
 
     def lookup(self, name: str, ids: Int64, forward: bool) -> Float32:
@@ -128,10 +128,10 @@ class TablesById:
             raise UsageError(f"table '{name}' is dynamic: name the keys of the rows, with ids=")
         if ids is None:
             self.whole(name)
-        where = np.arange(table.layout.vocabulary_size) if ids is None else self.valid_ids(name, ids)
-        if ids is not None and len(np.unique(where)) != len(where):
+        row_ids = np.arange(table.layout.vocabulary_size) if ids is None else self.valid_ids(name, ids)
+        if ids is not None and len(np.unique(row_ids)) != len(row_ids):
             raise UsageError(f"table '{name}': an id occurs twice in ids")
-        return where, checked_parts(name, list(parts), {WEIGHTS: rows, **slots}, len(where), table.part_dims)
+        return row_ids, checked_parts(name, list(parts), {WEIGHTS: rows, **slots}, len(row_ids), table.part_dims)
 
     def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
         """Set rows of a table. values : part → float32 rows, as ``checked`` returns them
@@ -194,6 +194,6 @@ class TablesById:
         """Return which share of a table is here, for messages."""
         return f"{self.shares[name].rank} of {self.shares[name].count}"
 
-    def _check_whole(self, what: str) -> None:
+    def _check_whole(self, subject: str) -> None:
         for name in self.shares:
-            raise UsageError(f"{what} is of whole tables, and only share {self.share_text(name)} of them is here")
+            raise UsageError(f"{subject} is of whole tables, and only share {self.share_text(name)} of them is here")

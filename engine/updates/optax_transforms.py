@@ -47,7 +47,7 @@ class OptaxRule:
 
         def step(g: Array, w: Array, *slots: Array) -> tuple[Array, ...]:
             parts = {True: iter(slots), False: iter(numbers)}
-            state = jax.tree.unflatten(structure, [next(parts[its]) for its in self.is_slot])
+            state = jax.tree.unflatten(structure, [next(parts[is_slot]) for is_slot in self.is_slot])
             updates, state = self.transform.update(g, state, w)
             return (w + updates, *_of_kind(self.is_slot, state, True), *_of_kind(self.is_slot, state, False))
 
@@ -102,8 +102,8 @@ def _classified(transform: Any, weights: Float32) -> OptaxRule:
         if leaf.shape == ():
             numbers.append(leaf)
         elif leaf.shape != weights.shape or leaf.dtype != np.float32:
-            what = f"{leaf.dtype} {list(leaf.shape)} for weights {list(weights.shape)}"
-            raise UsageError(f"from_optax: expected state of the shape of the weights or single numbers, got {what}")
+            got = f"{leaf.dtype} {list(leaf.shape)} for weights {list(weights.shape)}"
+            raise UsageError(f"from_optax: expected state of the shape of the weights or single numbers, got {got}")
         elif (leaf != leaf.flat[0]).any():
             raise UsageError(
                 "from_optax: expected state that starts as a constant, got one that depends on the weights"
@@ -143,4 +143,4 @@ def _stepped(transform: Any, is_slot: tuple[bool, ...], weights: Any, gradients:
 def _of_kind(is_slot: tuple[bool, ...], state: Any, slots: bool) -> list[Array]:
     import jax
 
-    return [leaf for leaf, its in zip(jax.tree.leaves(state), is_slot, strict=True) if its == slots]
+    return [leaf for leaf, leaf_is_slot in zip(jax.tree.leaves(state), is_slot, strict=True) if leaf_is_slot == slots]

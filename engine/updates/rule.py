@@ -97,8 +97,8 @@ def clip(ops: Ops, values: Array, lower: Array | float | None, upper: Array | fl
 
 def sign(ops: Ops, values: Array) -> Array:
     """Return -1, 0 or 1. xp.sign is not portable: NumPy's gives +0 for -0, XLA's gives -0."""
-    one = values.dtype.type(1)
-    return ops.xp.where(values > 0, one, ops.xp.where(values < 0, -one, one - one))
+    unit = values.dtype.type(1)
+    return ops.xp.where(values > 0, unit, ops.xp.where(values < 0, -unit, unit - unit))
 
 
 def mix(ops: Ops, keep: Any, old: Array, new: Array) -> Array:

@@ -144,7 +144,7 @@ class UserDefinedProgram(KeywordOptimizer):
         if len(new) != 1 + rule.num_slots:
             raise ValueError(f"program: expected {1 + rule.num_slots} results (weights, then slots), got {len(new)}")
         arrays = tuple(ops.xp.asarray(values, w.dtype) for values in new)
-        for what, values in zip(("weights", *(f"slot {s}" for s in range(rule.num_slots))), arrays, strict=True):
+        for name, values in zip(("weights", *(f"slot {s}" for s in range(rule.num_slots))), arrays, strict=True):
             if values.shape != w.shape:
-                raise ValueError(f"program: expected {what} of shape {w.shape}, got {values.shape}")
+                raise ValueError(f"program: expected {name} of shape {w.shape}, got {values.shape}")
         return arrays[0], arrays[1:]

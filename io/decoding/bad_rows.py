@@ -44,14 +44,14 @@ def reasons_of(batch: pa.RecordBatch, source: str) -> dict[str, int]:
     with arrow_errors("corrupt Arrow data", source):
         column = batch.column("reason")
         column.validate(full=True)
-        return {str(one["values"]): one["counts"] for one in column.cast(pa.utf8()).value_counts().to_pylist()}
+        return {str(entry["values"]): entry["counts"] for entry in column.cast(pa.utf8()).value_counts().to_pylist()}
 
 
 def quarantined(batch: SourceBatch, bad: BadRows) -> list[pa.RecordBatch]:
     """Return the bad rows of a batch, in order."""
     with arrow_errors("bad rows cannot be put aside", batch.raw.source, batch.raw.index):
         blocks = range(0, len(bad.rows), _ROWS_AT_ONCE)
-        return [_block(batch, bad.take(slice(at, at + _ROWS_AT_ONCE))) for at in blocks]
+        return [_block(batch, bad.take(slice(first, first + _ROWS_AT_ONCE))) for first in blocks]
 
 
 def _block(batch: SourceBatch, bad: BadRows) -> pa.RecordBatch:
@@ -64,16 +64,16 @@ def _part(batch: SourceBatch, number: int, bad: BadRows) -> pa.RecordBatch:
     """number : of the RowBatch that all of the rows belong to"""
     decoded, origin, roles = batch.content.row_batches[number], batch.raw, batch.roles
     rows, num_rows, steps = bad.rows, len(bad.rows), batch.content.frame_columns.steps
-    at, _ = decoded.origins(rows)
+    source_rows, _ = decoded.origins(rows)
     ids, texts = _ids(decoded, rows)
     columns = [
         pa.repeat(origin.source.encode("utf-8", "backslashreplace").decode(), num_rows),
         pa.array([origin.index] * num_rows, pa.int64()),
-        pa.array(at if origin.index is not None else origin.first_row + at, pa.int64()),
+        pa.array(source_rows if origin.index is not None else origin.first_row + source_rows, pa.int64()),
         _tables(decoded, rows),
         ids,
         texts,
-        pa.nulls(num_rows, pa.int64()) if steps is None else pa.array(steps[at]),
+        pa.nulls(num_rows, pa.int64()) if steps is None else pa.array(steps[source_rows]),
         pa.array(REASONS, pa.utf8()).take(pa.array(bad.codes)),
         _source_gradients(origin.data.column(roles.gradient.name), rows, roles.bfloat16)
         if decoded.examples is None
@@ -87,7 +87,7 @@ def _ids(decoded: RowBatch, rows: Int64) -> tuple[pa.Array, pa.Array]:
     raw = decoded.raw_ids[rows]
     missing = np.zeros(len(rows), bool) if decoded.ids_null is None else decoded.ids_null[rows]
     beyond = np.asarray(raw > 2**63 - 1, bool) & ~missing
-    texts = pa.array([str(one) if too_large else None for one, too_large in zip(raw, beyond, strict=True)], pa.utf8())
+    texts = pa.array([str(key) if too_large else None for key, too_large in zip(raw, beyond, strict=True)], pa.utf8())
     return pa.array(decoded.ids[rows], pa.int64(), mask=missing | beyond), texts
 
 

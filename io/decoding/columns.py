@@ -106,7 +106,7 @@ class Lists:
     def not_finite(self) -> Bool | None:
         """Return which rows contain a NaN or an infinity, None if none do."""
         blocks = range(0, self.values.size, _FLOATS_AT_ONCE)
-        if all(np.isfinite(self.values[at : at + _FLOATS_AT_ONCE]).all() for at in blocks):
+        if all(np.isfinite(self.values[first : first + _FLOATS_AT_ONCE]).all() for first in blocks):
             return None
         return self.rows_with(~np.isfinite(self.values))
 

@@ -19,7 +19,7 @@ from penstock.io.decoding.rows import Examples, RowBatch, SampleGradients
 
 
 @dataclass(frozen=True)
-class FeatureUses:
+class ExampleUses:
     """One feature's lookups of one batch, in order.
 
     table : of the feature; column : the number of its column among those in use
@@ -45,30 +45,32 @@ class FeatureUses:
     broken: Broken | None
 
 
-def table_rows(uses: Sequence[FeatureUses]) -> RowBatch:
+def table_rows(uses: Sequence[ExampleUses]) -> RowBatch:
     """Merge the lookups of the features of one table."""
-    lengths = np.stack([of.lengths for of in uses])
+    lengths = np.stack([use.lengths for use in uses])
     positions = _positions(lengths) if len(uses) > 1 else []
-    gradients, samples, num_samples = [of.gradients for of in uses], [], 0
-    for of in uses:
-        samples.append(of.samples + num_samples if num_samples else of.samples)
-        num_samples += len(of.gradients)
-    raw_ids = _merged(positions, [of.raw_ids for of in uses])
-    ids = [of.raw_ids.astype(np.int64, copy=False) for of in uses]
+    gradients, samples, num_samples = [use.gradients for use in uses], [], 0
+    for use in uses:
+        samples.append(use.samples + num_samples if num_samples else use.samples)
+        num_samples += len(use.gradients)
+    raw_ids = _merged(positions, [use.raw_ids for use in uses])
+    ids = [use.raw_ids.astype(np.int64, copy=False) for use in uses]
     return RowBatch(
         num_rows=len(raw_ids),
         tables=(uses[0].table,),
         codes=None,
         raw_ids=raw_ids,
         ids=raw_ids if raw_ids.dtype == np.int64 else _merged(positions, ids),
-        ids_null=_optional(positions, [of.ids_null for of in uses], False),
+        ids_null=_optional(positions, [use.ids_null for use in uses], False),
         gradients=SampleGradients(
             gradients[0] if len(uses) == 1 else np.concatenate(gradients),
             _merged(positions, samples),
-            _optional(positions, [of.gains for of in uses], np.float32(1)),
-            _optional(positions, [None if of.null is None else np.repeat(of.null, of.lengths) for of in uses], False),
+            _optional(positions, [use.gains for use in uses], np.float32(1)),
+            _optional(
+                positions, [None if use.null is None else np.repeat(use.null, use.lengths) for use in uses], False
+            ),
         ),
-        examples=Examples(lengths, np.array([of.column for of in uses])),
+        examples=Examples(lengths, np.array([use.column for use in uses])),
     )
 
 
@@ -88,19 +90,19 @@ def _merged(positions: Sequence[Int64], arrays: Sequence[npt.NDArray[Any]]) -> n
     """Merge one array per feature into one, by the positions of their values."""
     if len(arrays) == 1:
         return arrays[0]
-    kinds = {of.dtype for of in arrays}
+    kinds = {array.dtype for array in arrays}
     # No integer type has both signs and all of uint64.
     kind: Any = object if len(kinds) > 1 and np.dtype(np.uint64) in kinds else np.result_type(*kinds)
     out = np.empty(sum(map(len, positions)), kind)
-    for at, of in zip(positions, arrays, strict=True):
-        out[at] = of
+    for indices, array in zip(positions, arrays, strict=True):
+        out[indices] = array
     return out
 
 
 def _optional(positions: Sequence[Int64], arrays: Sequence[npt.NDArray[Any] | None], default: Any) -> Any:
     """Merge one array per feature, the default for those without; None if no feature has one."""
-    if len(arrays) == 1 or all(of is None for of in arrays):
+    if len(arrays) == 1 or all(array is None for array in arrays):
         return arrays[0]
     return _merged(
-        positions, [np.full(len(at), default) if of is None else of for at, of in zip(positions, arrays, strict=True)]
+        positions, [np.full(len(p), default) if a is None else a for p, a in zip(positions, arrays, strict=True)]
     )

@@ -20,7 +20,7 @@ from penstock.activations.combiners import gains
 from penstock.config.specs import FeatureSpec
 from penstock.errors import ConfigError, InputError
 from penstock.io.decoding.columns import Bool, Float32, Int64, Lists, float_lists, integers
-from penstock.io.decoding.example_gradients import FeatureUses, table_rows
+from penstock.io.decoding.example_gradients import ExampleUses, table_rows
 from penstock.io.decoding.frame_columns import Broken, frame_columns
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.row_columns import valid_column
@@ -92,21 +92,21 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
 def decode_examples(batch: Batch, roles: ExampleRoles, options: ReadOptions) -> DecodedBatch:
     """Decode a batch of examples, which must not be empty."""
     columns = {name: valid_column(batch, name)[0] for name in roles.names}
-    uses: dict[str, list[FeatureUses]] = {}
+    uses: dict[str, list[ExampleUses]] = {}
     for number, feature in enumerate(roles.features):
         dim = None if options.ids_only else options.sizes[feature.table][1]
         of_feature = _uses(columns[feature.path], feature, number, dim)
         uses.setdefault(feature.table, []).append(of_feature)
     frames, every = frame_columns(columns, roles, options.num_tags), list(chain.from_iterable(uses.values()))
-    frames.no_step = _first(frames.no_step, *(of.broken for of in every))
-    cut = [of.truncated for of in every if of.truncated is not None]
+    frames.no_step = _first(frames.no_step, *(use.broken for use in every))
+    counts = [use.truncated for use in every if use.truncated is not None]
     return DecodedBatch(
-        frames, [table_rows(of_table) for of_table in uses.values()], np.sum(cut, axis=0) if cut else None
+        frames, [table_rows(of_table) for of_table in uses.values()], np.sum(counts, axis=0) if counts else None
     )
 
 
 def _first(*broken: Broken | None) -> Broken | None:
-    return min(filter(None, broken), key=lambda one: one.row, default=None)
+    return min(filter(None, broken), key=lambda item: item.row, default=None)
 
 
 def _is_feature(kind: pa.DataType) -> bool:
@@ -153,7 +153,7 @@ def _width(feature: FeatureSpec, dim: int) -> int:
     return dim * (feature.sequence_length or 1)
 
 
-def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int | None) -> FeatureUses:
+def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int | None) -> ExampleUses:
     """dim : None: read the ids alone"""
     names = [child.name for child in column.type]
     # The fields of a null struct are null.
@@ -167,8 +167,8 @@ def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int | 
     samples = np.repeat(np.arange(len(column)), lengths)
     by, truncated = None, None
     if feature.sequence_length:
-        kept, samples, truncated = _positions(samples, lengths, feature.sequence_length)
-        raw_ids, ids_null = raw_ids[kept], None if ids_null is None else ids_null[kept]
+        mask, samples, truncated = _positions(samples, lengths, feature.sequence_length)
+        raw_ids, ids_null = raw_ids[mask], None if ids_null is None else ids_null[mask]
         lengths = lengths - truncated
         gradients = gradients if dim is None else gradients.reshape(-1, dim)
     elif dim is not None:
@@ -179,7 +179,7 @@ def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int | 
         by = gains(samples, weights, len(column), feature.combiner or "")
     if null is not None and not (null & (lengths > 0)).any():
         null = None
-    return FeatureUses(
+    return ExampleUses(
         feature.table, number, lengths, raw_ids, ids_null, gradients, samples, by, null, truncated, broken
     )
 
@@ -187,8 +187,8 @@ def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int | 
 def _positions(examples: Int64, lengths: Int64, most: int) -> tuple[Bool, Int64, Int64]:
     """Truncate sequences: return a mask of the ids kept, the position of each, and the number dropped by example."""
     positions = np.arange(len(examples)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    kept = positions < most
-    return kept, (examples * most + positions)[kept], np.maximum(lengths - most, 0)
+    mask = positions < most
+    return mask, (examples * most + positions)[mask], np.maximum(lengths - most, 0)
 
 
 def _flat(column: pa.Array) -> tuple[pa.Array, Int64]:
@@ -201,20 +201,20 @@ def _flat(column: pa.Array) -> tuple[pa.Array, Int64]:
 
 def _weights(column: pa.Array, lengths: Int64, name: str) -> tuple[Float32, Broken | None]:
     """Return a weight per id; a missing one is NaN, and makes its gradient row bad."""
-    flat, found = _flat(column)
+    flat, num_weights = _flat(column)
     if flat.type != pa.float32():
         flat = flat.cast(pa.float64())  # float16 has no null that can be filled
     with np.errstate(over="ignore"):
         values = pc.fill_null(flat, float("nan")).to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
     if not values.flags.aligned:  # as its producer laid it out
         values = values.copy()
-    if np.array_equal(found, lengths):
+    if np.array_equal(num_weights, lengths):
         return values, None
-    row = int(np.argmax(found != lengths))
+    row = int(np.argmax(num_weights != lengths))
     whole = np.full(int(lengths.sum()), np.nan, np.float32)  # what comes before the row is right
     before = int(lengths[:row].sum())
     whole[:before] = values[:before]
-    return whole, Broken(row, f"expected {lengths[row]} weights, one per id, got {found[row]}", name)
+    return whole, Broken(row, f"expected {lengths[row]} weights, one per id, got {num_weights[row]}", name)
 
 
 def _dense(lists: Lists, width: int, lengths: Int64, name: str) -> tuple[Float32, Bool | None, Broken | None]:

@@ -30,7 +30,7 @@ _MEASURED_BYTES = 1 << 20
 
 
 @dataclass(eq=False)
-class Piece:
+class FramePiece:
     """Rows of one key of a batch: examples of an example stream, which may have no gradient rows."""
 
     batch: SourceBatch
@@ -51,14 +51,14 @@ class Piece:
             num_bytes = data.nbytes
         return int(num_bytes * self.num_units // data.num_rows)
 
-    def cut(self, room: int | None) -> tuple[Piece, Piece | None]:
+    def cut(self, room: int | None) -> tuple[FramePiece, FramePiece | None]:
         """Split the piece into the first rows that fit, and the rest if any."""
         if room is None or self.num_units <= room:
             return self, None
-        at = self.start + room
-        return replace(self, stop=at), replace(self, start=at)
+        row = self.start + room
+        return replace(self, stop=row), replace(self, start=row)
 
-    def validated(self, sizes: Sizes) -> Piece:
+    def validated(self, sizes: Sizes) -> FramePiece:
         return replace(self, batch=self.batch.validated(sizes))
 
 
@@ -81,7 +81,7 @@ class PartialFrame:
         self._time: int | None = None
         self._place: Place = ()
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: FramePiece) -> None:
         """Add a piece. Raises InputError at a bad row, if those are errors, and where learning rates change."""
         batch = piece.batch
         if not self.num_units:
@@ -147,7 +147,7 @@ class PartialFrame:
         if self._options.on_bad_row == "quarantine":
             self._bad_rows += quarantined(batch, bad)
 
-    def _add_time(self, piece: Piece, times: Int64) -> None:
+    def _add_time(self, piece: FramePiece, times: Int64) -> None:
         """Take the time of a frame, which all of its rows must have."""
         batch, field = piece.batch.raw, piece.batch.roles.time
         assert field is not None
@@ -156,11 +156,11 @@ class PartialFrame:
             raise batch.error(row, time_problem(batch.data.column(field.name)[row].as_py()), field.name)
         self._time = first = int(times[0]) if self._time is None else self._time
         if (times != first).any():
-            at = int(np.argmax(times != first))
-            problem = f"the time changes inside a frame: {first}, then {times[at]}"
-            raise batch.error(piece.start + at, problem, field.name)
+            offset = int(np.argmax(times != first))
+            problem = f"the time changes inside a frame: {first}, then {times[offset]}"
+            raise batch.error(piece.start + offset, problem, field.name)
 
-    def _add_rates(self, piece: Piece) -> None:
+    def _add_rates(self, piece: FramePiece) -> None:
         columns, batch, roles = piece.batch.content.frame_columns, piece.batch.raw, piece.batch.roles
         assert columns.rates is not None
         assert roles.learning_rates is not None
@@ -184,12 +184,12 @@ class FrameBuilder:
         self._options, self._first_bad = options, first_bad
         self._begin()
 
-    def add(self, piece: Piece) -> Iterator[Frame]:
+    def add(self, piece: FramePiece) -> Iterator[Frame]:
         """Add a piece; yield the frames that it completes. Raises InputError at a bad row."""
         if self._frame.num_units and piece.key != self._frame.key:
             yield self._completed()
         limit = self._options.contribution_rows
-        rest: Piece | None = piece
+        rest: FramePiece | None = piece
         while rest is not None:
             here, rest = rest.cut(None if limit is None else limit - self._frame.num_units)
             self._add(here)
@@ -208,11 +208,11 @@ class FrameBuilder:
 
     def _begin(self) -> None:
         self._frame = PartialFrame(self._options, self._first_bad)
-        self._pieces: list[Piece] = []  # of the frame, for its audit
+        self._pieces: list[FramePiece] = []  # of the frame, for its audit
         self._unvalidated = False  # whether one of them is
         self._num_bytes = 0
 
-    def _add(self, piece: Piece) -> None:
+    def _add(self, piece: FramePiece) -> None:
         """Add a piece, after a check of every value if the frame is so long that its bad rows may fill the memory."""
         options = self._options
         if self._num_bytes > UNVALIDATED_BYTES:
@@ -227,11 +227,11 @@ class FrameBuilder:
                 if self._num_bytes > UNVALIDATED_BYTES:
                     self._frame, self._pieces, self._unvalidated = self._validated(self._pieces), [], False
 
-    def _audited(self, pieces: Sequence[Piece]) -> Frame:
+    def _audited(self, pieces: Sequence[FramePiece]) -> Frame:
         """Return the frame of these pieces after a check of every value."""
         return self._validated(pieces).build(None)
 
-    def _validated(self, pieces: Sequence[Piece]) -> PartialFrame:
+    def _validated(self, pieces: Sequence[FramePiece]) -> PartialFrame:
         frame = PartialFrame(self._options, self._first_bad)
         for piece in pieces:
             frame.add(piece.validated(self._options.sizes))

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from numbers import Integral
+from typing import TYPE_CHECKING, Any
 
 from penstock.config.specs import FeatureSpec
 from penstock.errors import UsageError, listed
 from penstock.io.decoding.schema import FLOATS, check_columns, suggestion
+from penstock.options import Options, ReadingKeywords
+from penstock.validation import whole
 
-# Of a message of a broker.
-MOST_BYTES = 64 << 20
+if TYPE_CHECKING:
+    from penstock.config.embedding import EmbeddingConfig
 
 
-@dataclass(frozen=True)
-class ReadOptions:
-    """The options for reading sources.
+class ReadOptions(Options, concerns=(ReadingKeywords,)):
+    """The options for reading sources: those of a run, where ``on_bad_row`` may be "quarantine" (also pass it on), and
 
     sizes : table → (vocabulary_size, dim); for dynamic tables ANY_INT64 or ANY_UINT64 (``config.id_ranges``)
     features : of the configuration, for example streams
     num_tags : learning rates per row, None: they are not read; rates_needed : the tags that have a value nowhere else
-    table : of rows that name none
-    columns : role → name, if the streams use other names
-    contribution_rows : rows or examples of a frame; None: the stream itself says where frames end
-    merge : "step" merges sources that are sorted by step, "round" takes a frame of each source in turn
-    on_bad_row : "error" (stop before the frame), "drop" (drop the row, count it) or "quarantine" (also pass it on)
-    gradient_dtype : what the gradient's values must be; None: whatever they are
     needs_time : the clock of a dynamic table is the column ``time``
     ids_only : read no gradients: frames have rows of no floats, and the dims in ``sizes`` are 0
-    follow : after the end of sources that grow, wait for more; patience_s : retry an unreachable one for so long
-    max_message : bytes of a message of a broker
-    as_files : read the files of a directory that is a table with versions
     unvalidated : return frames before their ids' range and their values are checked; ``Frame.audit`` checks them
     """
 
@@ -39,23 +31,20 @@ class ReadOptions:
     features: tuple[FeatureSpec, ...] = ()
     num_tags: int | None = 0
     rates_needed: tuple[int, ...] = ()
-    table: str | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
-    contribution_rows: int | None = None
-    merge: str | None = None
-    on_bad_row: str = "error"
-    gradient_dtype: str | None = None
-    allow_missing_end: bool = False
     needs_time: bool = False
     ids_only: bool = False
     unvalidated: bool = False
-    follow: bool = False
-    patience_s: float = 60.0
-    max_message: int = MOST_BYTES
-    as_files: bool = False
+
+    @classmethod
+    def of_config(cls, config: EmbeddingConfig, values: Mapping[str, Any], **others: Any) -> ReadOptions:
+        """Return the options for the tables of a configuration. values : options of a run; others : take precedence"""
+        tables = {"sizes": config.id_ranges, "features": config.features, "num_tags": config.num_tags}
+        return cls.among(values, **{**tables, "needs_time": config.needs_time, **others})
 
     def __post_init__(self) -> None:
-        check_columns(self.columns)
+        check_columns(self.columns or {})
+        object.__setattr__(self, "columns", self.columns or {})
+        whole("max_message", self.max_message, 1)
         choices = {
             "merge": (self.merge, (None, "step", "round")),
             "on_bad_row": (self.on_bad_row, ("error", "drop", "quarantine")),

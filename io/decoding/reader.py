@@ -19,12 +19,12 @@ from penstock.errors import InputError
 from penstock.frames import Frame
 from penstock.io.decoding.batch_pieces import BatchPieces
 from penstock.io.decoding.framing import FrameBuilder
-from penstock.io.decoding.read_options import MOST_BYTES, ReadOptions
+from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.sources.opening import Source, open_sources
 from penstock.io.sources.seekable_source import SeekableSource, check_order
 from penstock.validation import INT64_MIN
 
-__all__ = ["MOST_BYTES", "FrameReader", "ReadOptions"]
+__all__ = ["FrameReader", "ReadOptions"]
 
 Frames = Generator[Frame, None, None]
 Numbered = Generator[tuple[int, Frame], None, None]
@@ -41,7 +41,7 @@ class FrameReader:
 
     def __init__(self, source: Any, options: ReadOptions) -> None:
         self.options = options
-        self.sources = open_sources(source, options.allow_missing_end, options.as_files, options.patience_s)
+        self.sources = open_sources(source, options.allow_missing_end, options.as_files, options.patience)
         check_order(self.sources, options.merge, options.follow)
         self.first_source = 0
         self.is_idle = False
@@ -59,8 +59,8 @@ class FrameReader:
         """Return the frames, each with the number of its source. They may include void ones."""
         self._verified = []
         self.checksums = set()
-        growing = {number: of for number, of in enumerate(self.sources) if isinstance(of, SeekableSource)}
-        return self._growing_sources(growing) if growing else self._in_order(range(len(self.sources)))
+        seekable = {number: source for number, source in enumerate(self.sources) if isinstance(source, SeekableSource)}
+        return self._growing_sources(seekable) if seekable else self._in_order(range(len(self.sources)))
 
     def _in_order(self, only: Container[int]) -> Numbered:
         """Return the frames that the sources have now. only : numbers of the sources to read"""

@@ -78,8 +78,8 @@ def explain(batch: RowBatch, row: int, code: int, sizes: Sizes, roles: Roles) ->
     if reason == "length_mismatch":
         return f"expected {dim} floats (dim of table '{table}'), got {gradients.length(row)}", column
     values = gradients.of_row(row)
-    at = int(np.flatnonzero(~np.isfinite(values))[0])
-    return f"expected values that are finite as float32, got {values[at]} at position {at}", column
+    position = int(np.flatnonzero(~np.isfinite(values))[0])
+    return f"expected values that are finite as float32, got {values[position]} at position {position}", column
 
 
 def _unknown_table(table: str | None, sizes: Sizes, roles: Roles) -> tuple[str, str | None]:

@@ -86,8 +86,8 @@ class SampleGradients:
         return True
 
     def not_finite(self) -> Bool | None:
-        found = not_finite(self.gradients, self.samples, self.gains)
-        return found if found.any() else None
+        mask = not_finite(self.gradients, self.samples, self.gains)
+        return mask if mask.any() else None
 
 
 @dataclass(eq=False)
@@ -220,22 +220,22 @@ class PlainColumns:
         self._table, self._width = table, 0 if roles.ids_only else roles.gradient.type.list_size
         gradient = None if roles.ids_only else roles.gradient.name
         self._names = roles.id.name, gradient, None if roles.step is None else roles.step.name
-        self._where: tuple[int, int, int, int] | None = None  # columns and their indices: the same in all batches
+        self._indices: tuple[int, int, int, int] | None = None  # columns and their indices: the same in all batches
 
     def read(self, batch: pa.RecordBatch) -> tuple[tuple[str, Rows], StepRuns] | None:
         """Return table and rows of a batch, and where the step changes; None if it is not plain, or damaged."""
-        if self._where is None:
-            at = [-1 if name is None else batch.schema.get_field_index(name) for name in self._names]
-            self._where = batch.num_columns, at[0], at[1], at[2]
+        if self._indices is None:
+            indices = [-1 if name is None else batch.schema.get_field_index(name) for name in self._names]
+            self._indices = batch.num_columns, indices[0], indices[1], indices[2]
         try:
             # Not in full: numbers need no more validation, and other columns are unused.
             batch.validate()
-            found = plain_rows(batch.__arrow_c_array__()[1], *self._where, self._width)
+            columns = plain_rows(batch.__arrow_c_array__()[1], *self._indices, self._width)
         except RAISED:
             return None
-        if found is None or (found[2] is None) != (self._names[2] is None):
+        if columns is None or (columns[2] is None) != (self._names[2] is None):
             return None
-        ids, gradients, steps = found
+        ids, gradients, steps = columns
         everything: StepRuns = [(0, len(ids), None)]
         runs: StepRuns | None = everything if steps is None else equal_runs(steps, len(steps))
         return None if runs is None else ((self._table, Rows(ids, gradients)), runs)

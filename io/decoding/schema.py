@@ -114,9 +114,9 @@ def _resolve(
 
 def check_types(fields: Mapping[str, pa.Field | None], source: str, bfloat16: bool = False) -> None:
     """Raise InputError for a field whose type does not fit its role. bfloat16 : the gradient is declared to be that"""
-    for role, found in fields.items():
-        if found is not None and not _fits(role, found.type, bfloat16):
-            raise InputError(f"expected {WANTED[role]}, got {found.type}", source=source, column=found.name)
+    for role, field in fields.items():
+        if field is not None and not _fits(role, field.type, bfloat16):
+            raise InputError(f"expected {WANTED[role]}, got {field.type}", source=source, column=field.name)
 
 
 def suggestion(name: str, candidates: Iterable[str]) -> str:
@@ -142,11 +142,11 @@ def _nearest(name: str, candidates: Iterable[str]) -> str | None:
 def field_of(schema: pa.Schema, source: str, role: str, name: str | None, required: bool = False) -> pa.Field | None:
     """Return the field that plays a role, by the default name or ``name``; None if one not required is absent."""
     column = name if name is not None else role
-    found = schema.get_all_field_indices(column)
-    if len(found) == 1:
-        return schema.field(found[0])
-    if len(found) > 1:
-        raise InputError(f"{len(found)} columns have this name; keep one", source=source, column=column)
+    indices = schema.get_all_field_indices(column)
+    if len(indices) == 1:
+        return schema.field(indices[0])
+    if len(indices) > 1:
+        raise InputError(f"{len(indices)} columns have this name; keep one", source=source, column=column)
     if name is None and not required:
         return None
     hint, has = column_hint(role, schema, column), ", ".join(schema.names) or "no columns"
@@ -168,8 +168,8 @@ def storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    found: bool = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return found
+    matches: bool = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return matches
 
 
 def is_float_list(kind: pa.DataType) -> bool:
@@ -177,8 +177,8 @@ def is_float_list(kind: pa.DataType) -> bool:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    found: bool = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    return found
+    matches: bool = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return matches
 
 
 def _fits(role: str, kind: pa.DataType, bfloat16: bool) -> bool:

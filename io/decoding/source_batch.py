@@ -27,8 +27,8 @@ class BadRows(NamedTuple):
     rows: Int64
     codes: Codes
 
-    def take(self, at: slice | Int64) -> BadRows:
-        return BadRows(self.numbers[at], self.rows[at], self.codes[at])
+    def take(self, indices: slice | Int64) -> BadRows:
+        return BadRows(self.numbers[indices], self.rows[indices], self.codes[indices])
 
 
 def find_all_bad_rows(content: DecodedBatch, sizes: Sizes) -> Sequence[Codes | None] | None:
@@ -75,15 +75,15 @@ class SourceBatch:
 
     def bad_rows(self, start: int, stop: int) -> BadRows | None:
         """Return the bad ones among the gradient rows of the source's rows start to stop, in their order."""
-        found = []
+        blocks = []
         assert self.bad is not None
         for number, (rows, codes) in enumerate(zip(self.content.row_batches, self.bad, strict=True)):
             if codes is not None:
                 span = rows.span(start, stop)
-                at = span.start + np.flatnonzero(codes[span])
-                found.append((np.full(len(at), number), at, codes[at], *rows.origins(at)))
-        numbers, at, codes, origins, columns = (np.concatenate(one) for one in zip(*found, strict=True))
-        return BadRows(numbers, at, codes).take(np.lexsort((columns, origins))) if len(at) else None
+                positions = span.start + np.flatnonzero(codes[span])
+                blocks.append((np.full(len(positions), number), positions, codes[positions], *rows.origins(positions)))
+        numbers, positions, codes, origins, columns = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
+        return BadRows(numbers, positions, codes).take(np.lexsort((columns, origins))) if len(positions) else None
 
     def error(self, bad: BadRows, number: int, sizes: Sizes) -> InputError:
         """Describe one of the bad rows."""

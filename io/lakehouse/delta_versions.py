@@ -45,19 +45,21 @@ class DeltaVersions(TableVersions):
         return range(first, last + 1)
 
     def files(self, version: int) -> Sequence[RowFile]:
-        at = f"{self._root}/_delta_log/{version:020d}.json"
+        path = f"{self._root}/_delta_log/{version:020d}.json"
         with self._failures():
-            if self._fs.get_file_info(at).type == pa.fs.FileType.NotFound:
+            if self._fs.get_file_info(path).type == pa.fs.FileType.NotFound:
                 raise self.gone(version)
-            log = self._fs.open_input_file(at).read()
+            log = self._fs.open_input_file(path).read()
         actions = [json.loads(line) for line in log.splitlines() if line.strip()]
-        operation = next((of["commitInfo"].get("operation", "") for of in actions if "commitInfo" in of), "")
-        if any(of["remove"].get("dataChange", True) for of in actions if "remove" in of):
+        operation = next(
+            (action["commitInfo"].get("operation", "") for action in actions if "commitInfo" in action), ""
+        )
+        if any(action["remove"].get("dataChange", True) for action in actions if "remove" in action):
             raise self.changed(version, f"a {operation or 'removal'} that removes rows")
-        for settings in (of["metaData"].get("configuration", {}) for of in actions if "metaData" in of):
+        for settings in (action["metaData"].get("configuration", {}) for action in actions if "metaData" in action):
             if settings.get("delta.columnMapping.mode", "none") != "none":
                 raise self.changed(version, "a mapping of columns")
-        added = [of["add"] for of in actions if "add" in of and of["add"].get("dataChange", True)]
+        added = [action["add"] for action in actions if "add" in action and action["add"].get("dataChange", True)]
         return [self._file(action, version) for action in added]
 
     def _file(self, action: Mapping[str, Any], version: int) -> RowFile:
@@ -66,10 +68,10 @@ class DeltaVersions(TableVersions):
         values = action.get("partitionValues") or {}
 
         def opened(stack: ExitStack) -> Part:
-            at = f"{self._root}/{path}"
-            if self._fs.get_file_info(at).type == pa.fs.FileType.NotFound:
+            file_path = f"{self._root}/{path}"
+            if self._fs.get_file_info(file_path).type == pa.fs.FileType.NotFound:
                 raise self.gone(version)
-            part = open_file(self._fs, at, f"{self.name}, version {version}, {path}", stack, False)
+            part = open_file(self._fs, file_path, f"{self.name}, version {version}, {path}", stack, False)
             return _with_values(part, self._values(values)) if values else part
 
         return RowFile(rows, opened)
@@ -102,8 +104,8 @@ def _with_values(part: Part, values: Mapping[str, pa.Scalar]) -> Part:
         schema = schema.append(pa.field(name, value.type))
 
     def batches(columns: list[str]) -> Batches:
-        with closing(inner([name for name in columns if name not in values])) as found:
-            for batch in found:
+        with closing(inner([name for name in columns if name not in values])) as inner_batches:
+            for batch in inner_batches:
                 data = batch.data
                 for name in columns:
                     if name in values:

@@ -79,11 +79,11 @@ class IcebergVersions(TableVersions):
 
     def _snapshots(self) -> dict[int, Any]:
         """Return the snapshots of the table's current branch, by sequence number."""
-        found, number = {}, self._table.metadata.current_snapshot_id
+        snapshots, number = {}, self._table.metadata.current_snapshot_id
         while number is not None and (snapshot := self._table.snapshot_by_id(number)) is not None:
-            found[int(snapshot.sequence_number)] = snapshot
+            snapshots[int(snapshot.sequence_number)] = snapshot
             number = snapshot.parent_snapshot_id
-        return found
+        return snapshots
 
     def _file(self, file: Any, version: int) -> RowFile:
         table, name = self._table, f"{self.name}, version {version}, {file.file_path.rpartition('/')[2]}"
@@ -95,10 +95,10 @@ class IcebergVersions(TableVersions):
             from pyiceberg.table import FileScanTask
 
             selected = table.schema().select(*columns)
-            found = ArrowScan(table.metadata, table.io, selected, AlwaysTrue()).to_record_batches([FileScanTask(file)])
+            reader = ArrowScan(table.metadata, table.io, selected, AlwaysTrue()).to_record_batches([FileScanTask(file)])
             # Batches have list where the schema has large_list, and a reader does not notice.
             wanted = selected.as_arrow()
-            return pa.RecordBatchReader.from_batches(wanted, (batch.cast(wanted) for batch in found))
+            return pa.RecordBatchReader.from_batches(wanted, (batch.cast(wanted) for batch in reader))
 
         def opened(_: ExitStack) -> Part:
             return scanned_part(name, schema, scan)

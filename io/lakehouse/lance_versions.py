@@ -40,8 +40,8 @@ class LanceVersions(TableVersions):
 
     def _transaction(self, version: int) -> str | None:
         with self._failures():
-            found = self._dataset.read_transaction(version)
-        return None if found is None else f"transaction {found.uuid} of version {version}"
+            transaction = self._dataset.read_transaction(version)
+        return None if transaction is None else f"transaction {transaction.uuid} of version {version}"
 
     def numbers(self, first: int, last: int) -> Sequence[int]:
         return range(first, last + 1)

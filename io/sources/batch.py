@@ -53,8 +53,8 @@ class Batch:
 
     def error(self, row: int, problem: str, column: str | None, reason: str | None = None) -> InputError:
         """row : of the batch"""
-        at = row if self.index is not None else self.first_row + row
-        return InputError(problem, source=self.source, batch=self.index, row=at, column=column, reason=reason)
+        position = row if self.index is not None else self.first_row + row
+        return InputError(problem, source=self.source, batch=self.index, row=position, column=column, reason=reason)
 
 
 Batches = Generator[Batch, None, None]

@@ -73,18 +73,18 @@ class LogCheck:
 
     def is_data(self, metadata: Any, index: int) -> bool:
         """Check a batch that was just read; return False for the closing record. Raises InputError."""
-        found = {} if metadata is None else dict(metadata)
+        record = {} if metadata is None else dict(metadata)
         pieces = self._raw.take() if self._verifies else ()
         if self.closed:
             raise self._error("a batch follows the log's closing record", index)
-        if BATCH_KEY not in found or CRC_KEY not in found:
+        if BATCH_KEY not in record or CRC_KEY not in record:
             raise self._error(_NO_RECORD, index)
-        if found[BATCH_KEY] != str(index).encode():
-            raise self._error(_misplaced(found[BATCH_KEY], index), index)
+        if record[BATCH_KEY] != str(index).encode():
+            raise self._error(_misplaced(record[BATCH_KEY], index), index)
         if self._verifies:
-            self._check(pieces, found[CRC_KEY].removeprefix(PREFIX), index)
-        self.closed = CLOSED_KEY in found
-        if self.closed and found[CLOSED_KEY] != str(index).encode():
+            self._check(pieces, record[CRC_KEY].removeprefix(PREFIX), index)
+        self.closed = CLOSED_KEY in record
+        if self.closed and record[CLOSED_KEY] != str(index).encode():
             raise self._error("the closing record names another number of batches", index)
         return not self.closed
 
@@ -135,22 +135,22 @@ def find_digits(pieces: Pieces, digits: bytes) -> tuple[int, int]:
     raise LookupError(digits)
 
 
-def crc_of(pieces: Pieces, number: int, at: int, crc: int) -> int:
+def crc_of(pieces: Pieces, number: int, offset: int, crc: int) -> int:
     """Extend the running checksum by the pieces. Eight bytes of one of them count as zeros (the character)."""
     for here, piece in enumerate(pieces):
         data = memoryview(piece)
         if here == number:
-            crc = zlib.crc32(_ZEROS, zlib.crc32(data[:at], crc))
-            data = data[at + len(_ZEROS) :]
+            crc = zlib.crc32(_ZEROS, zlib.crc32(data[:offset], crc))
+            data = data[offset + len(_ZEROS) :]
         crc = zlib.crc32(data, crc)
     return crc
 
 
-def _misplaced(found: bytes, expected: int) -> str:
+def _misplaced(digits: bytes, expected: int) -> str:
     """Return the error message for a batch whose number differs from its position in the log."""
-    if not found.isdigit() or len(found) > 18:
-        return f"expected batch {expected} of the log, got {found.decode(errors='backslashreplace')}"
-    number = int(found)
+    if not digits.isdigit() or len(digits) > 18:
+        return f"expected batch {expected} of the log, got {digits.decode(errors='backslashreplace')}"
+    number = int(digits)
     if number < expected:
         return f"expected batch {expected} of the log, got {number}: delivered again, or out of order"
     missing = f"batch {expected} is" if number == expected + 1 else f"batches {expected} to {number - 1} are"

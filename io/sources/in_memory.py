@@ -70,10 +70,10 @@ def _lazy_frame_part(source: Any, name: str) -> Part:
 
 
 def _collected(query: Any, in_pieces: bool) -> Any:
-    found = query.collect_batches() if in_pieces else query.collect()
-    if not hasattr(found, "__arrow_c_stream__"):
-        raise TypeError(f"collect() gave {type(found).__name__}, which has no __arrow_c_stream__")
-    return found
+    result = query.collect_batches() if in_pieces else query.collect()
+    if not hasattr(result, "__arrow_c_stream__"):
+        raise TypeError(f"collect() gave {type(result).__name__}, which has no __arrow_c_stream__")
+    return result
 
 
 def scanned_part(name: str, schema: pa.Schema, scan: Callable[[list[str]], Any]) -> Part:

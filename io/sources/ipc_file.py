@@ -17,7 +17,7 @@ import pyarrow.ipc
 
 from penstock.errors import InputError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
-from penstock.io.sources.ipc_messages import BATCH, DICTIONARY, SCHEMA, Messages, Table, message_kind
+from penstock.io.sources.ipc_messages import BATCH, DICTIONARY, SCHEMA, FlatbufferTable, Messages, message_kind
 
 ARROW_FILE = b"ARROW1"
 _FIRST_BYTES = 8  # magic, padding
@@ -93,8 +93,8 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int]
         )
     gaps = every["offset"] - np.concatenate([[first], ends])[: len(every)]
     if len(gaps) and not 0 <= gaps.min() <= gaps.max() <= _MAX_GAP_BYTES:
-        what = "names bytes twice" if gaps.min() < 0 else f"leaves {gaps.max()} bytes between two batches out"
-        raise InputError(f"{_CORRUPT}: the footer {what}", source=name)
+        problem = "names bytes twice" if gaps.min() < 0 else f"leaves {gaps.max()} bytes between two batches out"
+        raise InputError(f"{_CORRUPT}: the footer {problem}", source=name)
     return blocks[0]["offset"].tolist(), blocks[1]["offset"].tolist()
 
 
@@ -105,8 +105,8 @@ def _check_at(file: pa.NativeFile, start: int, messages: Messages) -> None:
         messages.check_next(file)
 
 
-def _read(file: pa.NativeFile, at: int, num_bytes: int) -> bytes:
-    file.seek(at)
+def _read(file: pa.NativeFile, offset: int, num_bytes: int) -> bytes:
+    file.seek(offset)
     return bytes(file.read(num_bytes))
 
 
@@ -151,5 +151,5 @@ def _ends_of_blocks(blocks: npt.NDArray[np.void], size: int) -> npt.NDArray[np.i
 
 def _blocks(footer: bytes) -> list[npt.NDArray[np.void]]:
     """Return the blocks (message locations) of all dictionaries, and of all record batches, of a Footer flatbuffer."""
-    root = Table(footer)  # version, schema, dictionaries, recordBatches
+    root = FlatbufferTable(footer)  # version, schema, dictionaries, recordBatches
     return [root.vector(number, _BLOCK) if root.field(number) else np.empty(0, _BLOCK) for number in (2, 3)]

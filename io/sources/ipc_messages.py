@@ -28,17 +28,17 @@ _BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
 _CONTINUATION = b"\xff\xff\xff\xff"
 
 
-class Table:
+class FlatbufferTable:
     """A table of a flatbuffer, the format of messages and footers.
 
     Raises struct.error, ValueError or IndexError for damaged offsets, or gives wrong numbers.
     """
 
-    def __init__(self, data: bytes | memoryview, at: int | None = None) -> None:
-        """at : of a table inside; None: the root"""
+    def __init__(self, data: bytes | memoryview, offset: int | None = None) -> None:
+        """offset : of a table inside; None: the root"""
         self._data = data
-        self._at: int = struct.unpack_from("<I", data, 0)[0] if at is None else at
-        self._fields = self._at - struct.unpack_from("<i", data, self._at)[0]
+        self._offset: int = struct.unpack_from("<I", data, 0)[0] if offset is None else offset
+        self._fields = self._offset - struct.unpack_from("<i", data, self._offset)[0]
         if self._fields < 0:
             raise ValueError("a table lies outside the message")
 
@@ -48,20 +48,20 @@ class Table:
         if slot + 2 > struct.unpack_from("<H", self._data, self._fields)[0]:
             return 0
         offset: int = struct.unpack_from("<H", self._data, self._fields + slot)[0]
-        return self._at + offset if offset else 0
+        return self._offset + offset if offset else 0
 
-    def table(self, number: int) -> Table:
-        return Table(self._data, self._follow(self.field(number)))
+    def table(self, number: int) -> FlatbufferTable:
+        return FlatbufferTable(self._data, self._follow(self.field(number)))
 
     def vector(self, number: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return a vector of structs."""
-        at = self._follow(self.field(number))
-        return np.frombuffer(self._data, kind, struct.unpack_from("<I", self._data, at)[0], at + 4)
+        offset = self._follow(self.field(number))
+        return np.frombuffer(self._data, kind, struct.unpack_from("<I", self._data, offset)[0], offset + 4)
 
-    def _follow(self, at: int) -> int:
-        if not at:
+    def _follow(self, offset: int) -> int:
+        if not offset:
             raise ValueError("a field is missing")
-        return int(at + struct.unpack_from("<I", self._data, at)[0])
+        return int(offset + struct.unpack_from("<I", self._data, offset)[0])
 
 
 def check_unpacked(unpacked_bytes: int, packed_bytes: int, source: str) -> None:
@@ -73,7 +73,7 @@ def check_unpacked(unpacked_bytes: int, packed_bytes: int, source: str) -> None:
 
 def body_bytes(metadata: bytes) -> int:
     """Return the length of a message's body, as its metadata states it."""
-    root = Table(metadata)
+    root = FlatbufferTable(metadata)
     length = int(struct.unpack_from("<q", metadata, root.field(3))[0]) if root.field(3) else 0
     if length < 0:
         raise ValueError(f"a body of {length} bytes")
@@ -82,8 +82,8 @@ def body_bytes(metadata: bytes) -> int:
 
 def message_kind(metadata: bytes | memoryview) -> int:
     """Return the kind of a message. Raises struct.error, ValueError or IndexError for anything else."""
-    at = Table(metadata).field(1)
-    return metadata[at] if at else 0
+    offset = FlatbufferTable(metadata).field(1)
+    return metadata[offset] if offset else 0
 
 
 class Messages:
@@ -103,7 +103,7 @@ class Messages:
         kind = message_kind(metadata)
         if kind not in (BATCH, DICTIONARY):
             return False
-        batch = Table(metadata).table(2)
+        batch = FlatbufferTable(metadata).table(2)
         if kind == DICTIONARY:
             batch = batch.table(1)
         self.is_compressed = batch.field(3) != 0
@@ -128,9 +128,9 @@ class Messages:
                 if length <= 0:
                     return
                 metadata = bytes(file.read(length))
-                at, num_bytes = file.tell(), body_bytes(metadata)
+                start_of_body, num_bytes = file.tell(), body_bytes(metadata)
                 is_dictionary = self.check(metadata, partial(file.read_buffer, num_bytes))
-                file.seek(at + num_bytes)
+                file.seek(start_of_body + num_bytes)
         except InputError:
             raise
         except (struct.error, ValueError, IndexError, OSError):  # Arrow reports what is wrong

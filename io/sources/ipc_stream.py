@@ -200,14 +200,14 @@ def ipc_stream_part(
         beyond = file.tell() - end_of_last
         # 8 bytes: the end marker; 4: that of old writers; 0: none; more: dictionaries without a batch after them.
         has_end = beyond in (4, 8) or (beyond > 8 and raw.last_read() == END_MARKER)
-        where = f"after batch {index - 1}" if index else "after its schema"
+        place = f"after batch {index - 1}" if index else "after its schema"
         if check is not None and not check.closed and not allow_missing_end:
-            raise TruncatedInputError(f"the log has no closing record {where}: {_OPEN_END}", source=name)
+            raise TruncatedInputError(f"the log has no closing record {place}: {_OPEN_END}", source=name)
         if not has_end and not allow_missing_end:
-            raise TruncatedInputError(f"the stream has no end marker {where}: {_OPEN_END}", source=name)
+            raise TruncatedInputError(f"the stream has no end marker {place}: {_OPEN_END}", source=name)
         if has_end and not _at_end(file):
-            what = f"bytes follow the end marker ({where}): two streams in one? Give them as two sources"
-            raise InputError(what, source=name)
+            problem = f"bytes follow the end marker ({place}): two streams in one? Give them as two sources"
+            raise InputError(problem, source=name)
         part.verified = check is not None and check.closed and has_end and part.verifies
 
     def fraction() -> float | None:
@@ -257,13 +257,13 @@ def _check_head(head: bytes, name: str) -> None:
     if head.startswith(CONTINUATION):
         return
     if head.startswith(FEATHER_V1):
-        what = "a Feather V1 file; write it as Arrow IPC (Feather V2)"
+        kind = "a Feather V1 file; write it as Arrow IPC (Feather V2)"
     elif head.startswith(GZIP):
-        what = "compressed with gzip; decompress it first (zcat FILE | penstock replay CONFIG -)"
+        kind = "compressed with gzip; decompress it first (zcat FILE | penstock replay CONFIG -)"
     elif len(head) < 8:
-        what = f"{len(head)} bytes: neither Arrow IPC nor Parquet"
+        kind = f"{len(head)} bytes: neither Arrow IPC nor Parquet"
     elif 0 < int.from_bytes(head[:4], "little") < _MAX_SCHEMA_BYTES and int.from_bytes(head[4:], "little") < _MAX_ROOT:
         return
     else:
-        what = "neither an Arrow IPC stream, an Arrow IPC file nor Parquet; write it as one of them"
-    raise InputError(what, source=name)
+        kind = "neither an Arrow IPC stream, an Arrow IPC file nor Parquet; write it as one of them"
+    raise InputError(kind, source=name)

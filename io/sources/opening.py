@@ -139,9 +139,9 @@ def _named_source(text: str, allow_missing_end: bool, as_files: bool, patience_s
         files = _files_of(fs, path, text) if kind == pa.fs.FileType.Directory else [(text, path)]
 
     def parts() -> Parts:
-        for name, at in files:
+        for name, file_path in files:
             with ExitStack() as stack:
-                yield open_file(fs, at, name, stack, allow_missing_end)
+                yield open_file(fs, file_path, name, stack, allow_missing_end)
 
     return Source(text, parts, len(files), is_ready=read_once(text) is None)
 
@@ -181,9 +181,9 @@ def _check_no_table(fs: pa.fs.FileSystem, path: str, name: str) -> None:
 
 def _files_of(fs: pa.fs.FileSystem, path: str, name: str) -> list[tuple[str, str]]:
     """Return a directory's files by name, including subfolders, without hidden files and marks (_SUCCESS)."""
-    found = fs.get_file_info(pa.fs.FileSelector(path, recursive=True))
+    entries = fs.get_file_info(pa.fs.FileSelector(path, recursive=True))
     root = path.rstrip("/") + "/"
-    inside = sorted(f.path.removeprefix(root) for f in found if f.type == pa.fs.FileType.File)
+    inside = sorted(f.path.removeprefix(root) for f in entries if f.type == pa.fs.FileType.File)
     inside = [f for f in inside if not any(step.startswith((".", "_")) for step in f.split("/"))]
     if not inside:
         raise InputError("the directory holds no files", source=name)

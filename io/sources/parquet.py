@@ -96,10 +96,10 @@ def _holds_two(file: pa.NativeFile, num_bytes: int, groups: list[Group]) -> bool
     """
     chunks = [chunk for group in groups for chunk in group.chunks]
     unknown = num_bytes - max((chunk.end for chunk in chunks), default=len(PARQUET))
-    seam, found, at = PARQUET * 2, False, 0
-    while at < unknown and not found:
-        file.seek(at)
-        found = seam in bytes(file.read(_READ_BYTES + len(seam)))
-        at += _READ_BYTES
+    seam, has_seam, offset = PARQUET * 2, False, 0
+    while offset < unknown and not has_seam:
+        file.seek(offset)
+        has_seam = seam in bytes(file.read(_READ_BYTES + len(seam)))
+        offset += _READ_BYTES
     file.seek(0)
-    return found
+    return has_seam

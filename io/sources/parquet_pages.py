@@ -34,7 +34,7 @@ _PAGE = {_UNPACKED: int, _PACKED: int, _DATA_V1: {_PAGE_VALUES: int}, _DATA_V2: 
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ColumnChunk:
     """One column of one row group. start, end : bytes of the file"""
 
     start: int
@@ -45,7 +45,7 @@ class Chunk:
 @dataclass(frozen=True)
 class Group:
     num_rows: int
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[ColumnChunk, ...]
 
     def of(self, columns: Sequence[int]) -> Group:
         """Return the group with some of its columns, by their numbers."""
@@ -60,10 +60,10 @@ def read_groups(footer: bytes) -> list[Group]:
     ]
 
 
-def _chunk(fields: dict[int, Any]) -> Chunk:
+def _chunk(fields: dict[int, Any]) -> ColumnChunk:
     start: int = fields.get(_DATA_PAGE, 0)
     start = min(start, fields.get(_DICTIONARY_PAGE) or start)
-    return Chunk(start, start + int(fields.get(_BYTES, 0)), fields.get(_VALUES, 0))
+    return ColumnChunk(start, start + int(fields.get(_BYTES, 0)), fields.get(_VALUES, 0))
 
 
 def rows_at_once(groups: list[Group]) -> int:
@@ -82,13 +82,13 @@ def check_pages(file: pa.NativeFile, groups: list[Group], source: str) -> None:
     file.seek(0)
 
 
-def _walk(file: pa.NativeFile, chunk: Chunk, source: str) -> int:
+def _walk(file: pa.NativeFile, chunk: ColumnChunk, source: str) -> int:
     """Count the values of the pages, as far as they can be followed: Arrow reports what is wrong after that."""
-    at, num_values = chunk.start, 0
-    while 0 <= at < chunk.end:
+    offset, num_values = chunk.start, 0
+    while 0 <= offset < chunk.end:
         try:
-            file.seek(at)
-            page, length = read_struct(bytes(file.read(min(_HEADER_BYTES, chunk.end - at))), _PAGE)
+            file.seek(offset)
+            page, length = read_struct(bytes(file.read(min(_HEADER_BYTES, chunk.end - offset))), _PAGE)
             unpacked, packed = page[_UNPACKED], page[_PACKED]
         except (ValueError, LookupError, OSError, struct.error):
             break
@@ -97,5 +97,5 @@ def _walk(file: pa.NativeFile, chunk: Chunk, source: str) -> int:
             break
         for kind in (_DATA_V1, _DATA_V2):
             num_values += page.get(kind, {}).get(_PAGE_VALUES, 0)
-        at += length + packed
+        offset += length + packed
     return num_values

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.io.sources.batch import RAISED
-from penstock.io.sources.ipc_messages import BATCH, Table, body_bytes, message_kind
+from penstock.io.sources.ipc_messages import BATCH, FlatbufferTable, body_bytes, message_kind
 from penstock.io.sources.ipc_stream import CONTINUATION, END_MARKER
 
 _PREFIX_BYTES = 8  # of a message: the continuation, and the length of its metadata
@@ -51,13 +51,13 @@ class RepeatedStreams:
             return None
 
 
-def _metadata_bytes(stream: bytes, at: int) -> int:
-    length: int = struct.unpack_from("<i", stream, at + 4)[0]
+def _metadata_bytes(stream: bytes, offset: int) -> int:
+    length: int = struct.unpack_from("<i", stream, offset + 4)[0]
     return length
 
 
 def _is_plain(metadata: bytes) -> bool:
     """Return whether a message is a record batch without compression and custom metadata."""
-    if message_kind(metadata) != BATCH or Table(metadata).field(_CUSTOM_METADATA):
+    if message_kind(metadata) != BATCH or FlatbufferTable(metadata).field(_CUSTOM_METADATA):
         return False
-    return Table(metadata).table(2).field(_BODY_COMPRESSION) == 0
+    return FlatbufferTable(metadata).table(2).field(_BODY_COMPRESSION) == 0

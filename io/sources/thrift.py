@@ -28,7 +28,7 @@ class _Cursor:
         self._data, self.at = data, 0
 
     def struct(self, requested: dict[int, Requested], depth: int) -> dict[int, Any]:
-        found: dict[int, Any] = {}
+        fields: dict[int, Any] = {}
         number = 0
         while kind := self._byte():
             delta, kind = kind >> 4, kind & 15
@@ -37,8 +37,8 @@ class _Cursor:
                 continue
             value = self._value(kind, requested.get(number), depth + 1)
             if number in requested:
-                found[number] = value
-        return found
+                fields[number] = value
+        return fields
 
     def _value(self, kind: int, requested: Requested, depth: int) -> Any:
         if depth > _MAX_DEPTH:
@@ -66,15 +66,15 @@ class _Cursor:
         length, kind = header >> 4, header & 15
         if length == 15:
             length = self._varint()
-        found: list[Any] = []
+        values: list[Any] = []
         if kind in (_TRUE, _FALSE):
             self._skip(length)
-            return found
+            return values
         for _ in range(length):
             value = self._value(kind, requested, depth + 1)
             if requested is not None:
-                found.append(value)
-        return found
+                values.append(value)
+        return values
 
     def _map(self, depth: int) -> None:
         if length := self._varint():

@@ -51,9 +51,9 @@ class KeyChanges(NamedTuple):
     clock: int
     last: Int64 | None = None
 
-    def of(self, some: slice) -> KeyChanges:
-        """Return the same of some of the ids."""
-        return KeyChanges(self.deleted[some], self.clock, None if self.last is None else self.last[some])
+    def of(self, span: slice) -> KeyChanges:
+        """Return the changes of a slice of the ids."""
+        return KeyChanges(self.deleted[span], self.clock, None if self.last is None else self.last[span])
 
 
 class Piece(NamedTuple):
@@ -139,9 +139,9 @@ class DeltaForm:
                     batch, room = [], 1.0
                     continue
                 count = max(count, 1)  # a row that exceeds the limit of a batch is one batch
-                some = slice(first, first + count)
-                keys = None if block.keys is None else block.keys.of(some)
-                batch.append(Block(block.table, block.ids[some], keys))
+                span = slice(first, first + count)
+                keys = None if block.keys is None else block.keys.of(span)
+                batch.append(Block(block.table, block.ids[span], keys))
                 first, room = first + count, room - count * share
         if batch:
             yield batch
@@ -217,8 +217,8 @@ def _clocks(pieces: Sequence[Piece], with_last: bool) -> Iterator[pa.Array]:
     if with_last:
         lasts = [None if piece.keys is None else piece.keys.last for piece in pieces]
         # Zero under a null, so that equal deltas have equal bytes.
-        found = [np.where(_deleted(of), 0, 0 if at is None else at) for of, at in zip(pieces, lasts, strict=True)]
-        yield pa.array(np.concatenate(found), mask=static | np.concatenate([_deleted(piece) for piece in pieces]))
+        stamps = [np.where(_deleted(p), 0, 0 if last is None else last) for p, last in zip(pieces, lasts, strict=True)]
+        yield pa.array(np.concatenate(stamps), mask=static | np.concatenate([_deleted(piece) for piece in pieces]))
 
 
 def checksum_begin(step: int, parent: int) -> int:

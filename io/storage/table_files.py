@@ -207,9 +207,9 @@ class _Seen:
         if not len(ids):
             return again
         if self._marks is not None:
-            at = ids.astype(np.int64, copy=False)
-            again = self._marks[at]
-            self._marks[at] = True
+            indices = ids.astype(np.int64, copy=False)
+            again = self._marks[indices]
+            self._marks[indices] = True
         ascend = bool((ids[1:] > ids[:-1]).all())  # as in a file that was written here
         if self._marks is None:
             low, high = ids.min(), ids.max()
@@ -225,7 +225,7 @@ class _Seen:
         return again
 
 
-def _ids(column: pa.Array, vocabulary_size: int, seen: _Seen, what: str, source: str, first: int) -> Int64:
+def _ids(column: pa.Array, vocabulary_size: int, seen: _Seen, owner: str, source: str, first: int) -> Int64:
     """Marks them as seen. first : row of the file that the column begins with"""
     raw, null = integers(column)
     if null is not None:
@@ -233,7 +233,7 @@ def _ids(column: pa.Array, vocabulary_size: int, seen: _Seen, what: str, source:
     bad = outside(raw, vocabulary_size)
     if bad.any():
         row = int(np.argmax(bad))
-        setting = f"{'vocabulary_size' if vocabulary_size > 0 else 'key_type'} of {what}"
+        setting = f"{'vocabulary_size' if vocabulary_size > 0 else 'key_type'} of {owner}"
         problem = f"expected {expected(vocabulary_size)} ({setting}), got {raw[row]}"
         raise InputError(problem, source=source, row=first + row, column="id")
     again = seen.again(raw)

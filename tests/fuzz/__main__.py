@@ -1,8 +1,9 @@
 """``python -m fuzz``: thousands of damaged inputs through the command line, each in a process of its own.
 
-Every case is known by --seed and its number: what is damaged, how, and the command that reads it. It must end with a
-result, or with exit code 3 or 4 and one line; never with a traceback, a signal or a hang, and never take more than
---most-mib beyond what the same command takes on a small good file. A case that fails is kept and named with the
+Every case is known by --seed and its number: what is damaged, how, and the command that reads it. A fifth as many
+cases are checkpoints with a forged manifest, whose digest fits. A case must end with a result, or
+with exit code 3 or 4 (5 of a checkpoint) and one line; never with a traceback, a signal or a hang, and never take more
+than --most-mib beyond what the same command takes on a small good file. A case that fails is kept and named with the
 command that repeats it. Prints one line of figures per container at the end; exit code 1 where a case failed.
 """
 
@@ -25,6 +26,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="where the files of failed cases go")
     parser.add_argument("--limit-s", type=float, default=20.0, help="more is looked at again (default 20)")
     parser.add_argument("--most-mib", type=float, default=256.0, help="memory beyond a good run (default 256)")
+    parser.add_argument("--manifests", type=int, default=0, metavar="N", help="only so many drawn manifests, no files")
     parser.add_argument("--no-crafted", action="store_true", help="only the drawn cases")
     parser.add_argument(
         "--handmade", type=int, default=0, metavar="N", help="also one in N of the messages made by hand (handmade.py)"
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[int, dict[str, collecti
         ended = server.run(words, args.limit_s)
         if ended.code is None:  # on a busy machine slow is not hanging
             ended = server.run(words, HANG_S)
-        problem = ended.problem(baselines[words[0]], args.most_mib) or case.wrong(ended)
+        problem = ended.problem(baselines[words[0]], args.most_mib, case.codes) or case.wrong(ended)
         counts[case.kind]["failed" if problem else f"exit {ended.code}"] += 1
         if problem:
             failed += 1
@@ -68,13 +70,17 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[int, dict[str, collecti
 
 
 def chosen(args: argparse.Namespace) -> list[cases.Case]:
+    if args.only is not None and args.only.startswith("manifest-"):
+        return [cases.drawn_manifest(args.seed, int(args.only.removeprefix("manifest-")))]
     if args.only is not None and args.only.isdigit():
         return [cases.drawn(args.seed, int(args.only), args.no_replay)]
     crafted = [] if args.no_crafted else cases.crafted(args.no_replay, args.only)
     crafted += cases.by_hand(args.handmade) if args.handmade else []
     if args.only is not None:
         return [case for case in crafted if case.name == args.only]
-    return crafted + [cases.drawn(args.seed, number, args.no_replay) for number in range(args.cases)]
+    manifests = [cases.drawn_manifest(args.seed, number) for number in range(args.manifests or args.cases // 5)]
+    damaged = [] if args.manifests else [cases.drawn(args.seed, number, args.no_replay) for number in range(args.cases)]
+    return [*crafted, *damaged, *manifests]
 
 
 def tell(case: cases.Case, problem: str, ended: server.Ended, args: argparse.Namespace) -> None:

@@ -3,6 +3,8 @@
 import functools
 import json
 import random
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +13,11 @@ from fuzz.craft import crafted_inputs
 from fuzz.handmade import handmade_inputs
 from fuzz.mutate import mutate
 from fuzz.seeds import Seed
+from hostile_manifests import forged
 
 COMMANDS = ("validate", "validate", "inspect", "replay")
+MANIFEST_COMMANDS = ("inspect", "export", "diff", "resume")
+MANIFEST = "00000001.commit"
 
 
 @dataclass(frozen=True)
@@ -27,9 +32,17 @@ class Case:
     command: str
     is_config: bool = False
     is_log: bool = False
+    is_manifest: bool = False
+
+    @property
+    def codes(self) -> tuple[int, ...]:
+        """The exit codes that it may end with."""
+        return (0, 3, 4, 5) if self.is_manifest else (0, 3, 4)
 
     def written(self, folder: Path) -> list[str]:
         """The words of the command line, once the files are there."""
+        if self.is_manifest:
+            return _manifest_words(self.command, folder, _checkpoint() | {MANIFEST: self.content})
         damaged = folder / f"damaged{self.suffix}"
         damaged.write_bytes(self.content)
         return _words(self.command, folder, damaged, self.is_config, self.is_log)
@@ -62,6 +75,14 @@ def drawn(seed: int, number: int, no_replay: bool) -> Case:
     return Case(str(number), _kind(one), told, content, one.suffix, command, one.is_config, one.is_log)
 
 
+def drawn_manifest(seed: int, number: int) -> Case:
+    """A checkpoint with a forged manifest."""
+    rng = random.Random(f"manifest {seed} {number}")
+    what, content = forged(_checkpoint()[MANIFEST], rng)
+    command = rng.choice(MANIFEST_COMMANDS)
+    return Case(f"manifest-{number}", "manifest", f"{command}, {what}", content, ".commit", command, is_manifest=True)
+
+
 def crafted(no_replay: bool, only: str | None = None) -> list[Case]:
     """Every crafted input through every command, or the case of this name."""
     commands = sorted(set(COMMANDS) - ({"replay"} if no_replay else set()))
@@ -85,6 +106,8 @@ def by_hand(one_of: int) -> list[Case]:
 
 def good(command: str, folder: Path) -> list[str]:
     """The command on a small good file."""
+    if command in ("export", "diff"):
+        return _manifest_words(command, folder, _checkpoint())
     one = next(seed for seed in _seeds() if seed.name == "plain/parquet-none")
     path = folder / "good.parquet"
     path.write_bytes(one.content)
@@ -101,6 +124,29 @@ def _words(command: str, folder: Path, path: Path, is_config: bool, is_log: bool
         return ["inspect", str(path)]
     told = [str(path), str(source)] if is_config else [str(config), str(path)]
     return [command, *told, *(["--json"] if is_log and command == "replay" else [])]
+
+
+def _manifest_words(command: str, folder: Path, files: Mapping[str, bytes]) -> list[str]:
+    run = folder / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    run.mkdir()
+    for name, content in files.items():
+        (run / name).write_bytes(content)
+    if command == "export":
+        return ["export", str(run), str(folder / "exported")]
+    if command == "diff":
+        return ["diff", str(run), str(run)]
+    if command == "inspect":
+        return ["inspect", str(run)]
+    config, source = folder / "good.pbtxt", folder / "good.arrows"
+    config.write_text(seeds.ENGINE_CONFIG)
+    source.write_bytes(_seeds()[0].content)
+    return ["replay", str(config), str(source), "--checkpoint", str(run), "--resume", "--no-hash"]
+
+
+@functools.cache
+def _checkpoint() -> dict[str, bytes]:
+    return server.apart(seeds.checkpoint)
 
 
 def _kind(seed: Seed) -> str:

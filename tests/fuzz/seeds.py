@@ -4,7 +4,9 @@ The same bytes every time (with the same pyarrow), so that a case is known by it
 """
 
 import io
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import ipc
 import numpy as np
@@ -14,6 +16,7 @@ import pyarrow.parquet
 from google.protobuf import text_format
 from ipc import log
 
+import penstock as ps
 from penstock.config.engine_config_pb2 import EngineConfig
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 
@@ -125,3 +128,15 @@ def parquet(batches: list[pa.RecordBatch], compression: str, version: str) -> by
     table = pa.Table.from_batches(batches)
     pa.parquet.write_table(table, sink, compression=compression, data_page_version=version, row_group_size=NUM_ROWS)
     return sink.getvalue()
+
+
+def checkpoint() -> dict[str, bytes]:
+    """The files of a checkpoint after the first half of the first log, by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "config.pbtxt")
+        config.write_text(ENGINE_CONFIG)
+        engine = ps.Engine(ps.EmbeddingConfig.load(config))
+        source = Path(folder, "good.arrows")
+        source.write_bytes(all_seeds()[0].content)
+        engine.run(source, limit=NUM_BATCHES // 2, checkpoint=Path(folder, "run"))
+        return {path.name: path.read_bytes() for path in Path(folder, "run").iterdir() if path.name != ".lock"}

@@ -46,15 +46,15 @@ class Ended:
     anon_mib: float
     seconds: float
 
-    def problem(self, baseline_mib: float, most_mib: float) -> str | None:
-        """What is wrong with it, None where it is as it must be: a result, or one line and exit code 3 or 4."""
+    def problem(self, baseline_mib: float, most_mib: float, codes: tuple[int, ...] = (0, 3, 4)) -> str | None:
+        """What is wrong with it, None where it is as it must be: a result, or one line and one of the exit codes."""
         if self.code is None:
             return f"hangs: not done after {self.seconds:.0f} s"
         if self.code < 0:
             return f"signal {signal.Signals(-self.code).name}"
         if "Traceback" in self.stderr:
             return "a traceback"
-        if self.code not in (0, 3, 4):
+        if self.code not in codes:
             return f"exit code {self.code}"
         # With --json what is said to people goes to stderr.
         lines = [] if self.code == 0 and self.stdout.startswith("{") else self.stderr.splitlines()

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from penstock.bridge.feeding.dispatcher import LayoutTeam
 from penstock.bridge.row_format import UNTOUCHED
 from penstock.bridge.sharding import GROWTH, LINES, NUM_SHARDS, Room, bucket
-from penstock.bridge.stacking import Stack, TableRows, multiple_of
+from penstock.bridge.stacking import MemberRows, Stack, multiple_of
 from penstock.pyx import partition
 
 Int32 = npt.NDArray[np.int32]
@@ -35,12 +35,12 @@ AT_ONCE = 32_768
 
 
 class Routing(NamedTuple):
-    """The destinations of rows, one entry per row, in the order of the TableRows.
+    """The destinations of rows, one entry per row, in the order of the MemberRows.
 
     devices, lines, places : int32 (n,), the device, the line on it, and the place among the rows of the line
     offsets : int32 (n,), where the row begins in the words of its line
     order : int32 (n,), the entries by device; starts : int64 (devices + 1,), where those of each begin
-    rows : the rows of each TableRows, float32 (n_i, dim_i)
+    rows : the rows of each MemberRows, float32 (n_i, dim_i)
     keys : uint32 (n,), of the rounding to bfloat16; None: without. A table that is rounded has a stack for itself
     """
 
@@ -94,24 +94,24 @@ class Packer:
         self._shares_lines = any(table.line.group > 1 for table in stack.tables)
         self._leaves_gaps = any(table.dim < stack.line.halves * stack.line.width for table in stack.tables)
 
-    def route(self, tables: Sequence[TableRows]) -> Routing:
+    def route(self, tables: Sequence[MemberRows]) -> Routing:
         """Return the destinations of rows of several tables."""
-        num_rows = sum(len(one.ids) for one in tables)
+        num_rows = sum(len(table.ids) for table in tables)
         devices, lines, places = (np.empty(num_rows, np.int32) for _ in range(3))
         offsets = np.zeros(num_rows, np.int32)
         tasks: list[Callable[[], None]] = []
         first = 0
-        for one in tables:
-            for start in range(0, len(one.ids), AT_ONCE):
-                ids = one.ids[start : start + AT_ONCE]
-                at = slice(first + start, first + start + len(ids))
-                out = devices[at], lines[at], places[at], offsets[at]
-                tasks.append(partial(self._destinations, one.member, ids, *out))
-            first += len(one.ids)
+        for table in tables:
+            for start in range(0, len(table.ids), AT_ONCE):
+                ids = table.ids[start : start + AT_ONCE]
+                span = slice(first + start, first + start + len(ids))
+                out = devices[span], lines[span], places[span], offsets[span]
+                tasks.append(partial(self._destinations, table.member, ids, *out))
+            first += len(table.ids)
         self._team.run(tasks)
         order, starts = partition.by_device(devices, self._stack.num_devices)
-        keys = [one.keys for one in tables if one.keys is not None]
-        rows = tuple(one.rows for one in tables)
+        keys = [table.keys for table in tables if table.keys is not None]
+        rows = tuple(table.rows for table in tables)
         return Routing(devices, lines, places, offsets, order, starts, rows, _joined(keys) if keys else None)
 
     def _destinations(
@@ -145,8 +145,8 @@ class Packer:
         capacity : lines per device, if the caller decides it
         """
         stack = self._stack
-        numbered = self._team.run([partial(self._numbered, routing.lines, of) for of in entries])
-        most = max(len(of if stack.compact else lines) for of, (_, lines, _) in zip(entries, numbered, strict=True))
+        numbered = self._team.run([partial(self._numbered, routing.lines, part) for part in entries])
+        most = max(len(part if stack.compact else lines) for part, (_, lines, _) in zip(entries, numbered, strict=True))
         cells = np.empty(len(routing.lines), np.int64) if routing.keys is not None or capacity else None
         capacity = capacity or bucket(most, multiple_of(stack.line), growth, stack.largest)
         devices = len(entries)
@@ -160,9 +160,9 @@ class Packer:
         else:
             words = room((devices, capacity, stack.line.halves * stack.line.width), np.int32)
         tasks = []
-        for device, (of, its) in enumerate(zip(entries, numbered, strict=True)):
+        for device, (part, numbering) in enumerate(zip(entries, numbered, strict=True)):
             room_of = lines[device], words[device], None if marks is None else marks[device]
-            tasks.append(partial(self._lay, routing, of, its, *room_of, cells, device * capacity))
+            tasks.append(partial(self._lay, routing, part, numbering, *room_of, cells, device * capacity))
         self._team.run(tasks)
         if routing.keys is not None and cells is not None:
             which = np.concatenate(entries)
@@ -198,26 +198,28 @@ class Packer:
         if marks is None:
             blank = UNTOUCHED if self._stack.line.masked else 0
             words[0 if self._leaves_gaps else len(distinct) :] = blank
-            at = numbers
+            positions = numbers
         else:
             begins = np.cumsum(counts, dtype=np.int32) - counts
-            next_of, at = begins.copy(), np.empty(len(entries), np.int32)
+            next_of, positions = begins.copy(), np.empty(len(entries), np.int32)
             marks[len(entries) :] = 0
         first = 0
         ends = np.searchsorted(entries, np.cumsum([len(rows) for rows in routing.rows]))
         for start, end, rows in zip([0, *ends[:-1]], ends, routing.rows, strict=True):
-            some, its = entries[start:end], numbers[start:end]
+            part, part_numbers = entries[start:end], numbers[start:end]
             if marks is None:
-                partition.lay_lines(some, its, routing.offsets, first, rows, words)
+                partition.lay_lines(part, part_numbers, routing.offsets, first, rows, words)
             else:
                 compact = words.reshape(-1, self._stack.line.dim)
-                partition.lay_rows(some, its, routing.places, first, rows, next_of, compact, marks, at[start:end])
+                partition.lay_rows(
+                    part, part_numbers, routing.places, first, rows, next_of, compact, marks, positions[start:end]
+                )
             first += len(rows)
         if marks is not None:
             marks[begins] |= partition.BEGINS
             marks[len(entries) :] = partition.BEGINS  # pads: each the first row of a line beyond the device's
         if cells is not None:
-            cells[entries] = at + np.int64(first_cell)
+            cells[entries] = positions + np.int64(first_cell)
 
 
 def _joined(arrays: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:

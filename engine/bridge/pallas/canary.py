@@ -43,20 +43,20 @@ def failure(mesh: Mesh, rule: UpdateRule, line: Line) -> str:
     key = [repr(rule), repr(line), device.device_kind, program_cache.compiler_of(device), _kernel_digest()]
     path = _path(key)
     try:
-        kept = json.loads(path.read_text()) if path is not None else {}
-        if kept.get("key") == key:
-            return str(kept["failure"])
+        record = json.loads(path.read_text()) if path is not None else {}
+        if record.get("key") == key:
+            return str(record["failure"])
     except (OSError, ValueError, KeyError, AttributeError):
         pass  # none yet, or damaged: find out
     alone = Mesh(np.asarray([device]), (AXIS,))
     try:
         with jax.set_mesh(alone), jax.transfer_guard("allow"):
-            found = _mismatch(alone, rule, line)
+            mismatch = _mismatch(alone, rule, line)
     except Exception as error:  # a compiler or device may raise any type
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     if path is not None:
-        _keep(path, {"key": key, "failure": found})
-    return found
+        _save(path, {"key": key, "failure": mismatch})
+    return mismatch
 
 
 def _mismatch(mesh: Mesh, rule: UpdateRule, line: Line) -> str:
@@ -80,11 +80,11 @@ def _mismatch(mesh: Mesh, rule: UpdateRule, line: Line) -> str:
         if _addresses(single) != addresses:
             return f"step {step}: the table moved"
         touched = _touched(line, num_lines, lines, words, counts)
-        for at, old, got, wanted in zip(touched, before, after, expected, strict=True):
-            wrong = np.argwhere(_differs(at, old, got, wanted))
+        for mask, old, got, wanted in zip(touched, before, after, expected, strict=True):
+            wrong = np.argwhere(_differs(mask, old, got, wanted))
             if len(wrong):
                 place = tuple(wrong[0])
-                right = (wanted if at[place] else old)[place]
+                right = (wanted if mask[place] else old)[place]
                 return f"step {step}: line {place[0]} has {got[place]:.9g} instead of {right:.9g}"
     chained = _put(mesh, start)
     addresses = _addresses(chained)
@@ -154,7 +154,7 @@ def _path(key: Sequence[str]) -> Path | None:
     return folder / f"penstock-canary-{digest[:32]}.json" if folder is not None else None
 
 
-def _keep(path: Path, verdict: dict[str, Any]) -> None:
+def _save(path: Path, verdict: dict[str, Any]) -> None:
     """Write a verdict for the next process. Without a place to write, that one runs the canary again."""
     part = path.with_suffix(f".{os.getpid()}.part")
     try:

@@ -103,11 +103,11 @@ def _body(rule: UpdateRule, line: Line, lines: Any, count: Any, numbers: Any, wo
     def copies_in(buffer: Any, number: Any, place: Any) -> Copies:
         """Return the copies of a line, or of a block of them, to a place in a buffer."""
         pairs = zip(table, fetched, strict=True)
-        return [pltpu.make_async_copy(of.at[number], to.at[buffer, place], arrived.at[buffer]) for of, to in pairs]
+        return [pltpu.make_async_copy(src.at[number], dst.at[buffer, place], arrived.at[buffer]) for src, dst in pairs]
 
     def copies_out(buffer: Any, number: Any, place: Any) -> Copies:
         pairs = zip(updated_, table, strict=True)
-        return [pltpu.make_async_copy(of.at[buffer, place], to.at[number], gone.at[buffer]) for of, to in pairs]
+        return [pltpu.make_async_copy(src.at[buffer, place], dst.at[number], gone.at[buffer]) for src, dst in pairs]
 
     def by_fill(block: Any, full: Callable[[], None], each: Callable[[Any, None], None]) -> None:
         """Call ``full`` for a block without pads; else ``each`` with the place of every line that is not one."""
@@ -118,14 +118,14 @@ def _body(rule: UpdateRule, line: Line, lines: Any, count: Any, numbers: Any, wo
         jax.lax.fori_loop(0, jnp.maximum(num_lines, 0), each, None)
 
     def start(block: Any, buffer: Any, copies: Callable[..., Copies]) -> None:
-        def one(place: Any, _: None) -> None:
+        def start_line(place: Any, _: None) -> None:
             for copy in copies(buffer, lines[block * BLOCK + place], place):
                 copy.start()
 
-        by_fill(block, lambda: jax.lax.fori_loop(0, BLOCK, one, None, unroll=UNROLLED), one)
+        by_fill(block, lambda: jax.lax.fori_loop(0, BLOCK, start_line, None, unroll=UNROLLED), start_line)
 
     def wait(block: Any, buffer: Any, copies: Callable[..., Copies]) -> None:
-        def one(place: Any, _: None) -> None:
+        def wait_for_line(place: Any, _: None) -> None:
             for copy in copies(buffer, 0, place):  # a wait counts bytes, whatever the line
                 copy.wait()
 
@@ -133,7 +133,7 @@ def _body(rule: UpdateRule, line: Line, lines: Any, count: Any, numbers: Any, wo
             for copy in copies(buffer, pl.ds(0, BLOCK), pl.ds(0, BLOCK)):
                 copy.wait()
 
-        by_fill(block, full, one)
+        by_fill(block, full, wait_for_line)
 
     pl.when(block == 0)(lambda: start(block, here, copies_in))
     pl.when(block < last)(lambda: start(block + 1, there, copies_in))

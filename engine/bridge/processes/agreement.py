@@ -55,7 +55,7 @@ class Processes:
                 + ", ".join(f"{number} of process {owner}" for owner, number in sorted(Counter(owners).items()))
             )
         self.rank = members.index(mesh.devices.flat[0].client.process_index())
-        self.by_rank = tuple(tuple(at for at, its in enumerate(owners) if its == member) for member in members)
+        self.by_rank = tuple(tuple(i for i, owner in enumerate(owners) if owner == member) for member in members)
         self._is_broken = False
 
     def agree(self, call: str, numbers: Sequence[int] | Int32 = ()) -> Int32:
@@ -86,9 +86,9 @@ class Processes:
     def _heads(self, failed: int, text: str, numbers: Int32) -> Int32:
         """Return the heads of all processes, int32 (processes, HEAD)."""
         head = np.zeros(HEAD, np.int32)
-        some = numbers[: HEAD - STARTS]
+        head_numbers = numbers[: HEAD - STARTS]
         head[:STARTS] = failed, zlib.crc32(text.encode()) & 0x7FFFFFFF, len(numbers)
-        head[STARTS : STARTS + len(some)] = some
+        head[STARTS : STARTS + len(head_numbers)] = head_numbers
         heads = self._gathered(head)
         has_failed, differs = heads[:, 0] > 0, (heads[:, 1:STARTS] != head[1:STARTS]).any(axis=1)
         if has_failed.any() or differs.any():

@@ -20,7 +20,7 @@ from penstock.bridge.feeding.packing import Packed
 from penstock.bridge.processes.agreement import Processes, placed
 from penstock.bridge.processes.row_exchange import exchange, fetch, mark_lines
 from penstock.bridge.sharding import GROWTH, MAX_BUCKET, TableDefinition, bucket, buckets
-from penstock.bridge.stacking import TableRows, multiple_of
+from penstock.bridge.stacking import MemberRows, multiple_of
 from penstock.bridge.stochastic_rounding import key_of
 from penstock.bridge.xla_tables import XlaTables, quoted
 from penstock.errors import UsageError
@@ -62,7 +62,10 @@ class ProcessTables(XlaTables):
         names = [self.layouts[member].name for member, _, _ in updates]
         numbers = np.float32(updates[0][2]), np.int32(0), key_of(names[0], step, application)
         parts = [(member, segment) for member, segments, _ in updates for segment in segments]
-        rows = [TableRows(member, of.ids, of.sums, self._rounded_by(member, of.ids)) for member, of in parts]
+        rows = [
+            MemberRows(member, segment.ids, segment.sums, self._rounded_by(member, segment.ids))
+            for member, segment in parts
+        ]
         frames = [segment.frames for _, segment in parts]
         reader = f"step {step}, {quoted(names)}"
         with self._own_mesh(), self._watching(reader):
@@ -81,10 +84,10 @@ class ProcessTables(XlaTables):
         return bool(self._processes.agree(call, [problem]).any())
 
     def _exchanged(
-        self, call: str, rows: Sequence[TableRows], frames: Sequence[Int64 | None]
+        self, call: str, rows: Sequence[MemberRows], frames: Sequence[Int64 | None]
     ) -> Iterator[Sequence[jax.Array]]:
         """Yield the arguments of ``programs.apply``, once per dispatch, which contain all rows of its lines."""
-        stack, by_frames = self._stack, all(of is not None for of in frames)
+        stack, by_frames = self._stack, all(counts is not None for counts in frames)
         routed = self._packer.route(rows)
         devices, lines = routed.devices, routed.lines
         if stack.line.masked:
@@ -95,12 +98,14 @@ class ProcessTables(XlaTables):
         grain, pads = self._grain if by_frames else 0, (stack.lines_per_device, multiple_of(stack.line))
         for number in range(num_slices):
             run = exchange(self.mesh, stack.line, self._processes.by_rank, *pads, grain, k)
-            some, of = _chosen(rows, frames, routed.lines % num_slices == number) if num_slices > 1 else (rows, frames)
-            its = self._packer.route(some)
-            packed = self._packer.pack(its, its.by_device, capacity=k * self._senders)
+            chosen_rows, chosen_frames = (
+                _chosen(rows, frames, routed.lines % num_slices == number) if num_slices > 1 else (rows, frames)
+            )
+            routing = self._packer.route(chosen_rows)
+            packed = self._packer.pack(routing, routing.by_device, capacity=k * self._senders)
             planes: list[npt.NDArray[Any]] = [packed.lines, packed.words]
             if by_frames:
-                planes.append(self._frames(packed, its.offsets, some, of))
+                planes.append(self._frames(packed, routing.offsets, chosen_rows, chosen_frames))
             if packed.keys is not None:
                 planes.append(packed.keys)
             sent = list(map(self._sent, planes))
@@ -108,18 +113,18 @@ class ProcessTables(XlaTables):
             yield run(*sent, np.int32(0))
 
     def _frames(
-        self, packed: Packed, offsets: Int32, rows: Sequence[TableRows], frames: Sequence[Int64 | None]
+        self, packed: Packed, offsets: Int32, rows: Sequence[MemberRows], frames: Sequence[Int64 | None]
     ) -> Int32:
         """Return the numbers of frames of rows, once per ``grain`` elements: int32 (devices, capacity, ·)."""
         width = packed.words.shape[2] // self._grain
         plane = np.zeros((*packed.words.shape[:2], width), np.int32)
         flat, first = plane.reshape(-1, width), 0
         assert packed.cells is not None  # because the capacity was given
-        for one, of in zip(rows, frames, strict=True):
-            at = slice(first, first + len(one.ids))
-            columns = offsets[at, None] // self._grain + np.arange(one.rows.shape[1] // self._grain)
-            flat[packed.cells[at, None], columns] = np.asarray(of)[:, None]
-            first = at.stop
+        for table, counts in zip(rows, frames, strict=True):
+            span = slice(first, first + len(table.ids))
+            columns = offsets[span, None] // self._grain + np.arange(table.rows.shape[1] // self._grain)
+            flat[packed.cells[span, None], columns] = np.asarray(counts)[:, None]
+            first = span.stop
         return plane
 
     def _agreed(self, call: str, devices: npt.NDArray[Any], keys: npt.NDArray[Any]) -> tuple[int, int]:
@@ -156,24 +161,24 @@ class ProcessTables(XlaTables):
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
         table, stack, senders = self.layouts[member], self._stack, self._senders
-        where = np.arange(ids, ids + len(out)) if isinstance(ids, int) else ids
-        devices, rows = stack.rows_of(member, where)
-        order = np.arange(len(where))
+        row_ids = np.arange(ids, ids + len(out)) if isinstance(ids, int) else ids
+        devices, rows = stack.rows_of(member, row_ids)
+        order = np.arange(len(row_ids))
         call = f"a lookup in table '{table.name}'"
         num_slices, k = self._agreed(call, devices, order)
         num_lines = stack.num_devices * stack.lines_per_device
         run = fetch(self.mesh, table.line, num_lines, k)
         with self._own_mesh():
             for number in range(num_slices):
-                some = order[number::num_slices]
+                positions = order[number::num_slices]
                 beyond = stack.lines_per_device * table.line.group
-                asked, cells, _ = stack.padded(devices[some], rows[some], beyond, 8, capacity=k * senders)
+                asked, cells, _ = stack.padded(devices[positions], rows[positions], beyond, 8, capacity=k * senders)
                 sent = self._sent(asked)
                 self._processes.agree(f"the exchange of {call}")
                 answers = run(self.arrays, sent, np.int32(part))
                 here = sorted(answers.addressable_shards, key=lambda shard: shard.index[0].start)
-                found = np.stack([np.asarray(shard.data)[0] for shard in here], axis=1)  # (n, senders, k, dim)
-                out[some] = found.reshape(-1, found.shape[-1])[cells, : out.shape[1]]
+                answered = np.stack([np.asarray(shard.data)[0] for shard in here], axis=1)  # (n, senders, k, dim)
+                out[positions] = answered.reshape(-1, answered.shape[-1])[cells, : out.shape[1]]
 
     def create_rows(self, member: int, ids: Int64, weights: Iterable[Float32]) -> NoReturn:
         raise AssertionError("only dynamic tables create rows, and those are of one process")
@@ -189,15 +194,16 @@ class ProcessTables(XlaTables):
 
 
 def _chosen(
-    rows: Sequence[TableRows], frames: Sequence[Int64 | None], mask: npt.NDArray[np.bool_]
-) -> tuple[list[TableRows], list[Int64 | None]]:
+    rows: Sequence[MemberRows], frames: Sequence[Int64 | None], mask: npt.NDArray[np.bool_]
+) -> tuple[list[MemberRows], list[Int64 | None]]:
     """Return the rows for which ``mask`` is True. mask : bool, of the rows of all tables in their order"""
-    chosen: list[TableRows] = []
+    chosen: list[MemberRows] = []
     counts: list[Int64 | None] = []
     first = 0
-    for one, of in zip(rows, frames, strict=True):
-        at = mask[first : first + len(one.ids)]
-        first += len(one.ids)
-        chosen.append(TableRows(one.member, one.ids[at], one.rows[at], None if one.keys is None else one.keys[at]))
-        counts.append(None if of is None else of[at])
+    for table, frame_counts in zip(rows, frames, strict=True):
+        part = mask[first : first + len(table.ids)]
+        first += len(table.ids)
+        keys = None if table.keys is None else table.keys[part]
+        chosen.append(MemberRows(table.member, table.ids[part], table.rows[part], keys))
+        counts.append(None if frame_counts is None else frame_counts[part])
     return chosen, counts

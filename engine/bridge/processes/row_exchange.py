@@ -37,8 +37,8 @@ def exchange(mesh: Mesh, line: Line, by_rank: ByRank, beyond: int, multiple: int
         *planes, zero = others
         frames = [_received(planes[0], by_rank)] if grain else []
         keys = [_received(of_rows, by_rank) for of_rows in planes[len(frames) :]]
-        its = _received(lines, by_rank)
-        merged, place, count = _merged(its, beyond, multiple)
+        all_lines = _received(lines, by_rank)
+        merged, place, count = _merged(all_lines, beyond, multiple)
         size = len(merged)
         summed = _folded(_received(words, by_rank), place, size)
         if frames:
@@ -53,7 +53,7 @@ def exchange(mesh: Mesh, line: Line, by_rank: ByRank, beyond: int, multiple: int
     blocks += [((width // grain,), np.int32)] if grain else []
     blocks += [((line.group,), np.uint32)] * num_keys
     program = sharded(mesh, local, num_row_args=len(blocks), num_scalars=1, donate=False)
-    arguments = [_split(mesh, mesh.size, mesh.size, k, *shape, dtype=of) for shape, of in blocks]
+    arguments = [_split(mesh, mesh.size, mesh.size, k, *shape, dtype=dtype) for shape, dtype in blocks]
     return compiled(mesh, program, *arguments, jax.ShapeDtypeStruct((), np.int32))
 
 
@@ -159,7 +159,7 @@ def fetch(mesh: Mesh, line: Line, num_lines: int, k: int) -> Program:
     def local(table: Arrays, rows: jax.Array, part: jax.Array) -> jax.Array:
         wanted = jax.lax.all_to_all(rows[0], AXIS, 0, 0, tiled=True)
         parts = rows_of(line, table, wanted.reshape(-1))
-        wide = jnp.stack([jnp.broadcast_to(of, (of.shape[0], line.dim)) for of in parts], axis=1)
+        wide = jnp.stack([jnp.broadcast_to(values, (values.shape[0], line.dim)) for values in parts], axis=1)
         taken = jax.lax.dynamic_index_in_dim(wide, part, 1, keepdims=False)
         answers: jax.Array = jax.lax.all_to_all(taken.reshape(*wanted.shape, line.dim), AXIS, 0, 0, tiled=True)
         return answers[None]

@@ -147,8 +147,7 @@ def _handler(routes: Routes, hosts: set[str] | None, access: PageAccess | None) 
 
         @property
         def _cookie(self) -> str:
-            port = self.connection.getsockname()[1]
-            return f"penstock-{port}"
+            return f"penstock-{self.connection.getsockname()[1]}"
 
         @property
         def _secure(self) -> str:

@@ -18,38 +18,17 @@ from penstock.cli.pages.http_server import HTML, JSON, PLAIN, TEXT, PageAccess, 
 from penstock.cli.terminal.output import writing
 from penstock.config.id_ranges import ANY_UINT64
 from penstock.engine import Engine
-from penstock.run import Progress
 from penstock.sampling import thinned
 from penstock.stats import Counters, Report
 from penstock.validation import is_loopback
 
 if TYPE_CHECKING:
     from penstock.metrics import Snapshots
-    from penstock.ray import Job
+    from penstock.options import Progress
+    from penstock.shares.ray import Job
 
-ANY_PORT = "127.0.0.1:0"
 LINE_EVERY_S = 1.0
 MAX_SHOWN_MOMENTS, MAX_SHOWN_TABLES = 60, 8
-
-
-def add_watching_options(command: argparse.ArgumentParser, ends: bool = True) -> None:
-    """Add the monitoring flags. ends : whether the work has an end, at which ``--report`` can write a page"""
-    group = command.add_argument_group("watching")
-    group.add_argument(
-        "--ui",
-        nargs="?",
-        const=ANY_PORT,
-        metavar="HOST:PORT",
-        help="show a live page in a browser while it works (default 127.0.0.1, any free port)",
-    )
-    group.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus' metrics there, at /metrics")
-    if ends:
-        group.add_argument(
-            "--report", type=Path, metavar="DIR", help="write a page with plots of the run to DIR at the end"
-        )
-    else:
-        command.set_defaults(report=None)
-    group.add_argument("--metrics-file", type=Path, metavar="FILE", help="append the metrics, a JSON line a second")
 
 
 def page_addresses(args: argparse.Namespace) -> dict[str, tuple[str, int]]:

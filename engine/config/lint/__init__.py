@@ -34,10 +34,10 @@ def lint(
     programs : the tables that have a Python program
     scan : of the text that the message was read from
     """
-    found = list(broken(message)) or list(_legal(message, written or {}, programs))
+    findings = list(broken(message)) or list(_legal(message, written or {}, programs))
     if scan is None:
-        return found
-    return [dataclasses.replace(one, line=scan.line_of(one.where)) for one in found]
+        return findings
+    return [dataclasses.replace(finding, line=scan.line_of(finding.where)) for finding in findings]
 
 
 def _legal(message: EngineConfig, written: Mapping[str, float], programs: Collection[str]) -> Iterator[Finding]:

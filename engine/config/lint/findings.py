@@ -99,16 +99,16 @@ class Finding:
 
 
 class Subject(NamedTuple):
-    """A part of the configuration that rules are about. where : its path; name : in messages; both may be empty"""
+    """A part of the configuration that rules are about. path : of its message; name : in messages; both may be empty"""
 
-    where: str = ""
+    path: str = ""
     name: str = ""
 
     def finding(self, code: str, field: str, problem: str, fix: str) -> Finding:
-        """Return a finding about a field, a path below ``where``; about the subject itself if ``field`` is empty."""
-        where = ".".join(filter(None, (self.where, field)))
+        """Return a finding about a field, a path below ``path``; about the subject itself if ``field`` is empty."""
+        path = ".".join(filter(None, (self.path, field)))
         message = ": ".join(filter(None, (self.name, problem)))
-        return Finding(code, RULES[code][0], where, message, fix)
+        return Finding(code, RULES[code][0], path, message, fix)
 
     def below(self, code: str, message: Message, field: str, least: int, fix: str) -> Iterator[Finding]:
         """Yield a finding if a number is below ``least``."""
@@ -123,7 +123,7 @@ class Subject(NamedTuple):
             yield self.finding("PS011", field, f"{field} is {value}", fix)
 
 
-def about_parameters(table: TableMessage) -> Subject:
+def subject_of_parameters(table: TableMessage) -> Subject:
     """Return the optimization parameters of a table as a subject."""
     return Subject(f"table_descriptor[{table.index}].optimization_parameters", f"table '{table.name}'")
 

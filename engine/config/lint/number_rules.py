@@ -18,7 +18,7 @@ SMALLEST_NORMAL = 2.0**-126  # XLA flushes smaller float32 values to 0
 LOST = 0.02  # largest relative error of 1 - x, the weight of a new value in a moving average
 
 
-def out_of_range(about: Subject, table: TableMessage) -> Iterator[Finding]:
+def out_of_range(subject: Subject, table: TableMessage) -> Iterator[Finding]:
     """Yield findings about numbers of the optimizer's message that are outside their range."""
     algorithm = table.algorithm
     for name, value in table.hyper_parameters.items():
@@ -26,10 +26,10 @@ def out_of_range(about: Subject, table: TableMessage) -> Iterator[Finding]:
         # runnable.py reports a max_delta that no update can use.
         if allowed is not None and allowed.excludes(value) and name != "max_delta":
             field = f"{algorithm}.{name}"
-            yield about.finding("PS212", field, f"{field} is {value:g}", f"it should be {allowed.text}")
+            yield subject.finding("PS212", field, f"{field} is {value:g}", f"it should be {allowed.text}")
 
 
-def lost_in_float32(about: Subject, table: TableMessage, written: Mapping[str, float]) -> Iterator[Finding]:
+def lost_in_float32(subject: Subject, table: TableMessage, written: Mapping[str, float]) -> Iterator[Finding]:
     """Yield findings about numbers whose meaning float32 changes. Rounding alone is no finding: most are rounded."""
     for field, number in written.items():
         rounded = float32(number)
@@ -45,10 +45,10 @@ def lost_in_float32(about: Subject, table: TableMessage, written: Mapping[str, f
             fix = "write a number further from 1"
         else:
             continue
-        yield about.finding("PS211", field, f"{field} = {number!r} {effect}", fix)
+        yield subject.finding("PS211", field, f"{field} = {number!r} {effect}", fix)
     adam = table.parameters.adam
     if adam.use_sum_inside_sqrt and adam.epsilon and adam.epsilon * adam.epsilon < SMALLEST_NORMAL:
-        yield about.finding(
+        yield subject.finding(
             "PS211",
             "adam.epsilon",
             f"adam.epsilon is {adam.epsilon:g}, and its square, which use_sum_inside_sqrt adds, counts as 0",

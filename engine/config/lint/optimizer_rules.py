@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from penstock.config.lint.findings import Finding, Subject, about_parameters
+from penstock.config.lint.findings import Finding, Subject, subject_of_parameters
 from penstock.config.lint.number_rules import lost_in_float32, out_of_range
 from penstock.config.optimization_parameters_pb2 import LowDimensionalPackingStatus
 from penstock.config.proto_views import TableMessage, read_limits
@@ -22,16 +22,16 @@ def lint_table(table: TableMessage, written: Mapping[str, float]) -> Iterator[Fi
 
     written : path below the table's optimization parameters -> number as written, before float32
     """
-    about = about_parameters(table)
-    yield from _rate(about, table)
-    yield from _limits(about, table)
-    yield from _decay(about, table)
-    yield from out_of_range(about, table)
-    yield from _accumulators(about, table)
-    yield from _packing(about, table)
-    yield from lost_in_float32(about, table, written)
+    subject = subject_of_parameters(table)
+    yield from _rate(subject, table)
+    yield from _limits(subject, table)
+    yield from _decay(subject, table)
+    yield from out_of_range(subject, table)
+    yield from _accumulators(subject, table)
+    yield from _packing(subject, table)
+    yield from lost_in_float32(subject, table, written)
     if doubt := OPTIMIZERS[table.algorithm].doubt:
-        yield about.finding(
+        yield subject.finding(
             "PS216",
             table.algorithm,
             f"how '{table.algorithm}' updates on a TPU is not public in full: {doubt}",
@@ -39,13 +39,13 @@ def lint_table(table: TableMessage, written: Mapping[str, float]) -> Iterator[Fi
         )
 
 
-def _rate(about: Subject, table: TableMessage) -> Iterator[Finding]:
+def _rate(subject: Subject, table: TableMessage) -> Iterator[Finding]:
     algorithm, rate = table.algorithm, table.parameters.learning_rate.constant
     optimizer = OPTIMIZERS[algorithm]
     if table.tag is not None:
         return
     if algorithm == "frequency_estimator":
-        yield about.finding(
+        yield subject.finding(
             "PS217",
             "learning_rate.constant",
             "frequency_estimator takes the step number for its learning rate, and this one is constant",
@@ -57,17 +57,17 @@ def _rate(about: Subject, table: TableMessage) -> Iterator[Finding]:
     if rate == 0 and optimizer.divides_by_rate and not table.parameters.ftrl.multiply_linear_by_lr:
         effect = f"{algorithm} divides by it, which makes NaN of every touched row"
     problem, fix = f"learning rate is {rate:g}: {effect}", "set a constant above 0, or a dynamic tag"
-    yield about.finding("PS207", "learning_rate.constant", problem, fix)
+    yield subject.finding("PS207", "learning_rate.constant", problem, fix)
 
 
-def _limits(about: Subject, table: TableMessage) -> Iterator[Finding]:
+def _limits(subject: Subject, table: TableMessage) -> Iterator[Finding]:
     for code, field in (("PS202", "clipping_limits"), ("PS203", "gradient_clipping_limits")):
         lower, upper = read_limits(getattr(table.parameters, field))
         if lower is not None and upper is not None and lower > upper:
             problem = f"lower {lower:g} is above upper {upper:g}, so every value becomes {upper:g}"
-            yield about.finding(code, field, problem, "swap the limits")
+            yield subject.finding(code, field, problem, "swap the limits")
     if table.parameters.HasField("gradient_clipping_limits") and not table.accumulates:
-        yield about.finding(
+        yield subject.finding(
             "PS206",
             "gradient_accumulation_status",
             "gradients are clipped but not accumulated, so each part is clipped for itself",
@@ -75,26 +75,26 @@ def _limits(about: Subject, table: TableMessage) -> Iterator[Finding]:
         )
 
 
-def _decay(about: Subject, table: TableMessage) -> Iterator[Finding]:
+def _decay(subject: Subject, table: TableMessage) -> Iterator[Finding]:
     factor = table.parameters.weight_decay_factor
     times_rate = table.parameters.multiply_weight_decay_factor_by_learning_rate
     if factor < 0 or (factor >= 1 and not times_rate):
         effect = "grows" if factor < 0 else "zeroes" if factor == 1 else "flips the sign of"
-        yield about.finding(
+        yield subject.finding(
             "PS204",
             "weight_decay_factor",
             f"a decay factor of {factor:g} {effect} every touched weight (w becomes w - factor*w)",
             "use a small factor above 0, e.g. 0.0001",
         )
     if times_rate and factor == 0:
-        yield about.finding(
+        yield subject.finding(
             "PS205",
             "multiply_weight_decay_factor_by_learning_rate",
             "there is no weight_decay_factor to multiply",
             "set weight_decay_factor, or remove the flag",
         )
     if factor and not table.accumulates:
-        yield about.finding(
+        yield subject.finding(
             "PS215",
             "gradient_accumulation_status",
             "weights decay once for every part of a step, since gradients are not accumulated",
@@ -102,12 +102,12 @@ def _decay(about: Subject, table: TableMessage) -> Iterator[Finding]:
         )
 
 
-def _accumulators(about: Subject, table: TableMessage) -> Iterator[Finding]:
+def _accumulators(subject: Subject, table: TableMessage) -> Iterator[Finding]:
     if table.algorithm != "ftrl":
         return
     start = table.initial_values.get("accumulators")
     if start == 0:
-        yield Subject(f"table[{table.settings_index}]", about.name).finding(
+        yield Subject(f"table[{table.settings_index}]", subject.name).finding(
             "PS209",
             "slot",
             "FTRL accumulators start at 0, so a row's first step is as large as its rate allows, "
@@ -115,7 +115,7 @@ def _accumulators(about: Subject, table: TableMessage) -> Iterator[Finding]:
             "start them at 0.1, TensorFlow's default",
         )
     elif table.parameters.ftrl.allow_zero_accumulator:
-        yield about.finding(
+        yield subject.finding(
             "PS209",
             "ftrl.allow_zero_accumulator",
             "allow_zero_accumulator has no effect (accumulators of 0 work without it), and the message says "
@@ -124,7 +124,7 @@ def _accumulators(about: Subject, table: TableMessage) -> Iterator[Finding]:
         )
 
 
-def _packing(about: Subject, table: TableMessage) -> Iterator[Finding]:
+def _packing(subject: Subject, table: TableMessage) -> Iterator[Finding]:
     parameters, dimension = table.parameters, table.descriptor.dimension
     if parameters.low_dimensional_packing_status != LowDimensionalPackingStatus.ENABLED:
         return
@@ -137,7 +137,7 @@ def _packing(about: Subject, table: TableMessage) -> Iterator[Finding]:
     else:
         return
     problem, fix = "low-dimensional packing cannot take effect", "remove it; results are the same with and without"
-    yield about.finding("PS210", "low_dimensional_packing_status", f"{problem}: {why}", fix)
+    yield subject.finding("PS210", "low_dimensional_packing_status", f"{problem}: {why}", fix)
 
 
 def _proximal_without_penalty(table: TableMessage) -> bool:

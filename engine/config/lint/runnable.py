@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from penstock.config.engine_config_pb2 import PlacementSettings, TableSettings
-from penstock.config.lint.findings import Finding, Subject, about_parameters
+from penstock.config.lint.findings import Finding, Subject, subject_of_parameters
 from penstock.config.proto_views import TableMessage, read_limits
 from penstock.updates import OPTIMIZERS, WITHOUT_FORMULA, UserDefinedProgram
 
@@ -19,19 +19,19 @@ def refusals(table: TableMessage, programs: Collection[str]) -> Iterator[Finding
 
     programs : the tables that have a Python program
     """
-    about = about_parameters(table)
-    yield from _storage(Subject(f"table[{table.settings_index}]", about.name), table)
-    yield from _algorithm(about, table.algorithm, table.name in programs)
-    yield from _numbers(about, table)
-    yield from _quantization(about, table)
-    yield from _dynamic(about, table)
-    yield from _placement(about, table)
+    subject = subject_of_parameters(table)
+    yield from _storage(Subject(f"table[{table.settings_index}]", subject.name), table)
+    yield from _algorithm(subject, table.algorithm, table.name in programs)
+    yield from _numbers(subject, table)
+    yield from _quantization(subject, table)
+    yield from _dynamic(subject, table)
+    yield from _placement(subject, table)
 
 
-def _storage(about: Subject, table: TableMessage) -> Iterator[Finding]:
+def _storage(subject: Subject, table: TableMessage) -> Iterator[Finding]:
     dtype = table.settings.storage_dtype
     if dtype == TableSettings.INT32:
-        yield about.finding(
+        yield subject.finding(
             "PS105",
             "storage_dtype",
             f"storage_dtype {TableSettings.StorageDtype.Name(dtype)} is not supported (supported: FLOAT32, BFLOAT16)",
@@ -39,9 +39,9 @@ def _storage(about: Subject, table: TableMessage) -> Iterator[Finding]:
         )
 
 
-def _algorithm(about: Subject, algorithm: str, has_program: bool) -> Iterator[Finding]:
+def _algorithm(subject: Subject, algorithm: str, has_program: bool) -> Iterator[Finding]:
     if algorithm in WITHOUT_FORMULA:
-        yield about.finding(
+        yield subject.finding(
             "PS201",
             algorithm,
             f"optimizer '{algorithm}' cannot be run: TensorFlow publishes its fields, but no formula "
@@ -49,7 +49,7 @@ def _algorithm(about: Subject, algorithm: str, has_program: bool) -> Iterator[Fi
             "use another optimizer, e.g. adagrad; loading and saving keep this one as it is",
         )
     if algorithm == UserDefinedProgram.parameters_field and not has_program:
-        yield about.finding(
+        yield subject.finding(
             "PS201",
             algorithm,
             "the program of a file is XLA's own form, which is kept but not run",
@@ -57,25 +57,25 @@ def _algorithm(about: Subject, algorithm: str, has_program: bool) -> Iterator[Fi
         )
 
 
-def _numbers(about: Subject, table: TableMessage) -> Iterator[Finding]:
+def _numbers(subject: Subject, table: TableMessage) -> Iterator[Finding]:
     algorithm, numbers = table.algorithm, table.hyper_parameters
     non_lazy = OPTIMIZERS[algorithm].non_lazy_field
     if non_lazy is not None and numbers[non_lazy] and not table.accumulates:
-        yield about.finding(
+        yield subject.finding(
             "PS208",
             f"{algorithm}.{non_lazy}",
             f"{non_lazy} updates every row once a step, which needs gradient accumulation",
             f"set gradient_accumulation_status: ENABLED, or remove {non_lazy}",
         )
     if algorithm == "adagrad_momentum" and numbers["exponent"] == 0:
-        yield about.finding(
+        yield subject.finding(
             "PS214",
             "adagrad_momentum.exponent",
             "adagrad_momentum.exponent is 0, and the update takes the power -1/exponent",
             "set exponent: 2, TensorFlow's default",
         )
     if algorithm == "frequency_estimator" and numbers["max_delta"] <= 0:
-        yield about.finding(
+        yield subject.finding(
             "PS214",
             "frequency_estimator.max_delta",
             f"frequency_estimator.max_delta is {numbers['max_delta']:g}: no distance between two hits of a row fits",
@@ -83,20 +83,20 @@ def _numbers(about: Subject, table: TableMessage) -> Iterator[Finding]:
         )
 
 
-def _quantization(about: Subject, table: TableMessage) -> Iterator[Finding]:
+def _quantization(subject: Subject, table: TableMessage) -> Iterator[Finding]:
     simulated = table.parameters.simulated_quantization
     if not simulated.enabled:
         return
     lower, upper = read_limits(simulated.clipping_limits)
     if simulated.num_buckets < 2:
-        yield about.finding(
+        yield subject.finding(
             "PS213",
             "simulated_quantization.num_buckets",
             f"simulated quantization to {simulated.num_buckets} buckets",
             "set num_buckets to at least 2",
         )
     if lower is None or upper is None or not lower < upper:
-        yield about.finding(
+        yield subject.finding(
             "PS213",
             "simulated_quantization.clipping_limits",
             f"simulated quantization between {lower} and {upper} has no range to divide",
@@ -104,20 +104,20 @@ def _quantization(about: Subject, table: TableMessage) -> Iterator[Finding]:
         )
 
 
-def _dynamic(about: Subject, table: TableMessage) -> Iterator[Finding]:
+def _dynamic(subject: Subject, table: TableMessage) -> Iterator[Finding]:
     if not table.settings.HasField("dynamic"):
         return
     non_lazy = OPTIMIZERS[table.algorithm].non_lazy_field
     if non_lazy is not None and table.hyper_parameters[non_lazy]:
-        yield about.finding(
+        yield subject.finding(
             "PS218",
             f"{table.algorithm}.{non_lazy}",
             f"{non_lazy} updates every row once a step, but absent keys of a dynamic table have no row",
             f"remove {non_lazy}, or the table's dynamic settings",
         )
     if table.descriptor.vocabulary_size >= 2**31:
-        where = Subject(f"table_descriptor[{table.index}]", about.name)
-        yield where.finding(
+        descriptor = Subject(f"table_descriptor[{table.index}]", subject.name)
+        yield descriptor.finding(
             "PS218",
             "vocabulary_size",
             f"vocabulary_size is {table.descriptor.vocabulary_size}, but a dynamic table has at most {2**31 - 1} rows",
@@ -125,10 +125,10 @@ def _dynamic(about: Subject, table: TableMessage) -> Iterator[Finding]:
         )
 
 
-def _placement(about: Subject, table: TableMessage) -> Iterator[Finding]:
+def _placement(subject: Subject, table: TableMessage) -> Iterator[Finding]:
     non_lazy = OPTIMIZERS[table.algorithm].non_lazy_field
     if table.settings.placement.where == PlacementSettings.CACHED and non_lazy and table.hyper_parameters[non_lazy]:
-        yield about.finding(
+        yield subject.finding(
             "PS219",
             f"{table.algorithm}.{non_lazy}",
             f"{non_lazy} updates every row once a step, but only some rows of a CACHED table are on the devices",

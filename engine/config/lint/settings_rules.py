@@ -44,69 +44,69 @@ def _table_settings(message: EngineConfig, algorithms: Mapping[str, str]) -> Ite
     seen: set[str] = set()
     nearest = Nearest(algorithms)
     for index, settings in enumerate(message.table):
-        about = Subject(f"table[{index}]", f"settings of table '{settings.name}'")
+        subject = Subject(f"table[{index}]", f"settings of table '{settings.name}'")
         if settings.name not in algorithms:
-            yield about.finding("PS015", "name", "no table has that name", nearest.to(settings.name))
+            yield subject.finding("PS015", "name", "no table has that name", nearest.to(settings.name))
             continue
         if settings.name in seen:
-            yield about.finding("PS016", "", "given twice", "put them into one table { }")
+            yield subject.finding("PS016", "", "given twice", "put them into one table { }")
         seen.add(settings.name)
-        yield from about.unknown(settings, "storage_dtype", "use FLOAT32")
-        yield from _initializer(about, settings)
-        yield from _slots(about, settings, algorithms[settings.name])
-        yield from _dynamic(about, settings)
+        yield from subject.unknown(settings, "storage_dtype", "use FLOAT32")
+        yield from _initializer(subject, settings)
+        yield from _slots(subject, settings, algorithms[settings.name])
+        yield from _dynamic(subject, settings)
         yield from _placement(Subject(f"table[{index}].placement", f"placement of table '{settings.name}'"), settings)
 
 
-def _initializer(about: Subject, settings: TableSettings) -> Iterator[Finding]:
+def _initializer(subject: Subject, settings: TableSettings) -> Iterator[Finding]:
     chosen = settings.WhichOneof("initializer")
     if chosen is None:
         return
     message = getattr(settings, chosen)
     numbers = [getattr(message, field.name) for field in message.DESCRIPTOR.fields]
     if not all(math.isfinite(number) for number in numbers):
-        yield about.finding("PS017", chosen, f"{chosen} has a number that is not finite", "give a finite one")
+        yield subject.finding("PS017", chosen, f"{chosen} has a number that is not finite", "give a finite one")
     if chosen == "truncated_normal" and message.stddev < 0:
-        yield about.finding("PS017", chosen, f"stddev is {message.stddev}", "it cannot be negative")
+        yield subject.finding("PS017", chosen, f"stddev is {message.stddev}", "it cannot be negative")
     if chosen == "uniform" and message.min > message.max:
-        yield about.finding("PS017", chosen, f"uniform has min {message.min} > max {message.max}", "swap them")
+        yield subject.finding("PS017", chosen, f"uniform has min {message.min} > max {message.max}", "swap them")
 
 
-def _slots(about: Subject, settings: TableSettings, algorithm: str) -> Iterator[Finding]:
+def _slots(subject: Subject, settings: TableSettings, algorithm: str) -> Iterator[Finding]:
     slots = OPTIMIZERS[algorithm].slot_names if algorithm in OPTIMIZERS else ()
     if algorithm == UserDefinedProgram.parameters_field:
         slots = tuple(f"Slot_{index}" for index in range(len(settings.slot)))
     seen: set[str] = set()
     for index, slot in enumerate(settings.slot):
         if slot.name in seen:
-            yield about.finding("PS016", f"slot[{index}]", f"slot '{slot.name}' is given twice", "keep one")
+            yield subject.finding("PS016", f"slot[{index}]", f"slot '{slot.name}' is given twice", "keep one")
         seen.add(slot.name)
     for index, slot in enumerate(settings.slot):
         field, start = f"slot[{index}]", slot.initial_value
         if not math.isfinite(start):
-            yield about.finding("PS018", field, f"slot '{slot.name}' starts at {start}", "it must be finite")
+            yield subject.finding("PS018", field, f"slot '{slot.name}' starts at {start}", "it must be finite")
         elif algorithm in OPTIMIZERS and slot.name not in slots:
-            yield about.finding("PS018", field, f"{algorithm} has no slot '{slot.name}'", near(slot.name, slots))
+            yield subject.finding("PS018", field, f"{algorithm} has no slot '{slot.name}'", near(slot.name, slots))
         elif not slot.HasField("initial_value"):
             continue
         elif (algorithm, slot.name) in DIVISORS and start <= 0:
             problem = f"initial_accumulator_value must be > 0, got {start}: the update divides by its root"
-            yield about.finding("PS018", field, problem, "use 0.1, TensorFlow's default")
+            yield subject.finding("PS018", field, problem, "use 0.1, TensorFlow's default")
         elif slot.name in SQUARES and start < 0:
             problem = f"slot '{slot.name}' starts at {start}, but holds a mean or sum of squares"
-            yield about.finding("PS018", field, problem, "start it at 0 or above")
+            yield subject.finding("PS018", field, problem, "start it at 0 or above")
 
 
-def _dynamic(about: Subject, settings: TableSettings) -> Iterator[Finding]:
+def _dynamic(subject: Subject, settings: TableSettings) -> Iterator[Finding]:
     try:
         read_dynamic(settings)
     except ConfigError as error:
         problem, _, fix = str(error).partition("; ")
-        yield about.finding("PS021", "dynamic", problem, fix or "see docs/dynamic.md for what every setting accepts")
+        yield subject.finding("PS021", "dynamic", problem, fix or "see docs/dynamic.md for what every setting accepts")
 
 
-def _placement(about: Subject, settings: TableSettings) -> Iterator[Finding]:
-    unknown = list(about.unknown(settings.placement, "where", "use DEVICE, HOST or CACHED"))
+def _placement(subject: Subject, settings: TableSettings) -> Iterator[Finding]:
+    unknown = list(subject.unknown(settings.placement, "where", "use DEVICE, HOST or CACHED"))
     yield from unknown
     try:
         if not unknown:
@@ -114,7 +114,7 @@ def _placement(about: Subject, settings: TableSettings) -> Iterator[Finding]:
     except ConfigError as error:
         problem, _, fix = str(error).partition("; ")
         field = problem.partition(" ")[0]
-        yield about.finding("PS022", field, problem, fix or "see docs/placement.md for what CACHED needs")
+        yield subject.finding("PS022", field, problem, fix or "see docs/placement.md for what CACHED needs")
 
 
 def _feature_settings(message: EngineConfig) -> Iterator[Finding]:
@@ -124,17 +124,17 @@ def _feature_settings(message: EngineConfig) -> Iterator[Finding]:
     seen: set[str | int] = set()
     for index, settings in enumerate(message.feature):
         name, key, problem = _feature_of(settings, names, nearest, len(features))
-        about = Subject(f"feature[{index}]", name)
+        subject = Subject(f"feature[{index}]", name)
         if problem is not None:
-            yield about.finding("PS015", "", *problem)
+            yield subject.finding("PS015", "", *problem)
             continue
         if key in seen:
-            yield about.finding("PS016", "", "given twice", "put them into one feature { }")
+            yield subject.finding("PS016", "", "given twice", "put them into one feature { }")
         seen.add(key)
         if settings.combiner and settings.combiner not in COMBINERS:
             problem = f"combiner is '{settings.combiner}'", near(settings.combiner, COMBINERS)
-            yield about.finding("PS019", "combiner", *problem)
-        yield from about.below("PS019", settings, "max_sequence_length", 0, "use 0 for none")
+            yield subject.finding("PS019", "combiner", *problem)
+        yield from subject.below("PS019", settings, "max_sequence_length", 0, "use 0 for none")
 
 
 def _feature_of(

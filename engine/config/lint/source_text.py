@@ -18,8 +18,8 @@ from penstock.updates import Optimizer
 INNER = "tpu_embedding_configuration"  # paths start below it
 
 
-def numbers_of(where: str, optimizer: Optimizer) -> dict[str, float]:
-    """Return path -> number for every constant number of ``optimizer``, whose message is at ``where``."""
+def numbers_of(path: str, optimizer: Optimizer) -> dict[str, float]:
+    """Return path -> number for every constant number of ``optimizer``, whose message is at ``path``."""
     named: dict[str, Any] = {
         "learning_rate.constant": optimizer.learning_rate,
         "weight_decay_factor": optimizer.weight_decay_factor,
@@ -30,7 +30,7 @@ def numbers_of(where: str, optimizer: Optimizer) -> dict[str, float]:
     }
     named |= {f"{optimizer.parameters_field}.{name}": value for name, value in optimizer.proto_values().items()}
     return {
-        f"{where}.{name}": float(value)
+        f"{path}.{name}": float(value)
         for name, value in named.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
@@ -59,11 +59,11 @@ _TOKEN = re.compile(
 
 def scan(text: str, kind: type[Message]) -> Scan:
     """Scan a text that parses as a message of ``kind``; for another text, return the fields before the error."""
-    found = Scan()
+    fields = Scan()
     tokens = list(_tokens(text))
     if tokens:
-        _Scanner(tokens, found).message(kind.DESCRIPTOR, "")
-    return found
+        _Scanner(tokens, fields).message(kind.DESCRIPTOR, "")
+    return fields
 
 
 def _tokens(text: str) -> Iterator[tuple[str, int]]:
@@ -77,15 +77,15 @@ def _tokens(text: str) -> Iterator[tuple[str, int]]:
 class _Scanner:
     """A walk over the tokens of a text, along the fields of its message."""
 
-    def __init__(self, tokens: list[tuple[str, int]], found: Scan) -> None:
-        self.tokens, self.found, self.at = tokens, found, 0
+    def __init__(self, tokens: list[tuple[str, int]], fields: Scan) -> None:
+        self.tokens, self.fields, self.position = tokens, fields, 0
 
     def peek(self) -> str:
-        return self.tokens[self.at][0] if self.at < len(self.tokens) else ""
+        return self.tokens[self.position][0] if self.position < len(self.tokens) else ""
 
     def take(self) -> tuple[str, int]:
-        self.at += 1
-        return self.tokens[self.at - 1] if self.at <= len(self.tokens) else ("", 0)
+        self.position += 1
+        return self.tokens[self.position - 1] if self.position <= len(self.tokens) else ("", 0)
 
     def message(self, kind: Any, prefix: str) -> None:
         """Scan the fields up to the end of a message; ``kind`` is None inside an unknown field."""
@@ -104,7 +104,7 @@ class _Scanner:
                 if descriptor is not None and descriptor.is_repeated:
                     path += f"[{counts.get(name, 0)}]"
                     counts[name] = counts.get(name, 0) + 1
-                    self.found.lines.setdefault(prefix + name, line)
+                    self.fields.lines.setdefault(prefix + name, line)
                 self.value(inner, path, line)
                 if not in_list:
                     break
@@ -114,7 +114,7 @@ class _Scanner:
 
     def value(self, kind: Any, path: str, line: int) -> None:
         """Scan a message or a scalar, whose field is on ``line``."""
-        self.found.lines[path] = line
+        self.fields.lines[path] = line
         if self.peek() in ("{", "<"):
             self.take()
             self.message(kind, "" if path == INNER else path + ".")
@@ -124,7 +124,7 @@ class _Scanner:
             self.take()
         number = _number(word)
         if number is not None:
-            self.found.numbers[path] = number
+            self.fields.numbers[path] = number
 
 
 def _number(word: str) -> float | None:

@@ -1,0 +1,86 @@
+"""Flags, and how their text becomes a value: functions that argparse calls."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Of passes; of threads, and of devices.
+MOST_PASSES = MOST_PARALLEL = 1024
+
+
+@dataclass(frozen=True)
+class Flag:
+    """The flag of an option.
+
+    metavar : of its value; "" without choices: a switch
+    parse : text → value; unit : of the default that the help shows
+    name : without dashes; "": the option's
+    help : "": the option's text; details : Markdown that docs/cli.md adds; pages : in docs/, to read more
+    repeated : it may be given several times; bare : its value without an argument
+    """
+
+    metavar: str = ""
+    parse: Callable[[str], Any] = str
+    name: str = ""
+    help: str = ""
+    details: str = ""
+    pages: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    unit: int = 1
+    repeated: bool = False
+    bare: str | None = None
+
+
+def whole(least: int | None = None, most: int | None = None) -> Callable[[str], int]:
+    """Return an argument type for an integer from ``least`` to ``most``."""
+
+    def parse_whole(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected a whole number, got '{text}'") from None
+        if least is not None and number < least:
+            raise argparse.ArgumentTypeError(f"expected at least {least}, got {number}")
+        if most is not None and number > most:
+            raise argparse.ArgumentTypeError(f"expected at most {most}, got {number}")
+        return number
+
+    return parse_whole
+
+
+def number(expected: str, least: float, most: float, with_least: bool = True) -> Callable[[str], float]:
+    """Return an argument type for a number from ``least``, itself included or not, to ``most``.
+
+    expected : for messages
+    """
+
+    def parse_number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or (value == least and not with_least):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got '{text}'")
+        return value
+
+    return parse_number
+
+
+def megabytes(text: str) -> int:
+    """Parse a number of MB. Return bytes."""
+    return whole(1)(text) << 20
+
+
+def folder_or_uri(text: str) -> Path | str:
+    """Return a path, or a URI as it is."""
+    return text if "://" in text else Path(text)
+
+
+def number_of_passes(text: str) -> int | str:
+    """Parse ``--passes``."""
+    return text if text == "auto" else whole(1, MOST_PASSES)(text)

@@ -1,0 +1,495 @@
+"""Every option of a run, in one table: its type, text, default and flag, and the modes in which it works.
+
+A ``TypedDict`` per concern lists them, which type checkers read as the keywords of ``Engine.run`` and ``Engine.stage``.
+Signatures, docstrings, the dataclasses that the code uses, the flags of commands, the errors "not with --ray" and "not
+with --passes", and the table of docs/cli.md are derived from it. A new option is a new key here.
+
+Modes: "run", one engine (``Engine.run``, ``penstock replay``); "stage", ``Engine.stage``; "serve", the service; "job",
+a job on a Ray cluster; "passes", a replay in passes; "check", commands that read a log without tables.
+"""
+
+import inspect
+import os
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, Self, TypedDict, TypeVar, get_args
+
+from penstock.flag_values import MOST_PARALLEL, Flag, folder_or_uri, megabytes, number, number_of_passes, whole
+from penstock.validation import check_known
+
+if TYPE_CHECKING:
+    from penstock.accumulators.frame_gate import FrameGate
+    from penstock.learning_rates import Rates
+    from penstock.stats import Counters
+
+    Progress = Callable[[Counters, FrameGate, float | None], None]
+
+AnyPath = str | os.PathLike[str]
+Called = TypeVar("Called", bound=Callable[..., Any])
+
+# Commits that stay in a checkpoint.
+KEEP = 3
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of the table.
+
+    text : for docstrings and help
+    modes : in which it works; empty: those of its concern
+    elsewhere : mode → the default there, if it is another
+    name, hint, group, flag : set by ``options_of``; group : of the flags under ``--help``
+    """
+
+    text: str
+    default: Any = None
+    modes: frozenset[str] = frozenset()
+    elsewhere: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    hint: str = ""
+    group: str = ""
+    flag: Flag | None = None
+
+    def default_in(self, mode: str) -> Any:
+        return self.elsewhere.get(mode, self.default)
+
+    @property
+    def described(self) -> str:
+        """The text, with the pages to read more."""
+        pages = [f"docs/{page.partition('#')[0]}" for page in (self.flag.pages if self.flag else ())]
+        return f"{self.text} ({', '.join(pages)})" if pages else self.text
+
+    @property
+    def flag_name(self) -> str:
+        """The flag as users type it."""
+        assert self.flag is not None
+        return "--" + (self.flag.name or self.name.replace("_", "-"))
+
+    @property
+    def flag_help(self) -> str:
+        """The help of the flag, with a default that is a number."""
+        assert self.flag is not None
+        text = (self.flag.help or self.text).replace("``", "")
+        if self.flag.metavar and isinstance(self.default, int | float):
+            text += f" (default {self.default / self.flag.unit:g})"
+        return text
+
+
+# ---- modes
+
+ONE_ENGINE, JOB, PASSES = frozenset({"run", "stage"}), frozenset({"job"}), frozenset({"passes"})
+RUNS = ONE_ENGINE | JOB | PASSES
+READS = RUNS | {"check"}
+ENGINES = RUNS | {"serve"}
+EVERYWHERE = READS | {"serve"}
+COMMANDS = ENGINES - {"stage"}
+
+
+# ---- the table
+
+
+class OutputKeywords(TypedDict, total=False):
+    out: Annotated[AnyPath | None, Option("write DIR/<table>.parquet at the end"), Flag("DIR", Path)]
+    state_hash: Annotated[
+        bool,
+        Option("compute the state hash at the end", True),
+        Flag(name="no-hash", help="do not compute the state hash"),
+    ]
+
+
+class InitialKeywords(TypedDict, total=False):
+    init: Annotated[
+        AnyPath | None,
+        Option("start from the tables of a folder that --out wrote, or of an Orbax checkpoint of the same tree"),
+        Flag("DIR", Path),
+    ]
+    seed: Annotated[int, Option("of the tables' initial values", 0), Flag("N", whole())]
+
+
+class ReadingKeywords(TypedDict, total=False):
+    table: Annotated[
+        str | None, Option("table of the rows that name none (never a filter)", None, EVERYWHERE), Flag("T")
+    ]
+    columns: Annotated[
+        "Mapping[str, str] | None",
+        Option("role → name, where the stream's columns have other names", None, EVERYWHERE),
+        Flag(
+            "ROLE=NAME",
+            name="column",
+            help="the stream's name of a column; roles: id, gradient, table, step, contributor, learning_rates, time",
+            repeated=True,
+        ),
+    ]
+    gradient_dtype: Annotated[
+        str | None,
+        Option("of the gradient column's values; needed for bfloat16, which Arrow holds as uint16", None, EVERYWHERE),
+        Flag(choices=("bfloat16", "float16", "float32", "float64")),
+    ]
+    contribution_rows: Annotated[
+        int | None,
+        Option(
+            "a frame is N rows, or N examples: needed where batches are arbitrary (Parquet) and have no 'step' column"
+        ),
+        Flag("N", whole(1)),
+    ]
+    merge: Annotated[
+        str | None,
+        Option(
+            "step: merge sources that are sorted by step, one per worker; round: a frame of each source in turn",
+            None,
+            READS - JOB,
+        ),
+        Flag(
+            choices=("step", "round"),
+            details="Frames of equal steps stay in the order of their sources. `round` skips sources that have ended; "
+            "it is the order of jobs",
+            pages=("ray.md",),
+        ),
+    ]
+    on_bad_row: Annotated[
+        str,
+        Option(
+            "error (default): stop before the frame; drop: skip the row and count it; quarantine=FILE: also write it "
+            "to a new Arrow file, complete when the run ends, to be repaired and replayed",
+            "error",
+        ),
+        Flag("error|drop|quarantine=FILE", pages=("bad_rows.md",)),
+    ]
+    allow_missing_end: Annotated[bool, Option("accept streams without an end marker", False), Flag()]
+    follow: Annotated[
+        bool,
+        Option("read topics and tables with versions on, beyond their current end, until a signal", False, ONE_ENGINE),
+        Flag(pages=("brokers.md#replay-a-topic", "lakehouse.md")),
+    ]
+    patience: Annotated[
+        float,
+        Option("seconds to retry while a broker, or the server of a table, is gone", 60.0, EVERYWHERE - JOB),
+        Flag("S", number("seconds, at least 0", 0, 86_400)),
+    ]
+    max_message: Annotated[
+        int,
+        Option("bytes of the largest message of a broker", 64 << 20, READS - JOB),
+        Flag("MB", megabytes, help="largest message of a broker", unit=1 << 20),
+    ]
+    as_files: Annotated[
+        bool,
+        Option("read all files of a directory that is a Delta, Lance or Iceberg table", False, READS - JOB),
+        Flag(),
+    ]
+
+
+class GateKeywords(TypedDict, total=False):
+    num_required: Annotated[
+        int | None, Option("frames that make a step (default: the configuration's, or 1)"), Flag("N", whole(1))
+    ]
+    reduction: Annotated[
+        str | None,
+        Option(
+            "mean: divide a row's sum by the frames that contain it; sum: do not (default: the configuration's or mean)"
+        ),
+        Flag(choices=("mean", "sum")),
+    ]
+
+
+class SteppingKeywords(TypedDict, total=False):
+    learning_rates: Annotated[
+        "Rates",
+        Option("by tag, a mapping or a sequence; take precedence over the column and the schedules", None, EVERYWHERE),
+        Flag(
+            "TAG=VALUE",
+            name="learning-rate",
+            help="value of a dynamic learning rate, once per tag; takes precedence over the column",
+            repeated=True,
+        ),
+    ]
+    flush: Annotated[bool, Option("open the gate once more at the end, for the frames that wait in it", False), Flag()]
+    limit: Annotated[
+        int | None,
+        Option("stop after that many frames, including stale ones and those that a resumed run skips"),
+        Flag("FRAMES", whole(0)),
+    ]
+    max_stale: Annotated[
+        float | None,
+        Option(
+            "0 to 1, a share of the rows read, including those that a resumed run skips: if stale frames contain more, "
+            "raise InputError at the end, which undoes nothing: steps, commits and deltas stay"
+        ),
+        Flag(
+            "SHARE",
+            number("a share from 0 to 1", 0, 1),
+            help="exit 3 and do not write --out if stale frames contain more than this share, 0 to 1 (default: 1)",
+            details="Rows that `--resume` skips count. Checked at the end: the last commit and the deltas stay",
+        ),
+    ]
+    progress: Annotated[
+        "Progress | None",
+        Option("called after every frame with the counters, the gate and the share of input read", None, RUNS - JOB),
+    ]
+
+
+class CommittingKeywords(TypedDict, total=False):
+    checkpoint: Annotated[
+        AnyPath | None,
+        Option("a folder or URI to commit the state with its position to, at the end, whatever ends the run"),
+        Flag("DIR", folder_or_uri, pages=("checkpoints.md",)),
+    ]
+    every: Annotated[
+        int | None,
+        Option(
+            "also commit after every N steps, in the background (default: at the end only; a service: when a producer "
+            "waits for it)"
+        ),
+        Flag("N", whole(1)),
+    ]
+    keep: Annotated[int, Option("number of commits that stay", KEEP, RUNS)]
+    resume: Annotated[
+        bool,
+        Option("skip the frames that this engine's state already contains (``Engine.restore``)", False),
+        Flag(
+            help="continue from the last commit in DIR, or from the start if there is none",
+            details="The run reads the committed frames again, recognizes them and skips them. `--seed` and `--init` "
+            "apply only to a start",
+        ),
+    ]
+
+
+class DeltaKeywords(TypedDict, total=False):
+    slots: Annotated[
+        "bool | Sequence[str]",
+        Option("of deltas: names of slots to include next to the weights; True: all of them", ()),
+        Flag(
+            "all|NAME,NAME",
+            name="deltas-slots",
+            help="with the optimizer's slots: all of them, or those named (default: none)",
+        ),
+    ]
+    op: Annotated[
+        bool, Option("of deltas: add a column 'op', 'upsert' in every row; dynamic tables always have it", False)
+    ]
+    last: Annotated[
+        bool,
+        Option(
+            "of deltas of dynamic tables: add a column 'last', the clock when the key occurred last, which tells "
+            "whether it has expired",
+            False,
+        ),
+        Flag(name="deltas-last", pages=("dynamic.md#expired-keys",)),
+    ]
+    numbered: Annotated[
+        bool,
+        Option(
+            "of deltas: add ``parent``, ``checksum`` and ``rows_left``, which reveal a missing, repeated, truncated or "
+            "damaged delta",
+            False,
+            elsewhere=dict.fromkeys(("run", "job", "passes"), True),
+        ),
+    ]
+    per_steps: Annotated[
+        int | None,
+        Option("one delta per so many steps, with the last value of every row that changed (default: one per step)"),
+        Flag(
+            "UNIT=N",
+            name="deltas-per",
+            help="one delta per N steps, rows or seconds, with the last value of rows that changed (default: steps=1)",
+        ),
+    ]
+    per_rows: Annotated[int | None, Option("or per so many changes of rows, whichever comes first", None, ONE_ENGINE)]
+    per_seconds: Annotated[float | None, Option("or per so many seconds, whichever comes first", None, ONE_ENGINE)]
+
+
+class DeltaTargetKeywords(TypedDict, total=False):
+    deltas: Annotated[
+        AnyPath | None,
+        Option(
+            "write the rows that change, step by step, to a new file (a log with checksums), a pipe, a URI, or - for "
+            "standard output; with a checkpoint to a file, which a resumed run continues",
+            None,
+            RUNS - {"stage"},
+        ),
+        Flag("FILE|URI", details="With `-`, text goes to stderr", pages=("deltas.md",)),
+    ]
+
+
+class WatchingKeywords(TypedDict, total=False):
+    ui: Annotated[
+        str | None,
+        Option("show a live page in a browser while it works (default 127.0.0.1, any free port, printed on stderr)"),
+        Flag("HOST:PORT", bare="127.0.0.1:0", pages=("metrics.md",)),
+    ]
+    metrics: Annotated[str | None, Option("serve Prometheus' metrics there, at /metrics"), Flag("HOST:PORT")]
+    report: Annotated[
+        Path | None,
+        Option("write a page with plots of the run to DIR at the end", None, frozenset({"run"})),
+        Flag("DIR", Path, details="`DIR/index.html` needs no other file; the numbers are in `report.json`"),
+    ]
+    metrics_file: Annotated[Path | None, Option("append the metrics, a JSON line a second"), Flag("FILE", Path)]
+
+
+class DeviceKeywords(TypedDict, total=False):
+    devices: Annotated[
+        int | None,
+        Option("devices that share the tables; on a CPU, create this many (default: all accelerators, or 1)"),
+        Flag("N", whole(1, MOST_PARALLEL)),
+    ]
+
+
+class ThreadKeywords(TypedDict, total=False):
+    threads: Annotated[
+        int | None,
+        Option("threads of the host (default: one per CPU; results do not depend on it)", elsewhere={"job": 1}),
+        Flag("N", whole(1, MOST_PARALLEL)),
+    ]
+
+
+class PassKeywords(TypedDict, total=False):
+    passes: Annotated[
+        int | str | None,
+        Option("read the sources K times, each time for one share of the rows; auto: as often as memory requires"),
+        Flag("K|auto", number_of_passes, pages=("placement.md#in-passes",)),
+    ]
+    memory: Annotated[
+        int | None,
+        Option("memory that --passes auto may use (default: what limits and other processes leave)"),
+        Flag("BYTES", whole(1)),
+    ]
+
+
+class ClusterKeywords(TypedDict, total=False):
+    address: Annotated[
+        str | None,
+        Option("of the Ray cluster, as ``ray.init`` takes it; None: the one that is connected, else auto"),
+        Flag(
+            "ADDRESS",
+            name="ray",
+            help="address of the cluster; auto: this machine's; local: start one here",
+            pages=("ray.md",),
+        ),
+    ]
+    shares: Annotated[int | None, Option("owners of the rows, each with a share"), Flag("N", whole(1))]
+    readers: Annotated[int | None, Option("readers of the sources (default: one per share)"), Flag("M", whole(1))]
+    accelerator: Annotated[
+        str | None, Option("give each share one GPU or TPU chip to itself"), Flag(choices=("gpu", "tpu"))
+    ]
+    rounds_per_block: Annotated[
+        int | None, Option("frames of every source that travel together; None: about 16 MiB of rows per share")
+    ]
+    owner_options: Annotated[
+        "Mapping[str, Any] | None", Option('of the owners\' actors, such as ``{"resources": {"TPU": 4}}``')
+    ]
+    reader_options: Annotated["Mapping[str, Any] | None", Option("of the readers' actors")]
+
+
+# Concern → the group of its flags, and the modes of its options; groups stand in this order under ``--help``.
+CONCERNS: dict[type, tuple[str, frozenset[str]]] = {
+    OutputKeywords: ("", COMMANDS),
+    InitialKeywords: ("", ENGINES),
+    ReadingKeywords: ("reading", READS),
+    GateKeywords: ("the gate", EVERYWHERE),
+    SteppingKeywords: ("the gate", READS),
+    CommittingKeywords: ("checkpoint", ENGINES),
+    DeltaTargetKeywords: ("deltas", RUNS),
+    DeltaKeywords: ("deltas", RUNS),
+    WatchingKeywords: ("watching", COMMANDS - PASSES),
+    DeviceKeywords: ("machine", COMMANDS - JOB),
+    ThreadKeywords: ("machine", ENGINES),
+    PassKeywords: ("tables larger than memory (docs/placement.md)", PASSES),
+    ClusterKeywords: ("a job on a Ray cluster (docs/ray.md)", JOB),
+}
+SOURCE = (ReadingKeywords, SteppingKeywords, CommittingKeywords)
+RUN = (*SOURCE, DeltaTargetKeywords, DeltaKeywords)
+ENGINE = (InitialKeywords, GateKeywords, ThreadKeywords)
+JOB_CONCERNS = (OutputKeywords, *ENGINE, *RUN, ClusterKeywords)
+PASS_CONCERNS = (*ENGINE, *RUN, PassKeywords)
+
+
+class StageKeywords(ReadingKeywords, SteppingKeywords, CommittingKeywords, DeltaKeywords, total=False):
+    """The keywords of ``Engine.stage``."""
+
+
+class RunKeywords(StageKeywords, DeltaTargetKeywords, total=False):
+    """The keywords of ``Engine.run``."""
+
+
+# ---- what is derived from it
+
+
+@cache
+def options_of(mode: str | None = None, *concerns: type) -> Mapping[str, Option]:
+    """Return the options of some concerns, by name. mode : in which they work; None: any; concerns : none: all"""
+    options = {}
+    for concern in concerns or CONCERNS:
+        group, modes = CONCERNS[concern]
+        for name, hint in concern.__annotations__.items():
+            kind, option, *flags = get_args(hint)
+            option = replace(
+                option,
+                name=name,
+                hint=kind.__forward_arg__ if isinstance(kind, ForwardRef) else inspect.formatannotation(kind),
+                group=group,
+                modes=option.modes or modes,
+                flag=flags[0] if flags else None,
+            )
+            if mode is None or mode in option.modes:
+                options[name] = option
+    return options
+
+
+def with_defaults(call: str, mode: str, concerns: tuple[type, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a call with the defaults of the others. Raise UsageTypeError for an unknown one."""
+    options = options_of(mode, *concerns)
+    check_known(call, keywords, options)
+    return {name: option.default_in(mode) for name, option in options.items()} | dict(keywords)
+
+
+class Options:
+    """Base of frozen dataclasses whose fields are options, with their defaults.
+
+    concerns : of the options; mode : in which they work; None: any
+    """
+
+    names: ClassVar[tuple[str, ...]] = ()
+
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Any]]
+
+        def __init__(self, *_: Any, **options: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init_subclass__(cls, concerns: tuple[type, ...] = (), mode: str | None = None) -> None:
+        options = options_of(mode, *concerns)
+        cls.names = tuple(options)
+        cls.__annotations__ = inspect.get_annotations(cls) | dict.fromkeys(options, Any)
+        for name, option in options.items():
+            setattr(cls, name, field(default=option.default_in(mode or ""), kw_only=True))
+        dataclass(frozen=True)(cls)
+
+    @classmethod
+    def among(cls, values: Mapping[str, Any], **others: Any) -> Self:
+        """Return the options that ``values`` has among others. others : fields that are set"""
+        return cls(**{name: values[name] for name in cls.names if name in values} | others)
+
+
+def with_keywords(mode: str, *concerns: type) -> Callable[[Called], Called]:
+    """Return a decorator: the signature of a function, and ``{options}`` in its docstring, list a mode's keywords."""
+
+    def decorated(function: Called) -> Called:
+        options = options_of(mode, *concerns).values()
+        signature = inspect.signature(function)
+        named = [value for value in signature.parameters.values() if value.kind is not value.VAR_KEYWORD]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        named += [
+            inspect.Parameter(option.name, kind, default=option.default_in(mode), annotation=option.hint)
+            for option in options
+        ]
+        function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+        texts = [
+            textwrap.fill(f"{option.name} : {option.described}", 112, subsequent_indent="    ", break_long_words=False)
+            for option in options
+        ]
+        function.__doc__ = (inspect.getdoc(function) or "").replace("{options}", "\n".join(texts))
+        return function
+
+    return decorated

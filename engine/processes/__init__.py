@@ -1,1 +1,0 @@
-"""Engines whose tables span the processes of a JAX job."""

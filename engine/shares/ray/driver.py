@@ -1,0 +1,290 @@
+"""The driver of a job: from a commit to the end of the sources, or to a failure.
+
+Readers run some blocks ahead of the owners. A commit follows a block, when every owner has applied it: then all owners
+are at one place of the order, and the driver has written the deltas and bad rows up to it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import penstock.interrupts as interrupts
+from penstock.checkpoint.parts import SharePart, join_parts
+from penstock.checkpoint.run_files import CountedFiles, RunFiles
+from penstock.checkpoint.source_positions import Positions
+from penstock.checkpoint.store import Commit, Folder
+from penstock.errors import CapacityError, StateError, UsageError
+from penstock.metrics import measured
+from penstock.shares.joined_deltas import JoinedDeltas
+from penstock.shares.ray.cluster import Actors, LostError
+from penstock.shares.ray.job_metrics import JobMetrics
+from penstock.shares.ray.owners import Applied, Begun, Ended
+from penstock.shares.ray.readers import Contents, Place, ReadFrame
+from penstock.stats import Counters
+from penstock.telemetry import Snapshot
+
+# Blocks that readers are asked for before owners have applied the one before.
+AHEAD = 2
+# Blocks that every owner may have waiting: they bound the memory of the object store.
+IN_FLIGHT = 2
+# The bytes that a block should have per owner, and the most rounds: each block costs Ray a task per reader and owner.
+BLOCK_BYTES, MOST_ROUNDS, GROWTH = 16 << 20, 256, 4
+
+
+@dataclass
+class Block:
+    """One block on its way. stop : the place where it ends early, if it does
+
+    refs : of what owners report; snapshots : of their snapshots after it, if these are due
+    """
+
+    contents: list[Contents]
+    frames: list[ReadFrame]
+    stop: Place | None
+    error: BaseException | None
+    is_last: bool
+    refs: list[Any] = field(default_factory=list)
+    snapshots: list[Any] = field(default_factory=list)
+
+
+class Driver:
+    """One attempt of a job.
+
+    actors : readers and owners, whatever state they have
+    commit : to begin with, the newest of ``folder``; None: begin at the start, with the tables of ``init``
+    rounds : of a block; None: as many as have about BLOCK_BYTES per owner
+    every, keep, limit, flush : as in ``Engine.run``
+    deltas : joins those of the owners; None: none are wanted
+    metrics : of the job; None: none are wanted
+
+    positions : in the sources; counters : of this attempt; committed : those of them at its last commit
+    has_committed : whether it has committed
+    """
+
+    def __init__(
+        self,
+        actors: Actors,
+        folder: Folder | None,
+        commit: Commit | None,
+        *,
+        num_sources: int,
+        init: str | None,
+        rounds: int | None,
+        every: int | None,
+        keep: int,
+        limit: int | None,
+        flush: bool,
+        progress: Callable[[Counters, int], None] | None,
+        metrics: JobMetrics | None,
+    ) -> None:
+        self._actors, self._folder, self._commit = actors, folder, commit
+        self._rounds, self._every, self._keep, self._limit, self._flush = rounds, every, keep, limit, flush
+        self._progress, self._metrics = progress, metrics
+        self._read_s = 0.0
+        self._fractions: dict[int, float | None] = dict.fromkeys(range(num_sources), 0.0)
+        self.counters, self.first_bad = Counters(), dict[str, str]()
+        self.committed, self.has_committed = Counters(), False
+        self.verified, self.checksums = dict[int, bool](), set[bool]()
+        self.num_accumulated = 0
+        self.error: BaseException | None = None
+        self._attempt = secrets.token_hex(4)
+        where, number = (None, None) if commit is None else (folder.files.address, commit.number)  # type: ignore[union-attr]
+        begun: list[Begun] = self._all(lambda: [o.begin.remote(where, number, init) for o in actors.owners])
+        self.global_step, self.changed_step = begun[0].global_step, max(of.changed_step for of in begun)
+        self._step, self._frames_before = self.global_step, begun[0].num_frames
+        saved = begun[0].positions
+        if saved is not None and saved["merge"] != "round" and len(saved["sources"]) > 1 and self._has_frames(saved):
+            raise StateError("the checkpoint was made without --merge round, which is the order of a job; resume it so")
+        read: dict[int, tuple[str, int]] = {}
+        for found in self._all(lambda: [reader.begin.remote(saved) for reader in actors.readers]):
+            read |= found
+        self.positions = Positions([read[n][0] for n in range(num_sources)], "round")
+        self.positions.rows = sum(rows for _, rows in read.values())
+        if saved is not None:
+            before = Positions.from_state(saved)
+            if len(before.entries) > num_sources:
+                missing = before.entries[num_sources]
+                raise StateError(
+                    f"{missing.source}: the checkpoint holds {missing.frames} frames of it, and it is not among the "
+                    "sources; give all of them, in the same order"
+                )
+            self.positions.stale_rows = before.stale_rows
+            for entry, old in zip(self.positions.entries, before.entries, strict=False):
+                entry.frames, entry.digest = old.frames, old.digest
+        self.num_skipped = self.positions.num_frames
+        if limit is not None and limit < self.num_skipped:
+            raise UsageError(
+                f"limit: the checkpoint holds {self.num_skipped} frames already, which is more than {limit}"
+            )
+        self._stale_before = self.positions.stale_rows
+
+    def run(self, files: RunFiles, counted: CountedFiles, deltas: JoinedDeltas | None) -> list[Ended]:
+        """Apply the sources to their end, and commit. Raises an error that ended them, after the commit before it.
+
+        files : bad rows and deltas; counted : their state for commits
+        """
+        self._files, self._counted, self._deltas = files, counted, deltas
+        in_flight: deque[Block] = deque()
+        try:
+            for block in self._read():
+                in_flight.append(block)
+                self._finish(in_flight, IN_FLIGHT)
+                if self._is_due() or block.is_last:
+                    self._finish(in_flight, 0)
+                    if self._is_due() and not block.is_last and self.error is None:
+                        self.commit()
+                if self.error is not None:
+                    break
+                interrupts.check()
+        except KeyboardInterrupt:
+            self._actors.interruptible = False
+            self._finish(in_flight, 0)
+            if self.error is None:
+                self.commit()
+            self._measure(self._snapshots())
+            raise
+        if self.error is not None:
+            if not isinstance(self.error, CapacityError | MemoryError):  # the owners may be at different steps
+                self.commit()
+            self._measure(self._snapshots())
+            raise self.error
+        self.commit()
+        self._measure(self._snapshots())
+        return self._all(lambda: [owner.end.remote() for owner in self._actors.owners])
+
+    def commit(self) -> None:
+        """Commit the state after the last block."""
+        if self._folder is None:
+            return
+        number = max(self._folder.numbers(), default=0) + 1
+        place, attempt = self._folder.files.address, self._attempt
+        writes = [owner.write_part.remote(place, number, attempt) for owner in self._actors.owners]
+        parts: list[SharePart] = self._checked(writes)
+        if any(part.contents["counters"]["frames"] != self._frames_before + self.counters.frames for part in parts):
+            raise StateError("an interrupt came between two frames of a block; the last commit counts")
+        contents = {"positions": self.positions.get_state(), **self._counted.commit()}
+        self._commit = join_parts(self._folder, number, parts, contents, self._keep)
+        self._step, self.committed, self.has_committed = self.global_step, self.counters, True
+
+    # ---- blocks
+
+    def _read(self) -> Any:
+        """Yield blocks that owners have been asked to apply."""
+        actors, shares = self._actors, len(self._actors.owners)
+        stop, left, rounds = max((e.frames for e in self.positions.entries), default=0), self._left(), self._rounds or 1
+        ahead = deque[tuple[int, list[Any]]]()
+        while True:
+            while len(ahead) < AHEAD:
+                stop += rounds
+                ahead.append((rounds, [r.block.options(num_returns=2 + shares).remote(stop) for r in actors.readers]))
+            asked, refs = ahead.popleft()
+            contents: list[Contents] = actors.get([of[0] for of in refs])
+            if self._rounds is None:
+                num_bytes = max(1, sum(of.num_bytes for of in contents))
+                rounds = max(1, min(asked * shares * BLOCK_BYTES // num_bytes, asked * GROWTH, MOST_ROUNDS))
+            block = self._block(contents, left)
+            left = None if left is None else left - len(block.frames)
+            flush = self._flush and block.is_last and block.error is None
+            heads = [of[1] for of in refs]
+            block.refs = [
+                owner.apply.remote(block.stop, flush, *heads, *(of[2 + rank] for of in refs))
+                for rank, owner in enumerate(actors.owners)
+            ]
+            if self._metrics is not None and self._metrics.is_due():
+                block.snapshots = self._snapshots()
+            yield block
+            if block.is_last:
+                return
+
+    def _left(self) -> int | None:
+        return None if self._limit is None else self._limit - self.num_skipped
+
+    def _block(self, contents: list[Contents], left: int | None) -> Block:
+        """Return a block, which ends early at the first error or at the limit."""
+        frames = sorted((frame for of in contents for frame in of.frames), key=lambda frame: frame.place)
+        stops = [(of.at, of.error) for of in contents if of.at is not None]
+        if left is not None and len(frames) >= left:
+            beyond = frames[left].place if len(frames) > left else None
+            stops.append((beyond or (1 << 62, 0), None))
+        stop, error = min(stops, key=lambda of: of[0]) if stops else (None, None)
+        if stop is not None:
+            frames = [frame for frame in frames if frame.place < stop]
+        is_last = stop is not None or all(of.is_over for of in contents)
+        return Block(contents, frames, stop, error, is_last)
+
+    def _finish(self, in_flight: deque[Block], most: int) -> None:
+        """Wait until owners have applied all blocks but so many, and count them. Nothing counts after an error."""
+        while len(in_flight) > most:
+            if self.error is None:
+                self._count(in_flight[0])
+            in_flight.popleft()
+
+    def _count(self, block: Block) -> None:
+        applied: list[Applied] = self._actors.get(block.refs)
+        first = applied[0]
+        self.error = next((of.error for of in applied if of.error is not None), block.error)
+        if len({(of.num_frames, of.global_step, of.num_accumulated) for of in applied}) > 1:
+            self.error = self.error or StateError("the shares of the job have diverged")
+        for frame in block.frames[: first.num_frames]:
+            entry = self.positions.entries[frame.place[1]]
+            entry.frames, entry.digest = entry.frames + 1, frame.digest
+            self.positions.rows += frame.num_rows
+            if self._files.bad_rows is not None:
+                self._files.bad_rows.append(frame.bad_rows)
+        held_bytes = sum(of.counters["held_bytes"] for of in applied)
+        self.counters = Counters.from_state({**first.counters, "held_bytes": held_bytes})
+        self.positions.stale_rows = self._stale_before + self.counters.stale_rows
+        self.global_step, self.num_accumulated = first.global_step, first.num_accumulated
+        for of in block.contents:
+            self.verified |= of.verified
+            self.checksums |= of.checksums
+            self.first_bad = {**of.first_bad, **self.first_bad}
+            self._read_s += of.read_s
+            self._fractions |= of.fractions
+        self._measure(block.snapshots)
+        if self._deltas is not None and self._files.deltas is not None:
+            for batch in self._deltas.join([of.deltas for of in applied]):
+                self._files.deltas.write(batch)
+        if self._progress is not None:
+            self._progress(self.counters, self.global_step)
+
+    def _is_due(self) -> bool:
+        return self._every is not None and self.global_step - self._step >= self._every
+
+    # ---- metrics
+
+    def _snapshots(self) -> list[Any]:
+        return [] if self._metrics is None else [owner.snapshot.remote() for owner in self._actors.owners]
+
+    def _measure(self, refs: list[Any]) -> None:
+        """Update the metrics of the job by snapshots of all owners, if there are any."""
+        if self._metrics is None or not refs:
+            return
+        commit = None
+        if self._folder is not None and self._commit is not None:
+            commit = measured(self._commit, self._folder.written_s(self._commit))
+        with suppress(LostError):  # which ends an attempt where its results are awaited
+            owners: list[Snapshot] = self._actors.get(refs)
+            self._metrics.update(owners, self._read_s, list(self._fractions.values()), self.first_bad, commit)
+
+    # ---- calls
+
+    def _all(self, calls: Callable[[], list[Any]]) -> list[Any]:
+        return self._raised(self._actors.begin(calls))
+
+    def _checked(self, refs: list[Any]) -> list[Any]:
+        return self._raised(self._actors.get(refs))
+
+    def _raised(self, results: list[Any]) -> list[Any]:
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    def _has_frames(self, positions: Mapping[str, Any]) -> bool:
+        return any(frames for _, frames, _ in positions["sources"])

@@ -1,0 +1,249 @@
+"""A job on a Ray cluster: what it applies, where it runs, and how often it goes back to its last commit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+from penstock.checkpoint.run_files import CountedFiles
+from penstock.checkpoint.store import Commit, Folder
+from penstock.config.embedding import EmbeddingConfig
+from penstock.core import checked_reduction
+from penstock.deltas import DeltaOptions
+from penstock.errors import PeerError, UsageError
+from penstock.io.decoding.reader import ReadOptions
+from penstock.io.storage.delta_sink import open_deltas
+from penstock.io.storage.quarantine import parse_on_bad_row
+from penstock.learning_rates import LearningRates
+from penstock.options import JOB_CONCERNS, KEEP, Options, with_keywords
+from penstock.shares import WholeTables
+from penstock.shares.joined_deltas import JoinedDeltas
+from penstock.shares.joined_reports import joined_problems, joined_tables, joined_variants
+from penstock.shares.ray.cluster import Actors, LostError, RemoteTables, started, with_accelerator
+from penstock.shares.ray.driver import Driver
+from penstock.shares.ray.job_metrics import JobMetrics
+from penstock.shares.ray.owners import Ended
+from penstock.stats import Counters, Report
+from penstock.validation import check_known, share, whole
+
+log = logging.getLogger("penstock")
+
+# LostErrors in a row without a commit between them, after which a job ends.
+MOST_FAILURES = 10
+
+
+class JobOptions(Options, concerns=JOB_CONCERNS, mode="job"):
+    """How a job runs: what its engines, its readers and its driver need. ``Job`` documents every option."""
+
+
+class Job:
+    """Applies sources to tables whose rows are in the shares of a Ray cluster.
+
+    sources : a list of paths, URIs, datasets of Ray Data, or functions that return a source: anything that each machine
+        can open again. A frame of each in turn is the order of the job, as ``Engine.run`` has with ``merge="round"``
+    keywords : of ``Engine`` and ``Engine.run``, which mean the same here, and those of a job (``help(Job.__init__)``)
+
+    actors : of the job that runs
+    progress : called after every block with the counters of the job and the global step; None: nothing is
+
+    The result equals that of one engine, bit for bit. After an actor or a node has died, the job continues from its
+    last commit.
+    Raises UsageError or ConfigError; nothing is started yet.
+    """
+
+    @with_keywords("job", *JOB_CONCERNS)
+    def __init__(self, config: EmbeddingConfig, sources: Sequence[Any], **keywords: Any) -> None:
+        """{options}"""
+        check_known("Job", keywords, JobOptions.names)
+        if "shares" not in keywords:
+            raise UsageError("Job: give shares=, the number of owners of the rows")
+        self._config, self.options = config, JobOptions(**keywords)
+        self._sources = list(sources) if isinstance(sources, list | tuple) else [sources]
+        options = self.options
+        if not self._sources:
+            raise UsageError("sources: give at least one")
+        whole("shares", options.shares, 1)
+        self._num_readers = min(len(self._sources), options.shares if options.readers is None else options.readers)
+        whole("readers", self._num_readers, 1)
+        if options.rounds_per_block is not None:
+            whole("rounds_per_block", options.rounds_per_block, 1)
+        self._owner_options = with_accelerator(options.owner_options or {}, options.accelerator)
+        self._reduction = checked_reduction(config, None, options.reduction)
+        self._every = None if options.every is None else whole("every", options.every, 1)
+        if options.checkpoint is None and (options.every is not None or options.resume):
+            raise UsageError("every, resume: name a folder for commits, with checkpoint=")
+        self._limit = None if options.limit is None else whole("limit", options.limit, 0)
+        self._max_stale = None if options.max_stale is None else share("max_stale", options.max_stale)
+        mode, self._quarantine = parse_on_bad_row(options.on_bad_row)
+        rates = LearningRates(config.num_tags, options.learning_rates, config.schedules)
+        self._read = ReadOptions.of_config(config, vars(options), on_bad_row=mode, rates_needed=rates.missing)
+        self._delta_options: DeltaOptions | None = None
+        if options.deltas is not None:
+            self._delta_options = DeltaOptions.among(vars(options))
+            JoinedDeltas(config.tables, self._delta_options, 0)
+        self._metrics: JobMetrics | None = None
+        self.progress: Callable[[Counters, int], None] | None = None
+
+    def metrics(self) -> JobMetrics:
+        """Return the metrics of the whole job, as ``penstock.metrics.Metrics`` of an engine. Call it before ``run``."""
+        if self._metrics is None:
+            self._metrics = JobMetrics(self._config)
+        return self._metrics
+
+    def run(self) -> Report:
+        """Run the job to the end of its sources. Return the report of the whole job."""
+        began, given = time.perf_counter(), self.options
+        folder = None if given.checkpoint is None else Folder(given.checkpoint)
+        if folder is not None:
+            folder.check_place(given.resume)
+        accelerators = None if given.accelerator is None else (given.accelerator, given.shares)
+        ray = started(given.address, given.shares + self._num_readers, accelerators)
+        with _locked(folder):
+            commit = None if folder is None else folder.newest()
+            self.actors = self._make_actors(ray, commit)
+            try:
+                with nullcontext() if self._metrics is None else self._metrics.run():
+                    return self._until_it_ends(self.actors, folder, commit, began)
+            finally:
+                self.actors.close()
+
+    # ---- internal
+
+    def _make_actors(self, ray: Any, commit: Commit | None) -> Actors:
+        given, count = self.options, self.options.shares
+        required = given.num_required or self._config.gate_num_required or 1
+        seed = given.seed
+        if commit is not None:
+            required, seed = commit.contents["num_required"], commit.contents["seed"]
+        routing = {"shares": count, "seed": seed, "sums": required == 1}
+        engine = {name: getattr(given, name) for name in ("num_required", "reduction", "threads")} | {"seed": seed}
+        readers = [
+            ((self._config, self._sources, rank, self._num_readers, self._read), routing)
+            for rank in range(self._num_readers)
+        ]
+        samples = None if self._metrics is None else self._metrics.samples
+        owners = [
+            (self._config, (rank, count), engine, given.learning_rates, self._delta_options, samples, given.accelerator)
+            for rank in range(count)
+        ]
+        return Actors(ray, readers, owners, given.reader_options or {}, self._owner_options)
+
+    def _until_it_ends(self, actors: Actors, folder: Folder | None, commit: Commit | None, began: float) -> Report:
+        given, failures, before, skipped = self.options, 0, Counters(), None
+        counted = CountedFiles(nullcontext)
+        if commit is not None:
+            counted.bad_rows, counted.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
+        while True:
+            driver: Driver | None = None
+            try:
+                driver = self._driver(actors, folder, commit)
+                skipped = driver.num_skipped if skipped is None else skipped
+                if self._metrics is not None:
+                    self._metrics.before, self._metrics.num_skipped = before, skipped
+                report = partial(self._report, before, skipped, began)
+                return self._attempt(driver, actors, folder, commit, counted, report)
+            except LostError as failure:
+                newest = None if folder is None else folder.newest()
+                has_commit = newest is not None and (commit is None or newest.number > commit.number)
+                failures = 0 if has_commit else failures + 1
+                if driver is not None and has_commit:
+                    before = before.plus(driver.committed)
+                if folder is None and (given.deltas is not None or self._quarantine is not None):
+                    raise PeerError(f"{failure}; what the job wrote cannot be taken back without checkpoint=") from None
+                if failures > MOST_FAILURES:
+                    raise PeerError(f"{failures} failures without a commit between them, the last: {failure}") from None
+                commit = newest
+                where = "the start" if commit is None else f"commit {commit.number}"
+                log.warning("%s; the job continues from %s", failure, where)
+
+    def _driver(self, actors: Actors, folder: Folder | None, commit: Commit | None) -> Driver:
+        given = self.options
+        return Driver(
+            actors,
+            folder,
+            commit,
+            num_sources=len(self._sources),
+            init=given.init,
+            rounds=given.rounds_per_block,
+            every=self._every,
+            keep=given.keep,
+            limit=self._limit,
+            flush=given.flush,
+            progress=self.progress,
+            metrics=self._metrics,
+        )
+
+    def _attempt(
+        self,
+        driver: Driver,
+        actors: Actors,
+        folder: Folder | None,
+        commit: Commit | None,
+        counted: CountedFiles,
+        report: Callable[..., Report],
+    ) -> Report:
+        given, joined, opened = self.options, None, None
+        if self._delta_options is not None:
+            joined = JoinedDeltas(self._config.tables, self._delta_options, driver.changed_step)
+            opened = partial(_opened, given.deltas, joined, driver.changed_step)
+        is_committed = None if folder is None else lambda: driver.has_committed
+        with counted.opened(self._quarantine, opened, commit is not None, True, is_committed) as files:
+            ended = driver.run(files, counted, joined)
+        driver.positions.check_stale(self._max_stale)
+        state_hash = None
+        if given.state_hash or given.out is not None:
+            tables = WholeTables(self._config, [RemoteTables(actors, rank) for rank in range(given.shares)])
+            if given.state_hash:
+                state_hash = tables.hash(driver.global_step)
+            if given.out is not None:
+                tables.write(given.out)
+        return report(driver, ended, state_hash)
+
+    def _report(
+        self, before: Counters, skipped: int, began: float, driver: Driver, ended: list[Ended], state_hash: str | None
+    ) -> Report:
+        counters, verified = before.plus(driver.counters), driver.verified
+        problems = joined_problems([of.problems for of in ended])
+        is_verified = len(verified) == len(self._sources) and all(verified.values())
+        return counters.report(
+            time.perf_counter() - began,
+            pending=driver.num_accumulated,
+            global_step=driver.global_step,
+            verified=is_verified,
+            unverified=None if is_verified else _unverified(driver.checksums),
+            tables=joined_tables([of.tables for of in ended]),
+            learning_rates=ended[0].last_rates if self._config.num_tags else None,
+            notes=(*counters.notes(driver.first_bad), *problems),
+            skipped=skipped,
+            state_hash=state_hash,
+            variants=joined_variants([of.variants for of in ended]),
+            device_problems=len(problems),
+        )
+
+
+@contextmanager
+def _locked(folder: Folder | None) -> Any:
+    if folder is None:
+        yield
+        return
+    folder.lock()
+    try:
+        folder.tidy(max(KEEP, len(folder.numbers())))
+        yield
+    finally:
+        folder.unlock()
+
+
+def _opened(target: Any, joined: JoinedDeltas, step: int, committed: Any, is_committed: Any) -> Any:
+    return open_deltas(target, joined.schema, step, committed, is_committed)
+
+
+def _unverified(checksums: set[bool]) -> str:
+    """Return why input was not verified, in the words of ``FrameReader.unverified``."""
+    if False not in checksums:
+        return "it was not read to its end"
+    return "not all of it carries checksums" if True in checksums else "it carries no checksums"
