@@ -208,6 +208,22 @@ def test_the_readmes_log_has_the_state_that_it_says(tmp_path, monkeypatch, capsy
     assert printed[1:] == said[-len(printed) + 1 :]  # but for the first line, which has the seconds
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/decisions/")])
+def test_a_decision_has_a_status_a_date_a_context_and_a_consequence(page):
+    head, *body = (ROOT / page).read_text().split("\n\n", 2)
+    assert head.startswith("# ")
+    assert re.fullmatch(r"Status: (accepted|superseded by \S+), \d{4}-\d\d-\d\d", body[0])
+    parts = re.findall(r"^(?:## |\*\*)(Context|Decision|Consequence)\b", body[1], re.MULTILINE)
+    assert parts == ["Context", "Decision", "Consequence"] * (len(parts) // 3)
+    assert parts != []
+
+
+def test_the_architecture_and_the_readme_are_short():
+    lengths = {page: len((ROOT / page).read_text().splitlines()) for page in ("ARCHITECTURE.md", "README.md")}
+    assert lengths["ARCHITECTURE.md"] <= 120
+    assert lengths["README.md"] <= 150
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text()):
