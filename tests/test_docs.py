@@ -260,11 +260,11 @@ def test_every_path_that_the_architecture_names_exists():
         assert (ROOT / path).exists() or (ROOT / f"{path}.py").exists(), path
 
 
-def test_every_hint_to_install_an_extra_works_from_a_checkout():
+def test_every_hint_to_install_an_extra_names_the_package_and_an_extra_that_exists():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     hint = re.compile(r"pip install ([^\n`]*?)'([^'\[\]\n]*)\[([a-z-]+)\]'")
     folders = [(ROOT / name).rglob("*") for name in ("docs", "engine", "io", "bench", "examples")]
     files = [path for folder in (ROOT.glob("*.md"), *folders) for path in folder if path.suffix in (".md", ".py")]
     found = {hit for path in files for hit in hint.findall(path.read_text())}
-    assert {(how, where) for how, where, _ in found} == {("-e ", ".")}  # there is no release yet
+    assert {(how, where) for how, where, _ in found} == {("", "penstock")}
     assert {extra for _, _, extra in found} | set(OPTIONAL.values()) <= set(extras)
