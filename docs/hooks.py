@@ -87,23 +87,33 @@ def commands() -> str:
 
 
 def flags_of(modes: str) -> str:
-    """The flags of ``replay`` as a table of Markdown, or those that another command shares with it as a list."""
+    """The flags of ``replay`` as a list of Markdown, or the names of those that another command shares with it."""
     from penstock.options import options_of
 
     wanted = {"run", "job", "passes"} if modes == "replay" else {modes}
     options = [option for option in options_of().values() if option.flag is not None and option.modes & wanted]
     if modes != "replay":
         names = ", ".join(f"`{option.flag_name}`" for option in options)
-        return names if modes == "check" else "\n" + textwrap.fill(names, 120, break_on_hyphens=False) + "\n"
-    rows = [f"| `{typed(option)}` | {meaning(option)} |" for option in options]
-    return "\n".join(["\n", "| flag | meaning |", "|---|---|", *rows, "", ""])
+        indent = "  " if modes == "check" else ""  # which stands in an item of a list
+        return f"\n{filled(names, indent, indent)}\n{indent}"
+    items = [filled(f"- `{typed(option)}`: {meaning(option)}", "", "  ") for option in options]
+    return "\n".join(["\n", *items, "", ""])
+
+
+def filled(text: str, first: str, rest: str) -> str:
+    """Markdown in lines of at most 120 characters. Inline code is not broken, and no line begins with a lone dash."""
+    whole = re.sub(r"`[^`]*`| (?=- )", lambda part: part[0].replace(" ", "\0"), text)
+    lines = textwrap.fill(
+        whole, 120, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
+    )
+    return lines.replace("\0", " ")
 
 
 def typed(option: Any) -> str:
     """The flag with its value, as users type it."""
     value = option.flag.metavar or "|".join(option.flag.choices)
     value = f"[{value}]" if option.flag.bare else value
-    return f"{option.flag_name} {value}".strip().replace("|", "\\|")
+    return f"{option.flag_name} {value}".strip()
 
 
 def meaning(option: Any) -> str:

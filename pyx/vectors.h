@@ -36,7 +36,7 @@ enum {
 
 /* Gradients are read once, in the order in which they lie but for the rows of other parts. The processor's prefetcher
    stops at every page and starts anew, so what comes BYTES_AHEAD is asked for by hand, and into the first-level cache:
-   the hint that passes by the caches halves the speed (docs/decisions/gradient_prefetch.md). */
+   the hint that passes by the caches halves the speed (docs/decisions/sums.md). */
 #define BYTES_AHEAD 5120
 
 static inline __attribute__((always_inline)) long rows_in_bytes_ahead(size_t row_bytes) {

@@ -75,7 +75,8 @@ ELSEWHERE = re.compile(r"\b(optax\.|ray\.|dask\.|daft\.|beam\.|mapInArrow|connec
 
 
 def blocks(page, language):
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    found = re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return [re.sub(r"\\\n +", "", block) for block in found] if language == "console" else found
 
 
 def test_the_readmes_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
@@ -166,7 +167,9 @@ def test_sessions_on_pages_show_their_real_output(page, num_examples):
     text = (ROOT / "docs" / page).read_text()
     examples = doctest.DocTestParser().get_doctest(text, {}, page, None, 0)
     said = []
-    found = doctest.DocTestRunner(checker=Untimed(), verbose=False).run(examples, out=said.append)
+    found = doctest.DocTestRunner(Untimed(), verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(
+        examples, out=said.append
+    )
     assert (found.failed, found.attempted) == (0, num_examples), "".join(said)
 
 
@@ -203,6 +206,22 @@ def test_the_readmes_log_has_the_state_that_it_says(tmp_path, monkeypatch, capsy
     printed = capsys.readouterr().out.splitlines()
     said = blocks("README.md", "console")[1].splitlines()
     assert printed[1:] == said[-len(printed) + 1 :]  # but for the first line, which has the seconds
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/decisions/")])
+def test_a_decision_has_a_status_a_date_a_context_and_a_consequence(page):
+    head, *body = (ROOT / page).read_text().split("\n\n", 2)
+    assert head.startswith("# ")
+    assert re.fullmatch(r"Status: (accepted|superseded by \S+), \d{4}-\d\d-\d\d", body[0])
+    parts = re.findall(r"^(?:## |\*\*)(Context|Decision|Consequence)\b", body[1], re.MULTILINE)
+    assert parts == ["Context", "Decision", "Consequence"] * (len(parts) // 3)
+    assert parts != []
+
+
+def test_the_architecture_and_the_readme_are_short():
+    lengths = {page: len((ROOT / page).read_text().splitlines()) for page in ("ARCHITECTURE.md", "README.md")}
+    assert lengths["ARCHITECTURE.md"] <= 120
+    assert lengths["README.md"] <= 150
 
 
 @pytest.mark.parametrize("page", PAGES)

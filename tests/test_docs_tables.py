@@ -17,7 +17,7 @@ def test_generated_tables_are_up_to_date(page):
 
 def test_every_optimizer_is_described_on_its_page():
     text = (tables.DOCS / "optimizers.md").read_text()
-    described = set(re.findall(r"\w+", " ".join(re.findall(r"^\| ([\w, ]+?) \|", text, re.MULTILINE))))
+    described = set(re.findall(r"\w+", " ".join(re.findall(r"^- \*\*([\w, ]+?)\*\*", text, re.MULTILINE))))
     assert {optimizer.__name__ for optimizer in OPTIMIZERS.values()} <= described
 
 

@@ -87,6 +87,17 @@ def test_pages_use_no_banned_phrase():
     assert [line for page in pages() if not listed(page, PAGES_NOT_YET) for line in phrases(page)] == []
 
 
+# What a program writes between marks, or as a whole: tables whose columns are wide.
+WRITTEN_BY_PROGRAMS = re.compile(r"<!-- [^>]*: begin -->\n.*?<!-- [^>]*: end -->", re.DOTALL)
+MOST_CHARACTERS = 120
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if not page.startswith("bench/results/")])
+def test_no_line_of_a_page_has_more_than_120_characters(page):
+    lines = WRITTEN_BY_PROGRAMS.sub("", (ROOT / page).read_text()).splitlines()
+    assert [line for line in lines if len(line) > MOST_CHARACTERS] == []
+
+
 def test_docstrings_and_comments_use_no_banned_phrase():
     assert [line for module in modules() if not listed(module, CODE_NOT_YET) for line in phrases(module)] == []
 
