@@ -112,7 +112,7 @@ def test_a_topic_that_was_replaced_is_an_incompatible_state(nats, tmp_path):
         with serving(other, tmp_path) as running:
             code, _, err = running.wait()
     assert code == 5
-    assert f"{other.uri}, sequence 5 is in the tables, and the topic ends before it" in err
+    assert f"{other.uri}, sequence 6 is next, and the stream was deleted and created again" in err
 
 
 BAD = {
