@@ -105,12 +105,9 @@ def described(text):
 
 
 def documented():
-    """The tables of docs/metrics.md → {name: (type, names of its labels)}."""
-    rows = [line.split("|") for line in METRICS_PAGE.read_text().splitlines() if line.startswith("| `penstock_")]
-    return {
-        name.strip(" `"): (kind.strip(), frozenset(re.findall(r"`(\w+)`", labels)))
-        for _, name, kind, labels, *_ in rows
-    }
+    """The list of docs/metrics.md → {name: (type, names of its labels)}."""
+    items = re.findall(r"^- `(penstock_\w+)` \((\w+)(?:; ([^)]*))?\):", METRICS_PAGE.read_text(), re.MULTILINE)
+    return {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in items}
 
 
 def scraped(url):
