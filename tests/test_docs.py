@@ -1,5 +1,6 @@
 """The README's Python runs as it stands, its commands exist, and its links lead somewhere."""
 
+import ast
 import doctest
 import re
 import shlex
@@ -253,6 +254,20 @@ def test_the_architecture_names_every_package_and_every_module_of_the_core():
             assert f"`{folder}/`" in page or f"`{folder.name}/`" in page, folder
     for path in (ROOT / "engine").glob("[!_]*.py"):
         assert f"`engine/{path.name}`" in page, path
+
+
+def methods_of_classes():
+    """Return the names (class, method) of engine/ and io/."""
+    paths = [path for folder in ("engine", "io") for path in (ROOT / folder).rglob("*.py")]
+    classes = [node for path in paths for node in ast.walk(ast.parse(path.read_text())) if type(node) is ast.ClassDef]
+    return {(kind.name, node.name) for kind in classes for node in kind.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_method_that_the_architecture_draws_exists():
+    drawings = re.findall(r"```\n(.*?)```", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL)
+    drawn = {name for drawing in drawings for name in re.findall(r"\b([A-Z][A-Za-z]+)\.([a-z_]+)\b", drawing)}
+    assert ("CheckpointSession", "run") in drawn
+    assert drawn - methods_of_classes() == set()
 
 
 def test_every_path_that_the_architecture_names_exists():
