@@ -1,10 +1,13 @@
 """What the tests of ``penstock follow`` share: a job with a static and a dynamic table, and stores that they read."""
 
+import datetime
 import json
+import shutil
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import function_rows
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -15,6 +18,7 @@ from limits import until
 from services import free_port
 
 import penstock as ps
+from penstock.io.targets.target_uri import open_target
 
 DIM, ITEMS, KEYS = 4, 30, 32
 STEPS = churning_steps(200)
@@ -51,10 +55,66 @@ def rows_of(engine):
     return {"item": items, "user": users}
 
 
-class Redis:
+class _Store:
+    """What every store has besides.
+
+    position : the epoch and the step that it names. By its own means, snapshot : copies its present state; set_back :
+    returns to a copy; empty : loses everything
+    is_optimistic : whether a transaction compares what the store names without holding a lock
+    """
+
+    flags: tuple = ()
+    is_optimistic = False
+
+    def opened_target(self):
+        return open_target(self.target)
+
+    def position(self):
+        """The epoch and the step that the store names; None: it names none."""
+        target = self.opened_target()
+        stored = target.stored()
+        target.close()
+        return stored and (stored.position.epoch, stored.position.step)
+
+
+class _OfFiles(_Store):
+    """A store that is a file or a folder at ``path``."""
+
+    num_snapshots = 0
+
+    def snapshot(self):
+        self.num_snapshots += 1
+        copy = Path(f"{self.path}-{self.num_snapshots}")
+        _copy(Path(self.path), copy)
+        return copy
+
+    def set_back(self, copy):
+        """Replace the file or the folder by another one."""
+        new = Path(f"{self.path}-new")
+        _copy(copy, new)
+        self.empty()
+        if new.exists():
+            new.rename(self.path)
+
+    def empty(self):
+        path = Path(self.path)
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+
+
+def _copy(path, new):
+    if path.is_dir():
+        shutil.copytree(path, new, symlinks=True)
+    elif path.exists():
+        shutil.copy(path, new)
+
+
+class Redis(_Store):
     """A Redis server of its own that syncs every write. read : with redis-py, as a serving system would"""
 
     extra = "redis"
+    is_optimistic = True
 
     def __init__(self, folder, *options):
         self.redis = pytest.importorskip("redis")
@@ -93,12 +153,25 @@ class Redis:
     def step(self):
         return int(self.client.hget("penstock-state", "step"))
 
+    def snapshot(self):
+        self.client.save()
+        return (self.folder / "dump.rdb").read_bytes()
+
+    def set_back(self, snapshot):
+        """Start again from a snapshot, as after a failover to a replica that is behind. Needs ``--appendonly no``."""
+        self.kill()
+        (self.folder / "dump.rdb").write_bytes(snapshot)
+        self.start()
+
+    def empty(self):
+        self.client.flushall()
+
     def close(self):
         self.client.close()
         self.kill()
 
 
-class Lmdb:
+class Lmdb(_OfFiles):
     extra = "lmdb"
 
     def __init__(self, folder):
@@ -125,7 +198,7 @@ class Lmdb:
         pass
 
 
-class _OfRows:
+class _OfRows(_OfFiles):
     """A store that reads as an Arrow table with the columns table, id and row."""
 
     def read(self):
@@ -142,6 +215,7 @@ class _OfRows:
 
 class Lance(_OfRows):
     extra = "lance"
+    is_optimistic = True
 
     def __init__(self, folder):
         self.lance = pytest.importorskip("lance")
@@ -152,12 +226,35 @@ class Lance(_OfRows):
         return self.lance.dataset(self.path).to_table()
 
     def step(self):
-        dataset = self.lance.dataset(self.path)
-        return int(dataset.read_transaction(dataset.version).transaction_properties["penstock.step"])
+        return self.position()[1]
+
+    first_version = 1
+
+    def path_exists(self):
+        return Path(self.path).exists()
+
+    def version(self):
+        return self.lance.dataset(self.path).version
+
+    def restore(self, version):
+        """Return to a version by Lance's own means."""
+        self.lance.dataset(self.path, version=version).restore()
+
+    def compact(self):
+        self.lance.dataset(self.path).optimize.compact_files()
+
+    def remove_row(self):
+        """As somebody else would."""
+        self.lance.dataset(self.path).delete("`table` = 'item' AND id = 3")
+
+    def forget(self):
+        """Remove the old versions."""
+        self.lance.dataset(self.path).cleanup_old_versions(datetime.timedelta(0))
 
 
 class Delta(_OfRows):
     extra = "delta"
+    is_optimistic = True
 
     def __init__(self, folder):
         self.deltalake = pytest.importorskip("deltalake")
@@ -168,11 +265,41 @@ class Delta(_OfRows):
         return self.deltalake.DeltaTable(self.path).to_pyarrow_table()
 
     def step(self):
+        return self.position()[1]
+
+    first_version = 0
+
+    def path_exists(self):
+        return Path(self.path).exists()
+
+    def version(self):
+        return self.deltalake.DeltaTable(self.path).version()
+
+    def restore(self, version, by_time=False):
+        """Return to a version by Delta Lake's own means."""
         table = self.deltalake.DeltaTable(self.path)
-        return table.transaction_version(json.loads(table.metadata().description)["writer"])
+        if by_time:
+            written_ns = Path(self.path, "_delta_log", f"{version:020}.json").stat().st_mtime_ns
+            begin = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+            version = begin + datetime.timedelta(milliseconds=written_ns // 1_000_000 + 1)
+        table.restore(version)
+
+    def compact(self):
+        self.deltalake.DeltaTable(self.path).optimize.compact()
+
+    def remove_row(self):
+        """As somebody else would."""
+        self.deltalake.DeltaTable(self.path).delete("\"table\" = 'item' AND id = 3")
+
+    def forget(self):
+        """Remove the old versions from the log."""
+        table = self.deltalake.DeltaTable(self.path)
+        table.create_checkpoint()
+        for version in range(table.version()):
+            Path(self.path, "_delta_log", f"{version:020}.json").unlink()
 
 
-class Parquet:
+class Parquet(_OfFiles):
     extra = None
 
     def __init__(self, folder):
@@ -194,7 +321,7 @@ class Parquet:
         pass
 
 
-class Kafka:
+class Kafka(_Store):
     """A topic of librdkafka's mock cluster, read as a consumer of a log-compacted topic would."""
 
     extra = "kafka"
@@ -202,16 +329,21 @@ class Kafka:
     def __init__(self, folder):
         self.kafka = pytest.importorskip("confluent_kafka")
         self.cluster = MockKafka()
-        self.target = f"kafka://{self.cluster.brokers}/rows"
-        producer = self.kafka.Producer({"bootstrap.servers": self.cluster.brokers})
-        until(lambda: producer.list_topics("rows", timeout=60).topics["rows"].partitions)  # creates it
+        self.producer = self.kafka.Producer({"bootstrap.servers": self.cluster.brokers})
+        self.use("rows")
+
+    def use(self, topic):
+        """Create a topic, and be that one."""
+        self.topic, self.target = topic, f"kafka://{self.cluster.brokers}/{topic}"
+        until(lambda: self.producer.list_topics(topic, timeout=60).topics[topic].partitions)
 
     def messages(self):
         """The messages of all partitions, each in order."""
         settings = {"bootstrap.servers": self.cluster.brokers, "group.id": "reader", "enable.partition.eof": "true"}
+        settings["fetch.wait.max.ms"] = "10"
         consumer = self.kafka.Consumer(settings)
-        numbers = consumer.list_topics("rows").topics["rows"].partitions
-        consumer.assign([self.kafka.TopicPartition("rows", number, 0) for number in numbers])
+        numbers = consumer.list_topics(self.topic).topics[self.topic].partitions
+        consumer.assign([self.kafka.TopicPartition(self.topic, number, 0) for number in numbers])
         found, ended = [], set()
         while len(ended) < len(numbers):
             message = consumer.poll(1.0)
@@ -234,18 +366,65 @@ class Kafka:
         return found
 
     def step(self):
-        return max(int(dict(of.headers())["penstock.step"]) for of in self.messages() if of.key() == b"penstock")
+        return self.position()[1]
+
+    def position(self):
+        marks = [json.loads(message.value()) for message in self.messages() if message.key() == b"penstock"]
+        return (marks[-1].get("epoch", "0"), marks[-1]["step"]) if marks else None
 
     def close(self):
         self.cluster.close()
 
 
+class Function(_Store):
+    """A function in this process, and the file of its state."""
+
+    extra = None
+    target = "function_rows:update"
+
+    def __init__(self, folder):
+        self.state = folder / "state.json"
+        self.flags = ("--state", self.state)
+        function_rows.rows.clear()
+
+    def opened_target(self):
+        return open_target(self.target, self.state)
+
+    def read(self):
+        tables = {"item": {}, "user": {}}
+        for (table, id_), row in function_rows.rows.items():
+            tables[table][id_] = np.array(row, np.float32).tobytes()
+        return tables
+
+    def step(self):
+        return self.position()[1]
+
+    def snapshot(self):
+        return dict(function_rows.rows), self.state.read_text() if self.state.exists() else None
+
+    def set_back(self, snapshot):
+        rows, state = snapshot
+        self.empty()
+        function_rows.rows.update(rows)
+        if state is not None:
+            self.state.write_text(state)
+
+    def empty(self):
+        function_rows.rows.clear()
+        with suppress(FileNotFoundError):
+            self.state.unlink()
+
+    def close(self):
+        pass
+
+
 STORES = {"redis": Redis, "kafka": Kafka, "lmdb": Lmdb, "lance": Lance, "delta": Delta, "parquet": Parquet}
+WITH_FUNCTION = {**STORES, "function": Function}
 
 
 @contextmanager
-def opened(kind, folder):
-    store = STORES[kind](folder)
+def opened(kind, folder, *options):
+    store = WITH_FUNCTION[kind](folder, *options)
     try:
         yield store
     finally:

@@ -69,15 +69,17 @@ def run(args: argparse.Namespace) -> int:
             follower.run(args.once, began)
         except KeyboardInterrupt:
             step = follower.progress.step
-            held = "it was not read yet" if step is None else f"it has the rows of step {count(step)}"
+            held = "it holds nothing, or was not read yet" if step is None else f"it has the rows of step {count(step)}"
             raise KeyboardInterrupt(f"interrupted; {target.name}: {held}") from None
         finally:
             target.close()
-    of = follower.progress
-    applied = f"{several(of.deltas, 'delta')} in {several(of.transactions, 'transaction')}"
-    out.say(f"applied   {applied}: {several(of.rows, 'row')}, {count(of.removed)} removed")
-    if of.anew:
-        out.say(f"taken     all tables, {several(of.anew, 'time')}")
-    out.say(f"step      {count(of.step or 0)}")
-    out.result(asdict(of))
+    progress = follower.progress
+    applied = f"{several(progress.deltas, 'delta')} in {several(progress.transactions, 'transaction')}"
+    out.say(f"applied   {applied}: {several(progress.rows, 'row')}, {count(progress.removed)} removed")
+    if progress.anew:
+        out.say(f"taken     all tables, {several(progress.anew, 'time')}")
+    if progress.set_back:
+        out.say(f"set back  {several(progress.set_back, 'time')}: the target held an earlier state")
+    out.say(f"step      {count(progress.step or 0)}")
+    out.result(asdict(progress))
     return 0

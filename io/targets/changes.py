@@ -23,7 +23,15 @@ def changes_of(deltas: Sequence[Delta], job: Job) -> list[TableRows]:
         for batch in delta.batches:
             for table, piece in _pieces(batch, job):
                 pieces.setdefault(table, []).append(piece)
-    return [_merged(name, pieces[name], form) for name, form in job.tables.items() if name in pieces]
+    return [_joined(name, pieces[name], form) for name, form in job.tables.items() if name in pieces]
+
+
+def merged(rows: TableRows, changes: TableRows) -> TableRows:
+    """Return the rows of a table after changes, ids ascending. The rows that are kept are copied."""
+    stays = ~np.isin(rows.ids, np.concatenate([changes.ids, changes.removed]))
+    ids = np.concatenate([rows.ids[stays], changes.ids])
+    order = np.argsort(ids)
+    return TableRows(rows.table, ids[order], np.concatenate([rows.rows[stays], changes.rows])[order], rows.removed)
 
 
 def _pieces(batch: pa.RecordBatch, job: Job) -> Iterator[tuple[str, _Piece]]:
@@ -39,7 +47,7 @@ def _pieces(batch: pa.RecordBatch, job: Job) -> Iterator[tuple[str, _Piece]]:
         yield name, (ids, np.asarray(row.is_null()), values)
 
 
-def _merged(table: str, pieces: Sequence[_Piece], form: TableForm) -> TableRows:
+def _joined(table: str, pieces: Sequence[_Piece], form: TableForm) -> TableRows:
     ids = np.concatenate([ids for ids, _, _ in pieces])
     removed = np.concatenate([removed for _, removed, _ in pieces])
     rows = np.concatenate([rows for _, _, rows in pieces])

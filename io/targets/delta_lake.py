@@ -1,7 +1,7 @@
 """A target in a Delta Lake table with the columns ``table``, ``id`` and ``row`` (docs/follow.md).
 
-The table's description names the job and an identifier of this target; the step is the version of the Delta
-transaction of that identifier, in the same commit as the rows.
+The table's description names the job. The information of the commit that wrote the rows names the job, the epoch and
+the step: that of a version is found by following ``RESTORE`` back to the version that it restored.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -18,7 +20,22 @@ from penstock.io.flight import Delta
 from penstock.io.optional import library
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import row_schema, row_table
-from penstock.io.targets.target import Job, Stored, TableRows, Target, failures
+from penstock.io.targets.target import Job, Position, Stored, TableRows, Target, failures
+from penstock.lineage import FIRST_EPOCH
+
+STORED = "penstock"
+# Operations of others that change no row.
+_KEEPING = {"OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UPDATE TABLE METADATA"}
+# Commits that are read at first, in search of the one that wrote the rows.
+_COMMITS = 8
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class _Description(NamedTuple):
+    """job : as text; writer : in format 1, the identifier of the transactions whose versions are the steps"""
+
+    job: str
+    writer: str
 
 
 class DeltaLake(Target):
@@ -35,65 +52,123 @@ class DeltaLake(Target):
 
     def stored(self) -> Stored | None:
         with self._failures():
-            table = self._table()
-            if table is None:
-                return None
-            job, writer = self._origin(table)
-            step = table.transaction_version(writer)
-        return None if step is None else Stored(job, step)
+            return self._stored(self._table())
 
-    def replace(self, job: Job, tables: Sequence[TableRows], step: int) -> None:
+    def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
         with self._failures():
-            table = self._table()
-            writer = secrets.token_hex(8)
-            description = json.dumps({"penstock": json.loads(job.encoded()), "writer": writer}, separators=(",", ":"))
-            if table is not None:
-                self._origin(table)
-                # From here on the table has no step, until the next commit.
-                table.alter.set_table_description(description)
+            table = self._compared(new.job, before)
             self._library.write_deltalake(
-                self._uri,
-                row_table(tables, row_schema(job, pa.int64(), fixed=False)),
-                mode="overwrite",
-                schema_mode="overwrite",
+                self._uri if table is None else table,
+                row_table(tables, row_schema(new.job, pa.int64(), fixed=False)),
+                mode="error" if table is None else "overwrite",
+                schema_mode=None if table is None else "overwrite",
                 partition_by=["table"],
-                description=description,
-                commit_properties=self._commit(writer, step),
+                description=_description(new.job),
+                commit_properties=self._commit(new),
             )
 
-    def apply(self, job: Job, deltas: Sequence[Delta], step: int) -> None:
+    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
         with self._failures():
-            table = self._table()
-            if table is None:
-                raise OSError("the table was removed")
-            _, writer = self._origin(table)
-            changed = row_table(changes_of(deltas, job), row_schema(job, pa.int64(), fixed=False), with_removed=True)
-            merge = table.merge(
-                changed,
+            schema = row_schema(new.job, pa.int64(), fixed=False)
+            merge = self._compared(new.job, before).merge(
+                row_table(changes_of(deltas, new.job), schema, with_removed=True),
                 "kept.table = new.table AND kept.id = new.id",
                 source_alias="new",
                 target_alias="kept",
-                commit_properties=self._commit(writer, step),
+                commit_properties=self._commit(new),
             )
             merge = merge.when_matched_delete("new.row IS NULL").when_matched_update_all("new.row IS NOT NULL")
             merge.when_not_matched_insert_all("new.row IS NOT NULL").execute()
 
-    def _table(self) -> Any:
+    def _compared(self, job: Job, before: Stored | None) -> Any:
+        """Return the table at the version that was compared, which the next one has to follow; None if there is none.
+
+        Its description names the job first, in a commit that keeps the rows: followers of format 1 refuse it then.
+        """
+        table = self._table()
+        self.compare(self._stored(table), before)
+        if table is not None and (described := self._origin(table)).job != job.encoded():
+            table.alter.set_table_description(_description(job, described.writer))
+            table = self._table()
+            self.compare(self._stored(table), before)
+        return table
+
+    def _table(self, version: int | datetime | None = None) -> Any:
+        """Return the table at a version; None if there is none."""
         try:
-            return self._library.DeltaTable(self._uri)
+            table = self._library.DeltaTable(self._uri)
         except self._library.exceptions.TableNotFoundError:
             return None
+        if version is not None:
+            table.load_as_version(version)
+        return table
 
-    def _origin(self, table: Any) -> tuple[Job, str]:
-        """Return the job of a table, and the identifier of its transactions. Raises StateError."""
+    def _stored(self, table: Any) -> Stored | None:
+        """Return what the rows of a table are, None if that cannot be determined. Raises StateError."""
+        if table is None:
+            return None
+        self._origin(table)
+        version = self._written(table)
+        if version is None:
+            return None
+        if (text := self._information(table, version).get(STORED)) is not None:
+            return Stored.decoded(json.loads(text), self.name)
+        return self._stored_in_format_1(version)
+
+    def _written(self, table: Any) -> int | None:
+        """Return the version that wrote the rows of a table; None if that cannot be determined."""
+        version: int | None = table.version()
+        while version is not None:
+            commit = self._information(table, version)
+            operation = commit.get("operation")
+            if STORED in commit or operation not in {*_KEEPING, "RESTORE"}:
+                return version if commit else None
+            version = self._restored(version, commit["operationParameters"]) if operation == "RESTORE" else version - 1
+        return None
+
+    def _restored(self, version: int, parameters: dict[str, str]) -> int | None:
+        """Return the version that one restored: its files are those that the parameters lead to."""
+        number, milliseconds = (int(parameters.get(name, -1)) for name in ("version", "datetime"))
+        with suppress(self._library.exceptions.DeltaError):  # the log has lost that version
+            restored = self._table(number if number >= 0 else _EPOCH + timedelta(milliseconds=milliseconds))
+            is_whole = set(restored.file_uris()) == set(self._table(version).file_uris())
+            return restored.version() if is_whole and restored.version() < version else None
+        return None
+
+    def _information(self, table: Any, version: int) -> dict[str, Any]:
+        """Return the information of a commit, empty if the log no longer has it."""
+        limit = max(_COMMITS, 2 * (table.version() - version + 1))
+        return next((commit for commit in table.history(limit) if commit["version"] == version), {})
+
+    def _stored_in_format_1(self, version: int) -> Stored | None:
+        """Return what a commit stored whose step is the version of a transaction, if that wrote the rows."""
+        with suppress(self._library.exceptions.DeltaError):  # the log has lost that version, or the one before
+            table = self._table(version)
+            described = self._origin(table)
+            step = table.transaction_version(described.writer)
+            before = self._table(version - 1).transaction_version(described.writer) if version else None
+            if step is not None and step != before:
+                return Stored(Job.decoded(described.job, self.name), Position(FIRST_EPOCH, step))
+        return None
+
+    def _origin(self, table: Any) -> _Description:
+        """Return what the description of a table says. Raises StateError."""
         try:
-            description = json.loads(table.metadata().description or "")
-            return Job.decoded(json.dumps(description["penstock"]), self.name), str(description["writer"])
+            fields = json.loads(table.metadata().description or "")
+            described = _Description(json.dumps(fields["penstock"], separators=(",", ":")), str(fields["writer"]))
         except (ValueError, TypeError, KeyError):
             raise StateError(f"{self.name}: the table was not written by penstock follow; use another one") from None
+        Job.decoded(described.job, self.name)
+        return described
 
-    def _commit(self, writer: str, step: int) -> Any:
-        return self._library.CommitProperties(app_transactions=[self._library.Transaction(writer, step)])
+    def _commit(self, new: Stored) -> Any:
+        """Return the properties of a commit. It fails if another one has come since the table was read."""
+        return self._library.CommitProperties({STORED: json.dumps(new.encoded())}, max_commit_retries=0)
 
     def _failures(self) -> Any:
         return failures(self.name, self._library.exceptions.DeltaError)
+
+
+def _description(job: Job, writer: str | None = None) -> str:
+    described = {"penstock": json.loads(job.encoded()), "writer": writer or secrets.token_hex(8)}
+    return json.dumps(described, separators=(",", ":"))

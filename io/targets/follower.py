@@ -1,4 +1,9 @@
-"""Keep a target up to date with a service: deltas in order, the tables anew after a gap."""
+"""Keep a target up to date with a service: deltas in order, the tables anew after a gap.
+
+A follower knows what it left in the target, and each transaction and each poll compares that with what is there. The
+target may have been set back by its own means, or emptied: the follower continues from what it holds. It may also have
+been written by another follower: this one ends, because two would undo each other's work for as long as both run.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,12 @@ import numpy as np
 import pyarrow.flight as flight
 
 import penstock.interrupts as interrupts
-from penstock.errors import DeltasGoneError, InputError, ServiceError, TargetError, UsageError
+from penstock.errors import DeltasGoneError, InputError, ServiceError, StateError, TargetError, UsageError
 from penstock.io.flight import Client, Delta, TableAt
 from penstock.io.flight.connection import Patience
-from penstock.io.targets.changes import changes_of
-from penstock.io.targets.target import Job, TableRows, Target
+from penstock.io.targets.changes import changes_of, merged
+from penstock.io.targets.target import Job, MovedError, Position, Stored, TableRows, Target
+from penstock.lineage import FIRST_EPOCH, Epoch, Lineage
 
 # Deltas that are applied together, so that a follower that is behind needs fewer transactions.
 MOST_BYTES = 64 << 20
@@ -25,19 +31,21 @@ TICK_S = 0.1
 
 @dataclass
 class Progress:
-    """What a follower has done. step : of the target's rows; None: not known yet
+    """What a follower has done. step, epoch : of the target's rows; None: not known yet
 
     deltas, transactions : applied; anew : how often all tables were taken; rows, removed : written in transactions
-    retries : failures of the target
+    retries : failures of the target; set_back : how often the target held an earlier state than the follower left there
     """
 
     step: int | None = None
+    epoch: str | None = None
     deltas: int = 0
     transactions: int = 0
     anew: int = 0
     rows: int = 0
     removed: int = 0
     retries: int = 0
+    set_back: int = 0
 
 
 @dataclass
@@ -55,25 +63,27 @@ class Follower:
     interval_s: float
     replaces: bool = False
     progress: Progress = field(default_factory=Progress)
-    _job: Job | None = None
+    _job: Job | None = None  # of the service; None: not read since it may have changed
+    _epochs: list[str] = field(default_factory=list)  # of the service, up to that of the last position
+    _stored: Stored | None = None  # what the target holds
+    _is_read: bool = False  # whether that is known: after a failure it is not
+    _last: Stored | None = None  # what it held last, if it is empty now
+    _tried: Stored | None = None  # what a transaction of unknown outcome leaves there
 
     def run(self, once: bool = False, began: Callable[[], object] = lambda: None) -> None:
         """Follow until a signal; ``once``: until all that is published is applied.
 
         began : called when the target has the rows of a step for the first time
         Raises InputError if the service stays unreachable, TargetError if the target does, UsageError for wrong
-        credentials, StateError if the target belongs to another job.
+        credentials, StateError if the target belongs to another job, or another follower is ahead.
         """
         patience = Patience(self.patience_s, starts_over=False)
         has_begun = False
         while True:
             try:
-                is_current = self._round()
+                is_current = self.round()
             except TargetError as error:
-                # Whether the last transaction was applied is unknown: read the target's step again.
-                self._job = None
                 self.progress.retries += 1
-                self.target.close()
                 patience.wait(error)
                 continue
             patience.good()
@@ -90,74 +100,156 @@ class Follower:
         while (left_s := until_s - time.monotonic()) > 0:
             interrupts.pause(min(left_s, TICK_S))
 
-    def _round(self) -> bool:
-        """Apply what is published. Return False if the tables were taken anew, and deltas may follow."""
-        job = self._job or self._started()
-        if self.progress.step is None:
-            self._take_anew(job)
-            return False
-        waiting: list[Delta] = []
-        num_bytes = 0
-        try:
-            with _of_the_source():
-                for delta in self.client.deltas(self.progress.step, lineage=job.lineage):
-                    interrupts.check()
-                    waiting.append(delta)
-                    num_bytes += sum(batch.nbytes for batch in delta.batches)
-                    if num_bytes >= MOST_BYTES:
-                        self._apply(job, waiting)
-                        waiting, num_bytes = [], 0
-        except DeltasGoneError:
-            self._job = self.progress.step = None
-            with _of_the_source():
-                current = Job.of(self.client)
-            if not self.replaces:
-                current.check(job, self.target.name)
-            self._job = current
-            self._take_anew(current)
-            return False
-        self._apply(job, waiting)
-        return True
+    def round(self) -> bool:
+        """Apply what is published, or fill the target. Return False if there may be more to do.
 
-    def _started(self) -> Job:
-        """Compare the service and the target, and return the job."""
-        with _of_the_source():
-            job = Job.of(self.client)
-        stored = self.target.stored()
-        if stored is not None and stored.job != job:
+        Raises what ``run`` raises; after a TargetError it may be called again.
+        """
+        try:
+            return self._round()
+        except MovedError as error:
+            self._tried = None
+            self._continue_from(error.stored)
+            return False
+        except TargetError:
+            # Whether the last transaction was applied is unknown: read what the target holds again.
+            self._is_read = False
+            self.target.close()
+            raise
+
+    def _round(self) -> bool:
+        job = self._job or self._read_job()
+        if not self._is_read:
+            self._continue_from(self.target.stored())
+        stored = self._stored
+        if stored is not None and stored.job != job and not self.replaces:
+            job.check(stored.job, self.target.name)
+        if stored is None or stored.job != job:
+            self._fill(job)
+            return False
+        try:
+            has_applied = self._apply_published(stored)
+        except DeltasGoneError:
+            job = self._read_job()
             if not self.replaces:
                 job.check(stored.job, self.target.name)
-            stored = None
-        self.progress.step = None if stored is None else stored.step
-        self._job = job
-        return job
+            self._fill(job)
+            return False
+        if not has_applied:
+            self.target.compare(self.target.stored(), stored)
+        return True
+
+    def _read_job(self) -> Job:
+        """Read the job and the epochs of the service."""
+        with _of_the_source():
+            self._job, status = Job.of(self.client), self.client.status()
+        self._epochs = [epoch for epoch, _ in status["epochs"]]
+        return self._job
+
+    def _continue_from(self, stored: Stored | None) -> None:
+        """Continue from what the target holds. Raises StateError if another follower has left it there."""
+        before, last = self._stored, self._tried or self._last
+        if stored is not None and stored != before and last is not None:
+            self._check_not_behind(stored, last)
+        if before is not None and (stored is None or before.is_ahead_of(stored, self._epochs)):
+            self.progress.set_back += 1
+        self._left(stored)
+        self._is_read = True
+
+    def _check_not_behind(self, stored: Stored, last: Stored) -> None:
+        if stored.is_ahead_of(last, self._epochs):
+            there, here = stored.position, last.position
+            same = "" if there.epoch == here.epoch else f" of epoch {there.epoch}"
+            job = "" if stored.job == last.job else " of another job or history"
+            raise StateError(
+                f"{self.target.name}: another follower is ahead: it holds step {there.step}{same}{job}, and this "
+                f"follower has come to step {here.step}; let one follower write to it, and end the other ones"
+            )
+
+    def _left(self, stored: Stored | None) -> None:
+        """Note what the target holds."""
+        self._stored, self._tried = stored, None
+        self._last = stored or self._last
+        position = None if stored is None else stored.position
+        self.progress.step = None if position is None else position.step
+        self.progress.epoch = None if position is None else position.epoch
+
+    def _apply_published(self, stored: Stored) -> bool:
+        """Apply the deltas after a position. Return whether there are any."""
+        waiting: list[Delta] = []
+        num_bytes, position, lineage = 0, stored.position, stored.job.lineage
+        with _of_the_source():
+            for delta in self.client.deltas(position.step, lineage=lineage, epoch=position.epoch):
+                interrupts.check()
+                waiting.append(delta)
+                num_bytes += sum(batch.nbytes for batch in delta.batches)
+                if num_bytes >= MOST_BYTES:
+                    self._apply(stored.job, waiting)
+                    waiting, num_bytes = [], 0
+        if waiting:
+            self._apply(stored.job, waiting)
+        return self._stored != stored
 
     def _apply(self, job: Job, deltas: list[Delta]) -> None:
-        if not deltas:
-            return
-        changes, step = changes_of(deltas, job), deltas[-1].step
-        self.target.apply(job, deltas, step)
-        of = self.progress
-        of.step = step
-        of.deltas += len(deltas)
-        of.transactions += 1
-        of.rows += sum(len(table.ids) for table in changes)
-        of.removed += sum(len(table.removed) for table in changes)
+        assert self._stored is not None
+        before, new = self._stored, Stored(job, Position(deltas[-1].epoch, deltas[-1].step))
+        changes = changes_of(deltas, job)
+        self._attempt(new)
+        self.target.apply(new, deltas, before)
+        self._left(new)
+        self.progress.deltas += len(deltas)
+        self.progress.transactions += 1
+        self.progress.rows += sum(len(table.ids) for table in changes)
+        self.progress.removed += sum(len(table.removed) for table in changes)
 
-    def _take_anew(self, job: Job) -> None:
+    def _attempt(self, new: Stored) -> None:
+        """Note what the next transaction leaves in the target."""
+        if new.position.epoch not in self._epochs:  # the service was started again since: it is the newest
+            self._epochs.append(new.position.epoch)
+        self._tried = new
+
+    def _fill(self, job: Job) -> None:
         """Fetch all tables, and replace those of the target by them."""
         with _of_the_source():
             tables = {name: self.client.table(name) for name in job.tables}
-        if any(at.lineage != job.lineage for at in tables.values()):
-            self._job = None  # the service was restarted meanwhile: begin again
-            return
-        step = min((at.step for at in tables.values()), default=0)
-        rows = [rows_of(name, at) for name, at in tables.items()]
-        self.target.replace(job, rows, step)
-        self.progress.step = step
+            if any(table.lineage != job.lineage for table in tables.values()):
+                self._job = None  # the service was started again meanwhile, without its checkpoint
+                return
+            try:
+                rows, position = self._at_one_position(job, tables)
+            except DeltasGoneError:
+                return
+        new = Stored(job, position)
+        self._attempt(new)
+        self.target.replace(new, rows, self._stored)
+        self._left(new)
         self.progress.transactions += 1
         self.progress.anew += 1
         self.progress.rows += sum(len(table.ids) for table in rows)
+
+    def _at_one_position(self, job: Job, tables: dict[str, TableAt]) -> tuple[list[TableRows], Position]:
+        """Return the rows of all tables at one position: those that were fetched first are older than the others.
+
+        Raises DeltasGoneError if the tables are of two histories, or the service no longer has the deltas in between.
+        """
+        positions = {name: Position(table.epoch, table.step) for name, table in tables.items()}
+        rows = {name: rows_of(name, table) for name, table in tables.items()}
+        in_order = sorted(positions.values(), key=lambda position: position.step)
+        if len(set(in_order)) < 2:
+            return list(rows.values()), in_order[0] if in_order else Position(FIRST_EPOCH, 0)
+        oldest, last = in_order[0], in_order[-1]
+        deltas = list(self.client.deltas(oldest.step, lineage=job.lineage, epoch=oldest.epoch))
+        if deltas and deltas[-1].step > last.step:
+            last = Position(deltas[-1].epoch, deltas[-1].step)
+        status = self.client.status()
+        history = Lineage(status["lineage"], tuple(Epoch(*epoch) for epoch in status["epochs"]))
+        for position in (*in_order, last):  # the service may have been started again in between
+            history.check(job.lineage, position.epoch, position.step)
+        for step in {position.step for position in in_order}:
+            for changes in changes_of([delta for delta in deltas if delta.step > step], job):
+                if positions[changes.table].step == step:
+                    rows[changes.table] = merged(rows[changes.table], changes)
+        return list(rows.values()), last
 
 
 def rows_of(name: str, at: TableAt) -> TableRows:

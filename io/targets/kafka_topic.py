@@ -1,6 +1,8 @@
 """A target in a log-compacted Kafka topic: a message per row, whose key is the table and the id (docs/follow.md).
 
-A delta is one transaction. Its last message, in partition 0, names the job and the step; compaction keeps the last one.
+A delta is one transaction. Its last message, the mark in partition 0, names the job, the epoch and the step; compaction
+keeps the last one. A new producer fences the one before, and then compares the mark, so that of two followers neither
+writes after the other without having read what that one wrote.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from penstock.errors import StateError
 from penstock.io.brokers.kafka_client import PARTITION_EOF, TIMEOUT_S, kafka_failures, kafka_topic, silent
 from penstock.io.flight import Delta
 from penstock.io.targets.changes import changes_of
-from penstock.io.targets.target import Job, Stored, TableRows, Target, failures
+from penstock.io.targets.target import Position, Stored, TableRows, Target, failures
 
 MARK, STEP = b"penstock", "penstock.step"
 # Offsets from the end in which the last mark is looked for first.
-_TAIL = 1000
+_TAIL = 10
 _COMMIT_S = 60.0
 
 
@@ -34,40 +36,37 @@ class KafkaTopic(Target):
         self._topic = kafka_topic(uri)
         super().__init__(self._topic.where)
         self._producer: Any = None
+        self._reader: Any = None
+        self._mark: tuple[tuple[int, int], Stored | None] | None = None  # the last one, and the watermarks then
 
     def stored(self) -> Stored | None:
-        with self._failures(), self._consumer() as consumer:
-            self._opened()  # ends the transaction of a follower that was killed
-            low, high = consumer.get_watermark_offsets(self._topic.at(0, 0), timeout=TIMEOUT_S, cached=False)
-            tail = _TAIL
-            while True:
-                first = max(low, high - tail)
-                marks = [message for message in self._scan(consumer, 0, first) if message.key() == MARK]
-                if marks or first == low:
-                    break
-                tail *= 10
-            if not marks:
-                self._check_empty(consumer)
-                return None
-            mark = json.loads(marks[-1].value())
-            return Stored(Job.decoded(mark["job"], self.name), int(mark["step"]))
+        with self._failures():
+            return self._last_mark()
 
-    def replace(self, job: Job, tables: Sequence[TableRows], step: int) -> None:
-        kept = {row_key(of.table, id_) for of in tables for id_ in of.ids.tolist()}
-        with self._failures(), self._transaction(job, step) as send:
-            with self._consumer() as consumer:
-                for key in sorted(self._live(consumer) - kept):
+    def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
+        kept = {row_key(rows.table, id_) for rows in tables for id_ in rows.ids.tolist()}
+        with self._failures():
+            self.compare(self._last_mark(), before)
+            with self._transaction(new) as send:
+                for key in sorted(self._live() - kept):
                     send(key, None)
-            _send_rows(send, tables)
+                _send_rows(send, tables)
 
-    def apply(self, job: Job, deltas: Sequence[Delta], step: int) -> None:
+    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
         with self._failures():
             for delta in deltas:
-                with self._transaction(job, delta.step) as send:
-                    _send_rows(send, changes_of([delta], job))
+                after = Stored(new.job, Position(delta.epoch, delta.step))
+                self.compare(self._last_mark(), before)
+                with self._transaction(after) as send:
+                    _send_rows(send, changes_of([delta], new.job))
+                before = after
 
     def close(self) -> None:
         self._producer = None  # a new one with the same transactional.id ends its transaction
+        self._mark = None
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
     def _opened(self) -> Any:
         if self._producer is None:
@@ -78,15 +77,15 @@ class KafkaTopic(Target):
         return self._producer
 
     @contextmanager
-    def _transaction(self, job: Job, step: int) -> Iterator[Any]:
-        """Give a function that sends a key and a value, in one transaction that ends with the mark of the step."""
+    def _transaction(self, new: Stored) -> Iterator[Any]:
+        """Give a function that sends a key and a value, in one transaction that ends with the mark."""
         producer = self._opened()
-        headers = [(STEP, str(step).encode())]
+        headers = [(STEP, str(new.position.step).encode())]
 
-        def send(key: bytes, value: bytes | None, **at: int) -> None:
+        def send(key: bytes, value: bytes | None, **place: int) -> None:
             while True:
                 try:
-                    producer.produce(self._topic.name, value, key, headers=headers, **at)
+                    producer.produce(self._topic.name, value, key, headers=headers, **place)
                     return
                 except BufferError:  # the client's queue is full
                     producer.poll(1.0)
@@ -94,26 +93,46 @@ class KafkaTopic(Target):
         producer.begin_transaction()
         try:
             yield send
-            send(MARK, json.dumps({"job": job.encoded(), "step": step}).encode(), partition=0)
+            send(MARK, json.dumps({**new.encoded(), "job": new.job.encoded()}).encode(), partition=0)
             producer.commit_transaction(_COMMIT_S)
         except BaseException:
             self.close()
             raise
 
-    @contextmanager
-    def _consumer(self) -> Iterator[Any]:
-        consumer = self._topic.consumer()
-        try:
-            self._topic.partitions(consumer)  # there is such a topic, and it may be read
-            yield consumer
-        finally:
-            consumer.close()
+    def _last_mark(self) -> Stored | None:
+        """Return what the last mark names, which no other producer can follow from here on without fencing this one."""
+        self._opened()  # ends the transaction of a follower that was killed
+        consumer = self._consumer()
+        low, high = consumer.get_watermark_offsets(self._topic.at(0, 0), timeout=TIMEOUT_S, cached=False)
+        if self._mark is None or self._mark[0] != (low, high):
+            self._mark = (low, high), self._found_mark(consumer, low, high)
+        return self._mark[1]
+
+    def _found_mark(self, consumer: Any, low: int, high: int) -> Stored | None:
+        tail = _TAIL
+        while True:
+            first = max(low, high - tail)
+            marks = [message for message in self._scan(consumer, 0, first) if message.key() == MARK]
+            if marks:
+                return Stored.decoded(json.loads(marks[-1].value()), self.name)
+            if first == low:
+                self._check_empty(consumer)
+                return None
+            tail *= 10
+
+    def _consumer(self) -> Any:
+        if self._reader is None:
+            # A broker answers the requests of a connection in order: no other one waits long for messages to come.
+            topic = self._topic._replace(settings={"fetch.wait.max.ms": "10", **self._topic.settings})
+            self._reader = topic.consumer()
+            self._topic.partitions(self._reader)  # there is such a topic, and it may be read
+        return self._reader
 
     def _scan(self, consumer: Any, partition: int, first: int) -> Iterator[Any]:
         """Yield the messages of a partition from an offset to its present end."""
-        at = self._topic.at(partition, first)
-        _, high = consumer.get_watermark_offsets(at, timeout=TIMEOUT_S, cached=False)
-        consumer.assign([at])
+        begin = self._topic.at(partition, first)
+        _, high = consumer.get_watermark_offsets(begin, timeout=TIMEOUT_S, cached=False)
+        consumer.assign([begin])
         is_over = first >= high
         while not is_over:
             message = consumer.poll(TIMEOUT_S)
@@ -126,10 +145,12 @@ class KafkaTopic(Target):
                 is_over = True
             else:
                 raise self._topic.client.KafkaException(message.error())
+        consumer.unassign()
 
-    def _live(self, consumer: Any) -> set[bytes]:
+    def _live(self) -> set[bytes]:
         """Return the keys of all rows that the topic has."""
         live: set[bytes] = set()
+        consumer = self._consumer()
         for partition in self._topic.partitions(consumer):
             low, _ = consumer.get_watermark_offsets(self._topic.at(partition, 0), timeout=TIMEOUT_S, cached=False)
             for message in self._scan(consumer, partition, low):
@@ -152,8 +173,8 @@ class KafkaTopic(Target):
 
 
 def _send_rows(send: Any, tables: Sequence[TableRows]) -> None:
-    for of in tables:
-        for id_, row in zip(of.ids.tolist(), of.rows.astype("<f4", copy=False), strict=True):
-            send(row_key(of.table, id_), row.tobytes())
-        for id_ in of.removed.tolist():
-            send(row_key(of.table, id_), None)
+    for rows in tables:
+        for id_, row in zip(rows.ids.tolist(), rows.rows.astype("<f4", copy=False), strict=True):
+            send(row_key(rows.table, id_), row.tobytes())
+        for id_ in rows.removed.tolist():
+            send(row_key(rows.table, id_), None)

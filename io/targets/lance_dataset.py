@@ -1,6 +1,7 @@
 """A target in a Lance dataset with the columns ``table``, ``id`` and ``row`` (docs/follow.md).
 
-The schema's metadata names the job; a property of the transaction that wrote the rows is the step.
+The schema's metadata names the job. Properties of the transaction that wrote the rows are the epoch and the step: that
+of a version is found by following each ``restore`` back to the version that it restored.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from penstock.io.optional import library
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import row_schema, row_table
 from penstock.io.targets.target import Job, Stored, TableRows, Target, failures
+from penstock.lineage import FIRST_EPOCH
 
-JOB, STEP = "penstock.job", "penstock.step"
+JOB, EPOCH, STEP = "penstock.job", "penstock.epoch", "penstock.step"
 
 
 class LanceDataset(Target):
@@ -32,39 +34,97 @@ class LanceDataset(Target):
 
     def stored(self) -> Stored | None:
         with self._failures():
-            dataset = self._dataset()
-            if dataset is None:
-                return None
-            job = Job.decoded(self._job_of(dataset), self.name)
-            step = next((of[STEP] for of in _properties(dataset) if STEP in of), None)
-        return None if step is None else Stored(job, int(step))
+            return self._stored(self._dataset())
 
-    def replace(self, job: Job, tables: Sequence[TableRows], step: int) -> None:
-        schema = row_schema(job, job.id_column_type(), fixed=True).with_metadata({JOB: job.encoded()})
+    def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
         with self._failures():
             dataset = self._dataset()
-            if dataset is not None:
-                self._job_of(dataset)
-            self._library.write_dataset(
-                row_table(tables, schema),
-                self._uri,
-                schema,
-                mode="create" if dataset is None else "overwrite",
-                transaction_properties={STEP: str(step)},
-            )
+            self.compare(self._stored(dataset), before)
+            self._overwrite(dataset, new, tables)
 
-    def apply(self, job: Job, deltas: Sequence[Delta], step: int) -> None:
+    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
         with self._failures():
             dataset = self._dataset()
-            if dataset is None:
-                raise OSError("the dataset was removed")
-            changes = changes_of(deltas, job)
+            self.compare(self._stored(dataset), before)
+            if self._job_of(dataset) != new.job.encoded():
+                # In a commit that keeps the rows: followers of format 1 refuse the dataset then.
+                dataset.update_schema_metadata({JOB: new.job.encoded()})
+                dataset = self._dataset()
+                self.compare(self._stored(dataset), before)
+            changes = changes_of(deltas, new.job)
+            fragments = [fragment.metadata for fragment in dataset.get_fragments()]
+            if not fragments:
+                self._overwrite(dataset, new, changes)
+                return
             merge = dataset.merge_insert(["table", "id"]).when_matched_update_all().when_not_matched_insert_all()
-            if gone := _any_of(changes, unsigned=job.id_column_type() == "uint64"):
+            if gone := _any_of(changes, unsigned=new.job.id_column_type() == "uint64"):
                 merge = merge.when_not_matched_by_source_delete(gone)
             transaction, _ = merge.execute_uncommitted(row_table(changes, dataset.schema))
-            transaction.transaction_properties = {STEP: str(step)}
-            self._library.LanceDataset.commit(self._uri, transaction)
+            # As if it changed every fragment: Lance merges concurrent transactions that change different ones.
+            update = transaction.operation
+            changed = {*update.removed_fragment_ids, *(fragment.id for fragment in update.updated_fragments)}
+            others = [fragment for fragment in fragments if fragment.id not in changed]
+            update.updated_fragments = [*update.updated_fragments, *others]
+            self._commit(transaction, new)
+
+    def _overwrite(self, dataset: Any, new: Stored, tables: Sequence[TableRows]) -> None:
+        schema = row_schema(new.job, new.job.id_column_type(), fixed=True).with_metadata({JOB: new.job.encoded()})
+        rows = row_table(tables, schema)
+        if dataset is None:
+            self._library.write_dataset(rows, self._uri, schema, transaction_properties=_properties(new))
+            return
+        fragments = self._library.fragment.write_fragments(rows, dataset, schema, mode="overwrite")
+        overwriting = self._library.LanceOperation.Overwrite(schema, fragments)
+        self._commit(self._library.Transaction(dataset.version, overwriting), new)
+
+    def _commit(self, transaction: Any, new: Stored) -> None:
+        """Commit a transaction. It fails if another one has changed rows since the dataset was read."""
+        transaction.transaction_properties = _properties(new)
+        self._library.LanceDataset.commit(self._uri, transaction, max_retries=0)
+
+    def _stored(self, dataset: Any) -> Stored | None:
+        """Return what the rows of a dataset are, None if that cannot be determined. Raises StateError."""
+        if dataset is None:
+            return None
+        job = self._job_of(dataset)
+        Job.decoded(job, self.name)
+        version: int | None = dataset.version
+        while version is not None:
+            transaction = self._transaction(dataset, version)
+            properties = (transaction and transaction.transaction_properties) or {}
+            if STEP in properties:
+                fields = {"job": job, "epoch": properties.get(EPOCH, FIRST_EPOCH), "step": properties[STEP]}
+                return Stored.decoded(fields, self.name) if self._is_whole(dataset, version, transaction) else None
+            if transaction is not None and isinstance(transaction.operation, self._library.LanceOperation.Restore):
+                version = transaction.operation.version
+            else:
+                version = version - 1 if self._keeps_rows(dataset, version, transaction) else None
+        return None
+
+    def _transaction(self, dataset: Any, version: int) -> Any:
+        """Return the transaction of a version; None if the dataset no longer has it."""
+        try:
+            return dataset.read_transaction(version) if version else None
+        except (ValueError, OSError) as error:
+            if "not found" in str(error).lower():
+                return None
+            raise
+
+    def _is_whole(self, dataset: Any, version: int, transaction: Any) -> bool:
+        """Return whether a transaction has changed the rows that it read: Lance lets others come in between."""
+        if isinstance(transaction.operation, self._library.LanceOperation.Overwrite):
+            return True
+        between = range(transaction.read_version + 1, version)
+        return all(self._keeps_rows(dataset, number, self._transaction(dataset, number)) for number in between)
+
+    def _keeps_rows(self, dataset: Any, version: int, transaction: Any) -> bool:
+        kinds = self._library.LanceOperation
+        if transaction is None or isinstance(transaction.operation, (kinds.Rewrite, kinds.CreateIndex)):
+            return transaction is not None
+        if type(transaction.operation) not in (kinds.BaseOperation, kinds.UpdateConfig):  # the former: Lance's own
+            return False
+        here, before = (dataset.checkout_version(number).get_fragments() for number in (version, version - 1))
+        return [fragment.metadata for fragment in here] == [fragment.metadata for fragment in before]
 
     def _dataset(self) -> Any:
         try:
@@ -74,28 +134,26 @@ class LanceDataset(Target):
                 return None
             raise
 
-    def _job_of(self, dataset: Any) -> bytes:
-        found: bytes | None = (dataset.schema.metadata or {}).get(JOB.encode())
-        if found is None:
+    def _job_of(self, dataset: Any) -> str:
+        job: bytes | None = (dataset.schema.metadata or {}).get(JOB.encode())
+        if job is None:
             raise StateError(f"{self.name}: the dataset was not written by penstock follow; use another one")
-        return found
+        return job.decode()
 
     def _failures(self) -> Any:
         return failures(self.name, ValueError, RuntimeError)
 
 
-def _properties(dataset: Any) -> Any:
-    """Yield the properties of the last transactions, newest first: others may have compacted the dataset since."""
-    for transaction in dataset.get_transactions(dataset.version):
-        yield (transaction and transaction.transaction_properties) or {}
+def _properties(new: Stored) -> dict[str, str]:
+    return {EPOCH: new.position.epoch, STEP: str(new.position.step)}
 
 
 def _any_of(changes: Sequence[TableRows], unsigned: bool) -> str:
     """Return the SQL condition of the removed rows."""
     conditions = []
-    for of in changes:
-        if len(of.removed):
-            ids = ",".join(map(str, of.removed.view("uint64" if unsigned else of.removed.dtype).tolist()))
-            name = of.table.replace("'", "''")
+    for rows in changes:
+        if len(rows.removed):
+            ids = ",".join(map(str, rows.removed.view("uint64" if unsigned else rows.removed.dtype).tolist()))
+            name = rows.table.replace("'", "''")
             conditions.append(f"(`table` = '{name}' AND id IN ({ids}))")
     return " OR ".join(conditions)

@@ -1,8 +1,13 @@
-"""A target in an LMDB file: one database per table, from ids to rows (docs/follow.md)."""
+"""A target in an LMDB file: one database per table, from ids to rows (docs/follow.md).
+
+The file is opened for each transaction: one that replaces it, such as a backup, is noticed.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,7 @@ from penstock.errors import StateError, UsageError
 from penstock.io.flight import Delta
 from penstock.io.optional import library
 from penstock.io.targets.changes import changes_of
-from penstock.io.targets.target import Job, Stored, TableRows, Target, failures
+from penstock.io.targets.target import Stored, TableRows, Target, failures
 
 STATE = b"penstock"
 # Address space, not disk: the file grows as needed, and the map doubles when it is full.
@@ -32,72 +37,76 @@ class LmdbFile(Target):
             raise UsageError("lmdb:: expected lmdb:PATH")
         self._lmdb = library("lmdb", "lmdb", "lmdb:")
         self._path = Path(path)
-        self._opened: Any = None
         self._map_bytes = MAP_BYTES
 
     def stored(self) -> Stored | None:
         with self._failures():
-            env = self._env()
-            with env.begin() as txn:
-                has_state = txn.get(STATE) is not None
-                if not has_state:
-                    if txn.stat()["entries"]:
-                        raise StateError(f"{self.name}: the file holds something else; use another path")
-                    return None
-            state = env.open_db(STATE)
-            with env.begin(db=state) as txn:
-                job, step = txn.get(b"job"), txn.get(b"step")
-        return None if job is None or step is None else Stored(Job.decoded(job, self.name), int(step))
+            if not self._path.exists():
+                return None
+            with self._transaction(write=False) as (env, txn):
+                return self._read(env, txn)
 
-    def replace(self, job: Job, tables: Sequence[TableRows], step: int) -> None:
-        kept = {rows_name(of.table) for of in tables}
+    def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
+        kept = {rows_name(rows.table) for rows in tables}
 
-        def write(txn: Any) -> None:
+        def write(env: Any, txn: Any) -> None:
             names = [name for name in txn.cursor().iternext(values=False) if name.startswith(b"rows/")]
             for name in names:
-                txn.drop(self._env().open_db(name, txn), delete=name not in kept)
-            for of in tables:
-                _put(txn, self._env().open_db(rows_name(of.table), txn), of)
-            state = self._env().open_db(STATE, txn)
-            txn.put(b"job", job.encoded().encode(), db=state)
-            txn.put(b"step", str(step).encode(), db=state)
+                txn.drop(env.open_db(name, txn), delete=name not in kept)
+            for rows in tables:
+                _put(txn, env.open_db(rows_name(rows.table), txn), rows)
 
-        self._written(write)
+        self._write(new, before, write)
 
-    def apply(self, job: Job, deltas: Sequence[Delta], step: int) -> None:
-        def write(txn: Any) -> None:
-            for of in changes_of(deltas, job):
-                table = self._env().open_db(rows_name(of.table), txn)
-                _put(txn, table, of)
-                for key in _keys(of.removed):
+    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
+        def write(env: Any, txn: Any) -> None:
+            for rows in changes_of(deltas, new.job):
+                table = env.open_db(rows_name(rows.table), txn)
+                _put(txn, table, rows)
+                for key in _keys(rows.removed):
                     txn.delete(key, db=table)
-            txn.put(b"step", str(step).encode(), db=self._env().open_db(STATE, txn))
 
-        self._written(write)
+        self._write(new, before, write)
 
-    def close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+    def _read(self, env: Any, txn: Any) -> Stored | None:
+        if txn.get(STATE) is None:
+            if txn.stat()["entries"]:
+                raise StateError(f"{self.name}: the file holds something else; use another path")
+            return None
+        state = env.open_db(STATE, txn)
+        fields = {name: txn.get(name.encode(), db=state) for name in ("job", "epoch", "step")}
+        fields = {name: value.decode() for name, value in fields.items() if value is not None}
+        return Stored.decoded(fields, self.name) if {"job", "step"} <= fields.keys() else None
 
-    def _written(self, write: Callable[[Any], None]) -> None:
+    def _write(self, new: Stored, before: Stored | None, write: Callable[[Any, Any], None]) -> None:
         """Run a write transaction, again with twice the map if it is full."""
         with self._failures():
             while True:
                 try:
-                    with self._env().begin(write=True) as txn:
-                        write(txn)
+                    with self._transaction(write=True) as (env, txn):
+                        self.compare(self._read(env, txn), before)
+                        write(env, txn)
+                        state = env.open_db(STATE, txn)
+                        txn.put(b"job", new.job.encoded().encode(), db=state)
+                        txn.put(b"epoch", new.position.epoch.encode(), db=state)
+                        txn.put(b"step", str(new.position.step).encode(), db=state)
                     return
                 except self._lmdb.MapFullError:
-                    self._map_bytes = 2 * self._env().info()["map_size"]
-                    self.close()
+                    self._map_bytes *= 2
 
-    def _env(self) -> Any:
-        if self._opened is None:
-            size = self._path.stat().st_size if self._path.exists() else 0
-            size = max(self._map_bytes, 2 * size)
-            self._opened = self._lmdb.open(str(self._path), subdir=False, max_dbs=MOST_TABLES, map_size=size)
-        return self._opened
+    @contextmanager
+    def _transaction(self, write: bool) -> Iterator[tuple[Any, Any]]:
+        self._path.touch()
+        before = self._path.stat()
+        self._map_bytes = max(self._map_bytes, 2 * before.st_size)
+        with (
+            self._lmdb.open(str(self._path), subdir=False, max_dbs=MOST_TABLES, map_size=self._map_bytes) as env,
+            env.begin(write=write) as txn,
+        ):
+            # LMDB does not say which file it has opened: that which was here before and is here now.
+            if not os.path.samestat(before, self._path.stat()):
+                raise OSError("the file was replaced while it was opened")
+            yield env, txn
 
     def _failures(self) -> Any:
         return failures(self.name, self._lmdb.Error)
@@ -105,10 +114,10 @@ class LmdbFile(Target):
 
 def _keys(ids: Any) -> Iterator[bytes]:
     encoded = ids.astype(ids.dtype.newbyteorder(">")).tobytes()
-    return (encoded[at : at + 8] for at in range(0, len(encoded), 8))
+    return (encoded[first : first + 8] for first in range(0, len(encoded), 8))
 
 
-def _put(txn: Any, table: Any, of: TableRows) -> None:
-    rows = of.rows.astype("<f4", copy=False)
+def _put(txn: Any, table: Any, rows: TableRows) -> None:
+    values = rows.rows.astype("<f4", copy=False)
     with txn.cursor(table) as cursor:
-        cursor.putmulti(zip(_keys(of.ids), (row.tobytes() for row in rows), strict=True))
+        cursor.putmulti(zip(_keys(rows.ids), (row.tobytes() for row in values), strict=True))

@@ -1,7 +1,7 @@
 """A target of Parquet files: for each step that is kept a folder of tables, and a link to the newest (docs/follow.md).
 
 The files have the form of ``replay --out``, so that ``--init DIR/current`` reads them. The tables stay in memory: each
-transaction writes them as a whole.
+transaction writes them as a whole, under the lock of a file in the folder.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
@@ -22,11 +21,11 @@ from penstock.errors import StateError, UsageError
 from penstock.filesystem import atomic_files
 from penstock.io.flight import Delta
 from penstock.io.storage.table_files import TablesWriter, table_path
-from penstock.io.targets.changes import changes_of
+from penstock.io.targets.changes import changes_of, merged
 from penstock.io.targets.row_table import blocks_of
-from penstock.io.targets.target import Job, Stored, TableRows, Target, failures
+from penstock.io.targets.target import Stored, TableRows, Target, failures, locked
 
-LINK, STATE = "current", "penstock.json"
+LINK, STATE, LOCK = "current", "penstock.json", ".lock"
 # Folders that stay, the current one included: a reader may still read the one before.
 KEPT = 2
 
@@ -42,6 +41,7 @@ class ParquetFolder(Target):
             raise UsageError("parquet:: expected parquet:DIR")
         self._path = Path(path)
         self._tables: dict[str, TableRows] = {}
+        self._folder = ""  # the name of the folder that they are in
 
     def stored(self) -> Stored | None:
         with failures(self.name):
@@ -50,50 +50,53 @@ class ParquetFolder(Target):
                     raise StateError(f"{self.name}: the folder holds something else; use another one")
                 return None
             try:
-                state = json.loads((self._path / LINK / STATE).read_text())
-                stored = Stored(Job.decoded(json.dumps(state["job"]), self.name), int(state["step"]))
+                return Stored.decoded(json.loads((self._path / LINK / STATE).read_text()), self.name)
             except (ValueError, KeyError, TypeError):
                 raise StateError(f"{self.name}: {LINK}/{STATE} is damaged; use another folder") from None
-            try:
-                self._tables = self._read(stored.job)
-            except (pa.ArrowException, FileNotFoundError) as error:
-                raise StateError(f"{self.name}: {error}; use another folder") from error
-        return stored
 
-    def replace(self, job: Job, tables: Sequence[TableRows], step: int) -> None:
-        self._write(job, {of.table: of for of in tables}, step)
+    def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
+        with self._compared(before):
+            self._write(new, {rows.table: rows for rows in tables})
 
-    def apply(self, job: Job, deltas: Sequence[Delta], step: int) -> None:
-        tables = dict(self._tables)
-        for changes in changes_of(deltas, job):
-            tables[changes.table] = _changed(tables[changes.table], changes)
-        self._write(job, tables, step)
+    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
+        with self._compared(before):
+            tables = dict(self._read(new))
+            for changes in changes_of(deltas, new.job):
+                tables[changes.table] = merged(tables[changes.table], changes)
+            self._write(new, tables)
 
     def close(self) -> None:
-        self._tables = {}
+        self._tables, self._folder = {}, ""
 
-    def _write(self, job: Job, tables: dict[str, TableRows], step: int) -> None:
+    @contextmanager
+    def _compared(self, before: Stored | None) -> Iterator[None]:
+        """Hold the folder's lock in the block, with what the folder stores compared."""
         with failures(self.name):
-            folder = self._path / f"step-{step:012d}-{secrets.token_hex(4)}"
-            try:
-                with TablesWriter(folder) as writer:
-                    for name, form in job.tables.items():
-                        of = tables[name]
-                        blocks = ((part.rows,) for part in blocks_of(of))
-                        writer.write(name, {"row": form.dim}, blocks, None if form.key_type is None else of.ids)
-                state = {"job": json.loads(job.encoded()), "step": step}
-                with atomic_files.appearing(folder / STATE) as file:
-                    file.write(json.dumps(state).encode())
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-            link = self._path / f".{LINK}.part"
-            link.unlink(missing_ok=True)
-            os.symlink(folder.name, link)
-            atomic_files.rename(link, self._path / LINK)
-            atomic_files.sync_folder(self._path)
-            self._tables = tables
-            self._discard_old(folder.name)
+            atomic_files.make_folders(self._path)
+            with locked(self._path / LOCK):
+                self.compare(self.stored(), before)
+                yield
+
+    def _write(self, new: Stored, tables: dict[str, TableRows]) -> None:
+        folder = self._path / f"step-{new.position.step:012d}-{secrets.token_hex(4)}"
+        try:
+            with TablesWriter(folder) as writer:
+                for name, form in new.job.tables.items():
+                    rows = tables[name]
+                    blocks = ((part.rows,) for part in blocks_of(rows))
+                    writer.write(name, {"row": form.dim}, blocks, None if form.key_type is None else rows.ids)
+            with atomic_files.appearing(folder / STATE) as file:
+                file.write(json.dumps(new.encoded()).encode())
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        link = self._path / f".{LINK}.part"
+        link.unlink(missing_ok=True)
+        os.symlink(folder.name, link)
+        atomic_files.rename(link, self._path / LINK)
+        atomic_files.sync_folder(self._path)
+        self._tables, self._folder = tables, folder.name
+        self._discard_old(folder.name)
 
     def _discard_old(self, current: str) -> None:
         """Remove all folders but the newest, and those of transactions that a kill interrupted."""
@@ -105,21 +108,21 @@ class ParquetFolder(Target):
 
     def _is_ours(self) -> bool:
         """Return whether a folder without a link is empty but for what a first transaction left."""
-        return all(path.name.startswith(("step-", f".{LINK}.")) for path in self._path.iterdir())
+        return all(path.name.startswith(("step-", f".{LINK}.", LOCK)) for path in self._path.iterdir())
 
-    def _read(self, job: Job) -> dict[str, TableRows]:
-        tables = {}
-        for name, form in job.tables.items():
-            read = pa.parquet.read_table(table_path(self._path / LINK, name)).combine_chunks()
-            ids = read["id"].to_numpy()
-            flat = read["row"].combine_chunks().flatten().to_numpy()
-            tables[name] = TableRows(name, ids, flat.reshape(-1, form.dim), ids[:0])
-        return tables
+    def _read(self, stored: Stored) -> dict[str, TableRows]:
+        """Return the tables of the folder that the link leads to, whose names never repeat."""
+        current = os.readlink(self._path / LINK)
+        if current != self._folder:
+            try:
+                tables = {name: self._read_table(name, form.dim) for name, form in stored.job.tables.items()}
+            except (pa.ArrowException, FileNotFoundError) as error:
+                raise StateError(f"{self.name}: {error}; use another folder") from error
+            self._tables, self._folder = tables, current
+        return self._tables
 
-
-def _changed(kept: TableRows, changes: TableRows) -> TableRows:
-    """Return the rows of a table after changes, ids ascending. The rows that are kept are copied."""
-    stays = ~np.isin(kept.ids, np.concatenate([changes.ids, changes.removed]))
-    ids = np.concatenate([kept.ids[stays], changes.ids])
-    order = np.argsort(ids)
-    return TableRows(kept.table, ids[order], np.concatenate([kept.rows[stays], changes.rows])[order], kept.removed)
+    def _read_table(self, name: str, dim: int) -> TableRows:
+        table = pa.parquet.read_table(table_path(self._path / LINK, name)).combine_chunks()
+        ids = table["id"].to_numpy()
+        flat = table["row"].combine_chunks().flatten().to_numpy()
+        return TableRows(name, ids, flat.reshape(-1, dim), ids[:0])

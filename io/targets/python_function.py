@@ -1,11 +1,15 @@
-"""A target that is a Python function, called with each delta and its number (docs/follow.md)."""
+"""A target that is a Python function, called with each delta and its number (docs/follow.md).
+
+A file has the position that was left there, and is locked and compared. What the function writes is not.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from penstock.filesystem import atomic_files
 from penstock.io.flight import Delta
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import blocks_of, row_schema, row_table
-from penstock.io.targets.target import Job, Stored, TableRows, Target, failures
+from penstock.io.targets.target import Job, Position, Stored, TableRows, Target, failures, locked
 
 Function = Callable[[pa.RecordBatch, int], object]
 
@@ -37,27 +41,36 @@ class PythonFunction(Target):
 
     def stored(self) -> Stored | None:
         with failures(str(self._state)):
-            if not self._state.exists():
-                return None
             try:
-                state = json.loads(self._state.read_text())
-                return Stored(Job.decoded(json.dumps(state["job"]), str(self._state)), int(state["step"]))
+                return Stored.decoded(json.loads(self._state.read_text()), str(self._state))
+            except FileNotFoundError:
+                return None
             except (ValueError, KeyError, TypeError):
                 raise StateError(f"{self._state}: not a file that penstock follow --state wrote; use another") from None
 
-    def replace(self, job: Job, tables: Sequence[TableRows], step: int) -> None:
-        with failures(str(self._state)):
-            self._state.unlink(missing_ok=True)
-        self._call(_batch([], job).replace_schema_metadata({ANEW: b"true"}), step)
-        for of in tables:
-            for part in blocks_of(of):
-                self._call(_batch([part], job), step)
-        self._keep(job, step)
+    def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
+        step = new.position.step
+        with self._compared(before):
+            with failures(str(self._state)):
+                self._state.unlink(missing_ok=True)
+            self._call(_batch([], new.job).replace_schema_metadata({ANEW: b"true"}), step)
+            for rows in tables:
+                for part in blocks_of(rows):
+                    self._call(_batch([part], new.job), step)
+            self._keep(new)
 
-    def apply(self, job: Job, deltas: Sequence[Delta], step: int) -> None:
-        for delta in deltas:
-            self._call(_batch(changes_of([delta], job), job), delta.step)
-            self._keep(job, delta.step)
+    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
+        with self._compared(before):
+            for delta in deltas:
+                self._call(_batch(changes_of([delta], new.job), new.job), delta.step)
+                self._keep(Stored(new.job, Position(delta.epoch, delta.step)))
+
+    @contextmanager
+    def _compared(self, before: Stored | None) -> Iterator[None]:
+        """Hold the lock of the state in the block, compared."""
+        with failures(str(self._state)), locked(self._state.with_name(f"{self._state.name}.lock")):
+            self.compare(self.stored(), before)
+            yield
 
     def _call(self, batch: pa.RecordBatch, step: int) -> None:
         try:
@@ -68,9 +81,9 @@ class PythonFunction(Target):
             text = " ".join(str(error).split())
             raise TargetError(f"{self.name}: step {step}: {type(error).__name__}: {short(text)}") from error
 
-    def _keep(self, job: Job, step: int) -> None:
-        with failures(str(self._state)), atomic_files.appearing(self._state) as file:
-            file.write(json.dumps({"job": json.loads(job.encoded()), "step": step}).encode())
+    def _keep(self, stored: Stored) -> None:
+        with atomic_files.appearing(self._state) as file:
+            file.write(json.dumps(stored.encoded()).encode())
 
 
 def _found(name: str) -> Function:

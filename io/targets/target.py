@@ -1,16 +1,20 @@
-"""What every target of ``penstock follow`` can do, and what it stores besides rows: whose rows they are, and a step.
+"""What every target of ``penstock follow`` can do, and what it stores besides rows: whose rows they are, and when.
 
-A target replaces all of its rows, or applies deltas to them, in one transaction that also stores the step. After a
-kill it therefore holds either state, and names which.
+A target replaces all of its rows, or applies deltas to them, in one transaction that also stores the job, the epoch and
+the step. After a kill it therefore holds either state, and names which. The same transaction compares what the target
+stores with what the follower left there, so that two followers, or one and a backup, never mix their rows.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +22,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import PenstockError, StateError, TargetError, listed, short
+from penstock.filesystem import atomic_files
 from penstock.io.flight import Client, Delta
+from penstock.lineage import FIRST_EPOCH
 
 Float32 = npt.NDArray[np.float32]
 
-# The version of what targets store.
-FORMAT = 1
+# The version of what targets store, which followers of format 1 refuse: it has no epoch, and they would not store one.
+FORMAT, WITHOUT_EPOCHS = 2, 1
 
 
 class TableForm(NamedTuple):
@@ -62,12 +68,12 @@ class Job:
         """Parse what ``encoded`` returned. Raises StateError."""
         try:
             fields = json.loads(text)
-            if fields["format"] == FORMAT:
+            if fields["format"] in (WITHOUT_EPOCHS, FORMAT):
                 return cls(fields["lineage"], {name: TableForm(*form) for name, form in fields["tables"].items()})
         except (ValueError, TypeError, KeyError, AttributeError):
             fields = {}
-        found = fields.get("format", "damaged")
-        raise StateError(f"{where}: expected what penstock stores in format {FORMAT}, got {found}; use another target")
+        got = fields.get("format", "damaged")
+        raise StateError(f"{where}: expected what penstock stores in format {FORMAT}, got {got}; use another target")
 
     def check(self, stored: Job, where: str) -> None:
         """Raise StateError if a target holds rows of another job."""
@@ -88,11 +94,50 @@ class Job:
         return pa.uint64() if any(form.id_type == "uint64" for form in self.tables.values()) else pa.int64()
 
 
-class Stored(NamedTuple):
-    """What a target holds. step : that its rows have the values of"""
+@dataclass(frozen=True)
+class Position:
+    """A step of a lineage. epoch : that the step was computed in. Both together identify the rows of all tables"""
+
+    epoch: str
+    step: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a target holds: the rows of a job at a position"""
 
     job: Job
-    step: int
+    position: Position
+
+    def encoded(self) -> dict[str, Any]:
+        return {"job": json.loads(self.job.encoded()), "epoch": self.position.epoch, "step": self.position.step}
+
+    @classmethod
+    def decoded(cls, fields: Mapping[str, Any], where: str) -> Stored:
+        """Parse what ``encoded`` returned, or the job as text. Raises StateError, ValueError, KeyError, TypeError."""
+        job = fields["job"]
+        job = Job.decoded(json.dumps(job) if isinstance(job, dict) else job, where)
+        return cls(job, Position(str(fields.get("epoch", FIRST_EPOCH)), int(fields["step"])))
+
+    def is_ahead_of(self, other: Stored, epochs: Sequence[str]) -> bool:
+        """Return whether another follower wrote this after ``other``. epochs : up to that of ``other``, in order
+
+        What precedes ``other`` in its history is an earlier state of the target. Everything else is not.
+        """
+        epoch, last = self.position.epoch, other.position.epoch
+        if self.job != other.job:
+            return True
+        if epoch == last:
+            return self.position.step > other.position.step
+        return epoch not in epochs or last not in epochs or epochs.index(epoch) > epochs.index(last)
+
+
+class MovedError(PenstockError):
+    """A target does not hold what the follower left there. stored : what it holds; None: it is empty"""
+
+    def __init__(self, stored: Stored | None) -> None:
+        super().__init__(f"expected other rows, found {stored}")
+        self.stored = stored
 
 
 class TableRows(NamedTuple):
@@ -117,15 +162,23 @@ class Target(ABC):
 
     @abstractmethod
     def stored(self) -> Stored | None:
-        """Return what the target holds; None if it is empty. Raises StateError if it holds something else."""
+        """Return what the target holds; None if it is empty. Raises StateError if it holds something else.
+
+        Called whenever there is nothing to apply, so it reads no rows.
+        """
 
     @abstractmethod
-    def replace(self, job: Job, tables: Sequence[TableRows], step: int) -> None:
-        """Replace all rows, in one transaction."""
+    def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
+        """Replace all rows, in one transaction. before : what the target holds; raises MovedError otherwise"""
 
     @abstractmethod
-    def apply(self, job: Job, deltas: Sequence[Delta], step: int) -> None:
-        """Apply deltas, the last of which has the number ``step``, in one transaction. They may have been applied."""
+    def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
+        """Apply the deltas between two positions, in one transaction. before : as for ``replace``"""
+
+    def compare(self, stored: Stored | None, before: Stored | None) -> None:
+        """Raise MovedError unless the target holds what the follower left. Call it in the transaction that writes."""
+        if stored != before:
+            raise MovedError(stored)
 
     def close(self) -> None:  # noqa: B027 (not every target keeps something open)
         """Close connections and files; the next method opens them again."""
@@ -143,3 +196,20 @@ def failures(name: str, *kinds: type[BaseException]) -> Iterator[None]:
             raise
         text = " ".join(str(error).split()) or type(error).__name__
         raise TargetError(f"{name}: {short(text)}") from error
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file in the block, which is created. Raises TargetError if another process holds it."""
+    while True:
+        file = atomic_files.open_lock(path)
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise TargetError(f"{path}: another process is writing there") from None
+            if os.path.samestat(os.fstat(file), path.stat()):  # else the file was replaced
+                yield
+                return
+        finally:
+            os.close(file)
