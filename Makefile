@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/keys/*.pyx pyx/keys/*.pxd pyx/keys/*.h pyx/vendor/xla/ffi/api/*.h bench/*.pyx)
 
-.PHONY: demo demo-train test neighbours lint types checked tsan sanitize fuzz mutations faults cluster bench docs dist proto clean \
+.PHONY: demo demo-train test neighbours lint types checked tsan sanitize fuzz mutations faults follow-histories cluster bench docs dist proto clean \
 	tpu-matrix tpu-small gpu-aot
 
 demo: .venv/running
@@ -74,6 +74,15 @@ mutations: .venv/installed
 faults: .venv/installed
 	$(BIN)/python tests/faults/run.py $(ARGS)
 	$(BIN)/python tests/faults/signals.py $(SIGNALS)
+
+# 2,000 random histories of services, stores and followers, after make neighbours (docs/reliability.md). `make
+# follow-histories CASES=50 SEED=7`; a failing history is printed with the command that repeats it. The table is written
+# to tests/histories/results.txt.
+CASES ?= 2000
+SEED ?= 1
+follow-histories: build/neighbours/installed
+	PYTHONPATH=$(CURDIR)/build/tree:tests JAX_PLATFORMS=cpu build/neighbours/bin/python -m histories \
+		--cases $(CASES) --seed $(SEED) --record $(ARGS)
 
 # Jobs on a Ray cluster, after make neighbours: 100 kills of readers, owners, nodes and drivers, then jobs of every size
 # against one process (docs/reliability.md). `make cluster ROUNDS=1`: 4 kills.
