@@ -279,9 +279,9 @@ class Delta(_OfRows):
         """Return to a version by Delta Lake's own means."""
         table = self.deltalake.DeltaTable(self.path)
         if by_time:
-            (commit,) = (commit for commit in table.history() if commit["version"] == version)
+            written_ns = Path(self.path, "_delta_log", f"{version:020}.json").stat().st_mtime_ns
             begin = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-            version = begin + datetime.timedelta(milliseconds=commit["timestamp"])
+            version = begin + datetime.timedelta(milliseconds=written_ns // 1_000_000 + 1)
         table.restore(version)
 
     def compact(self):

@@ -36,7 +36,7 @@ def test_a_flag_that_does_not_work_in_a_mode_is_refused(tmp_path, refused, mode,
     assert wanted in line
 
 
-@pytest.mark.parametrize("name", options_of(None, *JOB_CONCERNS).keys() - options_of("job"))
+@pytest.mark.parametrize("name", sorted(options_of(None, *JOB_CONCERNS).keys() - options_of("job")))
 def test_a_job_refuses_the_keywords_of_other_modes(name):
     with pytest.raises(ps.UsageError, match=f"^Job: unknown argument '{name}'"):
         Job(config_of(), ["log.arrows"], shares=1, **{name: None})

@@ -88,7 +88,9 @@ class RedisHashes(Target):
                 part = slice(first, first + PIPELINE_FIELDS)
                 _set(pipe, key, TableRows(rows.table, rows.ids[part], rows.rows[part], rows.removed))
                 pipe.expire(key, _FILL_S)
-                pipe.execute()
+                answers = pipe.execute(raise_on_error=False)  # whose error would name the command, and so the number
+            if errors := [answer for answer in answers if isinstance(answer, Exception)]:
+                raise errors[0]
 
     def _transact(
         self, new: Stored, before: Stored | None, write: Callable[[Any], None], filled: Sequence[str] = ()
