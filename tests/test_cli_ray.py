@@ -1,8 +1,6 @@
 """``replay --ray``: flags that exclude each other, and the script that restarts one process."""
 
 import os
-import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,21 +74,3 @@ def test_a_program_that_imported_ray_before_its_local_cluster_is_warned(monkeypa
     started("local", 1)
     assert "imported before RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 was set" in caplog.text
     assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ  # later clusters of the program are as Ray makes them
-
-
-@pytest.mark.parametrize(("codes", "ends_with"), [(["kill", "kill", "0"], 0), (["kill", "3"], 3), (["130"], 130)])
-def test_the_pages_script_restarts_a_process_that_was_killed(tmp_path, codes, ends_with):
-    """``penstock`` is a stub that counts its calls and ends as told."""
-    (script,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert "--resume" in script
-    (tmp_path / "codes").write_text("\n".join(codes))
-    stub = tmp_path / "penstock"
-    stub.write_text(
-        '#!/bin/sh\necho x >>calls\ncode=$(sed -n "$(wc -l <calls)p" codes)\n'
-        '[ "$code" = kill ] && kill -9 $$\nexit "$code"\n'
-    )
-    stub.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True, timeout=60)
-    assert done.returncode == ends_with
-    assert len((tmp_path / "calls").read_text().split()) == len(codes)

@@ -2,8 +2,10 @@
 
 import ast
 import doctest
+import os
 import re
 import shlex
+import subprocess
 import textwrap
 import tomllib
 from pathlib import Path
@@ -275,11 +277,29 @@ def test_every_path_that_the_architecture_names_exists():
         assert (ROOT / path).exists() or (ROOT / f"{path}.py").exists(), path
 
 
-def test_every_hint_to_install_an_extra_names_the_package_and_an_extra_that_exists():
+def test_every_hint_to_install_an_extra_names_the_package_and_one_of_its_extras():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     hint = re.compile(r"pip install ([^\n`]*?)'([^'\[\]\n]*)\[([a-z-]+)\]'")
     folders = [(ROOT / name).rglob("*") for name in ("docs", "engine", "io", "bench", "examples")]
     files = [path for folder in (ROOT.glob("*.md"), *folders) for path in folder if path.suffix in (".md", ".py")]
-    found = {hit for path in files for hit in hint.findall(path.read_text())}
-    assert {(how, where) for how, where, _ in found} == {("", "penstock")}
-    assert {extra for _, _, extra in found} | set(OPTIONAL.values()) <= set(extras)
+    hints = {hint_text for path in files for hint_text in hint.findall(path.read_text())}
+    assert {(how, package) for how, package, _ in hints} == {("", "penstock")}
+    assert {extra for _, _, extra in hints} | set(OPTIONAL.values()) <= set(extras)
+
+
+@pytest.mark.parametrize(("codes", "ends_with"), [(["kill", "kill", "0"], 0), (["kill", "3"], 3), (["130"], 130)])
+def test_the_pages_script_restarts_a_process_that_was_killed(tmp_path, codes, ends_with):
+    """``penstock`` is a stub that counts its calls and ends with those codes."""
+    (script,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "checkpoints.md").read_text(), re.DOTALL)
+    assert "--resume" in script
+    (tmp_path / "codes").write_text("\n".join(codes))
+    stub = tmp_path / "penstock"
+    stub.write_text(
+        '#!/bin/sh\necho x >>calls\ncode=$(sed -n "$(wc -l <calls)p" codes)\n'
+        '[ "$code" = kill ] && kill -9 $$\nexit "$code"\n'
+    )
+    stub.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True, timeout=60)
+    assert done.returncode == ends_with
+    assert len((tmp_path / "calls").read_text().split()) == len(codes)
