@@ -173,7 +173,10 @@ def test_a_gradient_by_the_tables_is_refused_and_the_activations_are_named(mesh_
     with pytest.raises(TypeError, match="Differentiate the loss by the activations that gather returns") as refused:
         transform(lambda tables: squares(embedding.gather(tables, uses)))(tables)
     assert isinstance(refused.value, UsageError)
-    updated = lambda tables: embedding.apply(tables, uses, {name: jnp.ones((BATCH, DIM)) for name in "ab"})
+
+    def updated(tables):
+        return embedding.apply(tables, uses, {name: jnp.ones((BATCH, DIM)) for name in "ab"})
+
     with pytest.raises(TypeError, match="a table has no gradient"):
         transform(lambda tables: jnp.sum(updated(tables)["t"].arrays[0]))(tables)
 

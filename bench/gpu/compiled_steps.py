@@ -23,9 +23,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.tpu import functional_step
-from penstock.bench.tpu.matrix import on_device
-from penstock.bench.tpu.moved_bytes import instructions
+from penstock.bench.tpu import functional_step, in_place
 from penstock.bench.tpu.step_cases import optimizers
 
 H200 = """
@@ -138,21 +136,16 @@ def lines_of(case: Case, layout: Any) -> int:
 def kernels(text: str) -> list[str]:
     """Return the operations of a compiled program that launch a kernel, or copy more than the fence."""
     entry = text[text.index("ENTRY ") :]
-    launched = [(what, kind) for _, kind, what, _ in instructions(entry) if what not in FREE]
+    launched = [(found.operation, found.kind) for found in in_place.instructions(entry) if found.operation not in FREE]
     return [what for what, kind in launched if not (what == "copy" and kind.startswith(FENCE)) and "-done" not in what]
 
 
-def faults(case: Case, layout: Any, memory: Any, text: str, ptx: str) -> Iterator[str]:
+def faults(case: Case, layout: Any, program: Any, ptx: str) -> Iterator[str]:
     """Yield what a compiled program does that it must not."""
-    if case.program != "read" and memory.alias_size_in_bytes != layout.nbytes:
-        yield f"aliases {memory.alias_size_in_bytes} bytes of a table of {layout.nbytes}"
+    staged = lines_of(case, layout) * in_place.line_bytes(layout.line)
     bound = temporary_bound(case, layout)
-    if memory.temp_size_in_bytes > bound:
-        yield f"needs {memory.temp_size_in_bytes} bytes beside the table, more than {bound}"
-    for shape in on_device(layout):
-        if re.search(rf"\[{','.join(map(str, shape))}\]\S* copy(-start)?\(", text):
-            yield f"copies a table of {shape}"
-    launched = kernels(text)
+    yield from in_place.check(layout, program, bound, staged, updates=case.program != "read").faults
+    launched = kernels(program.as_text())
     if len(launched) > MOST_KERNELS and not case.is_own:
         yield f"launches {len(launched)} kernels ({', '.join(launched)}), more than {MOST_KERNELS}"
     if atomic := ATOMIC.search(ptx):
@@ -163,7 +156,7 @@ def faults(case: Case, layout: Any, memory: Any, text: str, ptx: str) -> Iterato
 
 def temporary_bound(case: Case, layout: Any) -> int:
     """Return the bytes that a program may need beside the table: its rows three times; to sort lookups, also these."""
-    bound: int = (1 << 20) + 3 * lines_of(case, layout) * (layout.line.nbytes(1) + 4 * layout.line.width)
+    bound: int = (1 << 20) + 3 * lines_of(case, layout) * in_place.line_bytes(layout.line)
     if case.is_own:
         bound = functional_step.temporary_bound(layout) + 4 * functional_step.LOOKUPS * 4 * (layout.line.width + 8)
     return bound
@@ -184,7 +177,7 @@ def main(words: Sequence[str] | None = None) -> int:
             program, layout = compiled(case, mesh)
             found = sorted(dump.glob("*.ptx"))
             text, memory = program.as_text(), program.memory_analysis()
-            failed = list(faults(case, layout, memory, text, "".join(path.read_text() for path in found)))
+            failed = list(faults(case, layout, program, "".join(path.read_text() for path in found)))
             for path in dump.iterdir():
                 path.unlink()
             size, seconds = f"{memory.temp_size_in_bytes / 1e6:.2f} MB", f"{time.perf_counter() - began:.1f} s"

@@ -10,14 +10,14 @@ alias its whole table, the lookup must copy none, and the exchange may need memo
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from penstock.bench.tpu.matrix import Compiler, faults, on_device
+from penstock.bench.tpu import in_place
+from penstock.bench.tpu.matrix import Compiler, check
 from penstock.bench.tpu.step_cases import OF_FOUR_HOSTS, ROWS, Case
 
 # Dim and optimizer of the tables; whether the sums are divided by numbers of frames; 16-bit weights.
@@ -52,30 +52,22 @@ def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str
         for what, compile_it in programs.items():
             began = time.perf_counter()
             program = compile_it()
-            memory, text, seconds = program.memory_analysis(), program.as_text(), time.perf_counter() - began
+            seconds = time.perf_counter() - began
             if what == "step":
-                failed = list(faults(case, layout, memory, text))
+                found = check(case, layout, program)
             else:
-                failed = list(copies(layout, text))
-                if memory.temp_size_in_bytes > MOST_TEMPORARY * sent:
-                    failed.append(f"needs {memory.temp_size_in_bytes} bytes for {sent} that it moves")
-            temporary = f"{memory.temp_size_in_bytes / 1e6:.2f} MB | {sent / 1e6:.2f} MB"
-            yield f"| {generation} | {case.what}, dim {dim} | {what} | {temporary} | {seconds:.1f} s |", failed
-
-
-def copies(layout: Any, text: str) -> Iterator[str]:
-    """Yield the arrays of a table that a program copies."""
-    for shape in on_device(layout):
-        if re.search(rf"\[{','.join(map(str, shape))}\]\S* copy(-start)?\(", text):
-            yield f"copies a table of {shape}"
+                found = in_place.check(layout, program, MOST_TEMPORARY * sent, sent, updates=False)
+            sizes = program.memory_analysis().temp_size_in_bytes, sent, found.on_chip
+            cells = [generation, f"{case.what}, dim {dim}", what, *(f"{size / 1e6:.2f} MB" for size in sizes)]
+            yield f"| {' | '.join(cells)} | {seconds:.1f} s |", found.faults
 
 
 def main() -> int:
     os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1", TPU_SKIP_MDS_QUERY="1")
     compiler, bad, topologies = Compiler(), 0, sys.argv[1:] or list(OF_FOUR_HOSTS)
     print(f"tables of {ROWS:,} rows; {BLOCK} lines from each device to each other one\n")
-    print("| topology | table | program | temporary | moved by a device | compiled in |")
-    print("|---|---|---|---|---|---|")
+    print("| topology | table | program | temporary | moved by a device | to VMEM | compiled in |")
+    print("|---|---|---|---|---|---|---|")
     for generation in topologies:
         for line, failed in checked(compiler, generation):
             print(line, *failed, flush=True)
