@@ -179,7 +179,7 @@ def _is_operand(instruction: Instruction, index: int, bodies: dict[str, list[Ins
     if operation in SAME_MEMORY or operation in IN_PLACE or operation.endswith("-start"):
         return True  # a copy that is started has its result when it is done
     if operation == "custom-call":
-        aliased = re.search(r"output_to_operand_aliasing=\{(.*?\})\}", instruction.attributes)
+        aliased = re.search(r"output_to_operand_aliasing=\{(.*?\))\}", instruction.attributes)
         places = re.findall(r"\{(\d*)\}: \(", aliased[1]) if aliased else []
         return str(index) in places or (index == 0 and "" in places)
     called = re.search(r"\bcalls=%?([\w.\-]+)", instruction.attributes)

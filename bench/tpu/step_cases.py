@@ -33,7 +33,8 @@ class Case:
     @property
     def what(self) -> str:
         """The optimizer, and in what a case differs from its usual step."""
-        lines = f", {self.lines:,} lines" * (self.lines != LINES)
+        unit = "rows read" if self.program == "read" else "lines"
+        lines = f", {self.lines:,} {unit}" * (self.lines != LINES)
         program = f", {self.program}" * (self.program != "apply")
         of = ", bfloat16" * self.bfloat16 + program + ", compact" * self.compact
         rows = f", {self.rows:,} rows" * (self.rows != ROWS)
