@@ -78,11 +78,11 @@ COPIES = {
 }
 
 
-def checked(text, updates=True, temporary=0):
+def checked(text, kind="apply", temporary=0):
     layout = Layout("t", 8192, 128, 0, 1, False, 128)
-    memory = SimpleNamespace(alias_size_in_bytes=layout.nbytes if updates else 0, temp_size_in_bytes=temporary)
+    memory = SimpleNamespace(alias_size_in_bytes=0 if kind == "read" else layout.nbytes, temp_size_in_bytes=temporary)
     program = SimpleNamespace(memory_analysis=lambda: memory, as_text=lambda: text)
-    return in_place.check(layout, program, 1 << 20, 64 * 512, updates)
+    return in_place.check(layout, program, 1 << 20, 64 * 512, kind)
 
 
 def test_a_write_in_place_has_no_faults_and_much_memory_beside_the_table_is_one():
@@ -99,11 +99,16 @@ def test_a_result_of_the_size_of_a_table_is_found_whatever_makes_it(copy):
     assert fault.endswith(where)
 
 
-def test_a_read_may_move_a_table_to_vmem_and_the_bytes_are_reported():
+def test_a_read_or_write_may_move_a_table_to_vmem_and_the_bytes_are_reported():
     before, after, *_ = COPIES["to VMEM"]
-    assert checked(WRITE.replace(before, after), updates=False) == in_place.Findings([], 8192 * 512)
+    moved = WRITE.replace(before, after)
+    back = moved.replace("bitcast(%new)", "copy-done(%sent)")
+    assert checked(moved, "read") == checked(back, "write") == in_place.Findings([], 8192 * 512)
+    assert len(checked(back, "read").faults) == 1
+    assert len(checked(back, "apply").faults) == 2
     before, after, *_ = COPIES["a fusion"]
-    assert len(checked(WRITE.replace(before, after), updates=False).faults) == 1
+    for kind in ("read", "write", "apply"):
+        assert len(checked(WRITE.replace(before, after), kind).faults) == 1
 
 
 WITHOUT_ROUNDING = """

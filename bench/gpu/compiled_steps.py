@@ -144,7 +144,8 @@ def faults(case: Case, layout: Any, program: Any, ptx: str) -> Iterator[str]:
     """Yield what a compiled program does that it must not."""
     staged = lines_of(case, layout) * in_place.line_bytes(layout.line)
     bound = temporary_bound(case, layout)
-    yield from in_place.check(layout, program, bound, staged, updates=case.program != "read").faults
+    kind = "apply" if case.is_own else case.program
+    yield from in_place.check(layout, program, bound, staged, kind).faults
     launched = kernels(program.as_text())
     if len(launched) > MOST_KERNELS and not case.is_own:
         yield f"launches {len(launched)} kernels ({', '.join(launched)}), more than {MOST_KERNELS}"

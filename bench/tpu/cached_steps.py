@@ -61,7 +61,7 @@ def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str
 def main() -> int:
     prepare()
     compiler, number, bad, topologies = Compiler(), 0, 0, sys.argv[1:] or list(TOPOLOGIES)
-    print(f"{PLACES:,} places on all chips; {ROWS:,} rows on each\n")
+    print(f"{PLACES:,} places on 3 or 4 chips; {ROWS:,} rows on each\n")
     print("| topology | table | variant | program | temporary | to VMEM | compiled in |")
     print("|---|---|---|---|---|---|---|")
     for generation in topologies:

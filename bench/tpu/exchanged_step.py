@@ -56,7 +56,7 @@ def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str
             if what == "step":
                 found = check(case, layout, program)
             else:
-                found = in_place.check(layout, program, MOST_TEMPORARY * sent, sent, updates=False)
+                found = in_place.check(layout, program, MOST_TEMPORARY * sent, sent, "read")
             sizes = program.memory_analysis().temp_size_in_bytes, sent, found.on_chip
             cells = [generation, f"{case.what}, dim {dim}", what, *(f"{size / 1e6:.2f} MB" for size in sizes)]
             yield f"| {' | '.join(cells)} | {seconds:.1f} s |", found.faults

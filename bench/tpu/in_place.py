@@ -82,28 +82,32 @@ class Findings(NamedTuple):
     on_chip: int
 
 
-def check(layout: Any, program: Any, temporary: int, staged: int, updates: bool = True) -> Findings:
+def check(layout: Any, program: Any, temporary: int, staged: int, kind: str = "apply") -> Findings:
     """Check a compiled program.
 
     layout : of the table or stack; temporary : the most bytes that the program may need beside it
-    staged : bytes of the largest array of a step's or read's own lines; updates : whether the table is donated
-    XLA moves small arrays to VMEM (docs/tpu.md, limits). It may do so for a read, and with the slots of row-wise
-    Adagrad, which a step moves back, too.
+    staged : bytes of the largest array of a step's, write's or read's own lines
+    kind : "apply" of a step, "write", or "read", whose table is not donated
+    XLA moves small arrays to VMEM (docs/tpu.md, limits): it may do so for a read, for a write, which moves them back,
+    and in any program with the slots of row-wise Adagrad.
     """
     memory, of_device = program.memory_analysis(), layout.nbytes // layout.num_devices
-    arrays, aliased, faults, on_chip = arrays_on_device(layout), memory.alias_size_in_bytes, [], 0
-    if updates and not of_device <= aliased < of_device + PADDING_BYTES * len(arrays):
+    arrays, aliased, faults = arrays_on_device(layout), memory.alias_size_in_bytes, []
+    if kind != "read" and not of_device <= aliased < of_device + PADDING_BYTES * len(arrays):
         faults.append(f"aliases {aliased} bytes of a table of {of_device}")
     if memory.temp_size_in_bytes > temporary:
         faults.append(f"needs {memory.temp_size_in_bytes} bytes beside the table, more than {temporary}")
     slots = {shape for shape, _ in arrays if len(shape) == 1}
-    for copied in copies(arrays, program.as_text(), staged):
-        on_chip += copied.num_bytes if copied.space else 0
-        if copied.shape not in slots and not (copied.space and not updates):
-            where = f"memory space {copied.space}" if copied.space else "HBM"
-            result = f"{copied.array}, {copied.num_bytes} bytes"
-            faults.append(f"copies a table: {copied.operation} {copied.name} puts {result}, into {where}")
-    return Findings(faults, on_chip)
+    copied = list(copies(arrays, program.as_text(), staged))
+    there = [copy for copy in copied if copy.space]
+    back = [] if kind == "read" else [math.prod(copy.shape) for copy in there]
+    for copy in copied:
+        is_small = kind != "apply" and (copy.space or math.prod(copy.shape) in back)
+        if copy.shape not in slots and not is_small:
+            where = f"memory space {copy.space}" if copy.space else "HBM"
+            result = f"{copy.array}, {copy.num_bytes} bytes"
+            faults.append(f"copies a table: {copy.operation} {copy.name} puts {result}, into {where}")
+    return Findings(faults, sum(copy.num_bytes for copy in there))
 
 
 def line_bytes(line: Any) -> int:

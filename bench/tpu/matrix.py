@@ -132,7 +132,7 @@ def check(case: Case, layout: Any, program: Any) -> in_place.Findings:
     bound = (1 << 20) + (3 * staged if case.by_xla else 0) + spread
     if case.program == "read":
         bound = in_place.read_bound(line, case.lines)
-    return in_place.check(layout, program, bound, staged, updates=case.program != "read")
+    return in_place.check(layout, program, bound, staged, case.program)
 
 
 def prepare() -> None:

@@ -45,10 +45,11 @@ def compiled(compiler: matrix.Compiler, case: Case) -> Result:
     with set_mesh(mesh):
         traced: Any = kernel.apply(mesh, rule, line).trace(*shapes("apply", mesh, line, num_lines, LINES))
         program = traced.lower().compile()
-    seconds, memory = time.perf_counter() - began, program.memory_analysis()
+    seconds = time.perf_counter() - began
     moved, floor = dma_bytes(traced.jaxpr, kernel.block_of(line)), matrix.floor_of(line)
-    failed = [*matrix.faults(case, layout, memory, program.as_text()), *matrix.too_many_bytes(case, moved, floor)]
-    return Result(case, memory.temp_size_in_bytes, moved, floor, matrix.floor_of_row(line), seconds, tuple(failed))
+    failed = (*matrix.check(case, layout, program).faults, *matrix.too_many_bytes(case, moved, floor))
+    temporary = program.memory_analysis().temp_size_in_bytes
+    return Result(case, temporary, moved, floor, matrix.floor_of_row(line), seconds, failed)
 
 
 def main() -> int:
@@ -60,7 +61,7 @@ def main() -> int:
     compiler, results = matrix.Compiler(), []
     for case in cases(args.small):
         results.append(compiled(compiler, case))
-        print(matrix.markdown_table(results[-1:]).splitlines()[-1], flush=True)
+        print(matrix.row_of(results[-1], {}), flush=True)
     return 1 if any(result.failed for result in results) else 0
 
 
