@@ -127,6 +127,7 @@ def test_a_devices_lines_fill_tiles_of_8_where_lines_are_of_128_lanes(dim, rows,
 
 
 @given(st.integers(1, 300), st.integers(1, 10**7), st.integers(1, 64), st.booleans(), st.booleans())
+@settings(deadline=None)
 def test_lines_of_any_table_fill_whole_tiles_and_no_more_than_they_must(dim, rows, devices, bfloat16, halved):
     layout = Layout("t", rows, dim, 1, devices, False, 128, bfloat16, halved)
     assert layout.lines_per_device % 8 == 0
