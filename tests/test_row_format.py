@@ -5,13 +5,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from device_table import device_table, parts_of, some_rows
+from device_table import bytes_of, rule_of, some_rows, started, table_of
 from engines import engine_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-import penstock as ps
 from penstock.bridge import backends, program_cache, sharding
 from penstock.bridge.device_tables import make_mesh
 from penstock.bridge.pallas import tensorcore
@@ -20,33 +19,7 @@ from penstock.bridge.row_format import UNTOUCHED
 from penstock.bridge.sharding import Layout
 from penstock.config import optimizers as o
 from penstock.errors import ConfigError
-from penstock.pyx.update import rules
-from penstock.updates import UPDATES, UpdateRule
-
-SLOTS = {**rules(), "stochastic_gradient_descent": 0, "user_defined_program": 0}
-HYPER = (("momentum", 0.5), ("beta1", 0.5), ("beta2", 0.75), ("rho", 0.5), ("epsilon", 0.25), ("l1", 0.125))
-HYPER += (("l2", 0.25), ("exponent", 2.0), ("lr_power", -0.5), ("max_var_update", 0.5), ("max_delta", 8.0))
-
-
-def rule_of(name, **switches):
-    program = (lambda g, w: w - g * w) if name == "user_defined_program" else None
-    return UpdateRule(name, SLOTS[name], HYPER, program=program, **switches)
-
-
-def table_of(mesh_of, rule, rows, dim, devices=1, variant="xla", mod=False, lanes=128, bfloat16=False):
-    layout = Layout("t", rows, dim, rule.num_slots, devices, mod, lanes, bfloat16, row_slots=rule.row_slots)
-    return device_table(mesh_of(devices), layout, rule, variant=variant)
-
-
-def bytes_of(table):
-    return [part.tobytes() for part in parts_of(table)]
-
-
-def started(table):
-    rng = np.random.default_rng(7)
-    table.fill(lambda first, count: rng.standard_normal((count, table.layout.dim), np.float32))
-    return table
-
+from penstock.updates import UPDATES
 
 # ---- arrays
 
@@ -109,70 +82,6 @@ def test_any_form_of_a_table_holds_the_same_rows(dim, rows, devices, mod, bfloat
         table.apply(ids, grads, 0.1)
         table.apply(ids[: len(ids) // 2], grads[: len(ids) // 2], 0.1)
     assert bytes_of(first) == bytes_of(second)
-
-
-# Lines per device before they are rounded up: of 1 and 3 devices, around multiples of 8.
-AROUND_TILES = [(128, 1024, 1, 1024), (128, 1024, 3, 342), (64, 2048, 1, 1024), (24, 3000, 1, 615), (24, 1024, 1, 205)]
-AROUND_TILES += [(12, 9216, 3, 308), (40, 1024, 3, 114), (20, 5000, 1, 854)]
-
-
-@pytest.mark.parametrize(("dim", "rows", "devices", "lines"), AROUND_TILES)
-def test_a_devices_lines_fill_tiles_of_8_where_lines_are_of_128_lanes(dim, rows, devices, lines):
-    layout = Layout("t", rows, dim, 2, devices, True, 128)
-    assert -(-layout.rows_per_device // layout.line.group) == lines
-    assert layout.lines_per_device == -(-lines // 8) * 8
-    assert [shape[0] for shape in layout.shapes] == [devices * layout.lines_per_device] * 2
-    plain = Layout("t", rows, dim, 2, devices, True)
-    assert plain.lines_per_device == plain.rows_per_device
-
-
-@given(st.integers(1, 300), st.integers(1, 10**7), st.integers(1, 64), st.booleans(), st.booleans())
-@settings(deadline=None)
-def test_lines_of_any_table_fill_whole_tiles_and_no_more_than_they_must(dim, rows, devices, bfloat16, halved):
-    layout = Layout("t", rows, dim, 1, devices, False, 128, bfloat16, halved)
-    assert layout.lines_per_device % 8 == 0
-    assert 0 <= layout.lines_per_device * layout.line.group - layout.rows_per_device < 8 * layout.line.group
-
-
-@pytest.mark.parametrize(("dim", "rows", "devices", "lines"), AROUND_TILES)
-@pytest.mark.parametrize("name", ["stochastic_gradient_descent", "adam"])
-def test_lines_that_fill_the_last_tile_change_no_row(name, dim, rows, devices, lines, mesh_of, monkeypatch):
-    rule, found = rule_of(name, non_lazy=name == "adam"), []
-    for tile_lines in (1, 8):
-        monkeypatch.setattr(sharding, "TILE_LINES", tile_lines)
-        table = started(table_of(mesh_of, rule, rows, dim, devices))
-        assert table.layout.lines_per_device == (lines if tile_lines == 1 else -(-lines // 8) * 8)
-        for step in range(2):
-            ids, grads = some_rows(step, 150, rows, dim)
-            ids[-2:] = 0, rows - 1  # the last row is in the last line, or next to it
-            ids, first = np.unique(ids, return_index=True)
-            table.apply(ids, grads[first], 0.1)
-        copied = np.empty((rows, sum(table.part_dims)), np.float32)
-        table.copy_rows(np.arange(rows), copied)()
-        found.append([*bytes_of(table), copied.tobytes()])
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("devices", [1, 3])
-def test_a_checkpoint_of_lines_without_whole_tiles_restores_to_tables_with_them(
-    devices, mesh_of, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("PENSTOCK_LAYOUT", "tiled")
-    monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
-    hashes = []
-    for name, tile_lines in (("before", 1), ("after", 8)):
-        monkeypatch.setattr(sharding, "TILE_LINES", tile_lines)
-        engine = engine_of(o.Adam(0.1), rows=1500, dim=24, mesh=mesh_of(devices), seed=5)
-        engine.apply({"t": some_rows(1, 300, 1500, 24)})
-        engine.save(tmp_path / name)
-        hashes.append(engine.state_hash())
-    resumed = ps.Engine.restore(tmp_path / "before", mesh=mesh_of(devices))
-    assert resumed.core.tables.table("t").layout.lines_per_device % 8 == 0
-    for again in (resumed, engine):
-        again.apply({"t": some_rows(2, 300, 1500, 24)})
-        hashes.append(again.state_hash())
-    assert hashes[0] == hashes[1]
-    assert hashes[2] == hashes[3]
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])
@@ -270,7 +179,9 @@ def test_the_kernel_updates_tables_smaller_than_a_block_and_steps_without_rows(r
     assert bytes_of(tables[0]) == bytes_of(tables[1])
 
 
-@pytest.mark.parametrize(("dim", "rows", "devices", "lines"), AROUND_TILES[3:6])
+@pytest.mark.parametrize(
+    ("dim", "rows", "devices", "lines"), [(24, 3000, 1, 615), (24, 1024, 1, 205), (12, 9216, 3, 308)]
+)
 def test_the_kernel_gives_the_same_bits_with_and_without_whole_tiles(
     dim, rows, devices, lines, interpreted, mesh_of, monkeypatch
 ):
