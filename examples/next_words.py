@@ -94,16 +94,13 @@ def report(program: Any, tables: Any) -> int:
     """Print whether the compiled step updates the tables in place; return an exit code."""
     import jax
 
-    shapes = {",".join(map(str, array.shape)) for array in jax.tree.leaves(tables) if array.ndim}
+    from penstock.bench.tpu.in_place import copies
+
+    arrays = [(array.shape, array.dtype) for array in jax.tree.leaves(tables) if array.ndim]
     num_bytes = sum(array.nbytes for array in jax.tree.leaves(tables))
-    memory, text = program.memory_analysis(), program.as_text()
-    copied = [shape for shape in shapes if f"[{shape}]" in "".join(_copies(text))]
+    memory, copied = program.memory_analysis(), [copy.array for copy in copies(arrays, program.as_text())]
     in_place = memory.alias_size_in_bytes >= num_bytes and not copied
     print(f"tables of {num_bytes:,} bytes: {memory.alias_size_in_bytes:,} bytes of the step's arguments are aliased")
     print(f"temporary memory {memory.temp_size_in_bytes:,} bytes; tables copied: {', '.join(copied) or 'none'}")
     print("in place" if in_place else "NOT in place")
     return 0 if in_place else 1
-
-
-def _copies(text: str) -> list[str]:
-    return [line for line in text.splitlines() if " copy(" in line or " copy-start(" in line]

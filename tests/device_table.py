@@ -6,7 +6,12 @@ from penstock.bridge import cpu_ffi
 from penstock.bridge.backends import create_tables
 from penstock.bridge.device_tables import DeviceTable, make_mesh
 from penstock.bridge.sharding import Layout, TableDefinition
-from penstock.updates import Ops, update
+from penstock.pyx.update import rules
+from penstock.updates import Ops, UpdateRule, update
+
+SLOTS = {**rules(), "stochastic_gradient_descent": 0, "user_defined_program": 0}
+HYPER = (("momentum", 0.5), ("beta1", 0.5), ("beta2", 0.75), ("rho", 0.5), ("epsilon", 0.25), ("l1", 0.125))
+HYPER += (("l2", 0.25), ("exponent", 2.0), ("lr_power", -0.5), ("max_var_update", 0.5), ("max_delta", 8.0))
 
 
 def device_table(mesh, layout, rule, starts=None, **options):
@@ -51,3 +56,23 @@ def stepped(rule, lr, parts, ids, grads):
 def bits(values):
     """To compare; which NaN it is says nothing."""
     return np.where(np.isnan(values), np.float32(np.nan), values).tobytes()
+
+
+def rule_of(name, **switches):
+    program = (lambda g, w: w - g * w) if name == "user_defined_program" else None
+    return UpdateRule(name, SLOTS[name], HYPER, program=program, **switches)
+
+
+def table_of(mesh_of, rule, rows, dim, devices=1, variant="xla", mod=False, lanes=128, bfloat16=False):
+    layout = Layout("t", rows, dim, rule.num_slots, devices, mod, lanes, bfloat16, row_slots=rule.row_slots)
+    return device_table(mesh_of(devices), layout, rule, variant=variant)
+
+
+def bytes_of(table):
+    return [part.tobytes() for part in parts_of(table)]
+
+
+def started(table):
+    rng = np.random.default_rng(7)
+    table.fill(lambda first, count: rng.standard_normal((count, table.layout.dim), np.float32))
+    return table

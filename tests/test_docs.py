@@ -38,12 +38,6 @@ SCENES = {
         batches = [features] * 3
         gradients_of = lambda dedup: {"f": np.ones((4, 2), np.float32)}
     """,
-    "docs/functional.md": """
-        import jax, jax.numpy as jnp, numpy as np, penstock as ps
-        from jax.sharding import Mesh
-        mesh = Mesh(np.array(jax.devices()[:1]), ("shard",))
-        dense, descend = jnp.ones((2, 2)), lambda dense, gradients: dense - 0.1 * gradients
-    """,
     "docs/checkpoints.md": """
         import numpy as np, pyarrow as pa, penstock as ps
         engine, mesh = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 2, optimizer=ps.SGD(0.1))])), None

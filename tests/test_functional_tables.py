@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import penstock as ps
 from penstock.bridge import apply, functional_table, gather
+from penstock.errors import UsageError
 from penstock.functional.embedding_tables import EmbeddingTables
 
 BATCH, ROWS, DIM = 8, 11, 3
@@ -163,6 +164,34 @@ def test_the_update_is_by_the_gradient_of_the_dense_table(mesh_of):
     tables, _ = step_of(embedding)(tables, embedding.preprocess(ids, weights))
     expected = start - jax.grad(dense)(jnp.asarray(start))
     np.testing.assert_allclose(embedding.parameters(tables, "t")["parameters"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("transform", [jax.grad, jax.jacfwd, lambda loss: jax.jit(jax.grad(jax.checkpoint(loss)))])
+def test_a_gradient_by_the_tables_is_refused_and_the_activations_are_named(mesh_of, transform):
+    embedding = EmbeddingTables(config_of(), mesh_of(2))
+    tables, uses = embedding.create(), embedding.preprocess(*batch_of(0))
+    with pytest.raises(TypeError, match="Differentiate the loss by the activations that gather returns") as refused:
+        transform(lambda tables: squares(embedding.gather(tables, uses)))(tables)
+    assert isinstance(refused.value, UsageError)
+
+    def updated(tables):
+        return embedding.apply(tables, uses, {name: jnp.ones((BATCH, DIM)) for name in "ab"})
+
+    with pytest.raises(TypeError, match="a table has no gradient"):
+        transform(lambda tables: jnp.sum(updated(tables)["t"].arrays[0]))(tables)
+
+
+def test_a_gradient_by_other_arguments_passes_the_tables(mesh_of):
+    embedding = EmbeddingTables(config_of(), mesh_of(2))
+    tables, uses = embedding.create(), embedding.preprocess(*batch_of(0))
+
+    def loss(scale, tables):
+        activations = embedding.gather(tables, uses)
+        updated = embedding.apply(tables, uses, jax.grad(squares)(activations))
+        return scale * squares(activations), updated
+
+    (value, _), slope = jax.jit(jax.value_and_grad(loss, has_aux=True))(2.0, tables)
+    np.testing.assert_allclose(slope, value / 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("layout", ["plain", "tiled"])

@@ -5,48 +5,21 @@ from itertools import product
 
 import numpy as np
 import pytest
-from device_table import device_table, parts_of, some_rows
+from device_table import bytes_of, rule_of, some_rows, started, table_of
 from engines import engine_of
 from evidence import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-import penstock.updates as o
-from penstock.bridge import backends, program_cache
+from penstock.bridge import backends, program_cache, sharding
 from penstock.bridge.device_tables import make_mesh
 from penstock.bridge.pallas import tensorcore
 from penstock.bridge.programs import BY_ROW
 from penstock.bridge.row_format import UNTOUCHED
 from penstock.bridge.sharding import Layout
 from penstock.errors import ConfigError
-from penstock.pyx.update import rules
-from penstock.updates import UPDATES, UpdateRule
-
-SLOTS = {**rules(), "stochastic_gradient_descent": 0, "user_defined_program": 0}
-HYPER = (("momentum", 0.5), ("beta1", 0.5), ("beta2", 0.75), ("rho", 0.5), ("epsilon", 0.25), ("l1", 0.125))
-HYPER += (("l2", 0.25), ("exponent", 2.0), ("lr_power", -0.5), ("max_var_update", 0.5), ("max_delta", 8.0))
-
-
-def rule_of(name, **switches):
-    program = (lambda g, w: w - g * w) if name == "user_defined_program" else None
-    return UpdateRule(name, SLOTS[name], HYPER, program=program, **switches)
-
-
-def table_of(mesh_of, rule, rows, dim, devices=1, variant="xla", mod=False, lanes=128, bfloat16=False):
-    layout = Layout("t", rows, dim, rule.num_slots, devices, mod, lanes, bfloat16, row_slots=rule.row_slots)
-    return device_table(mesh_of(devices), layout, rule, variant=variant)
-
-
-def bytes_of(table):
-    return [part.tobytes() for part in parts_of(table)]
-
-
-def started(table):
-    rng = np.random.default_rng(7)
-    table.fill(lambda first, count: rng.standard_normal((count, table.layout.dim), np.float32))
-    return table
-
+from penstock.updates import UPDATES
 
 # ---- arrays
 
@@ -206,12 +179,31 @@ def test_the_kernel_updates_tables_smaller_than_a_block_and_steps_without_rows(r
     assert bytes_of(tables[0]) == bytes_of(tables[1])
 
 
+@pytest.mark.parametrize(
+    ("dim", "rows", "devices", "lines"), [(24, 3000, 1, 615), (24, 1024, 1, 205), (12, 9216, 3, 308)]
+)
+def test_the_kernel_gives_the_same_bits_with_and_without_whole_tiles(
+    dim, rows, devices, lines, interpreted, mesh_of, monkeypatch
+):
+    interpreted(True)
+    found = []
+    for tile_lines in (1, 8):
+        monkeypatch.setattr(sharding, "TILE_LINES", tile_lines)
+        table = started(table_of(mesh_of, rule_of("adam"), rows, dim, devices, "pallas"))
+        assert table.layout.lines_per_device == (lines if tile_lines == 1 else -(-lines // 8) * 8)
+        for step in range(2):
+            table.apply(*some_rows(step, 40, rows, dim), 0.1)
+        table.apply(np.array([0, rows - 1]), np.ones((2, dim), np.float32), 0.1)
+        found.append(bytes_of(table))
+    assert found[0] == found[1]
+
+
 # ---- what may be asked for
 
 
 def trained(mesh):
     """An engine after two steps."""
-    engine = engine_of(o.Adagrad(0.1), dim=24, rows=700, mesh=mesh)
+    engine = engine_of(ps.Adagrad(0.1), dim=24, rows=700, mesh=mesh)
     for step in range(2):
         engine.apply({"t": some_rows(step, 200, 700, 24)})
     return engine

@@ -23,9 +23,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.tpu import functional_step
-from penstock.bench.tpu.matrix import copies
-from penstock.bench.tpu.moved_bytes import instructions
+from penstock.bench.tpu import functional_step, in_place
 from penstock.bench.tpu.step_cases import optimizers
 
 H200 = """
@@ -138,22 +136,21 @@ def lines_of(case: GpuCase, layout: Any) -> int:
 def kernels(text: str) -> list[str]:
     """Return the operations of a compiled program that launch a kernel, or copy more than the fence."""
     entry = text[text.index("ENTRY ") :]
+    launched = [each for each in in_place.instructions(entry) if each.operation not in FREE]
     return [
-        operation
-        for _, kind, operation, _ in instructions(entry)
-        if operation not in FREE and "-done" not in operation and not (operation == "copy" and kind.startswith(FENCE))
+        each.operation
+        for each in launched
+        if "-done" not in each.operation and not (each.operation == "copy" and each.kind.startswith(FENCE))
     ]
 
 
-def faults(case: GpuCase, layout: Any, memory: Any, text: str, ptx: str) -> Iterator[str]:
+def faults(case: GpuCase, layout: Any, program: Any, ptx: str) -> Iterator[str]:
     """Yield the faults of a compiled program."""
-    if case.program != "read" and memory.alias_size_in_bytes != layout.nbytes:
-        yield f"aliases {memory.alias_size_in_bytes} bytes of a table of {layout.nbytes}"
+    staged = lines_of(case, layout) * in_place.line_bytes(layout.line)
     bound = temporary_bound(case, layout)
-    if memory.temp_size_in_bytes > bound:
-        yield f"needs {memory.temp_size_in_bytes} bytes in addition to the table, more than {bound}"
-    yield from copies(layout, text)
-    launched = kernels(text)
+    kind = "apply" if case.is_own else case.program
+    yield from in_place.check(layout, program, bound, staged, kind).faults
+    launched = kernels(program.as_text())
     if len(launched) > MOST_KERNELS and not case.is_own:
         yield f"launches {len(launched)} kernels ({', '.join(launched)}), more than {MOST_KERNELS}"
     if atomic := ATOMIC.search(ptx):
@@ -164,7 +161,7 @@ def faults(case: GpuCase, layout: Any, memory: Any, text: str, ptx: str) -> Iter
 
 def temporary_bound(case: GpuCase, layout: Any) -> int:
     """Return the bytes that a program may need in addition to the table: its rows three times, and sorted lookups."""
-    bound: int = (1 << 20) + 3 * lines_of(case, layout) * (layout.line.nbytes(1) + 4 * layout.line.width)
+    bound: int = (1 << 20) + 3 * lines_of(case, layout) * in_place.line_bytes(layout.line)
     if case.is_own:
         bound = functional_step.temporary_bound(layout) + 4 * functional_step.LOOKUPS * 4 * (layout.line.width + 8)
     return bound
@@ -185,7 +182,7 @@ def main(words: Sequence[str] | None = None) -> int:
             program, layout = compiled(case, mesh)
             ptx_files = sorted(dump.glob("*.ptx"))
             text, memory = program.as_text(), program.memory_analysis()
-            failed = list(faults(case, layout, memory, text, "".join(path.read_text() for path in ptx_files)))
+            failed = list(faults(case, layout, program, "".join(path.read_text() for path in ptx_files)))
             for path in dump.iterdir():
                 path.unlink()
             size, seconds = f"{memory.temp_size_in_bytes / 1e6:.2f} MB", f"{time.perf_counter() - began:.1f} s"

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from penstock.bench.tpu.matrix import Compiler, copies, faults, prepare, print_rows
+from penstock.bench.tpu import in_place
+from penstock.bench.tpu.matrix import Compiler, check, prepare, print_rows
 from penstock.bench.tpu.step_cases import OF_FOUR_HOSTS, ROWS, Case
 
 # Dim and optimizer of the tables; whether the sums are divided by numbers of frames; 16-bit weights.
@@ -52,23 +53,22 @@ def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str
         for name, build in programs.items():
             began = time.perf_counter()
             program = build()
-            memory, text, seconds = program.memory_analysis(), program.as_text(), time.perf_counter() - began
+            seconds = time.perf_counter() - began
             if name == "step":
-                failed = list(faults(case, layout, memory, text))
+                findings = check(case, layout, program)
             else:
-                failed = list(copies(layout, text))
-                if memory.temp_size_in_bytes > MOST_TEMPORARY * sent:
-                    failed.append(f"needs {memory.temp_size_in_bytes} bytes for {sent} that it moves")
-            temporary = f"{memory.temp_size_in_bytes / 1e6:.2f} MB | {sent / 1e6:.2f} MB"
-            yield f"| {generation} | {case.title}, dim {dim} | {name} | {temporary} | {seconds:.1f} s |", failed
+                findings = in_place.check(layout, program, MOST_TEMPORARY * sent, sent, "read")
+            sizes = program.memory_analysis().temp_size_in_bytes, sent, findings.on_chip
+            cells = [generation, f"{case.title}, dim {dim}", name, *(f"{size / 1e6:.2f} MB" for size in sizes)]
+            yield f"| {' | '.join(cells)} | {seconds:.1f} s |", findings.faults
 
 
 def main() -> int:
     prepare()
     compiler, topologies = Compiler(), sys.argv[1:] or list(OF_FOUR_HOSTS)
     print(f"tables of {ROWS:,} rows; {BLOCK} lines from each device to each other one\n")
-    print("| topology | table | program | temporary | moved by a device | compiled in |")
-    print("|---|---|---|---|---|---|")
+    print("| topology | table | program | temporary | moved by a device | to VMEM | compiled in |")
+    print("|---|---|---|---|---|---|---|")
     return print_rows(row for generation in topologies for row in checked(compiler, generation))
 
 

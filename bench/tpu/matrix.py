@@ -1,4 +1,4 @@
-"""Every step and write, compiled by libtpu for every generation of TPU, on a machine without a TPU.
+"""Every step, write and read, compiled by libtpu for every generation of TPU, on a machine without a TPU.
 
 libtpu compiles for a described topology. The compiled program shows whether a table is updated in place, how much
 temporary memory it needs, and how many bytes move; it shows nothing about time. ``make tpu-matrix`` runs this, and
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,13 +21,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from penstock.bench.tpu import in_place
 from penstock.bench.tpu.moved_bytes import dma_bytes, hbm_bytes
 from penstock.bench.tpu.results_page import bundles_in, kept, row_of, write
-from penstock.bench.tpu.step_cases import LINES, OF_FOUR_HOSTS, ROWS, TOPOLOGIES, Case, Result, cases, optimizers
+from penstock.bench.tpu.step_cases import LINES, OF_FOUR_HOSTS, TOPOLOGIES, Case, Result, cases, optimizers
 
 # Bytes moved, as a multiple of the floor. XLA's staging leaves the chip beyond this dim, and beyond ``LINES`` lines.
 MOST_BY_KERNEL, MOST_BY_XLA, MOST_DIM_BY_XLA = 1.25, 2.5, 256
-TILE_BYTES = 4096
 
 
 class Compiler:
@@ -52,22 +51,26 @@ class Compiler:
 
     def table_of(self, case: Case) -> tuple[Any, Any, Any]:
         """Return the layout, the rule and the mesh of a case."""
+        from jax.sharding import Mesh
+
         from penstock.bridge.backends import formatted
         from penstock.bridge.sharding import Layout
         from penstock.config.embedding import EmbeddingConfig
         from penstock.config.tables import TableConfig
 
         optimizer = self._optimizers[case.optimizer]
-        config = EmbeddingConfig.from_tables([TableConfig(ROWS, case.dim, name="t", optimizer=optimizer)])
+        config = EmbeddingConfig.from_tables([TableConfig(case.rows, case.dim, name="t", optimizer=optimizer)])
         spec, mesh = config.table("t"), self.mesh(case.generation)
+        if case.chips:
+            mesh = Mesh(mesh.devices[: case.chips], mesh.axis_names)
         slots, by_row = len(spec.slots), spec.rule.row_slots
-        layout = Layout("t", ROWS, case.dim, slots, mesh.size, False, 128, case.bfloat16, row_slots=by_row)
+        layout = Layout("t", case.rows, case.dim, slots, mesh.size, False, 128, case.bfloat16, row_slots=by_row)
         return formatted(layout, case.variant), spec.rule, mesh
 
     def compile(self, case: Case) -> Result:
         from jax import set_mesh
 
-        from penstock.bridge.program_cache import compiled, jitted, shapes
+        from penstock.bridge.program_cache import BY_RULE, compiled, jitted, shapes
 
         layout, rule, mesh = self.table_of(case)
         line, num_lines = layout.line, layout.num_devices * layout.lines_per_device
@@ -75,38 +78,28 @@ class Compiler:
         began = time.perf_counter()
         try:
             variant = "xla" if case.by_xla else case.variant
-            program: Any = compiled(case.program, mesh, rule, line, variant, num_lines, case.lines, case.compact)
+            own_rule = rule if case.program in BY_RULE else None
+            program: Any = compiled(case.program, mesh, own_rule, line, variant, num_lines, case.lines, case.compact)
         except Exception as error:  # the compiler may raise anything
             return Result(case, 0, None, *floors, 0.0, (f"does not compile: {str(error).splitlines()[0][:200]}",))
         seconds = time.perf_counter() - began
-        memory, text = program.memory_analysis(), program.as_text()
         moved: float | None
-        if case.compact:
+        if case.compact or case.program == "read":
             moved = None  # no floor: how many lines its rows are in is up to them
         elif case.by_xla:
             touched = [shape for shape, _ in line.arrays(case.lines)]
-            moved = hbm_bytes(text, dict(zip(on_device(layout), touched, strict=True))) / case.lines
+            whole = [shape for shape, _ in in_place.arrays_on_device(layout)]
+            moved = hbm_bytes(program.as_text(), dict(zip(whole, touched, strict=True))) / case.lines
         else:
             with set_mesh(mesh):
                 traced = jitted("apply", mesh, rule, line, case.variant, num_lines)
                 jaxpr = traced.trace(*shapes("apply", mesh, line, num_lines, case.lines)).jaxpr
             moved = dma_bytes(jaxpr) + 4 * line.width + 4  # Pallas loads the words and the number
-        failed = tuple(faults(case, layout, memory, text))
+        faults, on_chip = check(case, layout, program)
         if moved is not None:
-            failed += tuple(too_many_bytes(case, moved, floors[0]))
-        return Result(case, memory.temp_size_in_bytes, moved, *floors, seconds, failed)
-
-
-def on_device(layout: Any) -> list[tuple[int, ...]]:
-    """Return the shapes of a table's arrays on one device."""
-    return [(first // layout.num_devices, *others) for first, *others in layout.shapes]
-
-
-def copies(layout: Any, text: str) -> Iterator[str]:
-    """Yield the arrays of a table that a compiled program copies."""
-    for shape in on_device(layout):
-        if re.search(rf"\[{','.join(map(str, shape))}\]\S* copy(-start)?\(", text):
-            yield f"copies a table of {shape}"
+            faults += too_many_bytes(case, moved, floors[0])
+        temporary = program.memory_analysis().temp_size_in_bytes
+        return Result(case, temporary, moved, *floors, seconds, tuple(faults), on_chip)
 
 
 def floor_of(line: Any) -> float:
@@ -130,19 +123,16 @@ def too_many_bytes(case: Case, moved: float, floor: float) -> Iterator[str]:
         yield f"moves {moved / floor:.2f} times the floor, more than {most}"
 
 
-def faults(case: Case, layout: Any, memory: Any, text: str) -> Iterator[str]:
-    """Yield the faults of a compiled step, with any optimizer."""
-    of_device = layout.nbytes // layout.num_devices
-    padding = TILE_BYTES * len(on_device(layout))  # at the end of an array
-    if not of_device <= memory.alias_size_in_bytes < of_device + padding:
-        yield f"aliases {memory.alias_size_in_bytes} bytes of a table of {of_device}"
-    # XLA has three copies of the lines: before the update, after it, and for the write into the table.
-    line_bytes = layout.line.nbytes(1) + 4 * layout.line.halves * layout.line.width
-    spread = 3 * case.lines * 4 * layout.line.halves * layout.line.width if case.compact else 0
-    bound = (1 << 20) + (3 * case.lines * line_bytes if case.by_xla else 0) + spread
-    if memory.temp_size_in_bytes > bound:
-        yield f"needs {memory.temp_size_in_bytes} bytes in addition to the table, more than {bound}"
-    yield from copies(layout, text)
+def check(case: Case, layout: Any, program: Any) -> in_place.Findings:
+    """Check a compiled program for what none may do, with any optimizer."""
+    line = layout.line
+    staged = case.lines * in_place.line_bytes(line)
+    # XLA keeps lines three times: before the update, after it, and for the write into the table.
+    spread = 3 * case.lines * 4 * line.halves * line.width if case.compact else 0
+    bound = (1 << 20) + (3 * staged if case.by_xla else 0) + spread
+    if case.program == "read":
+        bound = in_place.read_bound(line, case.lines)
+    return in_place.check(layout, program, bound, staged, case.program)
 
 
 def prepare() -> None:
@@ -170,6 +160,7 @@ def main(words: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="one JSON object per case; cases in this file are not compiled again",
     )
+    parser.add_argument("--kept", action="store_true", help="compile nothing: only the cases that --results holds")
     parser.add_argument("--bundles", type=Path, metavar="FILE", help="the results of bundles.py, for the table")
     parser.add_argument("--only", default="", metavar="WORDS", help="cases whose line has all these words")
     args = parser.parse_args(words)
@@ -180,6 +171,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if not case.has(args.only):
             continue
         if case not in earlier:
+            if args.kept:
+                continue
             earlier[case] = compiler.compile(case)
             print(row_of(earlier[case], listed), flush=True)
             if args.results is not None:
@@ -187,7 +180,7 @@ def main(words: Sequence[str] | None = None) -> int:
                     file.write(json.dumps(asdict(earlier[case])) + "\n")
         results.append(earlier[case])
     if args.write is not None:
-        write(args.write, results, listed)
+        write(args.write, results, listed, len(list(cases(False))))
     bad = [result for result in results if result.failed]
     print(f"{len(results)} compiled, {len(bad)} with faults", file=sys.stderr)
     return 1 if bad or not results else 0

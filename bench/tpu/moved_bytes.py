@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from penstock.bench.tpu.in_place import instructions, without_ones
+
 WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f32": 4, "s32": 4, "u32": 4}
 
 
@@ -60,10 +62,11 @@ def hbm_bytes(text: str, touched: Mapping[tuple[int, ...], tuple[int, ...]]) -> 
 
     touched : the shape of each array of a table on a device → that of its touched part, which counts
     """
+    touched = {without_ones(shape): part for shape, part in touched.items()}
     kinds: dict[str, str] = {}
     total = 0
     entry = text[text.index("ENTRY ") :]
-    for name, kind, operation, operands in instructions(entry):
+    for name, kind, operation, operands, _ in instructions(entry):
         kinds[name] = kind
         if operation in ("parameter", "bitcast", "get-tuple-element", "tuple", "constant") or "-done" in operation:
             continue
@@ -76,31 +79,9 @@ def hbm_bytes(text: str, touched: Mapping[tuple[int, ...], tuple[int, ...]]) -> 
 ARRAY = re.compile(r"(\w+)\[([\d,]*)\]\{([^}]*)\}")
 
 
-def instructions(entry: str) -> Iterator[tuple[str, str, str, list[str]]]:
-    """Yield (name, type, operation, operands) of every instruction of a computation in XLA's text form."""
-    for line in entry.splitlines()[1:]:
-        name, equals, rest = line.strip().removeprefix("ROOT ").partition(" = ")
-        if not equals:
-            return
-        end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
-        kind, rest = rest[:end], rest[end:].strip()
-        start = rest.index("(")
-        arguments = rest[start + 1 : _closing(rest, start)]
-        yield name, kind, rest[:start], re.findall(r"%[\w.\-]+", arguments)
-
-
-def _closing(text: str, start: int) -> int:
-    depth = 0
-    for end in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[end], 0)
-        if depth == 0:
-            return end
-    raise ValueError(f"a parenthesis is not closed: {text[:80]}")
-
-
 def _array_bytes(array: tuple[str, str, str], touched: Mapping[tuple[int, ...], tuple[int, ...]]) -> int:
     kind, dims, form = array
     if re.search(r"S\([1-9]", form):  # on the chip
         return 0
     shape = tuple(map(int, filter(None, dims.split(","))))
-    return math.prod(touched.get(shape, shape)) * WIDTHS.get(kind, 4)
+    return math.prod(touched.get(without_ones(shape), shape)) * WIDTHS.get(kind, 4)

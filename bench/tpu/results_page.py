@@ -14,12 +14,15 @@ from penstock.bench.tpu.step_cases import LINES, ROWS, Case, Result
 
 HEAD = """# The compile matrix of TPU steps
 
-Written by `make tpu-matrix` on {date}, with jax {jax} and the libtpu that it pins: {rows:,} rows over all chips
-and, unless a row says otherwise, {lines:,} lines per chip and step. "4 hosts" is a v5e:4x4 topology.
+Written by `make tpu-matrix` on {date}, with jax {jax} and the libtpu that it pins: {count} of its {total} programs.
+Unless a row says otherwise, a program has {rows:,} rows over all chips and {lines:,} lines per chip. "4 hosts" is a
+v5e:4x4 topology.
 [docs/tpu.md](../../docs/tpu.md) explains the columns.
 
 """
-COLUMNS = "generation optimizer dim variant bytes_per_line ×_floor ×_row_floor bundles_per_line temporary compiled_in"
+COLUMNS = (
+    "generation optimizer dim variant bytes_per_line ×_floor ×_row_floor bundles_per_line temporary to_VMEM compiled_in"
+)
 Bundles = Mapping[Case, float]
 
 
@@ -37,7 +40,8 @@ def row_of(result: Result, bundles: Bundles) -> str:
     if not result.failed and moved is not None:
         measured = [f"{moved:,.0f}", f"{moved / result.floor:.2f}", f"{moved / result.row_floor:.2f}"]
     listed = f"{bundles[case]:.1f}" if case in bundles else ""
-    ends = [f"{result.temp_bytes / 1e6:.2f} MB", f"{result.seconds:.1f} s"]
+    on_chip = f"{result.on_chip / 1e6:.2f} MB" if result.on_chip else ""
+    ends = [f"{result.temp_bytes / 1e6:.2f} MB", on_chip, f"{result.seconds:.1f} s"]
     return f"| {' | '.join([case.generation, case.title, str(case.dim), case.variant, *measured, listed, *ends])} |"
 
 
@@ -64,9 +68,10 @@ def bundles_in(path: Path | None) -> dict[Case, float]:
     return {Case(**entry["case"]): entry["bundles"] for entry in map(json.loads, lines)}
 
 
-def write(path: Path, results: Sequence[Result], bundles: Bundles) -> None:
-    """Write the results as a page, which replaces an earlier one."""
-    head = HEAD.format(date=date.today(), jax=version("jax"), rows=ROWS, lines=LINES)
+def write(path: Path, results: Sequence[Result], bundles: Bundles, total: int) -> None:
+    """Write the results as a page, which replaces an earlier one. total : of the programs, also those not compiled"""
+    counts = {"count": len(results), "total": total}
+    head = HEAD.format(date=date.today(), jax=version("jax"), rows=ROWS, lines=LINES, **counts)
     path.write_text(f"{head}{markdown_table(results, bundles)}\n")
 
 

@@ -13,6 +13,8 @@ OF_FOUR_HOSTS = {FOUR_HOSTS: "v5e:4x4", "v5p, 4 hosts": "v5p:2x2x4"}
 DIMS = (8, 24, 32, 64, 100, 128, 200, 256, 300, 1024)
 MAIN = ("SGD", "Adagrad", "Adam", "FTRL")
 ROWS, LINES, MANY_LINES = 1 << 22, 4096, 16_384
+# Dims and a number of rows for which a chip's lines are no multiple of 8, of 1 chip and of 3.
+ODD_DIMS, ODD_ROWS, ODD_CHIPS = (12, 20, 24, 40), 8_000_003, (1, 3)
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,19 @@ class Case:
     program: str = "apply"
     lines: int = LINES
     compact: bool = False  # whether rows are sent compact, as many as lines, and the step spreads them
+    rows: int = ROWS
+    chips: int = 0  # of the topology; 0: all
 
     @property
     def title(self) -> str:
         """The optimizer, and the differences from its usual step."""
-        lines = f", {self.lines:,} lines" * (self.lines != LINES)
-        differences = ", bfloat16" * self.bfloat16 + ", write" * (self.program == "write") + ", compact" * self.compact
-        return self.optimizer + differences + lines
+        unit = "rows read" if self.program == "read" else "lines"
+        lines = f", {self.lines:,} {unit}" * (self.lines != LINES)
+        program = f", {self.program}" * (self.program != "apply")
+        switches = ", bfloat16" * self.bfloat16 + program + ", compact" * self.compact
+        rows = f", {self.rows:,} rows" * (self.rows != ROWS)
+        chips = f", {self.chips} chip{'s' * (self.chips > 1)}" * (self.chips > 0)
+        return self.optimizer + switches + lines + rows + chips
 
     def has(self, words: str) -> bool:
         """Return whether all words are values of the case."""
@@ -40,7 +48,7 @@ class Case:
     @property
     def by_xla(self) -> bool:
         """Whether XLA compiles the program, and not Pallas."""
-        return self.variant == "xla" or self.program == "write"
+        return self.variant == "xla" or self.program != "apply"
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Result:
 
     bytes_per_line : bytes moved; None: nothing was compiled
     floor, row_floor : the least bytes of a line, and of one row of it
-    failed : the faults
+    failed : the faults; on_chip : bytes of the table that the program moves to VMEM
     """
 
     case: Case
@@ -59,6 +67,7 @@ class Result:
     row_floor: float
     seconds: float
     failed: tuple[str, ...] = ()
+    on_chip: int = 0
 
     def times(self, floor: float) -> float | None:
         """Return the bytes moved per line as a multiple of a floor."""
@@ -106,6 +115,29 @@ def cases(small: bool) -> Iterator[Case]:
         if dim == 32:
             yield Case(generation, "Adagrad", dim, "xla", program="write", compact=True)
             yield Case(generation, "Adam", dim, "xla", True, compact=True)
+    yield from reads(small)
+    yield from odd_cases(small)
+
+
+def reads(small: bool) -> Iterator[Case]:
+    """Yield the reads of the grid's tables."""
+    for generation, dim in [("v4", 32), ("v5p", 128)] if small else product(TOPOLOGIES, (8, 32, 64, 128, 200)):
+        yield from (Case(generation, "Adam", dim, variant, program="read") for variant in ("pallas", "xla"))
+        if dim == 32:
+            yield Case(generation, ROW_WISE, dim, "xla", program="read")
+            yield Case(generation, "Adagrad", dim, "xla", True, "read")
+            yield from (Case(generation, "Adam", dim, "pallas", program="read", lines=rows) for rows in (512, 32_768))
+
+
+def odd_cases(small: bool) -> Iterator[Case]:
+    """Yield steps, writes and reads of tables whose lines per chip would be no multiple of 8."""
+    for generation, dim, chips, optimizer in product(TOPOLOGIES, ODD_DIMS, ODD_CHIPS, ("SGD", "Adam")):
+        if (generation, dim, chips, optimizer) not in SMALL_ODD and (small or (generation != "v5e" and dim != 24)):
+            continue
+        for program, compact in (("read", False), ("write", False), ("write", True), ("apply", False), ("apply", True)):
+            for variant in ("pallas",) if generation != "v5e" or small else ("pallas", "xla"):
+                if not small or not compact:
+                    yield Case(generation, optimizer, dim, variant, False, program, LINES, compact, ODD_ROWS, chips)
 
 
 # Settings of optimizers, where a learning rate of 0.1 alone will not do.
@@ -115,4 +147,5 @@ ROW_WISE = "RowWiseAdagrad"  # the one whose slots are no lines; XLA compiles it
 SEPARATED = ("v5p", "tpu7x")
 SMALL = {("v4", "SGD", 8), ("v5e", "Adagrad", 32), ("v5e", "Adam", 128), ("v5p", "FTRL", 64), ("v6e", "Adam", 200)}
 SMALL |= {("tpu7x", "Adagrad", 128)}
+SMALL_ODD = {("v5e", 24, 1, "SGD"), ("v5e", 40, 3, "Adam"), ("v6e", 24, 3, "Adam"), ("tpu7x", 24, 1, "SGD")}
 SMALL_WRITES = [("v4", 8), ("v5e", 128), ("v5p", 32), ("v6e", 200), ("tpu7x", 64)]

@@ -11,7 +11,7 @@ then by device, in the order of the plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from penstock.bridge import programs
 from penstock.bridge.row_format import UNTOUCHED, Line
 from penstock.bridge.sharding import largest_bucket
-from penstock.errors import UsageError
+from penstock.errors import UsageError, UsageTypeError
 from penstock.updates import Ops, OptaxRule, UpdateRule, quantize
 
 
@@ -109,8 +109,10 @@ def gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
     """Return the activation of every feature by its path: float32, the feature's input shape followed by dim.
 
     Differentiate your loss by the activations, and pass their gradients to ``apply``. Over several devices, axis 0 of
-    an activation is distributed like the table's; inside ``shard_map`` it is the device's share of the batch.
+    an activation is distributed like the table's; inside ``shard_map`` it is the device's share of the batch. Raises
+    UsageTypeError where the table itself is differentiated: its gradient would have its size.
     """
+    table = _without_gradient(table)
     activations: dict[str, jax.Array] = _mapped(table.format, _gather, _specs(table), table.format.spec)(table, uses)
     return activations
 
@@ -126,17 +128,36 @@ def apply(
 
     rule : ``config.table(name).rule``, or one of ``from_optax``, which contains its learning rate
     gradients : of every activation that ``gather`` returned, by path
-    Rows without a lookup stay unchanged. Raises UsageError for a rule with non-lazy updates, which change every row,
-    for a missing learning rate, and for gradients of other features or shapes.
+    Rows without a lookup stay unchanged. Raises UsageTypeError like ``gather``, and UsageError for a rule with non-lazy
+    updates, which change every row, for a missing learning rate, and for gradients of other features or shapes.
     """
     if isinstance(rule, UpdateRule) and rule.non_lazy:
         raise UsageError(f"{rule.algorithm} with non-lazy updates changes every row; send its gradients to an Engine")
     if isinstance(rule, UpdateRule) and learning_rate is None and rule.program is None:
         raise UsageError(f"{rule.algorithm}: expected a learning_rate, got none; pass the rate of this step")
     rate = jnp.asarray(0.0 if learning_rate is None else learning_rate, jnp.float32)
+    table = _without_gradient(table)
     specs = (*_specs(table), table.format.spec, PartitionSpec())
     updated: Table = _mapped(table.format, partial(_apply, rule), specs, specs[0])(table, uses, dict(gradients), rate)
     return updated
+
+
+def _without_gradient(table: Table) -> Table:
+    """Return the table, which raises UsageTypeError where it is differentiated."""
+    return replace(table, arrays=_constant(table.arrays))
+
+
+@jax.custom_jvp
+def _constant(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return arrays
+
+
+@_constant.defjvp
+def _refuse(primals: Any, tangents: Any) -> Any:
+    raise UsageTypeError(
+        "a table has no gradient: it would have the size of the table. Differentiate the loss by the activations that "
+        "gather returns, and pass that gradient to apply"
+    )
 
 
 def _specs(table: Table) -> tuple[Any, ...]:

@@ -44,6 +44,9 @@ GROWTH, WRITE_GROWTH = 1.5, 4.0
 READ_ROWS, READ_GROWTH = 512, 8.0
 # Where rows share lines, the number of lines per dispatch is a multiple of this, the block size of a kernel.
 LINES = 128
+# A TPU's tables have a multiple of this many lines per device, those of a tile: XLA gathers from an array of one strip
+# as from a matrix, whose tiles hold so many lines. Only for whole tiles are these the same bytes, else it copies them.
+TILE_LINES = 8
 
 
 def bucket(num_rows: int, multiple: int = 8, growth: float = GROWTH, largest: int = MAX_BUCKET) -> int:
@@ -125,7 +128,8 @@ class Layout:
 
     @property
     def lines_per_device(self) -> int:
-        return -(-self.rows_per_device // self.line.group)
+        multiple = 1 if self.lanes == 1 else TILE_LINES
+        return -(-self.rows_per_device // (self.line.group * multiple)) * multiple
 
     @cached_property
     def line(self) -> Line:

@@ -26,6 +26,7 @@ from penstock.bridge import program_cache
 from penstock.bridge.pallas import tensorcore
 from penstock.bridge.programs import AXIS, row_sharding
 from penstock.bridge.row_format import UNTOUCHED, Line
+from penstock.bridge.sharding import TILE_LINES
 from penstock.updates import UpdateRule
 
 Float32 = npt.NDArray[np.float32]
@@ -61,7 +62,7 @@ def failure(mesh: Mesh, rule: UpdateRule, line: Line) -> str:
 
 def _mismatch(mesh: Mesh, rule: UpdateRule, line: Line) -> str:
     """Return the first difference between the kernel and XLA's program, over blocks and a few lines; "" if none."""
-    num_lines, size = 3 * tensorcore.BLOCK + 5, 3 * tensorcore.BLOCK
+    num_lines, size = 3 * tensorcore.BLOCK + TILE_LINES, 3 * tensorcore.BLOCK
     kernel, oracle = (
         program_cache.compiled("apply", mesh, rule, line, variant, num_lines, size) for variant in ("pallas", "xla")
     )
