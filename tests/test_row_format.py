@@ -19,7 +19,7 @@ from penstock.bridge.programs import BY_ROW
 from penstock.bridge.row_format import UNTOUCHED
 from penstock.bridge.sharding import Layout
 from penstock.errors import ConfigError
-from penstock.updates import UPDATES
+from penstock.updates import UPDATES, Adagrad
 
 # ---- arrays
 
@@ -203,7 +203,7 @@ def test_the_kernel_gives_the_same_bits_with_and_without_whole_tiles(
 
 def trained(mesh):
     """An engine after two steps."""
-    engine = engine_of(ps.Adagrad(0.1), dim=24, rows=700, mesh=mesh)
+    engine = engine_of(Adagrad(0.1), dim=24, rows=700, mesh=mesh)
     for step in range(2):
         engine.apply({"t": some_rows(step, 200, 700, 24)})
     return engine
