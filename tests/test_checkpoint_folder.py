@@ -255,7 +255,7 @@ def test_records_of_any_arrays_are_read_back_and_are_little_endian(tmp_path_fact
     path.write_bytes(MAGIC + b"".join(bytes(piece) for record in records for piece in record.pieces()))
     with open(path, "rb") as file:
         first, last = read_records(file, path)
-    assert (first.kind, first.about, last) == ("rows", {"table": "é"}, Record("end"))
+    assert (first.kind, first.header, last) == ("rows", {"table": "é"}, Record("end"))
     assert {name: array.tolist() for name, array in first.arrays.items()} == {n: a.tolist() for n, a in arrays.items()}
     length = int.from_bytes(path.read_bytes()[12:16], "little")
     header = json.loads(path.read_bytes()[16 : 16 + length])
