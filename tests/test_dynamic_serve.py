@@ -136,14 +136,14 @@ def test_a_table_that_is_read_again_forgets_the_keys_of_the_first_time(monkeypat
     engine = engine_of(ps.Dynamic(evict="lru"), rows=2)
     with service_of(engine, limits=Limits(delta_bytes=1)) as service, client_of(service) as client:
         client.put([log_of([[1, 2]])], "w0")
-        settle = snapshots.Snapshots._settle
+        settle = snapshots.TableSnapshots._settle
 
         def settle_late(self, step):
             if service.engine.global_step == 1:  # between the first read and its deltas, which are too large to keep
                 client_of(service).put([log_of([[], [3, 4]])], "w1")
             settle(self, step)
 
-        monkeypatch.setattr(snapshots.Snapshots, "_settle", settle_late)
+        monkeypatch.setattr(snapshots.TableSnapshots, "_settle", settle_late)
         at = client.table("user")
         assert (at.keys.tolist(), at.step) == ([3, 4], 2)
 

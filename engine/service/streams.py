@@ -44,7 +44,7 @@ class Stream:
             self.tell(ack)
 
 
-class Snapshot(NamedTuple):
+class ServicePosition(NamedTuple):
     """A snapshot of the positions of all producers. pending : frames in the gate; positions, tallies : by producer"""
 
     step: int
@@ -213,11 +213,11 @@ class Streams:
         if name not in self._positions.producers and self.num_producers >= self._most:
             raise UsageError(f"producer '{name}': positions of {self._most} producers are kept, and no more")
 
-    def _now(self) -> Snapshot:
+    def _now(self) -> ServicePosition:
         """Return the current positions, in which later changes show."""
         engine, positions = self._engine, self._positions
-        return Snapshot(engine.global_step, engine.gate.num_accumulated, positions.producers, positions.tallies)
+        return ServicePosition(engine.global_step, engine.gate.num_accumulated, positions.producers, positions.tallies)
 
-    def _copied(self) -> Snapshot:
+    def _copied(self) -> ServicePosition:
         now = self._now()
         return now._replace(positions=dict(now.positions), tallies=dict(now.tallies))

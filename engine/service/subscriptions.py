@@ -13,7 +13,7 @@ from penstock.io.flight.messages import DELTAS, TABLE, ReaderPosition, encoded
 from penstock.service.delta_log import DeltaLog
 from penstock.service.limits import Limits
 from penstock.service.sequencer import Sequencer
-from penstock.service.snapshots import Messages, Snapshots
+from penstock.service.snapshots import Messages, TableSnapshots
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
@@ -31,7 +31,7 @@ class Readers:
 
     def __init__(self, engine: Engine, sequencer: Sequencer, log: DeltaLog, limits: Limits) -> None:
         self._engine, self._sequencer, self.log, self._limits = engine, sequencer, log, limits
-        self.snapshots = Snapshots(engine, sequencer, log)
+        self.snapshots = TableSnapshots(engine, sequencer, log)
 
     def get(self, request: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> Answer:
         """Return the answer to a ticket. Raises UsageError and DeltasGoneError.
