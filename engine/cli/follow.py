@@ -61,9 +61,7 @@ def run(args: argparse.Namespace) -> int:
         follower = Follower(client, target, args.patience, interval_s, args.replace)
 
         def began() -> None:
-            out.say(
-                f"following {client.connection.where} into {target.name}, step {count(follower.progress.step or 0)}"
-            )
+            out.say(f"following {client.connection.uri} into {target.name}, step {count(follower.progress.step or 0)}")
             (sys.stderr if args.json else sys.stdout).flush()
 
         try:
