@@ -24,7 +24,7 @@ from penstock.shares import frames_of
 from penstock.shares.ray.readers import Place
 from penstock.stats import Counters, TableReport
 from penstock.tables.state_hash import KeyArrays
-from penstock.telemetry import Snapshot
+from penstock.telemetry import MetricsSnapshot
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ class Owner:
                     engine.read_tables(init)
             else:
                 assert folder is not None
-                given = {name: self._arguments[name] for name in ("num_required", "reduction", "threads")}
-                engine = Engine.restore(folder, config=self._config, share=self._share, **given)
+                arguments = {name: self._arguments[name] for name in ("num_required", "reduction", "threads")}
+                engine = Engine.restore(folder, config=self._config, share=self._share, **arguments)
         except (PenstockError, OSError, MemoryError) as error:
             return error
         self._engine, core = engine, engine.core
@@ -163,7 +163,7 @@ class Owner:
         except (PenstockError, OSError, MemoryError) as error:
             return error
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> MetricsSnapshot:
         """Return the numbers of this share after the last block."""
         return self._metrics.snapshot()
 
@@ -201,9 +201,9 @@ class Owner:
         chips = {str(getattr(device, "coords", device.id)) for device in devices}  # a TPU chip may have two devices
         by_request = platforms == {"cpu"} and os.environ.get("JAX_PLATFORMS", "").startswith("cpu")
         if not by_request and (platforms != {self._accelerator} or len(chips) != 1):
-            found = ", ".join(sorted(platforms))
+            names = ", ".join(sorted(platforms))
             raise ConfigError(
-                f"share {self._share[0]}: expected one {name}, and jax has {len(devices)} devices of platform {found} "
+                f"share {self._share[0]}: expected one {name}, and jax has {len(devices)} devices of platform {names} "
                 f"there; install jax for {name}s on all nodes, and let Ray set the variables of visible devices"
             )
 
@@ -222,9 +222,9 @@ class Owner:
         for placed, batch in zip(parts[:readers], parts[readers:], strict=True):
             frames = frames_of([head for _, head in placed], batch, self._dims)
             streams.append(zip((place for place, _ in placed), frames, strict=True))
-        return heapq.merge(*streams, key=lambda of: of[0])
+        return heapq.merge(*streams, key=lambda frame: frame[0])
 
     def _collect(self, batches: Iterator[pa.RecordBatch], done: Applied) -> None:
-        found = list(batches)
-        if found:
-            done.deltas.append((self._core.global_step, found))
+        deltas = list(batches)
+        if deltas:
+            done.deltas.append((self._core.global_step, deltas))
