@@ -63,7 +63,7 @@ class TableSnapshots:
             before = self._log.created_bytes
             try:
                 if number and name in self._engine.core.tables.dynamic:  # keys may have gone that no delta lists
-                    yield schema.empty_table().to_batches()[0], encoded({"changed": True, "anew": True})
+                    yield schema.empty_table().to_batches()[0], encoded({"changed": True, "full_copy": True})
                 end = yield from self._pass(name, schema, again=number > 0)
                 break
             except DeltasGoneError:

@@ -84,7 +84,7 @@ class Readers:
             rows = tables.lookup(name, valid, forward=False)
             lineage, step = self._sequencer.streams.lineage, self._engine.global_step
             epoch = lineage.epoch_of(step)
-            metadata = {"step": step, "told_step": self.log.step, "lineage": lineage.id, "epoch": epoch}
+            metadata = {"step": step, "published_step": self.log.step, "lineage": lineage.id, "epoch": epoch}
         values = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
         batch = pa.RecordBatch.from_arrays([pa.array(valid.view(tables.specs[name].id_type)), values], ["id", "row"])
         return Answer(batch.schema, iter([(batch, encoded(metadata))]))

@@ -261,7 +261,7 @@ class _Keys:
         self._batches: list[pa.RecordBatch] = []
 
     def add(self, batch: pa.RecordBatch, metadata: dict[str, Any]) -> None:
-        if metadata.get("anew"):
+        if metadata.get("full_copy") or metadata.get("anew"):  # "anew" of a service at 0db4065
             self._batches.clear()
         self._batches.append(batch)
 

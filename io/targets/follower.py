@@ -1,4 +1,4 @@
-"""Keep a target up to date with a service: deltas in order, the tables anew after a gap.
+"""Keep a target up to date with a service: deltas in order, a full copy of the tables after a gap.
 
 A follower knows what it left in the target, and each transaction and each poll compares that with what is there. The
 target may have been set back by its own means, or emptied: the follower continues from what it holds. It may also have
@@ -33,7 +33,8 @@ TICK_S = 0.1
 class Progress:
     """What a follower has done. step, epoch : of the target's rows; None: not known yet
 
-    deltas, transactions : applied; anew : how often all tables were taken; rows, removed : written in transactions
+    deltas, transactions : applied; full_copies : how often all tables were written
+    rows, removed : written in transactions
     retries : failures of the target; set_back : how often the target held an earlier state than the follower left there
     """
 
@@ -41,7 +42,7 @@ class Progress:
     epoch: str | None = None
     deltas: int = 0
     transactions: int = 0
-    anew: int = 0
+    full_copies: int = 0
     rows: int = 0
     removed: int = 0
     retries: int = 0
@@ -224,7 +225,7 @@ class Follower:
         self.target.replace(new, rows, self._stored)
         self._left(new)
         self.progress.transactions += 1
-        self.progress.anew += 1
+        self.progress.full_copies += 1
         self.progress.rows += sum(len(table.ids) for table in rows)
 
     def _at_one_position(self, job: FollowedJob, tables: dict[str, TableAt]) -> tuple[list[TableRows], Position]:

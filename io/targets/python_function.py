@@ -26,7 +26,7 @@ from penstock.io.targets.target import FollowedJob, Position, Stored, TableRows,
 Function = Callable[[pa.RecordBatch, int], object]
 
 # Key in the metadata of the schema of the empty batch that precedes all rows of the tables.
-ANEW = b"penstock.anew"
+FULL_COPY = b"penstock.full_copy"
 
 
 class PythonFunction(Target):
@@ -54,7 +54,7 @@ class PythonFunction(Target):
         with self._compared(before):
             with failures(str(self._state)):
                 self._state.unlink(missing_ok=True)
-            self._call(_batch([], new.job).replace_schema_metadata({ANEW: b"true"}), step)
+            self._call(_batch([], new.job).replace_schema_metadata({FULL_COPY: b"true"}), step)
             for rows in tables:
                 for part in blocks_of(rows):
                     self._call(_batch([part], new.job), step)
