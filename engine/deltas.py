@@ -89,7 +89,7 @@ class Deltas(StepObserver):
         }
         self._delta: DeltaInProgress | None = None  # being consumed
         with core.gate.still():
-            self._parent, self._cut_step, self._cut_s = core.changed_step, core.global_step, time.monotonic()
+            self._parent, self._emitted_step, self._emitted_s = core.changed_step, core.global_step, time.monotonic()
             core.observe(self)
 
     @property
@@ -122,7 +122,7 @@ class Deltas(StepObserver):
         """
         with self._core.gate.still():
             if self._delta is None:
-                self._cut()
+                self._emit()
             batch = self._next()
         while batch is not None:
             yield batch
@@ -149,19 +149,19 @@ class Deltas(StepObserver):
         self._core.check_whole()
         return self._delta.next()
 
-    def _cut(self) -> None:
+    def _emit(self) -> None:
         """End the interval, and begin a delta if anything changed. The caller holds the gate's lock."""
-        self._cut_step, self._cut_s = self._core.global_step, time.monotonic()
-        if blocks := self._taken():
+        self._emitted_step, self._emitted_s = self._core.global_step, time.monotonic()
+        if blocks := self._take_blocks():
             parent, self._parent = self._parent, self._core.changed_step
             self._delta = DeltaInProgress(self._form, blocks, self._read, self._parent, parent)
 
-    def _taken(self) -> list[DeltaBlock]:
+    def _take_blocks(self) -> list[DeltaBlock]:
         """Return the touched rows of every table, and reset them."""
         blocks = []
         for name, touched in self._touched.items():
             if isinstance(touched, TouchedKeys):
-                blocks += self._taken_keys(name, touched)
+                blocks += self._take_keys(name, touched)
             elif touched.num_ids:
                 rows, tables = touched.take(), self._core.tables
                 blocks.append(
@@ -169,7 +169,7 @@ class Deltas(StepObserver):
                 )
         return blocks
 
-    def _taken_keys(self, name: str, touched: TouchedKeys) -> list[DeltaBlock]:
+    def _take_keys(self, name: str, touched: TouchedKeys) -> list[DeltaBlock]:
         """Return the keys that changed, ascending. Those without a row are deletes, also of keys that got and lost it
         meanwhile: a consumer may have read the tables in between."""
         table, keys = self._dynamic[name], touched.take()
@@ -214,9 +214,9 @@ class Deltas(StepObserver):
         """Return whether a delta is due. Steps count from 0, so that a resumed run ends deltas at the same steps."""
         step = self._core.global_step
         return (
-            (self._steps is not None and step // self._steps > self._cut_step // self._steps)
+            (self._steps is not None and step // self._steps > self._emitted_step // self._steps)
             or (self._rows is not None and self.num_changes >= self._rows)
-            or (self._seconds is not None and time.monotonic() - self._cut_s >= self._seconds)
+            or (self._seconds is not None and time.monotonic() - self._emitted_s >= self._seconds)
         )
 
     def _read(self, block: DeltaBlock) -> Piece:
@@ -249,7 +249,7 @@ class DeltaInProgress:
         self, form: DeltaForm, blocks: Sequence[DeltaBlock], read: Callable[[DeltaBlock], Piece], step: int, parent: int
     ) -> None:
         self._form, self._read, self._step, self._parent = form, read, step, parent
-        self._waiting = deque(form.cut(blocks))
+        self._waiting = deque(form.split(blocks))
         self._ready: deque[pa.RecordBatch] = deque()
         self._rows_left = sum(len(block.ids) for block in blocks)
         self._checksum = checksum_begin(step, parent)

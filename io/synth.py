@@ -137,7 +137,7 @@ def write_synthetic(out: str | os.PathLike[str], options: SynthOptions | None = 
     path, options = Path(out), options or SynthOptions()
     _check_out(path)
     log, config = _Log(options), path.with_suffix(CONFIG_SUFFIX)
-    with atomic_files.appearing(path) as file:
+    with atomic_files.publishing(path) as file:
         _write(file, path.suffix.lower(), log.schema, log.batches())
         file.sync()
         configured = EmbeddingConfig.from_tables([_config_of(t, options) for t in log.tables], Adagrad(LEARNING_RATE))

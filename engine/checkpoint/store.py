@@ -230,7 +230,7 @@ class Folder:
 
     def name(self, commit: Commit) -> None:
         """Write the manifest of a commit, after all files that it lists are durable."""
-        with self.files.appearing(_manifest(commit.number)) as file:
+        with self.files.publishing(_manifest(commit.number)) as file:
             file.write(commit.encoded())
 
     def lock(self) -> None:

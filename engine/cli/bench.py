@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         sizes=sizes_of(args),
         peers=[name for name in chosen if name not in absent],
         slow=slow,
-        told=lambda result: say_run(out, result),
+        report=lambda result: say_run(out, result),
     )
     report = checked_report(args.report)
     earlier = earlier_result(args.against, report)

@@ -76,7 +76,7 @@ class Connections:
             connection.num_calls -= 1
             connection.since_s = time.monotonic()
 
-    def cut(self) -> None:
+    def shut_down_all(self) -> None:
         """Shut down all connections, also those with calls in progress."""
         if not self._over.is_set():
             self._shut_down(list)

@@ -127,7 +127,7 @@ class Service:
             leaving.join(LEAVE_S)
         until_s = time.monotonic() + CUT_S
         while leaving.is_alive() and time.monotonic() < until_s:
-            self.connections.cut()
+            self.connections.shut_down_all()
             leaving.join(CUT_EVERY_S)
         self.connections.close()
         return not leaving.is_alive()

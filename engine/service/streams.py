@@ -28,7 +28,7 @@ class Stream:
 
     contributor: str | None
     next: int
-    tell: Callable[[Ack], None]
+    notify: Callable[[Ack], None]
     tally: Tally
     acked: Ack = field(init=False)
     promised: Ack = field(init=False)
@@ -41,7 +41,7 @@ class Stream:
     def acknowledge(self, ack: Ack) -> None:
         if ack.position > self.acked.position:
             self.acked = ack
-            self.tell(ack)
+            self.notify(ack)
 
 
 class ServicePosition(NamedTuple):
@@ -113,10 +113,10 @@ class Streams:
 
     # ---- a stream
 
-    def open(self, request: PutRequest, tell: Callable[[Ack], None]) -> Stream:
+    def open(self, request: PutRequest, notify: Callable[[Ack], None]) -> Stream:
         """Open a stream and send its first acknowledgement. Raises UsageError and InputError."""
         name, now = request.contributor, self._now()
-        stream = Stream(name, self._first(request), tell, now.tally(name, request.stream))
+        stream = Stream(name, self._first(request), notify, now.tally(name, request.stream))
         # The first acknowledgement tells a producer which frames to resend.
         stream.acked, stream.promised = (
             snapshot.ack(stream, snapshot.tally(name, request.stream), self.is_durable)
@@ -125,7 +125,7 @@ class Streams:
         self._open.add(stream)
         if name is not None:
             self._newest[name] = stream
-        tell(stream.acked)
+        notify(stream.acked)
         return stream
 
     def close(self, stream: Stream) -> None:
@@ -176,7 +176,7 @@ class Streams:
     def notify_end(self) -> None:
         """Send every producer its last acknowledgement again, marked as the last one."""
         for stream in self._open:
-            stream.tell(replace(stream.acked, closing=True))
+            stream.notify(replace(stream.acked, closing=True))
 
     # ---- inside
 

@@ -121,7 +121,7 @@ class DeltaForm:
         """Return the slots of a table that are included."""
         return [slot for slot in self._slots if slot in self._tables[table].slots]
 
-    def cut(self, blocks: Iterable[DeltaBlock], parts: int = 1) -> Iterator[list[DeltaBlock]]:
+    def split(self, blocks: Iterable[DeltaBlock], parts: int = 1) -> Iterator[list[DeltaBlock]]:
         """Split the blocks of a delta into one list per batch. The result depends only on their ids.
 
         parts : number of parts that make a batch; the split is into parts

@@ -83,7 +83,7 @@ class PythonFunction(Target):
             raise TargetError(f"{self.name}: step {step}: {type(error).__name__}: {short(text)}") from error
 
     def _keep(self, stored: Stored) -> None:
-        with atomic_files.appearing(self._state) as file:
+        with atomic_files.publishing(self._state) as file:
             file.write(json.dumps(stored.encoded()).encode())
 
 

@@ -210,10 +210,12 @@ class MultiPass:
 
     def _progress(self, rank: int) -> Progress | None:
         """Return the progress of one pass as that of all of them."""
-        tell = self._options.progress
-        if tell is None:
+        progress = self._options.progress
+        if progress is None:
             return None
-        return lambda counters, gate, done: tell(counters, gate, None if done is None else (rank + done) / self.count)
+        return lambda counters, gate, done: progress(
+            counters, gate, None if done is None else (rank + done) / self.count
+        )
 
     def _publish(self, base: Commit | None) -> Commit:
         """Commit the parts of all passes, with their deltas merged."""

@@ -121,5 +121,5 @@ def _must_read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, record: Mapping[str, Any]) -> None:
-    with atomic_files.appearing(path) as file:
+    with atomic_files.publishing(path) as file:
         file.write(json.dumps(record).encode())

@@ -133,7 +133,7 @@ class Owner:
         parts : of every reader the heads with their places, then of every reader the batch of this share
         flush : open the gate for the frames that it holds, at the end
         """
-        core, watch, done = self._core, self._made.watch, Applied(error=self._error)
+        core, watch, done = self._core, self._current_engine.watch, Applied(error=self._error)
         try:
             for place, frame in self._frames(parts):
                 if self._error is not None or (stop is not None and place >= stop):
@@ -158,8 +158,8 @@ class Owner:
     def write_part(self, folder: str, number: int, attempt: str) -> SharePart | BaseException:
         """Write this share's part of a commit. folder : its address; attempt : of ``CheckpointSession.write_part``"""
         try:
-            with self._made.watch.timed("save"):
-                return self._made.session.write_part(Folder(folder), number, attempt)
+            with self._current_engine.watch.timed("save"):
+                return self._current_engine.session.write_part(Folder(folder), number, attempt)
         except (PenstockError, OSError, MemoryError) as error:
             return error
 
@@ -208,13 +208,13 @@ class Owner:
             )
 
     @property
-    def _made(self) -> Engine:
+    def _current_engine(self) -> Engine:
         assert self._engine is not None
         return self._engine
 
     @property
     def _core(self) -> EngineCore:
-        return self._made.core
+        return self._current_engine.core
 
     def _frames(self, parts: Sequence[Any]) -> Iterator[tuple[Place, Frame]]:
         readers = len(parts) // 2
