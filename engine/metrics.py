@@ -172,10 +172,10 @@ def _flow(snapshot: MetricsSnapshot) -> Iterator[Metric]:
         "steps_behind",
         by_power_of_two(snapshot.stale.by_lateness),
     )
-    dropped = "rows left out, by reason (docs/bad_rows.md)"
+    dropped = "rows dropped, by reason (docs/bad_rows.md)"
     yield labelled("penstock_dropped_rows_total", Counter, dropped, "reason", counted.dropped)
     yield Counter("penstock_truncated_ids_total", "ids of examples beyond their sequence's length", counted.truncated)
-    skipped = "frames read again and left out: the checkpoint held them already"
+    skipped = "frames skipped on resume: the checkpoint contains them"
     yield Counter("penstock_skipped_frames_total", skipped, snapshot.num_skipped)
     yield Counter("penstock_steps_total", "openings of the gate", counted.steps)
     yield Gauge("penstock_run_seconds", "seconds since the run began, or that it took", seconds)

@@ -281,7 +281,7 @@ def _check_out(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise UsageError(f"OUT: expected a file, {path} is a device or a pipe")
     if path.name == "-":
-        raise UsageError("OUT: expected the name of a file: a configuration is written beside it, not to stdout")
+        raise UsageError("OUT: expected the name of a file: a configuration is written next to it, not to stdout")
     if path.suffix.lower() in NOT_ARROW:
         raise UsageError(f"OUT: {path}: logs are Arrow or Parquet; give it another suffix, such as .arrows or .parquet")
     if path.suffix.lower() == CONFIG_SUFFIX:

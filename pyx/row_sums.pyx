@@ -1,7 +1,7 @@
 """Folds the rows of a frame into the sums of a part: the second of two phases, after coalesce.pyx.
 
 One thread follows the look-up and reads the gradients once, in sequence. A second one, where there is one without a task,
-helps: from then on each folds the rows of its own slots. The sum of an id is one left fold, on one thread or two.
+helps: from then on each folds the rows of separate slots. The sum of an id is one left fold, on one thread or two.
 ``combine`` sums looked-up rows into activations by the same loops.
 """
 

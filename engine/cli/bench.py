@@ -219,6 +219,6 @@ def spread(side: dict[str, Any]) -> str:
 def say_end(out: Output, outcome: Any) -> None:
     out.say()
     for name, problem in (outcome.unusable | outcome.died).items():
-        out.say(f"left out  {name}: {problem}")
+        out.say(f"skipped   {name}: {problem}")
     if outcome.failed:
         out.say(f"FAILED    our own result is wrong or missing in: {', '.join(outcome.failed)}")

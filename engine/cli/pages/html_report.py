@@ -98,7 +98,7 @@ def run_sections(
     )
     yield "Learning rates", "of every dynamic tag, over steps", lines(rates_of(moments), "step", "rate")
     yield (
-        "Left out",
+        "Dropped",
         "rows dropped by reason, and stale frames, added up over steps",
         lines(drops_of(moments), "step", ""),
     )
