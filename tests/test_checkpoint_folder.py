@@ -69,17 +69,17 @@ def test_a_damaged_file_is_named_with_what_to_do(folder, name, damage):
     else:
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    said = refused(folder)
-    assert said.startswith(f"{path}: ")
+    output = refused(folder)
+    assert output.startswith(f"{path}: ")
     # What older commits need as well is no reason to go back to them.
     assert {
         "00000001.base": "there is no older commit without it",
         "00000002.delta": "to go back to commit 1, remove 00000002.commit, 00000003.commit",
         "00000003.delta": "to go back to commit 2, remove 00000003.commit",
-    }[name] in said
+    }[name] in output
     assert {"missing": "is missing", "cut": "cut", "longer": "mixed up", "flipped": "digest does not fit"}[
         damage
-    ] in said
+    ] in output
 
 
 def test_an_older_commit_is_restored_after_the_newer_one_is_removed_as_advised(folder):

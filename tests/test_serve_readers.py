@@ -149,8 +149,8 @@ def test_exchange_answers_gradients_with_deltas():
             writer.write_batch(each)
         writer.done_writing()
         for chunk in reader:
-            said = decoded(chunk.app_metadata or b"{}", "")
-            acked = said["ack"]["position"] if "ack" in said else acked
+            metadata = decoded(chunk.app_metadata or b"{}", "")
+            acked = metadata["ack"]["position"] if "ack" in metadata else acked
             if chunk.data is not None and chunk.data.num_rows:
                 rows[chunk.data.column("id").to_numpy()] = (
                     chunk.data.column("row").flatten().to_numpy().reshape(-1, DIM)
