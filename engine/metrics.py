@@ -37,9 +37,9 @@ KEY_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
     "directory_bytes": ("directory_bytes", Gauge, "memory of keys and waiting keys"),
     "admitted": ("admitted_keys_total", Counter, "keys that got a row"),
     "returned": ("returned_keys_total", Counter, "admitted keys that had lost a row before"),
-    "expired": ("expired_keys_total", Counter, "keys that lost their row because they had not occurred"),
+    "expired": ("expired_keys_total", Counter, "keys that lost their row because they did not occur"),
     "evicted": ("evicted_keys_total", Counter, "keys that lost their row to others"),
-    "rejected": ("rejected_keys_total", Counter, "keys that were due and found no room"),
+    "rejected": ("rejected_keys_total", Counter, "keys that qualified for a row, without room for them"),
     "unadmitted_rows": ("unadmitted_rows_total", Counter, "gradient rows of keys that were not admitted"),
 }
 # Of cached tables: the field of CacheReport → the metric.
@@ -49,7 +49,7 @@ CACHE_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
     "up": ("cache_up_rows_total", Counter, "rows moved from the host to the devices"),
     "down": ("cache_down_rows_total", Counter, "rows moved back to the host"),
     "bytes": ("cache_moved_bytes_total", Counter, "bytes of rows moved up and down"),
-    "waited_s": ("cache_waited_seconds_total", Counter, "time that the host waited for rows to come down"),
+    "waited_s": ("cache_waited_seconds_total", Counter, "time that the host waited for rows from the devices"),
 }
 
 
@@ -187,12 +187,14 @@ def _flow(snapshot: MetricsSnapshot) -> Iterator[Metric]:
 
 def _gate(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield Gauge("penstock_global_steps", "openings of the gate since the tables were new", snapshot.global_step)
-    yield Gauge("penstock_pending_frames", "frames that the gate holds", snapshot.num_accumulated)
+    yield Gauge("penstock_pending_frames", "frames accumulated in the gate", snapshot.num_accumulated)
     yield Gauge("penstock_required_frames", "frames that open the gate", snapshot.num_required)
     if snapshot.queued_rows is not None:
-        yield Gauge("penstock_queued_rows", "rows that wait in frames that are not whole yet", snapshot.queued_rows)
+        yield Gauge("penstock_queued_rows", "rows of incomplete frames", snapshot.queued_rows)
     rates = dict(enumerate(snapshot.last_rates))
-    yield labelled("penstock_learning_rate_ratio", Gauge, "of a dynamic tag, at the last step", "tag", rates)
+    yield labelled(
+        "penstock_learning_rate_ratio", Gauge, "learning rate of a dynamic tag, at the last step", "tag", rates
+    )
 
 
 def _tables(snapshot: MetricsSnapshot) -> Iterator[Metric]:
@@ -233,8 +235,8 @@ def _checkpoint(snapshot: MetricsSnapshot) -> Iterator[Metric]:
         return
     num_bytes, step, written_s = snapshot.commit
     age_s = math.nan if written_s is None else time.time() - written_s
-    yield Gauge("penstock_checkpoint_age_seconds", "since the last commit was whole", age_s)
-    yield Gauge("penstock_checkpoint_bytes", "of the files that the last commit needs", num_bytes)
+    yield Gauge("penstock_checkpoint_age_seconds", "seconds since the last complete commit", age_s)
+    yield Gauge("penstock_checkpoint_bytes", "bytes of the files that the last commit needs", num_bytes)
     yield Gauge("penstock_checkpoint_steps", "global step of the last commit", step)
 
 

@@ -32,7 +32,7 @@ cdef extern from "progress.h" nogil:
 cdef enum:
     EVERY = -1           # owner: rows of every slot
     # Neighbouring sums have one owner: a page of them, beyond which no prefetcher looks. The first ids are often the most
-    # frequent ones; the sums of the first page are dealt by pairs of cache lines.
+    # frequent ones; the sums of the first page are assigned by pairs of cache lines.
     PAGE = 4096
     PAIR = 128
 
