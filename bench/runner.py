@@ -29,7 +29,7 @@ BASE_BYTES = 1 << 29  # of Python, jax, pyarrow and compiled programs
 
 @dataclass(frozen=True)
 class Plan:
-    """The points to measure, and how. peers : names in PEERS; slow : slow ways take part; ``told`` : called with each
+    """The points to measure, and how. peers : names in PEERS; slow : slow ways take part; ``report`` : called with each
     result"""
 
     cases: Sequence[str]
@@ -38,7 +38,7 @@ class Plan:
     sizes: Sizes
     peers: Sequence[str] = ()
     slow: bool = False
-    told: Callable[[dict[str, Any]], None] = lambda result: None
+    report: Callable[[dict[str, Any]], None] = lambda result: None
 
 
 @dataclass
@@ -148,7 +148,7 @@ def measure_group(plan: Plan, threads: int, group: Sequence[Point], results: Res
             case, x = todo.pop(0)
             lost = {"case": case, "x": x, "threads": threads, "sides": {}, "failed": {OURS: child.ended}}
             results.runs.append(lost)
-            plan.told(lost)
+            plan.report(lost)
 
 
 @dataclass
@@ -204,7 +204,7 @@ def handle_event(event: dict[str, Any], state: ChildState, plan: Plan, results: 
         result = event["result"]
         state.finished.append([result["case"], result["x"]])
         results.runs.append(result)
-        plan.told(result)
+        plan.report(result)
     return bool(event["event"] == "done")
 
 

@@ -18,7 +18,7 @@ from penstock.checkpoint.dirty_rows import TouchedKeys, TouchedRows
 from penstock.core import EngineCore, StepObserver, Stepped
 from penstock.errors import ConfigError, UsageError
 from penstock.frames import Int64
-from penstock.io.storage.delta_format import Block, DeltaForm, KeyChanges, Piece, Shape, checksum_begin
+from penstock.io.storage.delta_format import DeltaBlock, DeltaForm, KeyChanges, Piece, Shape, checksum_begin
 from penstock.options import DeltaKeywords, Options, options_of
 from penstock.validation import whole
 
@@ -87,9 +87,9 @@ class Deltas(StepObserver):
         self._touched: dict[str, TouchedRows | TouchedKeys] = {
             name: TouchedKeys() if name in self._dynamic else TouchedRows(core.tables.num_rows(name)) for name in specs
         }
-        self._delta: Delta | None = None  # being consumed
+        self._delta: DeltaInProgress | None = None  # being consumed
         with core.gate.still():
-            self._parent, self._cut_step, self._cut_s = core.changed_step, core.global_step, time.monotonic()
+            self._parent, self._emitted_step, self._emitted_s = core.changed_step, core.global_step, time.monotonic()
             core.observe(self)
 
     @property
@@ -122,7 +122,7 @@ class Deltas(StepObserver):
         """
         with self._core.gate.still():
             if self._delta is None:
-                self._cut()
+                self._emit()
             batch = self._next()
         while batch is not None:
             yield batch
@@ -149,25 +149,27 @@ class Deltas(StepObserver):
         self._core.check_whole()
         return self._delta.next()
 
-    def _cut(self) -> None:
+    def _emit(self) -> None:
         """End the interval, and begin a delta if anything changed. The caller holds the gate's lock."""
-        self._cut_step, self._cut_s = self._core.global_step, time.monotonic()
-        if blocks := self._taken():
+        self._emitted_step, self._emitted_s = self._core.global_step, time.monotonic()
+        if blocks := self._take_blocks():
             parent, self._parent = self._parent, self._core.changed_step
-            self._delta = Delta(self._form, blocks, self._read, self._parent, parent)
+            self._delta = DeltaInProgress(self._form, blocks, self._read, self._parent, parent)
 
-    def _taken(self) -> list[Block]:
+    def _take_blocks(self) -> list[DeltaBlock]:
         """Return the touched rows of every table, and reset them."""
         blocks = []
         for name, touched in self._touched.items():
             if isinstance(touched, TouchedKeys):
-                blocks += self._taken_keys(name, touched)
+                blocks += self._take_keys(name, touched)
             elif touched.num_ids:
                 rows, tables = touched.take(), self._core.tables
-                blocks.append(Block(name, tables.all_ids(name) if isinstance(rows, range) else tables.ids(name, rows)))
+                blocks.append(
+                    DeltaBlock(name, tables.all_ids(name) if isinstance(rows, range) else tables.ids(name, rows))
+                )
         return blocks
 
-    def _taken_keys(self, name: str, touched: TouchedKeys) -> list[Block]:
+    def _take_keys(self, name: str, touched: TouchedKeys) -> list[DeltaBlock]:
         """Return the keys that changed, ascending. Those without a row are deletes, also of keys that got and lost it
         meanwhile: a consumer may have read the tables in between."""
         table, keys = self._dynamic[name], touched.take()
@@ -176,7 +178,7 @@ class Deltas(StepObserver):
         keys, absent = keys[order], absent[order]
         # Not later, with the rows: a plan of the next step is made before they are read, and stamps its keys.
         last = table.directory.records(keys, expired=True)["last"] if self._form.last else None
-        return [Block(name, keys, KeyChanges(absent, table.directory.clock, last))] if len(keys) else []
+        return [DeltaBlock(name, keys, KeyChanges(absent, table.directory.clock, last))] if len(keys) else []
 
     # ---- StepObserver
 
@@ -212,12 +214,12 @@ class Deltas(StepObserver):
         """Return whether a delta is due. Steps count from 0, so that a resumed run ends deltas at the same steps."""
         step = self._core.global_step
         return (
-            (self._steps is not None and step // self._steps > self._cut_step // self._steps)
+            (self._steps is not None and step // self._steps > self._emitted_step // self._steps)
             or (self._rows is not None and self.num_changes >= self._rows)
-            or (self._seconds is not None and time.monotonic() - self._cut_s >= self._seconds)
+            or (self._seconds is not None and time.monotonic() - self._emitted_s >= self._seconds)
         )
 
-    def _read(self, block: Block) -> Piece:
+    def _read(self, block: DeltaBlock) -> Piece:
         table, ids = self._core.tables.table(block.table), ids_of(block)
         if block.keys is None:
             rows = self._core.tables.numbers(block.table, ids)
@@ -233,21 +235,21 @@ class Deltas(StepObserver):
         return {"row": 0, **{slot: parts[slot] for slot in self._form.slots_of(table)}}
 
 
-def ids_of(block: Block) -> Int64:
+def ids_of(block: DeltaBlock) -> Int64:
     return np.arange(block.ids.start, block.ids.stop, block.ids.step) if isinstance(block.ids, range) else block.ids
 
 
-class Delta:
+class DeltaInProgress:
     """One delta, consumed batch by batch.
 
     read : returns the current rows of a block
     """
 
     def __init__(
-        self, form: DeltaForm, blocks: Sequence[Block], read: Callable[[Block], Piece], step: int, parent: int
+        self, form: DeltaForm, blocks: Sequence[DeltaBlock], read: Callable[[DeltaBlock], Piece], step: int, parent: int
     ) -> None:
         self._form, self._read, self._step, self._parent = form, read, step, parent
-        self._waiting = deque(form.cut(blocks))
+        self._waiting = deque(form.split(blocks))
         self._ready: deque[pa.RecordBatch] = deque()
         self._rows_left = sum(len(block.ids) for block in blocks)
         self._checksum = checksum_begin(step, parent)

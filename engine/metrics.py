@@ -20,7 +20,7 @@ from prometheus_client.core import Sample, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.telemetry import Snapshot
+from penstock.telemetry import MetricsSnapshot
 
 if TYPE_CHECKING:
     from penstock.checkpoint.store import Commit
@@ -37,9 +37,9 @@ KEY_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
     "directory_bytes": ("directory_bytes", Gauge, "memory of keys and waiting keys"),
     "admitted": ("admitted_keys_total", Counter, "keys that got a row"),
     "returned": ("returned_keys_total", Counter, "admitted keys that had lost a row before"),
-    "expired": ("expired_keys_total", Counter, "keys that lost their row because they had not occurred"),
+    "expired": ("expired_keys_total", Counter, "keys that lost their row because they did not occur"),
     "evicted": ("evicted_keys_total", Counter, "keys that lost their row to others"),
-    "rejected": ("rejected_keys_total", Counter, "keys that were due and found no room"),
+    "rejected": ("rejected_keys_total", Counter, "keys that qualified for a row, without room for them"),
     "unadmitted_rows": ("unadmitted_rows_total", Counter, "gradient rows of keys that were not admitted"),
 }
 # Of cached tables: the field of CacheReport → the metric.
@@ -49,11 +49,11 @@ CACHE_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
     "up": ("cache_up_rows_total", Counter, "rows moved from the host to the devices"),
     "down": ("cache_down_rows_total", Counter, "rows moved back to the host"),
     "bytes": ("cache_moved_bytes_total", Counter, "bytes of rows moved up and down"),
-    "waited_s": ("cache_waited_seconds_total", Counter, "time that the host waited for rows to come down"),
+    "waited_s": ("cache_waited_seconds_total", Counter, "time that the host waited for rows from the devices"),
 }
 
 
-class Snapshots(Collector):
+class MetricsCollector(Collector):
     """Metrics of snapshots, a collector that ``prometheus_client.REGISTRY.register`` takes.
 
     config : of the tables
@@ -62,7 +62,7 @@ class Snapshots(Collector):
     config: EmbeddingConfig
 
     @abstractmethod
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> MetricsSnapshot:
         """Return the numbers of this moment."""
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Snapshots(Collector):
         """Return the metrics in Prometheus' text format, version 0.0.4."""
         return generate_latest(self).decode()
 
-    def plain(self, of: Snapshot | None = None) -> dict[str, Any]:
+    def plain(self, of: MetricsSnapshot | None = None) -> dict[str, Any]:
         """Return name → number, or name → label values joined by "," → number. NaN and infinity are None.
 
         of : a snapshot; None: a new one
@@ -97,7 +97,7 @@ class Snapshots(Collector):
         return values
 
 
-class Metrics(Snapshots):
+class Metrics(MetricsCollector):
     """The metrics of one engine, a collector that ``prometheus_client.REGISTRY.register`` takes.
 
     Any thread may collect while the engine runs; it waits for the frame that is being applied.
@@ -111,13 +111,13 @@ class Metrics(Snapshots):
 
         self._engine, self._compiles, self.config = engine, num_compiles, engine.config
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> MetricsSnapshot:
         """Return a consistent snapshot between two frames, except for the expired keys that wait: counted before."""
         engine, watch, gate, core = self._engine, self._engine.watch, self._engine.gate, self._engine.core
         expired_waiting = core.expired_waiting()
         with gate.still():
             commit, probe = engine.session.last, watch.probe
-            return Snapshot(
+            return MetricsSnapshot(
                 counters=watch.counters.plus(core.counters),
                 stale=gate.stale.copy(),
                 global_step=gate.global_step,
@@ -150,16 +150,16 @@ class Metrics(Snapshots):
 
 
 def measured(commit: Commit, written_s: float | None) -> tuple[int, int, float | None]:
-    """Return a commit as ``Snapshot`` has it. written_s : ``Folder.written_s``"""
+    """Return a commit as ``MetricsSnapshot`` has it. written_s : ``Folder.written_s``"""
     return sum(file.num_bytes for file in commit.files), commit.contents["global_step"], written_s
 
 
-def _metrics(snapshot: Snapshot) -> Iterator[Metric]:
+def _metrics(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     for part in (_flow, _gate, _tables, _time, _checkpoint):
         yield from part(snapshot)
 
 
-def _flow(snapshot: Snapshot) -> Iterator[Metric]:
+def _flow(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     counted, seconds = snapshot.counters, snapshot.seconds
     yield Counter("penstock_rows_total", "gradient rows read, of stale frames and dropped ones included", counted.rows)
     yield Counter("penstock_frames_total", "frames received, stale ones included", counted.frames)
@@ -172,10 +172,10 @@ def _flow(snapshot: Snapshot) -> Iterator[Metric]:
         "steps_behind",
         by_power_of_two(snapshot.stale.by_lateness),
     )
-    dropped = "rows left out, by reason (docs/bad_rows.md)"
+    dropped = "rows dropped, by reason (docs/bad_rows.md)"
     yield labelled("penstock_dropped_rows_total", Counter, dropped, "reason", counted.dropped)
     yield Counter("penstock_truncated_ids_total", "ids of examples beyond their sequence's length", counted.truncated)
-    skipped = "frames read again and left out: the checkpoint held them already"
+    skipped = "frames skipped on resume: the checkpoint contains them"
     yield Counter("penstock_skipped_frames_total", skipped, snapshot.num_skipped)
     yield Counter("penstock_steps_total", "openings of the gate", counted.steps)
     yield Gauge("penstock_run_seconds", "seconds since the run began, or that it took", seconds)
@@ -185,17 +185,19 @@ def _flow(snapshot: Snapshot) -> Iterator[Metric]:
     yield Gauge("penstock_input_read_ratio", "share of the input that is read", share)
 
 
-def _gate(snapshot: Snapshot) -> Iterator[Metric]:
+def _gate(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield Gauge("penstock_global_steps", "openings of the gate since the tables were new", snapshot.global_step)
-    yield Gauge("penstock_pending_frames", "frames that the gate holds", snapshot.num_accumulated)
+    yield Gauge("penstock_pending_frames", "frames accumulated in the gate", snapshot.num_accumulated)
     yield Gauge("penstock_required_frames", "frames that open the gate", snapshot.num_required)
     if snapshot.queued_rows is not None:
-        yield Gauge("penstock_queued_rows", "rows that wait in frames that are not whole yet", snapshot.queued_rows)
+        yield Gauge("penstock_queued_rows", "rows of incomplete frames", snapshot.queued_rows)
     rates = dict(enumerate(snapshot.last_rates))
-    yield labelled("penstock_learning_rate_ratio", Gauge, "of a dynamic tag, at the last step", "tag", rates)
+    yield labelled(
+        "penstock_learning_rate_ratio", Gauge, "learning rate of a dynamic tag, at the last step", "tag", rates
+    )
 
 
-def _tables(snapshot: Snapshot) -> Iterator[Metric]:
+def _tables(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     tables, updated = snapshot.tables, {name: snapshot.updated.get(name, 0) for name in snapshot.tables}
     rows = {name: table.rows for name, table in tables.items()}
     yield labelled("penstock_table_rows_total", Counter, "gradient rows that entered the gate", "table", rows)
@@ -212,7 +214,7 @@ def _tables(snapshot: Snapshot) -> Iterator[Metric]:
             yield labelled(f"penstock_table_{metric}", kind, documentation, "table", values)
 
 
-def _time(snapshot: Snapshot) -> Iterator[Metric]:
+def _time(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     recent = sorted(snapshot.recent_s)
     yield summary(
         "penstock_step_seconds",
@@ -227,14 +229,14 @@ def _time(snapshot: Snapshot) -> Iterator[Metric]:
     yield Counter("penstock_compiles_total", "programs JAX compiled or took from its cache", snapshot.num_compiles)
 
 
-def _checkpoint(snapshot: Snapshot) -> Iterator[Metric]:
+def _checkpoint(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     """Yield the metrics of the last commit; none if there is none."""
     if snapshot.commit is None:
         return
     num_bytes, step, written_s = snapshot.commit
     age_s = math.nan if written_s is None else time.time() - written_s
-    yield Gauge("penstock_checkpoint_age_seconds", "since the last commit was whole", age_s)
-    yield Gauge("penstock_checkpoint_bytes", "of the files that the last commit needs", num_bytes)
+    yield Gauge("penstock_checkpoint_age_seconds", "seconds since the last complete commit", age_s)
+    yield Gauge("penstock_checkpoint_bytes", "bytes of the files that the last commit needs", num_bytes)
     yield Gauge("penstock_checkpoint_steps", "global step of the last commit", step)
 
 

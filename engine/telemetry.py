@@ -27,7 +27,7 @@ RECENT_STEPS = 1024  # window of the quantiles
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class MetricsSnapshot:
     """The numbers of an engine, or of a job, at one moment between two frames. It can be pickled.
 
     counters : of the current or last run, and of frames outside runs

@@ -74,14 +74,14 @@ def power(base: Float64, exponent: Float64 | float) -> Float64:
     mantissas, exponents = np.frexp(base)
     is_small = mantissas < _ROOT_HALF
     mantissas, exponents = np.where(is_small, 2.0 * mantissas, mantissas), exponents - is_small
-    # log(m) = 2 (s + s^3/3 + s^5/5 + …) with s = (m - 1)/(m + 1), |s| < 0.172: the first term left out is below 1e-19.
+    # log(m) = 2 (s + s^3/3 + s^5/5 + …) with s = (m - 1)/(m + 1), |s| < 0.172: the first omitted term is below 1e-19.
     s = (mantissas - 1.0) / (mantissas + 1.0)
     logarithms = 2.0 * s * _polynomial(s * s, [1.0 / (2 * i + 1) for i in range(11)])
     with np.errstate(over="ignore"):
         logarithms = (exponents + logarithms / _LN_2) * exponent
     logarithms = np.clip(logarithms, _LEAST_EXPONENT - 1.0, 1024.0)
     whole = np.rint(logarithms)
-    x = (logarithms - whole) * _LN_2  # |x| < 0.347: the first term of e^x that is left out is below 1e-17
+    x = (logarithms - whole) * _LN_2  # |x| < 0.347: the first omitted term of e^x is below 1e-17
     factorials = np.cumprod([1.0, *range(1, 14)])
     powers = np.ldexp(_polynomial(x, (1.0 / factorials).tolist()), whole.astype(np.int32))
     return np.where(logarithms < _LEAST_EXPONENT, 0.0, powers)

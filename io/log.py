@@ -118,7 +118,7 @@ class LogWriter:
             whole[offset : offset + len(digits)] = digits
             pieces[number] = whole
             if find_digits(pieces, digits) != (number, offset):  # once in 2^32, if a dictionary is full of checksums
-                raise UsageError(f"batch {self.num_batches} of the log holds the text of its own checksum")
+                raise UsageError(f"batch {self.num_batches} of the log contains the digits of its checksum")
             for piece in pieces:
                 _write_all(self._file, piece)
                 self._num_bytes += len(piece)

@@ -137,7 +137,7 @@ def write_synthetic(out: str | os.PathLike[str], options: SynthOptions | None = 
     path, options = Path(out), options or SynthOptions()
     _check_out(path)
     log, config = _Log(options), path.with_suffix(CONFIG_SUFFIX)
-    with atomic_files.appearing(path) as file:
+    with atomic_files.publishing(path) as file:
         _write(file, path.suffix.lower(), log.schema, log.batches())
         file.sync()
         configured = EmbeddingConfig.from_tables([_config_of(t, options) for t in log.tables], Adagrad(LEARNING_RATE))
@@ -281,7 +281,7 @@ def _check_out(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise UsageError(f"OUT: expected a file, {path} is a device or a pipe")
     if path.name == "-":
-        raise UsageError("OUT: expected the name of a file: a configuration is written beside it, not to stdout")
+        raise UsageError("OUT: expected the name of a file: a configuration is written next to it, not to stdout")
     if path.suffix.lower() in NOT_ARROW:
         raise UsageError(f"OUT: {path}: logs are Arrow or Parquet; give it another suffix, such as .arrows or .parquet")
     if path.suffix.lower() == CONFIG_SUFFIX:

@@ -1,7 +1,7 @@
 """Looks up the ids of a frame: the first of two phases in which a frame enters a part of a table, before row_sums.pyx.
 
 Each phase has its own data in the caches, the index or the sums, and its own thread where there are two: slots are
-published by a counter, and the second phase follows the first. Where a table has several parts, ids are dealt to them in
+published by a counter, and the second phase follows the first. Where a table has several parts, ids are assigned to them in
 blocks of 512 neighbours, so that two threads never write one cache line of the map or of the bits that count ids, and
 every part walks all ids.
 """

@@ -1,7 +1,7 @@
-"""Map ids to (shard, row), hand rows to the owners of their shards, and lay them out for devices.
+"""Map ids to (shard, row), route rows to the owners of their shards, and lay them out for devices.
 
-Two strategies, exactly TensorFlow's (tpu_embedding_shape_util.cc): MOD deals ids round robin, DIV
-cuts the table into contiguous runs of which the first ``vocabulary_size % num_shards`` are one
+Two strategies, exactly TensorFlow's (tpu_embedding_shape_util.cc): MOD assigns ids round robin, DIV
+splits the table into contiguous runs of which the first ``vocabulary_size % num_shards`` are one
 longer. Shards are virtual: a fixed number of them, in contiguous runs, belong to an owner (a
 device), so that where a row lives in its shard does not depend on how many devices there are.
 

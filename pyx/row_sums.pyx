@@ -1,7 +1,7 @@
 """Folds the rows of a frame into the sums of a part: the second of two phases, after coalesce.pyx.
 
 One thread follows the look-up and reads the gradients once, in sequence. A second one, where there is one without a task,
-helps: from then on each folds the rows of its own slots. The sum of an id is one left fold, on one thread or two.
+helps: from then on each folds the rows of separate slots. The sum of an id is one left fold, on one thread or two.
 ``combine`` sums looked-up rows into activations by the same loops.
 """
 
@@ -32,7 +32,7 @@ cdef extern from "progress.h" nogil:
 cdef enum:
     EVERY = -1           # owner: rows of every slot
     # Neighbouring sums have one owner: a page of them, beyond which no prefetcher looks. The first ids are often the most
-    # frequent ones; the sums of the first page are dealt by pairs of cache lines.
+    # frequent ones; the sums of the first page are assigned by pairs of cache lines.
     PAGE = 4096
     PAIR = 128
 

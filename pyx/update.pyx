@@ -215,7 +215,7 @@ cdef class Step:
         return self.plan.num_items > 0
 
     def release(self):
-        """Let go of the arrays: the program is done."""
+        """Release the arrays: the program is done."""
         self.arrays = None
         self.plan.num_segments = self.plan.num_items = 0
         self.plan.num_sweeps = self.plan.num_sweep_items = self.plan.num_words = 0

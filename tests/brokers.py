@@ -1,4 +1,4 @@
-"""Brokers for tests: a NATS server of its own, and the messages that producers send."""
+"""Brokers for tests: a dedicated NATS server, and the messages that producers send."""
 
 import asyncio
 import os
@@ -109,7 +109,7 @@ class Nats:
 
 
 class MockKafka:
-    """librdkafka's mock cluster in a process of its own. brokers, address : where it is"""
+    """librdkafka's mock cluster in a separate process. brokers, address : where it is"""
 
     def __init__(self):
         pytest.importorskip("confluent_kafka")

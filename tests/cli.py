@@ -45,7 +45,7 @@ def unmarked(batch):
 
 
 def started(*words, **more):
-    """A command in a process of its own, its streams piped."""
+    """A command in a separate process, its streams piped."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen([*COMMAND, *map(str, words)], **(pipes | more))
 

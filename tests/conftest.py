@@ -105,12 +105,12 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture
 def shared():
-    """shared("golden/x.json"): a file of the recorded results that lie beside a development checkout."""
+    """shared("golden/x.json"): a file of the recorded results next to a development checkout."""
 
     def find(name):
         path = SHARED / name
         if not path.exists():
-            pytest.skip(f"{name}: the recorded results lie beside a development checkout only")
+            pytest.skip(f"{name}: the recorded results are only next to a development checkout")
         return path
 
     return find

@@ -139,7 +139,7 @@ def configurations(draw):
 
 
 def _distinct(tables):
-    """Whether every table with a dynamic rate has a tag of its own: equal tags need the same callable."""
+    """Whether every table with a dynamic rate has a separate tag: equal tags need the same callable."""
     tags = [table.tag for table in tables if table.tag is not None]
     return tags == list(range(len(tags)))
 

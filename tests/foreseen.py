@@ -38,28 +38,28 @@ class Uses:
 
     def __init__(self, engine, monkeypatch):
         self.engine, self.happened, self.known = engine, {name: [] for name in SETS}, []
-        self.told = {name: [] for name in SETS}
+        self.uses_ahead = {name: [] for name in SETS}
         tables = engine.core.tables
         apply, foresee, forget = tables.apply, tables.foresee, tables.forget_foreseen
         self.num_forgotten = 0
 
         def applied(coalesced, rates, step):
             # What is known of each table at this step: the uses that it was told of and that have not happened yet.
-            self.known.append({name: [*told] for name, told in self.told.items()})
+            self.known.append({name: [*uses_ahead] for name, uses_ahead in self.uses_ahead.items()})
             for name, several in coalesced.items():
                 uses = [np.concatenate([one.ids for one in of.summed]).tolist() for of in several]
                 self.happened[name].append(uses)
-                del self.told[name][: len(uses)]
+                del self.uses_ahead[name][: len(uses)]
             return apply(coalesced, rates, step)
 
         def foreseen(name, rows):
-            self.told[name].append(rows.tolist())
+            self.uses_ahead[name].append(rows.tolist())
             foresee(name, rows)
 
         def forgotten():
             self.num_forgotten += 1
-            for told in self.told.values():
-                told.clear()
+            for uses_ahead in self.uses_ahead.values():
+                uses_ahead.clear()
             forget()
 
         for name, spied in (("apply", applied), ("foresee", foreseen), ("forget_foreseen", forgotten)):

@@ -39,7 +39,7 @@ def frames_of(source, **options):
     return list(reader_of(source, **options))
 
 
-def told(frames):
+def contents_of(frames):
     """[(ids, step, contributor), …]: what a frame is, whatever its blocks."""
     return [(ids_of(frame), frame.local_step, frame.contributor) for frame in frames]
 

@@ -13,7 +13,7 @@ NAMES = pa.dictionary(pa.int8(), pa.utf8())
 
 
 def batch_of(step, names=("user", "item"), rows=3):
-    """A dictionary of its own, nulls, offsets, validity and a nested dictionary."""
+    """A separate dictionary, nulls, offsets, validity and a nested dictionary."""
     codes = pa.array([n % len(names) for n in range(rows)], pa.int8())
     columns = {
         "table": pa.DictionaryArray.from_arrays(codes, pa.array(names)),

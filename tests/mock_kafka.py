@@ -1,4 +1,4 @@
-"""``python tests/mock_kafka.py``: librdkafka's mock cluster in a process of its own, until its input ends."""
+"""``python tests/mock_kafka.py``: librdkafka's mock cluster in a separate process, until its input ends."""
 
 import sys
 

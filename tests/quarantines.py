@@ -1,4 +1,4 @@
-"""Batches with bad rows, and the files that they are put aside into."""
+"""Batches with bad rows, and the files that they are quarantined in."""
 
 import pyarrow as pa
 import pyarrow.ipc

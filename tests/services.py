@@ -1,4 +1,4 @@
-"""What the tests of the Flight service share: a service in this process, and one in a process of its own."""
+"""What the tests of the Flight service share: a service in this process, and one in a separate process."""
 
 import socket
 import subprocess
@@ -107,16 +107,16 @@ def refused(writer, reader, error, match):
 
 
 class Process:
-    """``penstock serve`` in a process of its own. under : the beginning of a command that starts it"""
+    """``penstock serve`` in a separate process. under : the beginning of a command that starts it"""
 
     def __init__(self, *words, under=()):
         command = [*under, sys.executable, "-m", "penstock", "serve", *map(str, words)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.uri = None
         # With --json people's text goes to stderr.
-        said = self.process.stderr if "--json" in words else self.process.stdout
-        assert said is not None
-        line = said.readline()
+        stream = self.process.stderr if "--json" in words else self.process.stdout
+        assert stream is not None
+        line = stream.readline()
         if line.startswith("listening "):
             self.uri = line.split()[1].rstrip(",")
 

@@ -111,7 +111,7 @@ def _copy(path, new):
 
 
 class Redis(_Store):
-    """A Redis server of its own that syncs every write. read : with redis-py, as a serving system would"""
+    """A dedicated Redis server that syncs every write. read : with redis-py, as a serving system would"""
 
     extra = "redis"
     is_optimistic = True

@@ -30,17 +30,17 @@ SIZES = {"user": (1000, 1)}
 
 
 def frames_of(source, **options):
-    return told(framed.frames_of(source, **({"sizes": SIZES} | options)))
+    return contents_of(framed.frames_of(source, **({"sizes": SIZES} | options)))
 
 
-def told(frames):
+def contents_of(frames):
     return [framed.ids_of(frame) for frame in frames]
 
 
 def until_error(source, kind=InputError, **options):
     """The frames before the error, and its text."""
     frames, error = framed.until_error(source, kind, **({"sizes": SIZES} | options))
-    return told(frames), str(error)
+    return contents_of(frames), str(error)
 
 
 def parquet(table=TABLE, **options):

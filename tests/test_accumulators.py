@@ -124,7 +124,7 @@ def test_the_shape_may_change_from_take_to_take_where_none_was_declared():
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "says"),
+    ("call", "error", "message"),
     [
         (
             lambda acc: acc.apply_gradient([1], rows(1), local_step=np.array([0])),
@@ -165,17 +165,17 @@ def test_the_shape_may_change_from_take_to_take_where_none_was_declared():
         (lambda acc: acc.set_global_step("1"), ps.UsageError, "global_step: expected one integer"),
     ],
 )
-def test_arguments_that_tensorflow_crashes_on_are_named_errors(call, error, says):
+def test_arguments_that_tensorflow_crashes_on_are_named_errors(call, error, message):
     acc = sparse()
     acc.apply_gradient([1], rows(1))
     before = acc.get_state()
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         call(acc)
     assert str(acc.get_state()) == str(before)
 
 
 @pytest.mark.parametrize(
-    ("ids", "values", "grad_shape", "says"),
+    ("ids", "values", "grad_shape", "message"),
     [
         ([[1]], rows(1), None, r"ids: expected shape \(n,\), got \(1, 1\)"),
         ([1], np.float32(1), None, "at least one axis"),
@@ -187,9 +187,9 @@ def test_arguments_that_tensorflow_crashes_on_are_named_errors(call, error, says
         ([1], np.ones(1, np.float32), None, r"expected rows of \(2,\), got \(\)"),
     ],
 )
-def test_gradients_that_do_not_fit_are_refused_and_stale_ones_are_not_even_looked_at(ids, values, grad_shape, says):
+def test_gradients_that_do_not_fit_are_refused_and_stale_ones_are_not_even_looked_at(ids, values, grad_shape, message):
     acc = sparse()
-    with pytest.raises(ps.InputError, match=says):
+    with pytest.raises(ps.InputError, match=message):
         acc.apply_gradient(ids, values, grad_shape=grad_shape)
     assert acc.num_accumulated() == 0
     assert acc.apply_gradient(ids, values, local_step=-1, grad_shape=grad_shape) is False
@@ -197,7 +197,7 @@ def test_gradients_that_do_not_fit_are_refused_and_stale_ones_are_not_even_looke
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"dtype": ">f4"}, "dtype: expected one of"),
         ({"dtype": "nonsense"}, "dtype: expected one of float16, float32, float64, got 'nonsense'"),
@@ -206,9 +206,9 @@ def test_gradients_that_do_not_fit_are_refused_and_stale_ones_are_not_even_looke
         ({"reduction": "mean"}, "reduction: expected 'MEAN' or 'SUM', got 'mean'"),
     ],
 )
-def test_settings_that_are_wrong_are_refused_when_made(settings, says):
+def test_settings_that_are_wrong_are_refused_when_made(settings, message):
     for kind in (ps.ConditionalAccumulator, ps.SparseConditionalAccumulator):
-        with pytest.raises(ps.UsageError, match=says):
+        with pytest.raises(ps.UsageError, match=message):
             kind(**settings)
 
 

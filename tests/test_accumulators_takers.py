@@ -31,11 +31,11 @@ def test_explain_names_the_reason_for_a_wait():
     acc.apply_gradient(1.0, local_step=-2, contributor="b")
     acc.take_gradient_async(5)
     acc.take_gradient_async(1)
-    said = acc.explain()
-    assert said.startswith(
+    explanation = acc.explain()
+    assert explanation.startswith(
         "3 of 5 gradients in ('a': 2, unnamed: 1); global step 0; 2 waiting to take, the first for 0."
     )
-    assert said.endswith("ago: step -2 from 'b' came at step 0, 2 behind")
+    assert explanation.endswith("ago: step -2 from 'b' came at step 0, 2 behind")
     assert "3 of 5 gradients in" in repr(acc)
 
 
@@ -96,7 +96,7 @@ def test_closing_wakes_every_taker_and_gradients_can_still_be_saved():
     for thread in threads:
         thread.join(HANG_S)
     assert len(outcomes) == 3
-    assert all("closed while a take waited" in said for said in outcomes)
+    assert all("closed while a take waited" in explanation for explanation in outcomes)
     assert waiting.cancelled()
     for call in (lambda: acc.apply_gradient(1.0), lambda: acc.take_gradient(1), lambda: acc.take_gradient_async(1)):
         with pytest.raises(concurrent.futures.CancelledError, match="closed"):

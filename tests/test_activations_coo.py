@@ -48,7 +48,7 @@ def test_coordinates_give_the_activations_of_ragged_lists(given, length):
         (sparse(POSITIONS, IDS), sparse(POSITIONS, WEIGHTS)),
         (ragged(IDS), ragged(WEIGHTS)),
     ],
-    ids=["with the ids", "beside them", "backwards", "SparseTensor", "RaggedTensor"],
+    ids=["with the ids", "as an argument", "backwards", "SparseTensor", "RaggedTensor"],
 )
 def test_weights_go_with_their_ids(given, weights):
     (found,), _ = engine_of().recv_activations([given], None if weights is None else [weights])

@@ -1,6 +1,6 @@
 """Recorded from TensorFlow: combiners and their gradients, op shapes, apply_gradients, table stacking.
 
-The recordings lie beside the repository, in the project's own checkouts only; elsewhere these tests are skipped, and
+The recordings are next to the repository, in the project's checkouts only; elsewhere these tests are skipped, and
 the decisive cases stand in test_activations.py.
 """
 

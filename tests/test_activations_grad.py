@@ -24,14 +24,14 @@ def engine():
     return ps.Engine(ps.EmbeddingConfig.from_features(features, BATCH, ps.SGD(1.0)))
 
 
-# Weights whose sums are far from zero unless they are zero: beside it a quotient is not a matter of rounding.
+# Weights whose sums are far from zero unless they are zero: near zero a quotient is more than a matter of rounding.
 weights_of_one = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5, 3.0])
 one_sample = st.lists(st.tuples(st.integers(0, VOCABULARY - 1), weights_of_one), max_size=4)
 batch = st.lists(one_sample, min_size=BATCH, max_size=BATCH)
 
 
 def dense(table, samples, combiner):
-    """Activations (BATCH, DIM) by a matrix product; no weight is left out, no sample is special but by its divisor."""
+    """Activations (BATCH, DIM) by a matrix product; no weight is omitted, no sample is special but by its divisor."""
     matrix = np.zeros((BATCH, VOCABULARY), np.float32)
     for b, lookups in enumerate(samples):
         weights = np.array([w for _, w in lookups], np.float32)

@@ -95,7 +95,7 @@ def test_a_store_is_followed_from_its_step_on(kind, capsys):
             code, done, text = outcome(capsys, "follow", service.address.uri, "--into", store.target, "--once")
             assert code == 0, text
             assert rows_of(service.engine) == store.read()
-        assert (done["anew"], done["deltas"] > 0) == (0, True)
+        assert (done["full_copies"], done["deltas"] > 0) == (0, True)
         assert (store.step(), written.digest(store.read())) == (wanted["resumed_step"], wanted["resumed_rows"])
 
 
@@ -103,7 +103,7 @@ def test_a_function_is_called_from_the_step_of_its_state_file_on(monkeypatch, ca
     wanted, steps, changed = EXPECTED["service"], [], {"item": {}, "user": {}}
 
     def take(batch, step):
-        assert b"penstock.anew" not in (batch.schema.metadata or {})
+        assert b"penstock.full_copy" not in (batch.schema.metadata or {})
         steps.append(step)
         for row in batch.to_pylist():
             changed[row["table"]][row["id"]] = row["row"]
@@ -113,7 +113,7 @@ def test_a_function_is_called_from_the_step_of_its_state_file_on(monkeypatch, ca
     with restored_service() as service:
         words = ("--into", "follower:take", "--state", "stores/function/state.json", "--once")
         code, done, text = outcome(capsys, "follow", service.address.uri, *words)
-        assert (code, done["anew"]) == (0, 0), text
+        assert (code, done["full_copies"]) == (0, 0), text
         assert steps[0] > wanted["step"]
         assert steps[-1] == wanted["resumed_step"]
         rows = rows_of(service.engine)

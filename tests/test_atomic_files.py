@@ -17,7 +17,7 @@ def use(monkeypatch):
 
 
 def write(path, data=b"new"):
-    with atomic_files.appearing(path) as file:
+    with atomic_files.publishing(path) as file:
         file.write(data)
 
 
@@ -31,7 +31,7 @@ def test_a_file_appears_whole_and_on_disk(tmp_path, use):
 def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    with atomic_files.appearing(path) as file:
+    with atomic_files.publishing(path) as file:
         file.write(b"new")
         file.flush()
         assert path.read_bytes() == b"old"
@@ -41,7 +41,7 @@ def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path):
 def test_an_error_inside_leaves_everything_as_it_was(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    with pytest.raises(TypeError), atomic_files.appearing(path) as file:
+    with pytest.raises(TypeError), atomic_files.publishing(path) as file:
         file.writelines([b"new", None])
     assert os.listdir(tmp_path) == ["file"]
     assert path.read_bytes() == b"old"
@@ -75,7 +75,7 @@ def test_a_disk_that_fills_up_leaves_no_file(tmp_path, use):
 def test_large_writes_go_through_whole_and_small_ones_are_gathered(tmp_path, use):
     watched = use(Watched())
     data = bytes(range(256)) * (4 * atomic_files.BUFFER_BYTES // 256)
-    with atomic_files.appearing(tmp_path / "file") as file:
+    with atomic_files.publishing(tmp_path / "file") as file:
         assert isinstance(file, io.BufferedIOBase)
         for start in range(0, len(data), 1000):
             file.write(data[start : start + 1000])
@@ -92,7 +92,7 @@ def test_a_long_file_is_written_to_disk_along_the_way(tmp_path, use):
             super().write_along(file, first, num_bytes)
 
     use(Asked())
-    with atomic_files.appearing(tmp_path / "x") as file:
+    with atomic_files.publishing(tmp_path / "x") as file:
         for _ in range(40):
             file.write(bytes(1 << 20))
             file.write_along()

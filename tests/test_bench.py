@@ -119,9 +119,9 @@ def test_one_wrong_row_is_detected(workload, kind):
             rows[len(rows) // 2] += 0.01
             return rows
 
-    with pytest.raises(compare.WrongError, match="sampled rows differ") as told:
+    with pytest.raises(compare.WrongError, match="sampled rows differ") as raised:
         compare.check(OneRowOff(way, workload, steps), kind, steps)
-    assert "table a" in str(told.value)
+    assert "table a" in str(raised.value)
 
 
 def test_a_missing_or_repeated_id_is_detected():
@@ -229,7 +229,7 @@ def test_the_limit_counts_every_gradient_once_and_every_row_touched(workload):
     read = (700 * (8 + 32) + 300 * (8 + 12)) / 1e9
     assert roofline.limit_ms("coalesce", step, rates) == pytest.approx(1e3 * (read + (a * 40 + b * 20) / 2e9))
     assert roofline.limit_ms("sgd", step, rates) == pytest.approx(1e3 * (read + (a + b) * 1e-6))
-    # Slots beside the weights or apart, whichever is faster.
+    # Slots next to the weights or apart, whichever is faster.
     assert roofline.limit_ms("adagrad", step, rates) == pytest.approx(1e3 * (read + a * 1.5e-6 + b * 2e-6))
     assert roofline.limit_ms("replay", step, rates) == roofline.limit_ms("adagrad", step, rates)
     assert roofline.limit_ms("adam", step, rates) == pytest.approx(1e3 * (read + a * 3e-6 + b * 1e-6))

@@ -55,8 +55,8 @@ def test_the_command_measures_and_reports(tmp_path, call):
 def test_a_case_that_cannot_fit_is_one_line_before_anything_is_measured(capsys, monkeypatch):
     monkeypatch.setattr(machine, "free_bytes", lambda: 10**9)
     assert main(["bench", "w2/adam", "--rows", "1000", "--peers", "none"]) == 6
-    said = capsys.readouterr().err
-    assert "penstock: out of memory: w2/adam needs about 10.1 GB and 1.0 GB are free: leave the case out" in said
+    output = capsys.readouterr().err
+    assert "penstock: out of memory: w2/adam needs about 10.1 GB and 1.0 GB are free: leave the case out" in output
 
 
 def test_list_measures_nothing(capsys, call):

@@ -66,7 +66,7 @@ def test_the_table_says_when_the_machine_was_not_quiet(result):
 
 def test_the_page_needs_no_other_file_and_says_what_failed(result, tmp_path):
     page = report.write_report(tmp_path / "new" / "folder", result).read_text()
-    for text in ("growth/rows 10,000", "wrong &lt;result&gt;", "Not installed: duckdb", "Left out, polars: broken"):
+    for text in ("growth/rows 10,000", "wrong &lt;result&gt;", "Not installed: duckdb", "Skipped, polars: broken"):
         assert text in page
     assert "src=" not in page
     assert "href=" not in page.replace("xlink:href", "")
@@ -159,7 +159,7 @@ def test_a_file_that_is_no_result_is_refused(kept, measured, capsys):
 def test_the_share_of_the_limit_names_its_threads(measured, result, monkeypatch, capsys):
     def run(plan):
         for one in result["runs"]:
-            plan.told(one)
+            plan.report(one)
         return runner.Results(runs=result["runs"])
 
     monkeypatch.setattr(runner, "run", run)

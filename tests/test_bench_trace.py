@@ -12,11 +12,11 @@ from penstock.cli import main
 def test_a_trace_shows_the_caller_and_the_dispatching_thread(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
     assert main(["bench", "--trace", str(tmp_path / "t"), "--short", "--rows", "2000", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])["trace"]
-    assert told["variant"] == "xla"
-    assert [len(trace.spans(Path(told["path"]), name)) for name in (trace.COALESCE, trace.DISPATCH)] == [4, 4]
-    assert 0 < told["coalesce"] <= told["seconds"]
-    assert told["both"] <= min(told["coalesce"], told["dispatch"])
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])["trace"]
+    assert summary["variant"] == "xla"
+    assert [len(trace.spans(Path(summary["path"]), name)) for name in (trace.COALESCE, trace.DISPATCH)] == [4, 4]
+    assert 0 < summary["coalesce"] <= summary["seconds"]
+    assert summary["both"] <= min(summary["coalesce"], summary["dispatch"])
 
 
 def test_the_intersection_of_two_rows_of_a_trace():

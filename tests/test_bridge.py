@@ -242,7 +242,7 @@ def test_the_start_is_tensorflows_truncated_normal():
     drawn = truncated_normal(0, "t", 0, 50_000, 8)
     assert abs(drawn).max() <= 2 / math.sqrt(8)
     assert abs(drawn.mean()) < 2e-3
-    # The standard deviation of a normal cut at two of its own is 0.8796 of it.
+    # The standard deviation of a normal truncated at two of them is 0.8796 of it.
     assert abs(drawn.std() * math.sqrt(8) - 0.87963) < 2e-3
     quarter = np.quantile(drawn * math.sqrt(8), [0.25, 0.75])
     assert np.abs(quarter - [-0.63999, 0.63999]).max() < 0.01

@@ -146,9 +146,9 @@ def test_schedules_have_to_be_given_again_on_restore(tmp_path):
 @pytest.mark.parametrize("path", [3, None, b"c"])
 def test_arguments_that_are_no_path_are_refused(path):
     engine = engine_of()
-    says = rf"expected a path, got {path!r}"
+    problem = rf"expected a path, got {path!r}"
     for call in (engine.save, engine.write_tables, engine.read_tables, ps.Engine.restore):
-        with pytest.raises(ps.UsageError, match=says):
+        with pytest.raises(ps.UsageError, match=problem):
             call(path)
     with pytest.raises(TypeError, match="checkpoint: expected a path, got 3"):
         engine.run(iter([]), checkpoint=3)

@@ -69,17 +69,17 @@ def test_a_damaged_file_is_named_with_what_to_do(folder, name, damage):
     else:
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    said = refused(folder)
-    assert said.startswith(f"{path}: ")
+    output = refused(folder)
+    assert output.startswith(f"{path}: ")
     # What older commits need as well is no reason to go back to them.
     assert {
         "00000001.base": "there is no older commit without it",
         "00000002.delta": "to go back to commit 1, remove 00000002.commit, 00000003.commit",
         "00000003.delta": "to go back to commit 2, remove 00000003.commit",
-    }[name] in said
+    }[name] in output
     assert {"missing": "is missing", "cut": "cut", "longer": "mixed up", "flipped": "digest does not fit"}[
         damage
-    ] in said
+    ] in output
 
 
 def test_an_older_commit_is_restored_after_the_newer_one_is_removed_as_advised(folder):
@@ -255,7 +255,7 @@ def test_records_of_any_arrays_are_read_back_and_are_little_endian(tmp_path_fact
     path.write_bytes(MAGIC + b"".join(bytes(piece) for record in records for piece in record.pieces()))
     with open(path, "rb") as file:
         first, last = read_records(file, path)
-    assert (first.kind, first.about, last) == ("rows", {"table": "é"}, Record("end"))
+    assert (first.kind, first.header, last) == ("rows", {"table": "é"}, Record("end"))
     assert {name: array.tolist() for name, array in first.arrays.items()} == {n: a.tolist() for n, a in arrays.items()}
     length = int.from_bytes(path.read_bytes()[12:16], "little")
     header = json.loads(path.read_bytes()[16 : 16 + length])

@@ -67,10 +67,10 @@ def test_a_command_that_reads_a_commit_that_is_removed(replaced, moment, command
     shutil.copytree(path, same)
     after(moment)
     code = main([command, str(path), *rest])
-    said = capsys.readouterr().err
-    assert code in {0, 1, 5}, said
+    output = capsys.readouterr().err
+    assert code in {0, 1, 5}, output
     if code == 5:
-        assert "was removed while it was read" in said
+        assert "was removed while it was read" in output
     else:
         assert writer.global_step == 2
 

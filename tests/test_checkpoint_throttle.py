@@ -75,7 +75,7 @@ def test_a_wait_ends_with_the_next_allowance_and_at_once_when_expedited(expedite
     thread = threading.Thread(target=lambda: pace.wait_for(lambda: there))
     thread.start()
     there.append(1)
-    pace.tell()  # while it is not expedited this wakes no thread
+    pace.wake()  # while it is not expedited this wakes no thread
     if not expedited:
         pace.allow(0.0)
     thread.join(HANG_S)

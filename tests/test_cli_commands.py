@@ -28,9 +28,9 @@ def call(call, capsys):
 
     def run(code, *words):
         assert main([*map(str, words)]) == code
-        said = capsys.readouterr().out
+        output = capsys.readouterr().out
         text, found = call(code, *words)
-        assert said == text
+        assert output == text
         return text, found
 
     return run
@@ -40,8 +40,8 @@ def call(call, capsys):
 
 
 def test_validate_of_a_sound_configuration_alone(config, call):
-    said, found = call(0, "validate", config)
-    assert "nothing to remark" in said
+    output, found = call(0, "validate", config)
+    assert "nothing to remark" in output
     assert found["findings"] == found["sources"] == []
 
 
@@ -52,10 +52,10 @@ def test_validate_says_what_memory_the_tables_and_their_slots_need(tmp_path, cal
     message = ps.EmbeddingConfig.from_features(features, 2).to_engine_proto()
     message.table.add(name="item", storage_dtype=TableSettings.BFLOAT16)
     ps.EmbeddingConfig.from_proto(message).save(tmp_path / "c.pbtxt")
-    said, found = call(0, "validate", tmp_path / "c.pbtxt")
+    output, found = call(0, "validate", tmp_path / "c.pbtxt")
     assert (
         "memory    at least 192.0 MB over all devices: weights 64.0 MB, slots 128.0 MB; most for 'user', 192.0 MB\n"
-    ) in said
+    ) in output
     assert found["memory"] == {
         "user": {"weights": 64_000_000, "slots": 128_000_000},
         "item": {"weights": 400, "slots": 0},
@@ -74,21 +74,21 @@ def test_validate_puts_its_verdict_last(config, tmp_path, call):
 
 
 def test_validate_prints_warnings_and_exits_with_0(tmp_path, call):
-    said, found = call(0, "validate", text(tmp_path / "c.pbtxt", CONFIG.replace("mode: TRAINING", "")))
+    output, found = call(0, "validate", text(tmp_path / "c.pbtxt", CONFIG.replace("mode: TRAINING", "")))
     assert [(f["code"], f["severity"]) for f in found["findings"]] == [("PS101", "warning")]
-    assert "warning   PS101  mode: " in said
+    assert "warning   PS101  mode: " in output
 
 
 def test_validate_of_what_replay_will_refuse_is_exit_4(tmp_path, call):
-    said, found = call(4, "validate", text(tmp_path / "c.pbtxt", NO_FORMULA))
-    assert "PS201" in said
+    output, found = call(4, "validate", text(tmp_path / "c.pbtxt", NO_FORMULA))
+    assert "PS201" in output
     assert found["findings"][0]["severity"] == "error"
 
 
 def test_validate_counts_a_good_source_and_applies_nothing(config, tmp_path, call):
     log = write(tmp_path / "log.arrows", [frame(0, [1, 2]), frame(1, [3])])
-    said, found = call(0, "validate", config, log)
-    assert f"good      {log}: 3 rows in 2 frames read\n" in said
+    output, found = call(0, "validate", config, log)
+    assert f"good      {log}: 3 rows in 2 frames read\n" in output
     counted = {"rows": 3, "frames": 2, "stale": 0, "stale_rows": 0, "truncated": 0}
     assert found["sources"] == [{"source": str(log), **counted, "bad_rows": {}, "errors": []}]
 
@@ -96,10 +96,10 @@ def test_validate_counts_a_good_source_and_applies_nothing(config, tmp_path, cal
 def test_validate_continues_after_a_bad_source_and_exits_with_3(config, tmp_path, call):
     bad = write(tmp_path / "bad.arrows", [frame(0, [1, 77, 78]), frame(1, [None])])
     good = write(tmp_path / "good.arrows", [frame(0, [1])])
-    said, found = call(3, "validate", config, bad, tmp_path / "nowhere.arrows", good)
+    output, found = call(3, "validate", config, bad, tmp_path / "nowhere.arrows", good)
     assert found["sources"][0]["bad_rows"] == {"id_out_of_range": 2, "id_null": 1}
-    assert "2 bad rows; first: " in said
-    assert f"{bad}: batch 0, row 1, column 'id': expected 0 <= id < 50" in said
+    assert "2 bad rows; first: " in output
+    assert f"{bad}: batch 0, row 1, column 'id': expected 0 <= id < 50" in output
     assert [bool(source["errors"]) for source in found["sources"]] == [True, True, False]
 
 
@@ -136,8 +136,8 @@ def test_validate_of_bad_source_and_bad_optimizer_is_exit_3(tmp_path, call):
 
 
 def test_inspect_of_a_configuration(config, call):
-    said, found = call(0, "inspect", config)
-    assert "table user: 50 × 2, Adagrad" in said
+    output, found = call(0, "inspect", config)
+    assert "table user: 50 × 2, Adagrad" in output
     assert (found["kind"], found["mode"], found["tags"]) == ("config", "TRAINING", 0)
     about = {"optimizer": "Adagrad", "placement": "device"}
     assert found["tables"] == [{"name": "user", "vocabulary_size": 50, "dim": 2, **about}]
@@ -149,7 +149,7 @@ def test_inspect_of_a_configuration_that_cannot_run(tmp_path, call):
 
 def test_inspect_counts_rows_frames_ids_and_reuse(tmp_path, call):
     log = write(tmp_path / "log.arrows", [frame(3, [5, 9, 5, 5]), frame(3, [9]), frame(4, [7, 5])])
-    said, found = call(0, "inspect", log)
+    output, found = call(0, "inspect", log)
     (part,) = found["parts"]
     assert (part["rows"], part["batches"], part["frames"]) == (7, 3, 2)
     assert (part["step_min"], part["step_max"]) == (3, 4)
@@ -157,17 +157,17 @@ def test_inspect_counts_rows_frames_ids_and_reuse(tmp_path, call):
     (table,) = part["tables"].values()
     assert (table["rows"], table["distinct"], table["id_min"], table["id_max"]) == (7, 3, 5, 9)
     assert table["reuse"] == 1.75  # 7 rows; {5, 9} in the first frame and {7, 5} in the second
-    assert "7 rows in 3 batches, 2 frames, steps 3 to 4" in said
-    assert "gradient: fixed_size_list<item: float>[2]" in said
+    assert "7 rows in 3 batches, 2 frames, steps 3 to 4" in output
+    assert "gradient: fixed_size_list<item: float>[2]" in output
 
 
 def test_inspect_shows_ids_that_no_table_can_hold(tmp_path, call):
     ids = pa.array([2**64 - 1, None, 4], pa.uint64())
     log = write(tmp_path / "log.arrows", [frame(None, range(3), id=ids)])
-    said, found = call(0, "inspect", log)
+    output, found = call(0, "inspect", log)
     table = found["parts"][0]["tables"]["(unnamed)"]
     assert (table["id_min"], table["id_max"], table["distinct"], table["id_nulls"]) == (4, 2**64 - 1, 2, 1)
-    assert "3 rows, 1 without an id, ids 4 to 18446744073709551615, 2 distinct" in said
+    assert "3 rows, 1 without an id, ids 4 to 18446744073709551615, 2 distinct" in output
 
 
 def test_inspect_of_parquet_and_a_directory(tmp_path, call):
@@ -189,9 +189,9 @@ def test_inspect_of_tables_written_by_out(config, tmp_path, call, capsys):
     assert part["holds"] == "table"
     assert main(["replay", str(config), str(log), "--deltas", str(tmp_path / "d"), "--json"]) == 0
     capsys.readouterr()
-    said, found = call(0, "inspect", tmp_path / "d")
+    output, found = call(0, "inspect", tmp_path / "d")
     assert found["parts"][0]["holds"] == "deltas"
-    assert "not a row stream" not in said
+    assert "not a row stream" not in output
 
 
 def test_inspect_writes_no_page_of_what_is_no_stream_and_none_over_a_file(config, tmp_path, capsys):
@@ -199,14 +199,14 @@ def test_inspect_writes_no_page_of_what_is_no_stream_and_none_over_a_file(config
     assert "pages are of gradient streams" in capsys.readouterr().err
     log = write(tmp_path / "log.arrows", [frame(0, [1])])
     assert main(["inspect", str(log), "--report", str(log)]) == 6
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
+    output = capsys.readouterr()
+    assert (output.out, output.err.count("\n")) == ("", 1)
 
 
 def test_inspect_of_rows_without_gradients_says_why_it_counts_no_ids(tmp_path, call):
     log = write(tmp_path / "log.arrows", [pa.RecordBatch.from_pydict({"id": [1, 2]})])
-    said, found = call(0, "inspect", log)
-    assert "not a row stream: no column 'gradient'" in said
+    output, found = call(0, "inspect", log)
+    assert "not a row stream: no column 'gradient'" in output
     assert found["parts"][0]["rows"] == 2
 
 
@@ -215,10 +215,10 @@ def test_inspect_of_anything_else_is_exit_3_in_one_line(content, tmp_path, capsy
     path = tmp_path / "thing"
     path.write_bytes(content)
     assert main(["inspect", str(path), "--json"]) == 3
-    said = capsys.readouterr()
-    assert json.loads(said.out)["exit_code"] == 3
-    assert said.err.startswith(f"penstock: {path}: ")
-    assert said.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert json.loads(output.out)["exit_code"] == 3
+    assert output.err.startswith(f"penstock: {path}: ")
+    assert output.err.count("\n") == 1
 
 
 def test_inspect_of_a_column_name_that_is_not_utf8_is_exit_3(tmp_path, capsys):
@@ -234,23 +234,23 @@ def test_inspect_of_a_column_name_that_is_not_utf8_is_exit_3(tmp_path, capsys):
 def test_demo_checks_its_answer_and_says_where_the_files_are(tmp_path, capsys):
     folder = tmp_path / "d"
     assert main(["demo", "--dir", str(folder)]) == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert "frames    61: 20 steps, 1 stale\n" in said.out
-    assert "input     verified: every checksum fits\n" in said.out
-    assert "every row of both tables against a plain NumPy loop: agrees" in said.out
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert "frames    61: 20 steps, 1 stale\n" in output.out
+    assert "input     verified: every checksum fits\n" in output.out
+    assert "every row of both tables against a plain NumPy loop: agrees" in output.out
     for name in ("tables.pbtxt", "log.arrows", "tables/user.parquet", "tables/item.parquet"):
-        assert str(folder / name) in said.out
+        assert str(folder / name) in output.out
         assert (folder / name).is_file()
 
 
 def test_the_command_that_demo_shows_gives_its_tables(tmp_path, capsys):
     folder = tmp_path / "d"
     assert main(["demo", "--dir", str(folder), "--json"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["passed"] is True
+    output = capsys.readouterr()
+    assert json.loads(output.out)["passed"] is True
     before = pa.parquet.read_table(folder / "tables" / "item.parquet")
-    (shown,) = [line for line in said.err.splitlines() if line.startswith("$ penstock ")]
+    (shown,) = [line for line in output.err.splitlines() if line.startswith("$ penstock ")]
     assert main(shown.split()[2:]) == 0
     assert pa.parquet.read_table(folder / "tables" / "item.parquet").equals(before)
 
@@ -266,7 +266,7 @@ def test_demo_finds_a_wrong_answer(rate, wrong, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(penstock.cli.demo, "write_config", another_rate)
     assert main(["demo", "--dir", str(tmp_path), "--json"]) == 1
-    said = capsys.readouterr()
-    checks = json.loads(said.out)["checks"]
+    output = capsys.readouterr()
+    checks = json.loads(output.out)["checks"]
     assert [name for name, good in checks.items() if not good] == [wrong]
-    assert f"DIFFERS in {wrong}" in said.err
+    assert f"DIFFERS in {wrong}" in output.err

@@ -1,4 +1,4 @@
-"""``replay --deltas``: a log of what changed, beside everything else that a run writes."""
+"""``replay --deltas``: a log of the changes, in addition to everything else that a run writes."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_deltas_stream_to_standard_output_and_text_goes_to_stderr(config, log):
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "says"),
+    ("flags", "code", "message"),
     [
         (["--deltas-slots", "all"], 2, "--deltas-slots: name a file for deltas: --deltas FILE"),
         (["--deltas-per", "steps=2"], 2, "--deltas-per: name a file for deltas"),
@@ -102,14 +102,14 @@ def test_deltas_stream_to_standard_output_and_text_goes_to_stderr(config, log):
     ],
 )
 def test_wrong_delta_flags_are_one_line_and_the_right_exit_code(
-    config, log, tmp_path, monkeypatch, capsys, flags, code, says
+    config, log, tmp_path, monkeypatch, capsys, flags, code, message
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").write_text("mine")
     assert replay(config, log, *flags) == code
-    said = capsys.readouterr().err
-    assert says in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert message in output
+    assert output.count("\n") == 1
     assert not (tmp_path / "d").exists()
 
 

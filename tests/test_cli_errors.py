@@ -126,8 +126,8 @@ def test_empty_batches_and_streams_are_fine(ending, config, tmp_path, call):
     assert (report["state_hash"] == fresh) == (report["steps"] == 0)
 
 
-@pytest.mark.parametrize("mend", [lambda bad: [bad.slice(0, 3)], lambda bad: []], ids=["mended", "left out"])
-def test_a_bad_row_late_in_a_frame_leaves_the_frames_before_and_a_working_engine(mend, config):
+@pytest.mark.parametrize("fix", [lambda bad: [bad.slice(0, 3)], lambda bad: []], ids=["fixed", "removed"])
+def test_a_bad_row_late_in_a_frame_leaves_the_frames_before_and_a_working_engine(fix, config):
     def engine():
         return ps.Engine(ps.EmbeddingConfig.load(config), num_required=3)
 
@@ -141,24 +141,24 @@ def test_a_bad_row_late_in_a_frame_leaves_the_frames_before_and_a_working_engine
     assert failing.state_hash() == wanted.state_hash()
     assert failing.gate.num_accumulated == wanted.gate.num_accumulated == 2
     assert failing.global_step == wanted.global_step == 1
-    rest = [head, *mend(bad)]
+    rest = [head, *fix(bad)]
     assert failing.run(iter(rest)).steps == 1
     wanted.run(iter(rest))
     assert failing.state_hash() == wanted.state_hash()
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "message"),
     [
         (MemoryError(), "out of memory: the tables with their slots, what the gate holds and one frame must fit"),
         (MemoryError("no room for 9 bytes"), "out of memory: no room for 9 bytes"),
         (RuntimeError("can't start new thread"), "can't start new thread: raise the limit of memory or of threads"),
     ],
 )
-def test_a_lack_of_memory_is_reported_with_what_must_fit(error, says, config, tmp_path, refused, monkeypatch):
+def test_a_lack_of_memory_is_reported_with_what_must_fit(error, message, config, tmp_path, refused, monkeypatch):
     def lacking(*_, **__):
         raise error
 
     monkeypatch.setattr(ps.Engine, "run", lacking)
     (tmp_path / "monday.arrows").write_bytes(FINE)
-    assert refused(6, "replay", config, tmp_path / "monday.arrows").startswith(f"penstock: {says}")
+    assert refused(6, "replay", config, tmp_path / "monday.arrows").startswith(f"penstock: {message}")

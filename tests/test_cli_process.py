@@ -1,4 +1,4 @@
-"""The command as a process of its own: pipes, closed streams, devices, and no traceback whatever happens."""
+"""The command as a separate process: pipes, closed streams, devices, and no traceback whatever happens."""
 
 import json
 import os

@@ -162,46 +162,48 @@ def many(tmp_path):
     return tmp_path / "many.pbtxt", write(tmp_path / "many.arrows", [pa.RecordBatch.from_pydict(columns)])
 
 
-def tables_in(said, first):
-    return [line for line in said.splitlines() if line.startswith(first)]
+def tables_in(output, first):
+    return [line for line in output.splitlines() if line.startswith(first)]
 
 
 def test_people_see_ten_tables_at_most_and_how_many_more_there_are(many, tmp_path, capsys):
     config, log = many
-    code, report, said = outcome(capsys, "replay", config, log, "--out", tmp_path / "a", "--checkpoint", tmp_path / "c")
+    code, report, output = outcome(
+        capsys, "replay", config, log, "--out", tmp_path / "a", "--checkpoint", tmp_path / "c"
+    )
     assert code == 0
-    shown = tables_in(said, "table ")
+    shown = tables_in(output, "table ")
     assert [line.split()[1] for line in shown] == [*(f"t{n}:" for n in range(22, 12, -1)), "…"]  # those with most rows
     assert shown[-1] == "table     … 13 more"
-    assert tables_in(said, "wrote ")[9:] == [f"wrote     {tmp_path / 'a' / 't09.parquet'}", "wrote     … 13 more"]
+    assert tables_in(output, "wrote ")[9:] == [f"wrote     {tmp_path / 'a' / 't09.parquet'}", "wrote     … 13 more"]
     assert (len(report["tables"]), len(report["out"])) == (23, 23)
 
     for path in (config, tmp_path / "c"):
-        _, found, said = outcome(capsys, "inspect", path)
-        assert tables_in(said, "  table ")[9].startswith("  table t09: ")
-        assert tables_in(said, "  table ")[10:] == ["  table … 13 more"]
+        _, found, output = outcome(capsys, "inspect", path)
+        assert tables_in(output, "  table ")[9].startswith("  table t09: ")
+        assert tables_in(output, "  table ")[10:] == ["  table … 13 more"]
         assert len(found["tables"]) == 23
-    _, found, said = outcome(capsys, "inspect", log)
-    assert tables_in(said, "  table ")[10:] == ["  table … 13 more"]
+    _, found, output = outcome(capsys, "inspect", log)
+    assert tables_in(output, "  table ")[10:] == ["  table … 13 more"]
     assert len(found["parts"][0]["tables"]) == 23
 
-    _, found, said = outcome(capsys, "export", tmp_path / "c", tmp_path / "e")
-    assert tables_in(said, "wrote ")[10:] == ["wrote     … 13 more"]
+    _, found, output = outcome(capsys, "export", tmp_path / "c", tmp_path / "e")
+    assert tables_in(output, "wrote ")[10:] == ["wrote     … 13 more"]
     assert len(found["out"]) == 23
 
     assert outcome(capsys, "replay", config, log, "--out", tmp_path / "b", "--seed", 1)[0] == 0
-    code, found, said = outcome(capsys, "diff", tmp_path / "a", tmp_path / "b")
+    code, found, output = outcome(capsys, "diff", tmp_path / "a", tmp_path / "b")
     assert (code, len(found["differences"])) == (1, 23)
-    assert len(tables_in(said, "table t")) == 10
-    assert tables_in(said, "table …") == ["table … 13 more"]
+    assert len(tables_in(output, "table t")) == 10
+    assert tables_in(output, "table …") == ["table … 13 more"]
 
 
 def test_ten_tables_are_all_shown(tmp_path, capsys):
     tables = [ps.TableConfig(50, 2, name=f"t{n}") for n in range(10)]
     ps.EmbeddingConfig.from_tables(tables, optimizer=ps.SGD(0.1)).save(tmp_path / "ten.pbtxt")
-    said = outcome(capsys, "inspect", tmp_path / "ten.pbtxt")[2]
-    assert len(tables_in(said, "  table ")) == 10
-    assert "…" not in said
+    output = outcome(capsys, "inspect", tmp_path / "ten.pbtxt")[2]
+    assert len(tables_in(output, "  table ")) == 10
+    assert "…" not in output
 
 
 def test_an_error_names_ten_tables_at_most(many, capsys):

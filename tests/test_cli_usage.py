@@ -90,9 +90,9 @@ def test_no_command_and_an_unknown_one_are_exit_2(capsys):
 
 
 def test_a_flag_before_the_command_is_named(capsys):
-    for words, said in ((["--versoin"], "did you mean --version?"), (["--json", "replay"], "come after it")):
+    for words, message in ((["--versoin"], "did you mean --version?"), (["--json", "replay"], "come after it")):
         assert main(words) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_validate_wants_a_configuration_and_no_more(capsys):

@@ -35,13 +35,13 @@ def test_a_commands_help_does_without_jax():
 
 
 def test_the_list_of_commands_has_the_summary_of_each():
-    said = {name: command.description.removesuffix(".").lower() for name, command in parser().commands.items()}
-    assert said == {name: summary.lower() for name, summary in COMMANDS.items()}
+    setting = {name: command.description.removesuffix(".").lower() for name, command in parser().commands.items()}
+    assert setting == {name: summary.lower() for name, summary in COMMANDS.items()}
 
 
 @pytest.fixture
 def replay(tmp_path, config):
-    """replay(NAME=value…) replays an empty log in a process of its own, with those in its environment."""
+    """replay(NAME=value…) replays an empty log in a separate process, with those in its environment."""
     schema = pa.schema([("id", pa.int64()), ("gradient", pa.list_(pa.float32(), 2))])
     write(tmp_path / "log.arrows", [], schema=schema)
 
@@ -80,15 +80,15 @@ def test_environment_variables_set_the_folder_of_the_compile_cache(replay, tmp_p
     assert not (tmp_path / ".cache").exists()
 
 
-@pytest.mark.parametrize("said", ["off", "/proc/nobody/writes/here"])
-def test_without_a_cache_it_works_all_the_same(said, replay, tmp_path):
-    assert replay(PENSTOCK_COMPILE_CACHE=said).startswith("state ")
+@pytest.mark.parametrize("setting", ["off", "/proc/nobody/writes/here"])
+def test_without_a_cache_it_works_all_the_same(setting, replay, tmp_path):
+    assert replay(PENSTOCK_COMPILE_CACHE=setting).startswith("state ")
     assert not (tmp_path / ".cache").exists()
 
 
-@pytest.mark.parametrize("said", ["off", "0", ""])
-def test_several_values_turn_the_compile_cache_off(said, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_COMPILE_CACHE", said)
+@pytest.mark.parametrize("setting", ["off", "0", ""])
+def test_several_values_turn_the_compile_cache_off(setting, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_COMPILE_CACHE", setting)
     assert compile_cache() is None
 
 

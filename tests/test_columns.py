@@ -104,9 +104,11 @@ def test_metadata_that_says_bfloat16_means_nothing_on_floats():
     assert rows_of(frames_of([batch_of(1).cast(schema)])[0]) == {"user": [(0, [1.0, 2.0])]}
 
 
-@pytest.mark.parametrize(("said", "message"), [("float64", "lists of float64"), ("bfloat16", "do not declare it")])
-def test_a_gradient_dtype_that_is_not_the_columns_is_an_error(said, message):
-    assert message in str(error_of([batch_of()], gradient_dtype=said))
+@pytest.mark.parametrize(
+    ("dtype_name", "message"), [("float64", "lists of float64"), ("bfloat16", "do not declare it")]
+)
+def test_a_gradient_dtype_that_is_not_the_columns_is_an_error(dtype_name, message):
+    assert message in str(error_of([batch_of()], gradient_dtype=dtype_name))
     assert frames_of([batch_of()], gradient_dtype="float32")
 
 

@@ -1,4 +1,4 @@
-"""The columns beside id and gradient: table, step, contributor, learning rates; and how columns are found."""
+"""The columns next to id and gradient: table, step, contributor, learning rates; and how columns are found."""
 
 import math
 
@@ -79,8 +79,8 @@ def test_a_dictionary_far_larger_than_its_batches_is_only_looked_at_where_used()
 
 def test_without_a_table_column_the_metadata_then_the_option_then_the_only_table_counts():
     same = {"user": (100, 2), "item": (100, 2)}
-    said = batch_of().replace_schema_metadata({"penstock.table": "item"})
-    assert list(frames_of([said], same, table="user")[0].rows) == ["item"]
+    labelled = batch_of().replace_schema_metadata({"penstock.table": "item"})
+    assert list(frames_of([labelled], same, table="user")[0].rows) == ["item"]
     assert list(frames_of([batch_of()], same, table="user")[0].rows) == ["user"]
     assert list(frames_of([batch_of()])[0].rows) == ["user"]
     assert "give --table; did you mean --column table=Table?" in str(

@@ -109,7 +109,7 @@ def test_a_missing_file_and_a_directory_are_named(tmp_path):
         EmbeddingConfig.load("a\0b")
 
 
-# The worked example with field 77 = 5 beside its own, and field 99 = "x" in its first table.
+# The worked example with field 77 = 5 in addition to the known ones, and field 99 = "x" in its first table.
 UNKNOWN = b"\x0a\x2c" + WORKED_BYTES[2:42] + b"\x9a\x06\x01x" + WORKED_BYTES[42:] + b"\xe8\x04\x05"
 
 

@@ -1,6 +1,6 @@
 """Recorded from TensorFlow: what its classes accept, how they compare, and the messages it makes of them.
 
-All of it through penstock's public names. The recordings lie beside the repository, in the project's own checkouts
+All of it through penstock's public names. The recordings are next to the repository, in the project's checkouts
 only; elsewhere these tests are skipped, and the decisive cases stand in the other test_config files.
 """
 

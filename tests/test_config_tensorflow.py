@@ -1,6 +1,6 @@
 """TensorFlow and penstock in one process: either order, each other's bytes, the same schema, the same messages.
 
-Runs where TensorFlow is installed. Each test is a process of its own, since what is imported first matters.
+Runs where TensorFlow is installed. Each test is a separate process, because the order of imports matters.
 """
 
 import importlib.util

@@ -67,7 +67,7 @@ def test_a_block_stage_continues_from_block_to_block():
     stage = shipped(ps.BlockStage(config_of(), num_required=3, **WHOLE))
     deltas = [stage(pa.Table.from_batches(LOG[first : first + 4])) for first in range(0, len(LOG), 4)]
     assert bytes_of(batch for each in deltas for batch in each.to_batches()) == wanted()
-    assert shipped(stage)(LOG[0]).num_rows == 0  # the copy has an engine of its own, whose gate waits for three
+    assert shipped(stage)(LOG[0]).num_rows == 0  # the copy has a separate engine, whose gate waits for three
 
 
 def test_a_stage_fn_has_its_schema_before_its_engine_and_refuses_wrong_slots():

@@ -1,4 +1,4 @@
-"""Deltas into a file, beside checkpoints: whole or absent, gone on with, nothing missing and nothing twice."""
+"""Deltas into a file, with checkpoints: whole or absent, continued, nothing missing and nothing twice."""
 
 import gc
 import os
@@ -126,9 +126,9 @@ def test_another_file_than_the_checkpoints_is_refused(tmp_path):
     arguments = {"deltas": file, "checkpoint": folder, "resume": True}
     engine_of().run(LOG, limit=12, **arguments)
     good = file.read_bytes()
-    for bad, says in ((good[:-3000], "holds other deltas"), (b"x" * len(good), "holds other deltas")):
+    for bad, message in ((good[:-3000], "holds other deltas"), (b"x" * len(good), "holds other deltas")):
         file.write_bytes(bad)
-        with pytest.raises(ps.StateError, match=says):
+        with pytest.raises(ps.StateError, match=message):
             restored(folder).run(LOG, **arguments)
         assert file.read_bytes() == bad
     file.write_bytes(good)

@@ -238,6 +238,6 @@ def test_loads_admit_without_the_filter_and_stamp():
 
 
 @pytest.mark.parametrize(("evict", "most"), [(None, 40), ("lfu", 44)])
-def test_a_key_costs_at_most_40_bytes_beside_its_row_and_44_with_counts(evict, most):
+def test_a_key_costs_at_most_40_bytes_in_addition_to_its_row_and_44_with_counts(evict, most):
     directory = Directory(1_000_000, 0, "t", evict=evict, half_life=5 if evict else None)
     assert directory.nbytes <= most * 1_000_000

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.checkpoint.arrays import rows_of
 from penstock.checkpoint.dirty_rows import RowMarks, TouchedRows
-from penstock.checkpoint.incremental import Contents, Saved, Saver
+from penstock.checkpoint.incremental import CommitContents, Saved, Saver
 from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Folder
 from penstock.frames import Coalesced, SummedArrays
@@ -131,7 +131,7 @@ def test_a_commit_is_the_table_as_it_was_when_it_began_whatever_is_done_meanwhil
     tmp_path_factory, actions, all_change, kind
 ):
     folder, table, began = Folder(tmp_path_factory.mktemp("saver")), Numbers(*kind), {}
-    saver = Saver(folder, {"t": Saved(table, ROWS, all_change)}, lambda: Contents({"begun": number}, []))
+    saver = Saver(folder, {"t": Saved(table, ROWS, all_change)}, lambda: CommitContents({"begun": number}, []))
     saver.open(keep=100)
     number = 0
     for action in [*actions, "begin"]:

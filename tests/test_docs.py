@@ -163,11 +163,11 @@ class Untimed(doctest.OutputChecker):
 def test_sessions_on_pages_show_their_real_output(page, num_examples):
     text = (ROOT / "docs" / page).read_text()
     examples = doctest.DocTestParser().get_doctest(text, {}, page, None, 0)
-    said = []
+    output = []
     found = doctest.DocTestRunner(Untimed(), verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(
-        examples, out=said.append
+        examples, out=output.append
     )
-    assert (found.failed, found.attempted) == (0, num_examples), "".join(said)
+    assert (found.failed, found.attempted) == (0, num_examples), "".join(output)
 
 
 def test_the_readmes_way_to_your_own_file_works(tmp_path, monkeypatch, capsys):
@@ -176,9 +176,9 @@ def test_the_readmes_way_to_your_own_file_works(tmp_path, monkeypatch, capsys):
     python, text, console = re.findall(r"```(?:python|text|console)\n(.*?)```", section, re.DOTALL)[:3]
     exec(compile(python, "README.md", "exec"), {"np": np})
     (tmp_path / "mine.pbtxt").write_text(text)
-    said = run_commands(console, capsys)
-    assert "nothing to remark" in said
-    assert "6 steps" in said
+    output = run_commands(console, capsys)
+    assert "nothing to remark" in output
+    assert "6 steps" in output
     assert (tmp_path / "mine" / "user.parquet").exists()
 
 
@@ -201,8 +201,8 @@ def test_the_readmes_log_has_the_state_that_it_says(tmp_path, monkeypatch, capsy
     capsys.readouterr()
     assert main(replay) == 0
     printed = capsys.readouterr().out.splitlines()
-    said = blocks("README.md", "console")[1].splitlines()
-    assert printed[1:] == said[-len(printed) + 1 :]  # but for the first line, which has the seconds
+    output = blocks("README.md", "console")[1].splitlines()
+    assert printed[1:] == output[-len(printed) + 1 :]  # but for the first line, which has the seconds
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/decisions/")])

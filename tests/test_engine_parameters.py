@@ -179,7 +179,7 @@ def test_large_blocks_split_over_threads_give_the_same_bits(threads):
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "problem"),
     [
         (lambda e: e.apply([1]), "gradients: expected a mapping"),
         (lambda e: e.apply({"t": np.array([1])}), "gradients: expected a mapping"),
@@ -190,15 +190,15 @@ def test_large_blocks_split_over_threads_give_the_same_bits(threads):
         (lambda e: e.run([], limit=-1), "limit: expected at least 0"),
     ],
 )
-def test_calls_with_wrong_arguments_say_which(call, says):
+def test_calls_with_wrong_arguments_say_which(call, problem):
     engine = engine_of()
-    with pytest.raises(ps.UsageError, match=says):
+    with pytest.raises(ps.UsageError, match=problem):
         call(engine)
     assert engine.gate.num_accumulated == 0
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "problem"),
     [
         ({"num_required": 0}, "num_required: expected at least 1"),
         ({"num_required": "3"}, "num_required: expected a whole number, got '3'"),
@@ -208,8 +208,8 @@ def test_calls_with_wrong_arguments_say_which(call, says):
         ({"threads": 0}, "threads: expected at least 1"),
     ],
 )
-def test_engine_arguments_out_of_range(options, says):
-    with pytest.raises(ps.UsageError, match=says):
+def test_engine_arguments_out_of_range(options, problem):
+    with pytest.raises(ps.UsageError, match=problem):
         engine_of(**options)
 
 

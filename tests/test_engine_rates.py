@@ -69,7 +69,7 @@ def test_a_schedule_that_gives_no_number_is_named(gives):
 
 
 @pytest.mark.parametrize(
-    ("rates", "error", "says"),
+    ("rates", "error", "message"),
     [
         (None, ps.ConfigError, "dynamic learning rates"),
         ([0.1], ps.UsageError, "expected 2 values"),
@@ -82,13 +82,13 @@ def test_a_schedule_that_gives_no_number_is_named(gives):
         ([0.1, 1e39], ps.UsageError, "tag 1: expected a finite number that fits float32"),
     ],
 )
-def test_missing_or_wrong_rates_are_refused_before_the_frame_is_applied(rates, error, says):
+def test_missing_or_wrong_rates_are_refused_before_the_frame_is_applied(rates, error, message):
     engine = dynamic_engine()
     for call in (
         lambda: engine.apply({"t0": frame([0])}, learning_rates=rates),
         lambda: engine.run([batch([0], table="t0")], learning_rates=rates),
     ):
-        with pytest.raises(error, match=says):
+        with pytest.raises(error, match=message):
             call()
     assert engine.gate.num_accumulated == 0
     assert engine.apply({"t0": frame([0])}, learning_rates=[1, 1])

@@ -1,4 +1,4 @@
-"""Deltas and bad rows in files beside a checkpoint: a file has its name only when a commit counts it.
+"""Deltas and bad rows in files next to a checkpoint: a file has its name only when a commit counts it.
 
 So whatever ends a run, at whatever moment, the same command with --resume ends with the files of an unbroken run.
 """

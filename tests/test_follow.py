@@ -37,12 +37,12 @@ def test_a_store_equals_the_tables(store, durable, tmp_path, capsys):
     saving = {"folder": tmp_path / "c", "every": 7} if durable else {"per_steps": 3}
     with service_of(ps.Engine(config_of()), **saving) as service, client_of(service) as client:
         first = follow(capsys, service.address.uri, store)
-        assert (first["anew"], first["deltas"], first["step"]) == (1, 0, 0)
+        assert (first["full_copies"], first["deltas"], first["step"]) == (1, 0, 0)
         client.put(FRAMES[:31], "w0")
         for end in (32, 60):
             client.put(FRAMES[:end], "w0", first=1)
             done = follow(capsys, service.address.uri, store)
-            assert (done["anew"], done["step"]) == (0, end)
+            assert (done["full_copies"], done["step"]) == (0, end)
             assert done["transactions"] == 1
             assert store.step() == end
             assert store.read() == rows_of(service.engine)
@@ -50,7 +50,7 @@ def test_a_store_equals_the_tables(store, durable, tmp_path, capsys):
         assert follow(capsys, service.address.uri, store)["transactions"] == 0
 
 
-def test_a_gap_takes_the_tables_anew(store, capsys):
+def test_after_a_gap_the_follower_writes_a_full_copy(store, capsys):
     with (
         service_of(ps.Engine(config_of()), per_steps=1, limits=Limits(delta_bytes=4000)) as service,
         client_of(service) as client,
@@ -59,17 +59,17 @@ def test_a_gap_takes_the_tables_anew(store, capsys):
         follow(capsys, service.address.uri, store)
         client.put(FRAMES, "w0", first=1)
         done = follow(capsys, service.address.uri, store)
-        assert (done["anew"], done["step"]) == (1, 60)
+        assert (done["full_copies"], done["step"]) == (1, 60)
         assert store.read() == rows_of(service.engine)
 
 
-def test_an_emptied_store_is_filled_anew(tmp_path, capsys):
+def test_an_emptied_store_gets_a_full_copy(tmp_path, capsys):
     with opened("redis", tmp_path) as store, service_of(ps.Engine(config_of())) as service:
         with client_of(service) as client:
             client.put(FRAMES[:20], "w0")
         follow(capsys, service.address.uri, store)
         store.client.flushall()
-        assert follow(capsys, service.address.uri, store)["anew"] == 1
+        assert follow(capsys, service.address.uri, store)["full_copies"] == 1
         assert store.read() == rows_of(service.engine)
 
 
@@ -153,7 +153,7 @@ def test_kills_of_the_follower_leave_the_tables_of_the_step_that_the_store_names
             following.kill()
             following.communicate()
             assert store.read() == states[store.step()], kill
-        assert follow(capsys, service.address.uri, store)["anew"] == 0
+        assert follow(capsys, service.address.uri, store)["full_copies"] == 0
         assert store.read() == rows_of(service.engine)
         assert store.step() == service.engine.global_step
 

@@ -51,7 +51,7 @@ def test_a_store_that_is_set_back_under_a_follower_is_brought_up_to_date(kind, i
         catch_up(follower)
         assert store.read() == rows_of(service.engine)
         assert store.step() == service.engine.global_step
-        assert (follower.progress.set_back, follower.progress.anew) == (1, 1)
+        assert (follower.progress.set_back, follower.progress.full_copies) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", SET_BACK)
@@ -64,7 +64,7 @@ def test_a_store_that_is_emptied_under_a_follower_is_filled_again(kind, service,
             put(service, end)
             catch_up(follower)
             assert store.read() == rows_of(service.engine)
-        assert (follower.progress.set_back, follower.progress.anew) == (2, 3)
+        assert (follower.progress.set_back, follower.progress.full_copies) == (2, 3)
 
 
 def test_a_redis_server_that_comes_back_older_is_noticed_by_a_running_follower(service, tmp_path):
@@ -123,7 +123,7 @@ def test_a_restored_table_is_brought_up_to_date(versions, service, capsys):
         store.restore(version)
         code, done, _ = outcome(capsys, *words)
         assert store.read() == rows_of(service.engine)
-        assert (code, done["anew"]) == (0, 0)
+        assert (code, done["full_copies"]) == (0, 0)
 
 
 def test_a_restored_table_names_the_position_of_the_version(versions):
@@ -149,7 +149,7 @@ def test_a_restored_table_whose_version_is_unknown_is_filled_again(versions, ser
     store.forget()
     assert store.position() is None
     code, done, _ = outcome(capsys, "follow", service.address.uri, "--into", store.target, "--once")
-    assert (code, done["anew"]) == (0, 1)
+    assert (code, done["full_copies"]) == (0, 1)
     assert store.read() == rows_of(service.engine)
 
 
@@ -220,7 +220,7 @@ def test_two_fills_at_once_leave_the_rows_of_one(kind, service, tmp_path):
         assert not old.round()
         assert store.read() == rows_of(service.engine)
         catch_up(old)  # from there
-        assert (old.progress.anew, old.progress.step) == (0, 15)
+        assert (old.progress.full_copies, old.progress.step) == (0, 15)
 
 
 def test_a_fill_of_redis_leaves_no_other_keys(service, tmp_path):
@@ -304,7 +304,7 @@ def test_a_transaction_whose_answer_was_lost_is_not_another_follower(service, tm
         put(service, 6)
         catch_up(follower)
         assert store.read() == rows_of(service.engine)
-        assert (follower.progress.anew, follower.progress.set_back) == (1, 0)
+        assert (follower.progress.full_copies, follower.progress.set_back) == (1, 0)
 
 
 def test_all_tables_of_a_fill_have_the_rows_of_the_step_that_it_names(service, tmp_path):
@@ -338,5 +338,5 @@ def test_a_service_that_went_back_to_an_older_commit_fills_the_store_again(kind,
                 client.put(FRAMES[20:30], "w0")
             with follower_of(service, store) as follower:
                 catch_up(follower)
-                assert (follower.progress.anew, follower.progress.step) == (1, 15)
+                assert (follower.progress.full_copies, follower.progress.step) == (1, 15)
                 assert store.read() == rows_of(service.engine)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
-from framed import END, SIZES, bare, batch_of, frames_of, reader_of, told, until_error, with_steps
+from framed import END, SIZES, bare, batch_of, contents_of, frames_of, reader_of, until_error, with_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ipc import stream
@@ -18,45 +18,45 @@ from ipc import stream
 
 def test_without_step_every_record_batch_is_a_frame_and_empty_ones_are_none():
     batches = [bare(), bare(1, 2), bare(), bare(3), bare(4), bare()]
-    assert told(frames_of(batches)) == [([1, 2], None, None), ([3], None, None), ([4], None, None)]
+    assert contents_of(frames_of(batches)) == [([1, 2], None, None), ([3], None, None), ([4], None, None)]
 
 
 def test_with_step_a_frame_is_the_longest_run_across_batches():
     batches = [with_steps((1, 7), (2, 7)), with_steps(), with_steps((3, 7), (4, 8)), with_steps((5, 7))]
-    assert told(frames_of(batches)) == [([1, 2, 3], 7, None), ([4], 8, None), ([5], 7, None)]
+    assert contents_of(frames_of(batches)) == [([1, 2, 3], 7, None), ([4], 8, None), ([5], 7, None)]
 
 
 def test_a_change_of_contributor_ends_a_frame_too():
     rows = [(1, 7, "a"), (2, 7, "b"), (3, 7, "b"), (4, 7, None), (5, 7, None), (6, 8, None)]
     wanted = [([1], 7, "a"), ([2, 3], 7, "b"), ([4, 5], 7, None), ([6], 8, None)]
-    assert told(frames_of([with_steps(*rows, contributor=True)])) == wanted
-    assert told(frames_of([with_steps(row, contributor=True) for row in rows])) == wanted
+    assert contents_of(frames_of([with_steps(*rows, contributor=True)])) == wanted
+    assert contents_of(frames_of([with_steps(row, contributor=True) for row in rows])) == wanted
 
 
 def test_without_step_both_the_batch_and_a_change_of_contributor_end_a_frame():
     batches = [batch_of((1, None, "a"), (2, None, "b"), contributor=True), batch_of((3, None, "b"), contributor=True)]
-    assert told(frames_of(batches)) == [([1], None, "a"), ([2], None, "b"), ([3], None, "b")]
+    assert contents_of(frames_of(batches)) == [([1], None, "a"), ([2], None, "b"), ([3], None, "b")]
 
 
 def test_the_end_of_a_source_ends_its_frame_even_if_the_next_has_the_same_key(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(stream([with_steps((1, 7))]))
-    assert told(frames_of([tmp_path / "a", tmp_path / "b"])) == [([1], 7, None)] * 2
+    assert contents_of(frames_of([tmp_path / "a", tmp_path / "b"])) == [([1], 7, None)] * 2
 
 
 def test_a_directory_is_one_source_and_a_frame_may_go_from_file_to_file(tmp_path):
     (tmp_path / "2.arrows").write_bytes(stream([with_steps((2, 7), (3, 8))]))
     (tmp_path / "1.arrows").write_bytes(stream([with_steps((1, 7))]))
     pq.write_table(pa.table(with_steps((4, 8), (5, 9))), tmp_path / "3.parquet")
-    assert told(frames_of(tmp_path)) == [([1, 2], 7, None), ([3, 4], 8, None), ([5], 9, None)]
+    assert contents_of(frames_of(tmp_path)) == [([1, 2], 7, None), ([3, 4], 8, None), ([5], 9, None)]
 
 
 def test_penstock_end_closes_a_frame_at_once():
     rows = [with_steps((1, 7)), with_steps((2, 7)), with_steps(), with_steps((3, 7)), with_steps()]
     content = stream(rows, metadata=[END, None, END])
-    assert told(frames_of(io.BytesIO(content))) == [([1], 7, None), ([2], 7, None), ([3], 7, None)]
+    assert contents_of(frames_of(io.BytesIO(content))) == [([1], 7, None), ([2], 7, None), ([3], 7, None)]
     reader = pa.ipc.open_stream(content)
-    assert told(frames_of(reader)) == [([1], 7, None), ([2], 7, None), ([3], 7, None)]
+    assert contents_of(frames_of(reader)) == [([1], 7, None), ([2], 7, None), ([3], 7, None)]
 
 
 def test_penstock_end_gives_the_frame_before_anything_more_is_asked_of_the_stream():
@@ -70,14 +70,14 @@ def test_penstock_end_gives_the_frame_before_anything_more_is_asked_of_the_strea
 
     first = stream([with_steps((1, 7))], metadata=[END], end=False)
     reader = iter(reader_of(Live(first + b"more")))
-    assert told([next(reader)]) == [([1], 7, None)]
+    assert contents_of([next(reader)]) == [([1], 7, None)]
     reader.close()
 
 
 def test_penstock_end_in_a_file(tmp_path):
     content = stream([with_steps((1, 7)), with_steps((2, 7))], metadata=[END], make=pa.ipc.new_file)
     (tmp_path / "a").write_bytes(content)
-    assert told(frames_of(tmp_path / "a")) == [([1], 7, None), ([2], 7, None)]
+    assert contents_of(frames_of(tmp_path / "a")) == [([1], 7, None), ([2], 7, None)]
 
 
 # ---- contribution_rows
@@ -105,13 +105,13 @@ def test_contribution_rows_cuts_every_container_alike_whatever_its_batches(tmp_p
     batches = [bare(0, 1), bare(2), bare(), bare(3, 4, 5, 6)]
     wanted = [(list(range(at, min(at + num_rows, 7))), None, None) for at in range(0, 7, num_rows)]
     for name, source in containers(tmp_path, batches):
-        assert told(frames_of(source, contribution_rows=num_rows)) == wanted, name
+        assert contents_of(frames_of(source, contribution_rows=num_rows)) == wanted, name
 
 
 def test_contribution_rows_and_step_both_cut():
     batches = [with_steps((1, 7), (2, 7)), with_steps((3, 7), (4, 8), (5, 8))]
     wanted = [([1, 2], 7, None), ([3], 7, None), ([4, 5], 8, None)]
-    assert told(frames_of(batches, contribution_rows=2)) == wanted
+    assert contents_of(frames_of(batches, contribution_rows=2)) == wanted
 
 
 def test_contribution_rows_goes_from_file_to_file_of_a_directory_but_not_from_source_to_source(tmp_path):
@@ -143,7 +143,7 @@ def test_tables_without_batches_need_a_step_or_a_number_of_rows(tmp_path, kind):
     assert "without a 'step' column its frames are unknown: give --contribution-rows N" in str(error)
     named = with_steps((1, 7)).rename_columns(["id", "gradient", "steps"])
     assert "did you mean --column step=steps?" in str(until_error(source_of(named))[1])
-    assert told(frames_of(source_of(with_steps((1, 7), (2, 8))))) == [([1], 7, None), ([2], 8, None)]
+    assert contents_of(frames_of(source_of(with_steps((1, 7), (2, 8))))) == [([1], 7, None), ([2], 8, None)]
     assert frames_of(source_of(bare())) == []
 
 
@@ -173,7 +173,7 @@ def contents(frames):
 
 
 def wide(rows):
-    """Rows with table and learning rates beside the key; the rates follow the step."""
+    """Rows with table and learning rates next to the key; the rates follow the step."""
     batch = with_steps(*rows, contributor=True)
     batch = batch.append_column("table", pa.array([["user", "item"][i % 2] for i, _, _ in rows], pa.utf8()))
     return batch.append_column("learning_rates", pa.array([[s / 4] for _, s, _ in rows], pa.list_(pa.float32())))

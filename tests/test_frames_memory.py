@@ -1,4 +1,4 @@
-"""A long frame whose rows are mostly bad takes the memory of its good rows, not of what is left out."""
+"""A long frame whose rows are mostly bad takes the memory of its good rows, not of the dropped ones."""
 
 import tracemalloc
 

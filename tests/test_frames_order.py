@@ -5,7 +5,7 @@ import io
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from framed import GRADIENT, bare, frames_of, ids_of, reader_of, told, until_error, with_steps
+from framed import GRADIENT, bare, contents_of, frames_of, ids_of, reader_of, until_error, with_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ipc import stream
@@ -18,7 +18,7 @@ from penstock.errors import TruncatedInputError
 def test_an_error_stops_before_the_frame_and_the_whole_frames_before_it_are_out():
     batch = with_steps((1, 7), (2, 8), (3, 8), (100, 9), (4, 9))
     frames, error = until_error([batch])
-    assert told(frames) == [([1], 7, None), ([2, 3], 8, None)]
+    assert contents_of(frames) == [([1], 7, None), ([2, 3], 8, None)]
     assert (error.batch, error.row, error.column, error.reason) == (0, 3, "id", "id_out_of_range")
 
 
@@ -26,7 +26,7 @@ def test_dropped_rows_are_counted_by_reason_and_the_frame_stays():
     batches = [with_steps((1, 7), (100, 7), (None, 7)), with_steps((101, 7), (2, 7), (3, 8)), with_steps((100, 9))]
     reader = reader_of(batches, on_bad_row="drop")
     frames = list(reader)
-    assert told(frames) == [([1, 2], 7, None), ([3], 8, None), ([], 9, None)]
+    assert contents_of(frames) == [([1, 2], 7, None), ([3], 8, None), ([], 9, None)]
     assert [f.num_rows for f in frames] == [5, 1, 1]
     assert [f.dropped for f in frames] == [{"id_out_of_range": 2, "id_null": 1}, {}, {"id_out_of_range": 1}]
     assert frames[2].rows == {}
@@ -87,14 +87,14 @@ def test_learning_rates_may_change_from_frame_to_frame():
 def test_the_last_frame_is_withheld_where_the_stream_does_not_end(end):
     content = stream([with_steps((1, 7), (2, 8)), with_steps((3, 8))], end)
     if end:
-        assert told(frames_of(io.BytesIO(content))) == [([1], 7, None), ([2, 3], 8, None)]
+        assert contents_of(frames_of(io.BytesIO(content))) == [([1], 7, None), ([2, 3], 8, None)]
         return
     frames, error = until_error(io.BytesIO(content))
-    assert told(frames) == [([1], 7, None)]
+    assert contents_of(frames) == [([1], 7, None)]
     assert isinstance(error, TruncatedInputError)
     assert "no end marker after batch 1" in str(error)
     accepted = frames_of(io.BytesIO(content), allow_missing_end=True)
-    assert told(accepted) == [([1], 7, None), ([2, 3], 8, None)]
+    assert contents_of(accepted) == [([1], 7, None), ([2, 3], 8, None)]
 
 
 # ---- merging
@@ -107,7 +107,7 @@ def test_merging_goes_by_step_then_by_the_order_of_the_sources(tmp_path):
     sources = [tmp_path / name for name in logs]
     wanted = [([1], 5), ([4, 5], 5), ([2], 7), ([6], 8), ([3], 9), ([7], 9)]
     reader = reader_of(sources, merge="step")
-    assert [(i, s) for i, s, _ in told(reader)] == wanted
+    assert [(i, s) for i, s, _ in contents_of(reader)] == wanted
     assert reader.fraction() == 1.0
 
 
@@ -124,7 +124,7 @@ def test_merging_an_unsorted_source_is_an_error_that_names_it(tmp_path):
     (tmp_path / "good").write_bytes(stream([with_steps((1, 1), (2, 9))]))
     (tmp_path / "bad").write_bytes(stream([with_steps((3, 2), (4, 1))]))
     frames, error = until_error([tmp_path / "good", tmp_path / "bad"], merge="step")
-    assert told(frames) == [([1], 1, None), ([3], 2, None)]
+    assert contents_of(frames) == [([1], 1, None), ([3], 2, None)]
     assert f"{tmp_path / 'bad'}: --merge step needs sources sorted by step: 1 comes after 2" in str(error)
 
 

@@ -19,10 +19,10 @@ def ids_of(content):
 def refused(content):
     with pytest.raises(InputError) as caught:
         ids_of(content)
-    said = str(caught.value)
-    assert "\n" not in said
-    assert len(said) < 5000
-    return said
+    output = str(caught.value)
+    assert "\n" not in output
+    assert len(output) < 5000
+    return output
 
 
 @pytest.mark.parametrize("layout", READ)
@@ -50,8 +50,8 @@ def test_a_footer_that_names_bytes_twice(layout, lie):
 @pytest.mark.parametrize("layout", ["plain", "dictionary", "bare"])
 def test_a_footer_that_leaves_a_batch_out(layout):
     made = dict(heads.footers())
-    assert "bytes between two batches out" in refused(made[f"{layout}-footer-first-left-out"][1])
-    assert "bytes that belong to no batch" in refused(made[f"{layout}-footer-batch-left-out"][1])
+    assert "bytes between two batches out" in refused(made[f"{layout}-footer-first-omitted"][1])
+    assert "bytes that belong to no batch" in refused(made[f"{layout}-footer-batch-omitted"][1])
     assert "bytes that belong to no batch" in refused(made[f"{layout}-footer-no-batches"][1])
 
 

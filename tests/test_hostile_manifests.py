@@ -43,8 +43,8 @@ def refused(folder, call):
             log.touch()
             words = ["replay", folder.parent / "config.pbtxt", log, "--checkpoint", folder, "--resume"]
             words += ["--num-required", 3]
-        said, found = call(5, *words)
-        assert "Traceback" not in said
+        output, found = call(5, *words)
+        assert "Traceback" not in output
         assert len(found["error"]) < 1000
         assert "\n" not in found["error"]
         errors.add(found["error"])

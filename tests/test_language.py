@@ -67,7 +67,7 @@ def prose_of_kernel(text):
 
 
 def without_code(found):
-    """Return texts as one, their white space single spaces and ``code`` left out."""
+    """Return texts as one, their white space single spaces and ``code`` omitted."""
     return " ".join(re.sub(r"`+[^`]*`+", "CODE", " ".join(found)).split())
 
 

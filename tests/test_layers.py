@@ -23,7 +23,7 @@ def modules():
                 continue
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             yield ".".join([package, *(p for p in parts if p != "__init__")]), path
-    for path in sorted(p for p in (ROOT / "pyx").rglob("*") if p.suffix in CYTHON):  # a header is a module of its own
+    for path in sorted(p for p in (ROOT / "pyx").rglob("*") if p.suffix in CYTHON):  # a header is a separate module
         module = ".".join(("penstock", *path.relative_to(ROOT).with_suffix("").parts))
         yield module + (".pxd" if path.suffix == ".pxd" else ""), path
 
@@ -47,7 +47,7 @@ def imports(path):
 
 
 def cython_imports(path):
-    """Imports and cimports of a kernel; a relative one is of its own package."""
+    """Imports and cimports of a kernel; a relative one is of the same package."""
     for line in path.read_text().splitlines():
         found = re.match(r"\s*from\s+(\S+)\s+(c?)import\s+\(?\s*([\w, ]+)", line)
         if found:

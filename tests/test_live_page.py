@@ -55,16 +55,16 @@ def live(url):
 
 
 def test_live_json_has_the_values_of_the_page(replaying):
-    told = live(replaying)
-    assert told["metrics"]["penstock_required_frames"] == 3
-    assert told["metrics"]["penstock_stale_lateness_frames_total"] == {"16": 1}
-    assert told["hot"][0][:2] == ["user", "7"]
-    assert told["hot"][0][2] == pytest.approx(0.75)
-    assert told["tables"] == ["user", "<b>item"]
-    norms = [moment["norms"]["user"] for moment in told["moments"] if "user" in moment["norms"]]
+    live_values = live(replaying)
+    assert live_values["metrics"]["penstock_required_frames"] == 3
+    assert live_values["metrics"]["penstock_stale_lateness_frames_total"] == {"16": 1}
+    assert live_values["hot"][0][:2] == ["user", "7"]
+    assert live_values["hot"][0][2] == pytest.approx(0.75)
+    assert live_values["tables"] == ["user", "<b>item"]
+    norms = [moment["norms"]["user"] for moment in live_values["moments"] if "user" in moment["norms"]]
     assert all(0 < norm < 1 for norm in norms)
     assert norms
-    assert "got 99" in told["errors"][0]
+    assert "got 99" in live_values["errors"][0]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt install chromium)")

@@ -165,11 +165,11 @@ def test_a_share_foresees_its_own_rows_by_their_numbers(monkeypatch):
 def test_keys_are_foreseen_by_the_rows_that_they_have_now(monkeypatch):
     config = config_of(dynamic=ps.Dynamic(min_count=2, expire_after=6, evict="lru"))
     engine, slow, found = ps.Engine(config), ps.Engine(config), list(batches(20))
-    uses, told = Uses(engine, monkeypatch), []
+    uses, row_lists = Uses(engine, monkeypatch), []
     foresee = engine.core.tables.foresee
 
     def spied(name, rows):
-        told.extend([sorted(rows.tolist())] if name == "far" else [])
+        row_lists.extend([sorted(rows.tolist())] if name == "far" else [])
         foresee(name, rows)
 
     monkeypatch.setattr(engine.core.tables, "foresee", spied)
@@ -183,8 +183,8 @@ def test_keys_are_foreseen_by_the_rows_that_they_have_now(monkeypatch):
                 expected.append(sorted(rows[rows >= 0].tolist()))
             known += 1
         slow.run(iter([one for one in found if one["step"][0].as_py() == step]))
-    assert told == expected
-    assert any(told)
+    assert row_lists == expected
+    assert any(row_lists)
     assert len(uses.known) > 15
 
 
@@ -199,7 +199,7 @@ def test_a_generator_is_never_read_ahead(monkeypatch):
 
     engine.run(live())
     assert max(steps) >= 8
-    assert all(not told for known in uses.known for told in known.values())
+    assert all(not row_lists for known in uses.known for row_lists in known.values())
 
 
 class Topic(SeekableSource):

@@ -8,7 +8,7 @@ from checkpoints import DIM, ROWS
 
 import penstock as ps
 
-SAYS = r"got a masked array \(numpy.ma\): fill it \(filled\(\)\) or leave out what it masks"
+MESSAGE = r"got a masked array \(numpy.ma\): fill it \(filled\(\)\) or leave out what it masks"
 
 
 def masked(values, dtype=None):
@@ -28,7 +28,7 @@ def engine():
 
 
 def test_an_array_without_a_masked_value_is_refused_too(engine):
-    with pytest.raises(ps.InputError, match=SAYS):
+    with pytest.raises(ps.InputError, match=MESSAGE):
         engine.apply({"user": (np.ma.array(IDS), GRADIENTS)})
 
 
@@ -46,7 +46,7 @@ def test_an_array_without_a_masked_value_is_refused_too(engine):
 @pytest.mark.parametrize("push", ["apply", "gate.push"])
 def test_apply_and_push_refuse_masked_arrays(engine, pair, push):
     before = engine.state_hash()
-    with pytest.raises(ps.InputError, match=rf"apply\('user'\): {SAYS}"):
+    with pytest.raises(ps.InputError, match=rf"apply\('user'\): {MESSAGE}"):
         (engine.apply if push == "apply" else engine.gate.push)({"user": pair})
     assert engine.state_hash() == before
 
@@ -56,15 +56,15 @@ def test_load_parameters_refuses_masked_arrays(engine, slot):
     rows = np.ones((ROWS, DIM), np.float32)
     rows, slots = (rows, masked(rows)) if slot else (masked(rows), rows)
     before = engine.state_hash()
-    with pytest.raises(ps.UsageError, match=rf"table 'user', {'accumulators' if slot else 'parameters'}: {SAYS}"):
+    with pytest.raises(ps.UsageError, match=rf"table 'user', {'accumulators' if slot else 'parameters'}: {MESSAGE}"):
         engine.load_parameters("user", rows, accumulators=slots)
-    with pytest.raises(ps.UsageError, match=rf"table 'user', ids: {SAYS}"):
+    with pytest.raises(ps.UsageError, match=rf"table 'user', ids: {MESSAGE}"):
         engine.load_parameters("user", GRADIENTS, ids=masked(IDS), accumulators=GRADIENTS)
     assert engine.state_hash() == before
 
 
 def test_lookup_refuses_masked_ids(engine):
-    with pytest.raises(ps.UsageError, match=rf"table 'user', ids: {SAYS}"):
+    with pytest.raises(ps.UsageError, match=rf"table 'user', ids: {MESSAGE}"):
         engine.lookup("user", masked(IDS))
 
 
@@ -76,7 +76,7 @@ def test_accumulators_refuse_masked_arrays():
         lambda: sparse.apply_gradient(IDS, masked(GRADIENTS)),
         lambda: sparse.apply_gradient(masked(IDS), GRADIENTS),
     ):
-        with pytest.raises(ps.InputError, match=SAYS):
+        with pytest.raises(ps.InputError, match=MESSAGE):
             call()
     assert dense.num_accumulated() == sparse.num_accumulated() == 0
 
@@ -113,13 +113,13 @@ def ragged(splits, values):
     ],
 )
 def test_recv_activations_refuses_masked_arrays(engine, ids, weights):
-    with pytest.raises(ps.UsageError, match=rf"feature 'visits': {SAYS}"):
+    with pytest.raises(ps.UsageError, match=rf"feature 'visits': {MESSAGE}"):
         engine.recv_activations([IDS, ids], None if weights is None else [WEIGHTS, weights])
 
 
 def test_send_gradients_refuses_masked_arrays(engine):
     _, dedup = engine.recv_activations([IDS, IDS])
-    with pytest.raises(ps.UsageError, match=rf"gradient of feature 'visits': {SAYS}"):
+    with pytest.raises(ps.UsageError, match=rf"gradient of feature 'visits': {MESSAGE}"):
         engine.send_gradients([GRADIENTS, masked(GRADIENTS)], deduplication_data=dedup)
     assert engine.send_gradients([GRADIENTS, GRADIENTS], deduplication_data=dedup)
 
@@ -127,5 +127,5 @@ def test_send_gradients_refuses_masked_arrays(engine):
 def test_unpacking_deduplication_data_refuses_masked_arrays(engine):
     _, dedup = engine.recv_activations([IDS, IDS])
     integers, floats, mask = dedup.pack()
-    with pytest.raises(ps.InputError, match=f"deduplication data: {SAYS}"):
+    with pytest.raises(ps.InputError, match=f"deduplication data: {MESSAGE}"):
         ps.DeduplicationData.unpack(engine.config, np.ma.array(integers), floats, mask)

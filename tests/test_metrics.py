@@ -199,12 +199,12 @@ def test_a_checkpoint_has_an_age_and_a_size(tmp_path):
     engine = ps.Engine(config_of(), num_required=2)
     assert "penstock_checkpoint_bytes" not in Metrics(engine).plain()
     engine.run(batches(), on_bad_row="drop", checkpoint=tmp_path / "run1")
-    told = Metrics(engine).plain()
+    plain_values = Metrics(engine).plain()
     size = sum(path.stat().st_size for path in (tmp_path / "run1").glob("*.base"))
-    assert told["penstock_checkpoint_bytes"] == size
-    assert told["penstock_checkpoint_steps"] == engine.global_step
-    assert 0 <= told["penstock_checkpoint_age_seconds"] < 60
-    assert told["penstock_stage_seconds_total"]["save"] > 0
+    assert plain_values["penstock_checkpoint_bytes"] == size
+    assert plain_values["penstock_checkpoint_steps"] == engine.global_step
+    assert 0 <= plain_values["penstock_checkpoint_age_seconds"] < 60
+    assert plain_values["penstock_stage_seconds_total"]["save"] > 0
 
 
 def test_steps_are_timed_and_a_steady_state_compiles_nothing():

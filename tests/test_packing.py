@@ -28,7 +28,7 @@ def some_rows(rng, member, dim, count, rows=300):
 
 
 def words_of(packed, stack):
-    """(device, line) → words, as the device sees them; pads are left out."""
+    """(device, line) → words, as the device sees them; pads are omitted."""
     found = {}
     for device, (lines, words, count) in enumerate(zip(packed.lines, packed.words, packed.counts, strict=True)):
         if packed.marks is not None:

@@ -163,17 +163,17 @@ def test_directories_larger_than_the_limit_of_memory_are_hashed_and_written_belo
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc are Linux's")
 @pytest.mark.parametrize(
-    ("limit", "says"),
+    ("limit", "message"),
     [
         (180 * MB, r"out of memory: the limit \(ulimit -d \d+\) leaves \d+ MB, and jax with its threads on \d+ CPUs"),
         (400 * MB, r"out of memory: no room for table 'table_0' with slots \(RESOURCE_EXHAUSTED.*--passes auto"),
     ],
     ids=["threads", "table"],
 )
-def test_a_limit_of_memory_that_is_too_low_is_exit_6_in_one_line(tmp_path, call, limit, says):
+def test_a_limit_of_memory_that_is_too_low_is_exit_6_in_one_line(tmp_path, call, limit, message):
     """XLA aborted the process if it could not start a thread; the other message named no table."""
     log = tmp_path / "log.arrows"
     call(0, "synth", log, "--rows", 2000, "--vocabulary", 2_300_000, "--dim", 32)  # 589 MB
     done = below(limit, "replay", tmp_path / "log.pbtxt", log, "--threads", "1")
     assert (done.returncode, done.stderr.count("\n")) == (6, 1), done.stderr[:2000]
-    assert re.match("penstock: " + says, done.stderr)
+    assert re.match("penstock: " + message, done.stderr)

@@ -131,8 +131,8 @@ def test_the_suffix_says_which_arrow_format(quarantined, tmp_path):
         quarantined(batch(0, BAD), file=tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(start)
         assert [row["id"] for row in rows_of(tmp_path / name)] == [99]
-    code, said, _ = quarantined(batch(0, BAD), file=tmp_path / "a.parquet")
-    assert (code, "name it .arrows" in said["error"]) == (2, True)
+    code, output, _ = quarantined(batch(0, BAD), file=tmp_path / "a.parquet")
+    assert (code, "name it .arrows" in output["error"]) == (2, True)
 
 
 def test_a_parquet_source_has_rows_and_no_batches(replay, file, tmp_path):
@@ -165,8 +165,8 @@ def test_after_an_error_the_file_holds_the_bad_rows_of_the_frames_applied(replay
     path = tmp_path / "log.arrows"
     write(path, batches)
     path.write_bytes(path.read_bytes()[:-40])
-    code, said, _ = replay(path, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrow'}")
-    assert (code, "cut" in said["error"]) == (3, True)
+    code, output, _ = replay(path, "--on-bad-row", f"quarantine={tmp_path / 'bad.arrow'}")
+    assert (code, "cut" in output["error"]) == (3, True)
     # The third frame was not known to be whole.
     assert [row["origin_step"] for row in rows_of(tmp_path / "bad.arrow")] == [0, 1]
 
@@ -186,21 +186,21 @@ def test_an_interrupt_leaves_a_whole_file(file, tmp_path, config):
 
 def test_an_existing_file_is_not_touched(quarantined, file):
     file.write_text("mine")
-    code, said, err = quarantined(batch(0, GOOD))
+    code, output, err = quarantined(batch(0, GOOD))
     assert (code, err.count("\n"), file.read_text()) == (2, 1, "mine")
-    assert "exists; a quarantine is never written over" in said["error"]
+    assert "exists; a quarantine is never written over" in output["error"]
 
 
 @pytest.mark.parametrize("given", ["quarantine", "quarantine=", "skip", "drop=x", ""])
 def test_unknown_values_of_on_bad_row_are_refused(given, replay, tmp_path):
-    code, said, _ = replay(write(tmp_path / "log.arrows", [batch(0, GOOD)]), "--on-bad-row", given)
-    assert (code, "on_bad_row" in said["error"]) == (2, True)
+    code, output, _ = replay(write(tmp_path / "log.arrows", [batch(0, GOOD)]), "--on-bad-row", given)
+    assert (code, "on_bad_row" in output["error"]) == (2, True)
 
 
 def test_an_unwritable_quarantine_is_an_error_before_the_run(quarantined, tmp_path):
     (tmp_path / "file").write_text("")
-    code, said, _ = quarantined(batch(0, GOOD), file=tmp_path / "file" / "bad.arrows")
-    assert (code, "directory" in said["error"]) == (6, True)
+    code, output, _ = quarantined(batch(0, GOOD), file=tmp_path / "file" / "bad.arrows")
+    assert (code, "directory" in output["error"]) == (6, True)
 
 
 def test_a_repaired_quarantine_is_replayed_one_frame_per_batch_and_never_stale(
@@ -235,7 +235,7 @@ def test_inspect_counts_the_reasons_of_a_quarantine(quarantined, file, call):
 
 def test_a_quarantine_on_a_full_disk_is_exit_6(quarantined, tmp_path, monkeypatch):
     monkeypatch.setattr(atomic_files, "operations", failing(2, errno.ENOSPC, also_after=True))
-    code, said, err = quarantined(*[batch(step, GOOD, BAD) for step in range(9)])
+    code, output, err = quarantined(*[batch(step, GOOD, BAD) for step in range(9)])
     assert (code, err.count("\n")) == (6, 1)
-    assert "bad.arrows" in said["error"]
+    assert "bad.arrows" in output["error"]
     assert list(tmp_path.glob("*bad*")) == list(tmp_path.glob(".*")) == []

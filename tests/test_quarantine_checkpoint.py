@@ -1,4 +1,4 @@
-"""A quarantine beside a checkpoint: whatever ends a run, a resumed one neither loses nor repeats a bad row."""
+"""A quarantine next to a checkpoint: whatever ends a run, a resumed one neither loses nor repeats a bad row."""
 
 import errno
 import os
@@ -61,14 +61,14 @@ def test_a_resumed_run_quarantines_the_rows_of_an_unbroken_one(name, limit, repl
     code, report = replay("--resume", "--on-bad-row", f"quarantine={file}")
     assert (code, ids_in(file)) == (0, EVERY)
     assert report["dropped"] == ({"id_out_of_range": NUM_FRAMES - limit} if limit < NUM_FRAMES else {})
-    # Of what is left out nothing is told again.
+    # Nothing is reported again of skipped frames.
     assert [f"got {1000 + limit} [" in note for note in report["notes"]] == [True] * (limit < NUM_FRAMES)
 
 
 @pytest.mark.parametrize("limit", [1, 5, 12])
 @pytest.mark.parametrize("devices", ["1", "3"])
 def test_bad_values_found_while_summing_are_quarantined_once(limit, devices, files, replay, tmp_path, call):
-    """Ids and values are looked at while they are summed; frames that are left out are looked at all the same."""
+    """Ids and values are looked at while they are summed; skipped frames are checked all the same."""
     values = [[1.0, 2.0], [float("nan"), 1.0], [3.0, 4.0]]
     write(files[1], [batch(step, 20 + step, values) for step in range(NUM_FRAMES)])
     unbroken = call(0, "replay", *files, "--on-bad-row", "drop")[1]["state_hash"]
@@ -87,8 +87,8 @@ def test_a_quarantine_that_cannot_be_written_stops_commits(replay, tmp_path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(atomic_files, "operations", full_disk(with_bytes=b"id_out_of_range"))
-        code, said = replay("--resume", "--on-bad-row", f"quarantine={file}")
-    assert (code, "space" in said["error"]) == (6, True)
+        code, output = replay("--resume", "--on-bad-row", f"quarantine={file}")
+    assert (code, "space" in output["error"]) == (6, True)
     code, _ = replay("--resume", "--on-bad-row", f"quarantine={file}")
     assert (code, ids_in(file)) == (0, EVERY)
 
@@ -162,8 +162,8 @@ def test_a_missing_quarantine_is_exit_5_and_nothing_is_applied(replay, tmp_path)
     file = tmp_path / "bad.arrows"
     replay("--limit", "4", "--on-bad-row", f"quarantine={file}")
     file.unlink()
-    code, said = replay("--resume", "--on-bad-row", f"quarantine={file}")
-    assert (code, "the quarantine of the checkpoint cannot be read" in said["error"]) == (5, True)
+    code, output = replay("--resume", "--on-bad-row", f"quarantine={file}")
+    assert (code, "the quarantine of the checkpoint cannot be read" in output["error"]) == (5, True)
     assert not file.exists()
     assert replay("--resume")[0] == 3  # without a quarantine the bad row is an error again
 

@@ -200,10 +200,10 @@ def test_the_command_runs_a_job(cluster, logs, tmp_path, capsys):
     line += ["--num-required", 3, "--flush", "--json", "--out", tmp_path / "out", "--checkpoint", tmp_path / "c"]
     watching = ["--ui", "--metrics", "127.0.0.1:0", "--metrics-file", tmp_path / "metrics.jsonl"]
     assert main([*map(str, [*line, *watching])]) == 0
-    told = capsys.readouterr()
-    found = json.loads(told.out)
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
     assert (found["state_hash"], found["frames"]) == (state, 36)
-    assert [line.split()[0] for line in told.err.splitlines()[:2]] == ["ui", "metrics"]
+    assert [line.split()[0] for line in captured.err.splitlines()[:2]] == ["ui", "metrics"]
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
     assert (last["penstock_frames_total"], last["penstock_checkpoint_steps"]) == (36, found["global_step"])
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["item.parquet", "user.parquet"]
@@ -219,10 +219,10 @@ def test_the_deltas_of_a_job_go_to_standard_output_and_nothing_else_does(cluster
     alone(logs, config_of(), deltas=tmp_path / "wanted.arrows")
     line = ["replay", tmp_path / "c.pbtxt", *logs, "--ray", cluster.address, "--shares", 2, "--num-required", 3]
     assert main([*map(str, line), "--flush", "--deltas", "-"]) == 0
-    told = capsysbinary.readouterr()
-    with pa.ipc.open_stream(told.out) as found, pa.ipc.open_stream(tmp_path / "wanted.arrows") as wanted:
+    captured = capsysbinary.readouterr()
+    with pa.ipc.open_stream(captured.out) as found, pa.ipc.open_stream(tmp_path / "wanted.arrows") as wanted:
         assert found.read_all() == wanted.read_all()
-    assert b"state     " in told.err
+    assert b"state     " in captured.err
 
 
 def test_the_page_of_a_job_shows_all_its_shares(cluster, logs):

@@ -45,7 +45,7 @@ def headings(page):
 
 def test_replay_writes_a_page_of_the_run(files, tmp_path, call, monkeypatch):
     monkeypatch.setattr("penstock.sampling.ALLOWANCE_S", 60.0)  # a busy machine must not keep it from looking
-    _, told = call(0, "replay", *files, "--on-bad-row", "drop", "--report", tmp_path / "page")
+    _, report = call(0, "replay", *files, "--on-bad-row", "drop", "--report", tmp_path / "page")
     page = page_of(tmp_path / "page")
     assert headings(page) == [
         "What it did",
@@ -53,17 +53,17 @@ def test_replay_writes_a_page_of_the_run(files, tmp_path, call, monkeypatch):
         "Flow",
         "How far rows moved",
         "Learning rates",
-        "Left out",
+        "Dropped",
         "Tables",
         "How often ids came",
     ]
     assert "3 id_out_of_range" in page
-    assert told["state_hash"] in page
+    assert report["state_hash"] in page
     numbers = json.loads((tmp_path / "page" / "report.json").read_text())
-    assert numbers["report"]["rows"] == told["rows"] == 1200
+    assert numbers["report"]["rows"] == report["rows"] == 1200
     assert numbers["live"]["hot"][0][:2] == ["user", "7"]
     assert [moment["rates"][0] for moment in numbers["live"]["moments"]][-1] == pytest.approx(0.5 / 30)
-    assert told["out"] == []
+    assert report["out"] == []
 
 
 def test_rows_that_become_infinite_do_not_keep_the_page_from_being_written(tmp_path, capsys, monkeypatch):

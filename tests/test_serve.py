@@ -141,7 +141,7 @@ def test_the_newest_stream_of_a_name_counts():
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "message"),
     [
         (frame(3, table="nobody"), "expected a table of the configuration"),
         (
@@ -153,10 +153,10 @@ def test_the_newest_stream_of_a_name_counts():
         (pa.record_batch({"id": [1], "gradient": [[1.0] * 3]}), "length_mismatch"),
     ],
 )
-def test_a_bad_frame_is_refused_whole_and_the_service_stays_up(bad, said):
+def test_a_bad_frame_is_refused_whole_and_the_service_stays_up(bad, message):
     with service_of() as service, client_of(service) as client:
         client.put(FRAMES[:3], "w0")
-        with pytest.raises(ps.InputError, match=said) as error:
+        with pytest.raises(ps.InputError, match=message) as error:
             client.put([bad], "w0")
         assert "producer 'w0'" in str(error.value)
         assert "Traceback" not in str(error.value)

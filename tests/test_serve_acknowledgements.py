@@ -141,5 +141,5 @@ def test_names_of_streams_that_are_no_text_are_refused():
 
 
 def test_a_client_ignores_what_it_does_not_know_and_does_without_counts():
-    said = {"position": 7, "durable": True, "step": 40, "closing": False}
-    assert Ack.of({"ack": {**said, "weather": "fine"}}) == Ack(7, True, 40)
+    message = {"position": 7, "durable": True, "step": 40, "closing": False}
+    assert Ack.of({"ack": {**message, "weather": "fine"}}) == Ack(7, True, 40)

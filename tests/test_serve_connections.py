@@ -138,7 +138,7 @@ try:
 except OSError as error:
     print(error.strerror, flush=True)
 for n in range(3):
-    with atomic_files.appearing(Path(sys.argv[1]) / str(n)) as file:
+    with atomic_files.publishing(Path(sys.argv[1]) / str(n)) as file:
         file.write(b"whole")
 """
 

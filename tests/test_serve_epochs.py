@@ -294,5 +294,5 @@ def test_status_tables_and_rows_name_the_epoch(at_six):
         (delta,) = client.deltas(6)
         assert delta.epoch == status["epoch"]
         chunk = next(iter(client.connection.get({"table": "user", "ids": [1]})))
-        told = json.loads(chunk.app_metadata.to_pybytes())
-        assert (told["step"], told["lineage"], told["epoch"]) == (8, status["lineage"], status["epoch"])
+        metadata = json.loads(chunk.app_metadata.to_pybytes())
+        assert (metadata["step"], metadata["lineage"], metadata["epoch"]) == (8, status["lineage"], status["epoch"])

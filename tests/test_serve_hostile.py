@@ -56,7 +56,7 @@ def test_two_producers_of_one_name_apply_every_frame_once():
 
         outcomes = [done() for done in [in_thread(push) for _ in range(2)]]
         assert 12 in outcomes
-        assert all(told == 12 or "another stream of producer 'w0' has begun" in told for told in outcomes)
+        assert all(outcome == 12 or "another stream of producer 'w0' has begun" in outcome for outcome in outcomes)
         assert service.engine.state_hash() == replayed(FRAMES).state_hash()
 
 
@@ -114,8 +114,8 @@ def test_exchanges_side_by_side_and_one_that_never_reads():
             writer.done_writing()
             acked, rows = 0, 0
             for chunk in reader:
-                said = decoded(chunk.app_metadata or b"{}", "")
-                acked = said["ack"]["position"] if "ack" in said else acked
+                ack = decoded(chunk.app_metadata or b"{}", "")
+                acked = ack["ack"]["position"] if "ack" in ack else acked
                 rows += 0 if chunk.data is None else chunk.data.num_rows
             writer.close()
             client.close()

@@ -210,7 +210,7 @@ def test_producers_that_send_first_are_kept_within_the_limit():
 
 
 @pytest.mark.parametrize(
-    ("ticket", "said"),
+    ("ticket", "message"),
     [
         (b"", "expected a JSON object"),
         (b"[1]", "expected a JSON object, got list"),
@@ -221,10 +221,10 @@ def test_producers_that_send_first_are_kept_within_the_limit():
         (b'{"deltas": {"since": -1}}', "deltas are kept from step 0 on, not from -1"),
     ],
 )
-def test_invalid_tickets_are_refused_in_one_line(ticket, said):
+def test_invalid_tickets_are_refused_in_one_line(ticket, message):
     with service_of() as service:
         client = flight.connect(service.address.uri)
-        with pytest.raises(flight.FlightServerError, match=said) as error:
+        with pytest.raises(flight.FlightServerError, match=message) as error:
             list(client.do_get(flight.Ticket(ticket)))
         assert "Traceback" not in str(error.value)
         client.close()

@@ -174,7 +174,7 @@ def test_a_drained_service_ends_although_calls_are_open(config, frames):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--listen", "grpc://0.0.0.0:0"], "others can reach this address, and it lacks encryption"),
         (["--listen", "grpc+tls://127.0.0.1:0"], "give --tls-cert FILE and --tls-key FILE"),
@@ -184,9 +184,9 @@ def test_a_drained_service_ends_although_calls_are_open(config, frames):
         (["--max-calls", "0"], "expected at least 1"),
     ],
 )
-def test_wrong_flags_of_serve_are_exit_2_before_it_starts(config, words, said, capsys):
+def test_wrong_flags_of_serve_are_exit_2_before_it_starts(config, words, message, capsys):
     assert main(["serve", str(config), *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_exit_6(config, capsys):

@@ -149,8 +149,8 @@ def test_exchange_answers_gradients_with_deltas():
             writer.write_batch(each)
         writer.done_writing()
         for chunk in reader:
-            said = decoded(chunk.app_metadata or b"{}", "")
-            acked = said["ack"]["position"] if "ack" in said else acked
+            metadata = decoded(chunk.app_metadata or b"{}", "")
+            acked = metadata["ack"]["position"] if "ack" in metadata else acked
             if chunk.data is not None and chunk.data.num_rows:
                 rows[chunk.data.column("id").to_numpy()] = (
                     chunk.data.column("row").flatten().to_numpy().reshape(-1, DIM)
@@ -186,8 +186,8 @@ def test_a_table_that_changes_faster_than_deltas_are_kept_is_refused_by_the_sett
                     pushing.put(sent[-1:], "w0")
             settled(self, step)
 
-        settled = snapshots.Snapshots._settle
-        monkeypatch.setattr(snapshots.Snapshots, "_settle", settle)
+        settled = snapshots.TableSnapshots._settle
+        monkeypatch.setattr(snapshots.TableSnapshots, "_settle", settle)
         refused = r"'user': [\d,]+ bytes .* made while it was read, and 1,000 are kept: .* a larger --delta-memory"
         for _ in range(2):
             with pytest.raises(ps.UsageError, match=refused):
@@ -208,8 +208,8 @@ def test_a_table_that_changes_too_much_once_is_read_again(monkeypatch):
                     pushing.put(FRAMES, "w0")
             settled(self, step)
 
-        settled = snapshots.Snapshots._settle
-        monkeypatch.setattr(snapshots.Snapshots, "_settle", settle)
+        settled = snapshots.TableSnapshots._settle
+        monkeypatch.setattr(snapshots.TableSnapshots, "_settle", settle)
         at = client.table("user")
         assert at.step == 12
         np.testing.assert_array_equal(at.rows, np.asarray(replayed(FRAMES).table("user")))

@@ -1,4 +1,4 @@
-"""``penstock serve --ui --metrics``: who looks on sees what producers were told."""
+"""``penstock serve --ui --metrics``: the page and the metrics show what producers got acknowledged."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from penstock.io.flight import connect
 
 @pytest.fixture
 def serving(tmp_path):
-    """(uri, url of the page, url of the metrics, folder) of a service in a process of its own."""
+    """(uri, url of the page, url of the metrics, folder) of a service in a separate process."""
     config_of().save(tmp_path / "tables.pbtxt")
     words = ["serve", "tables.pbtxt", "--ui", "--metrics", "127.0.0.1:0", "--metrics-file", "metrics.jsonl"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

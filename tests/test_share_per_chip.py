@@ -137,8 +137,8 @@ def test_processes_without_ray_each_see_one_chip_and_together_have_all_rows(tmp_
     config_of().save(tmp_path / "tables.pbtxt")
     write(tmp_path / "log.arrows", [batch(step) for step in range(12)])
     names = ["CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS", "TPU_PROCESS_BOUNDS", "TPU_CHIPS_PER_PROCESS_BOUNDS"]
-    told = f"import os\nprint(*(os.environ.get(name) for name in {names}))\n"
-    (tmp_path / "share.py").write_text(program + told)
+    code = f"import os\nprint(*(os.environ.get(name) for name in {names}))\n"
+    (tmp_path / "share.py").write_text(program + code)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = {**os.environ, "PATH": path, "JAX_PLATFORMS": "cpu"}
     script = script.replace("0 1 2 3", "0 1").replace("$rank 4", "$rank 2")

@@ -173,7 +173,7 @@ def test_a_stale_owner_changes_no_commit_of_a_later_attempt(tmp_path):
     assert ps.Engine.restore(tmp_path).state_hash() == later.state_hash()
 
 
-def test_a_share_restores_only_the_files_with_rows_of_its_own(tmp_path):
+def test_a_share_restores_only_the_files_that_contain_its_rows(tmp_path):
     LocalJob(config_of(), 4, num_required=3).run(sources(), limit=12).commit(tmp_path)
     damaged = tmp_path / "00000001-3of4.a0.base"
     damaged.write_bytes(damaged.read_bytes()[:-1])

@@ -243,7 +243,7 @@ def test_bad_input_is_raised_after_the_deltas_of_the_frames_before_it():
 
 def test_wrong_arguments_of_stage_are_refused_at_the_call():
     engine = engine_of()
-    for wrong, says in (
+    for wrong, message in (
         ({"slots": ["momenta"]}, r"no table has a slot 'momenta' \(there are: accumulators\)"),
         ({"slots": 3}, "slots: expected True, False or names of slots, got 3"),
         ({"columns": 3}, "columns: expected a mapping role → name, got 3"),
@@ -255,14 +255,14 @@ def test_wrong_arguments_of_stage_are_refused_at_the_call():
         ({"on_bad_row": "x"}, "on_bad_row"),
         ({"progress": 3}, "progress: expected something to call, got 3"),
     ):
-        with pytest.raises(ps.UsageError, match=says):
+        with pytest.raises(ps.UsageError, match=message):
             engine.stage(LOG, **wrong)
     with pytest.raises(ps.InputError, match="no such file"):
         engine.stage("nowhere.arrows")
 
 
 @pytest.mark.parametrize(
-    ("call", "wrong", "says"),
+    ("call", "wrong", "message"),
     [
         ("stage", "slot", "did you mean 'slots'?"),
         ("stage", "check_point", "did you mean 'checkpoint'?"),
@@ -272,11 +272,11 @@ def test_wrong_arguments_of_stage_are_refused_at_the_call():
         ("run", "clock", "expected one of allow_missing_end, as_files, checkpoint, "),
     ],
 )
-def test_an_unknown_argument_is_named_with_the_nearest_one(call, wrong, says):
+def test_an_unknown_argument_is_named_with_the_nearest_one(call, wrong, message):
     engine = engine_of()
     with pytest.raises(ps.UsageError) as error:
         getattr(engine, call)(LOG, **{wrong: None})
-    assert str(error.value).startswith(f"Engine.{call}: unknown argument '{wrong}'; {says}")
+    assert str(error.value).startswith(f"Engine.{call}: unknown argument '{wrong}'; {message}")
     assert isinstance(error.value, TypeError)  # as for any function of Python
     assert "__init__" not in str(error.value)
     assert engine.global_step == 0

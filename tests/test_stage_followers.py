@@ -99,12 +99,12 @@ def test_a_damaged_or_truncated_delta_is_detected(monkeypatch):
     rows = deltas[1]["id"].to_numpy().copy()
     rows[0] += 1
     damaged = deltas[1].set_column(2, deltas[1].schema.field("id"), pa.array(rows))
-    for batches, says in (
+    for batches, message in (
         ([deltas[0], damaged], "checksum differs"),
         ([deltas[0], *deltas[2:]], "checksum differs"),
         (deltas[1:], "checksum differs"),
         (deltas[:1], "ends inside a delta"),
     ):
-        with pytest.raises(example.BrokenError, match=says):
+        with pytest.raises(example.BrokenError, match=message):
             follow(example.Follower(tables_of(engine_of())), batches)
     assert follower.num_applied == 0

@@ -23,13 +23,13 @@ def workers(tmp_path):
 
 
 def test_half_of_the_rows_being_stale_is_noted_with_the_flags_that_fix_it(config, workers, call):
-    said, report = call(0, "replay", config, *workers)
+    output, report = call(0, "replay", config, *workers)
     assert (report["frames"], report["stale"], report["rows"], report["stale_rows"]) == (12, 6, 480, 240)
     assert report["notes"] == [
         "6 of 12 frames were stale (step behind the engine's), with 240 of 480 rows (50.0%): " + FIX
     ]
-    assert f"note      {report['notes'][0]}\n" in said
-    said, report = call(0, "replay", config, *workers, "--merge", "step", "--num-required", 2)
+    assert f"note      {report['notes'][0]}\n" in output
+    output, report = call(0, "replay", config, *workers, "--merge", "step", "--num-required", 2)
     assert (report["stale"], report["stale_rows"], report["notes"]) == (0, 0, [])
 
 
@@ -45,14 +45,14 @@ def test_a_single_stale_frame_is_noted_with_its_share_of_the_rows(config, tmp_pa
 
 def test_more_stale_rows_than_allowed_are_exit_3_at_the_end_and_no_tables(config, workers, tmp_path, call):
     line = ["replay", config, *workers, "--checkpoint", tmp_path / "c", "--deltas", tmp_path / "d"]
-    said, failed = call(3, *line, "--max-stale", 0.49, "--out", tmp_path / "out")
+    output, failed = call(3, *line, "--max-stale", 0.49, "--out", tmp_path / "out")
     assert failed == {"error": failed["error"], "exit_code": 3}
     assert failed["error"] == (
         "240 of the 480 rows read are of stale frames (50.0%), more than --max-stale 0.49 (max_stale=) allows; "
         f"{FIX}; --out was not written; committed to {tmp_path / 'c'} at step 6; "
         f"the deltas of every whole frame are in {tmp_path / 'd'}"
     )
-    assert said.count("\n") == 1
+    assert output.count("\n") == 1
     assert not (tmp_path / "out").exists()
     whole = engine_of(num_required=1)
     whole.run(workers)
@@ -114,10 +114,10 @@ def test_an_earlier_run_of_the_same_engine_does_not_count(tmp_path, workers):
 
 
 def test_validate_says_how_many_frames_a_replay_would_drop(config, workers, call):
-    said, found = call(0, "validate", config, *workers)
-    assert f"6 of 12 frames would be stale (step behind the engine's), with 240 of 480 rows (50.0%): {FIX}\n" in said
-    assert f"good      {workers[0]}: 240 rows in 6 frames read\n" in said
-    assert f"good      {workers[1]}: 240 rows in 6 frames read, 6 stale\n" in said
+    output, found = call(0, "validate", config, *workers)
+    assert f"6 of 12 frames would be stale (step behind the engine's), with 240 of 480 rows (50.0%): {FIX}\n" in output
+    assert f"good      {workers[0]}: 240 rows in 6 frames read\n" in output
+    assert f"good      {workers[1]}: 240 rows in 6 frames read, 6 stale\n" in output
     replayed = call(0, "replay", config, *workers)[1]
     same = ("rows", "frames", "stale", "stale_rows", "steps", "pending")
     assert {name: found[name] for name in same} == {name: replayed[name] for name in same}
@@ -144,9 +144,9 @@ def test_validate_counts_what_replay_counts_with_the_same_flags(flags, config, w
 
 
 def test_a_source_that_the_limit_does_not_reach_is_not_called_good(config, workers, call):
-    said, _ = call(0, "validate", config, *workers, "--limit", 3)
-    assert f"good      {workers[0]}: 120 rows in 3 frames read\n" in said
-    assert f"unread    {workers[1]}: --limit ends before it\n" in said
+    output, _ = call(0, "validate", config, *workers, "--limit", 3)
+    assert f"good      {workers[0]}: 120 rows in 3 frames read\n" in output
+    assert f"unread    {workers[1]}: --limit ends before it\n" in output
 
 
 def test_validate_counts_by_the_gate_of_the_configuration(tmp_path, workers, call):
@@ -160,10 +160,10 @@ def test_validate_counts_by_the_gate_of_the_configuration(tmp_path, workers, cal
 
 
 def test_validate_holds_the_stale_rows_against_the_limit(config, workers, call):
-    said, found = call(3, "validate", config, *workers, "--max-stale", 0.4)
+    output, found = call(3, "validate", config, *workers, "--max-stale", 0.4)
     (error,) = found["errors"]
     assert error.startswith("240 of the 480 rows read are of stale frames (50.0%), more than --max-stale 0.4")
-    assert f"error     {error}\n" in said
+    assert f"error     {error}\n" in output
     assert call(0, "validate", config, *workers, "--max-stale", 0.5)[1]["errors"] == []
 
 
@@ -183,9 +183,9 @@ def test_bad_rows_that_replay_would_drop_are_no_error_of_validate(config, tmp_pa
     log = write(tmp_path / "bad.arrows", [batch(0), batch(1).set_column(3, "id", pa.array([ROWS] * 40))])
     quarantine = tmp_path / "aside.arrows"
     for flag in ("drop", f"quarantine={quarantine}"):
-        said, found = call(0, "validate", config, log, "--on-bad-row", flag)
+        output, found = call(0, "validate", config, log, "--on-bad-row", flag)
         assert (found["sources"][0]["bad_rows"], found["sources"][0]["errors"]) == ({"id_out_of_range": 40}, [])
-        assert "dropped   40 bad rows; first: " in said
+        assert "dropped   40 bad rows; first: " in output
     assert not quarantine.exists()
     call(3, "validate", config, log)
     assert "expected error, drop or quarantine" in call(2, "validate", config, log, "--on-bad-row", "x")[1]["error"]

@@ -1,4 +1,4 @@
-"""synth: the log it writes is what was asked for, fits the configuration beside it, and is the same every time."""
+"""synth: the log is as requested, fits the configuration next to it, and is the same every time."""
 
 import itertools
 
@@ -34,7 +34,7 @@ def columns(path):
 
 
 def frames(written, **options):
-    """What the reader makes of it: every frame validated against the configuration beside it."""
+    """The frames of the log, each validated against the configuration next to it."""
     sizes = EmbeddingConfig.load(written.config).sizes
     return list(FrameReader(written.log, ReadOptions(sizes=sizes, **options)))
 

@@ -44,11 +44,11 @@ def test_json_is_one_object_and_text_goes_to_stderr(tmp_path, penstock, capsys):
     out = tmp_path / "log.parquet"
     assert penstock(["synth", str(out), "--rows", "1000", "--rows-per-step", "300", "--tables", "2", "--json"]) == 0
     captured = capsys.readouterr()
-    said = json.loads(captured.out)
-    assert (said["rows"], said["steps"], said["bytes"]) == (1000, 4, out.stat().st_size)
-    assert (said["log"], said["config"]) == (str(out), str(tmp_path / "log.pbtxt"))
-    assert [t["name"] for t in said["tables"]] == ["table_0", "table_1"]
-    assert sum(t["rows"] for t in said["tables"]) == 1000
+    result = json.loads(captured.out)
+    assert (result["rows"], result["steps"], result["bytes"]) == (1000, 4, out.stat().st_size)
+    assert (result["log"], result["config"]) == (str(out), str(tmp_path / "log.pbtxt"))
+    assert [t["name"] for t in result["tables"]] == ["table_0", "table_1"]
+    assert sum(t["rows"] for t in result["tables"]) == 1000
     assert str(out) in captured.err
 
 

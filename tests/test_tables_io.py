@@ -79,7 +79,7 @@ def test_the_file_is_plain_parquet_with_id_row_and_one_column_per_slot(tmp_path)
     assert table["accumulators"].to_pylist() == block_of(3, start=9).tolist()
 
 
-def test_columns_that_are_not_asked_for_or_not_there_are_left_out(tmp_path):
+def test_columns_that_are_not_requested_or_missing_are_omitted(tmp_path):
     write_table(tmp_path, "user", 2, ["momenta"], [(block_of(2), block_of(2))])
     assert list(all_of(tmp_path)[1]) == ["row"]
     assert list(all_of(tmp_path, columns=("row", "momenta", "velocities"))[1]) == ["row", "momenta"]

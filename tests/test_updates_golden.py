@@ -16,7 +16,7 @@ RECORDED = Path(__file__).resolve().parents[2] / "shared" / "golden"
 
 
 def all_cases():
-    """Every case of the recorded files where they are here, else those kept beside this test, cut to few steps."""
+    """Every case of the recorded files where they are here, else those next to this test, cut to few steps."""
     found = json.loads(OWN_COPY.read_text())["cases"]
     for path in sorted(RECORDED.glob("opt_*.json")):
         found += [dict(c, id=f"recorded_{c['id']}") for c in json.loads(path.read_text())["cases"]]

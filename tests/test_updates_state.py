@@ -1,4 +1,4 @@
-"""What optimizers keep beside the weights, users' programs, and what a forward lookup sees, through the engine."""
+"""The state of optimizers next to the weights, users' programs, and the rows that a forward lookup returns."""
 
 import engines
 import numpy as np

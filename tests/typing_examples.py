@@ -57,7 +57,7 @@ def follow(engine: ps.Engine, config: ps.EmbeddingConfig) -> None:
 
 
 def complain_of_keywords(engine: ps.Engine) -> None:
-    """mypy reports each of these: an ignored line without an error is an error of its own."""
+    """mypy reports each of these: an ignored line without an error is itself an error."""
     engine.run("log.arrows", limitt=3)  # type: ignore[call-arg]
     engine.run("log.arrows", limit="3")  # type: ignore[arg-type]
     engine.stage("log.arrows", deltas="deltas.arrows")  # type: ignore[call-arg]

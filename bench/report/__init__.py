@@ -94,7 +94,7 @@ def problems(result: dict[str, Any]) -> Iterator[str]:
     if result.get("absent"):
         yield f"<p>Not installed: {escape(', '.join(result['absent']))}</p>"
     for name, problem in (result["unusable"] | result["died"]).items():
-        yield f"<p>Left out, {escape(name)}: {escape(problem)}</p>"
+        yield f"<p>Skipped, {escape(name)}: {escape(problem)}</p>"
 
 
 def run_table(run: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ def by_sample(batch: Any, weights: Any, name: str, shape: tuple[int, ...]) -> Pl
     ids, rows = np.asarray(coo.ids).reshape(-1), np.asarray(coo.rows)
     samples, positions = _indices(rows, len(ids), name, shape)
     if weights is not None and coo.weights is not None:
-        raise UsageError(f"{name}: weights are given twice, with the ids and beside them")
+        raise UsageError(f"{name}: weights are given twice, with the ids and as an argument")
     by = coo.weights if weights is None else weights
     if is_coo(by):
         by = _as_coo(by, name, "weights", shape)

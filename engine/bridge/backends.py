@@ -191,7 +191,7 @@ def choose(
     """Return the variant for a table, and why its kernel failed its canary ("": it did not, or there was none).
 
     The variant that the environment requests needs no canary. Without it: the preferred one, or what suits the
-    platform; of these, the first that is possible. Each process runs the canary on a device of its own, and the kernel
+    platform; of these, the first that is possible. Each process runs the canary on one of its devices, and the kernel
     must pass in all of them.
     """
     requested = requested_variant()

@@ -58,8 +58,8 @@ class SavedTables:
 
     def part_dims(self, name: str) -> dict[str, int]:
         """Return the floats per row of the weights and slots of one table."""
-        about = self.tables[name]
-        return {WEIGHTS: about["dim"], **dict.fromkeys(about["slots"], slot_dim(about))}
+        table = self.tables[name]
+        return {WEIGHTS: table["dim"], **dict.fromkeys(table["slots"], slot_dim(table))}
 
     def keys(self, name: str) -> Array | None:
         """Return the keys of a dynamic table that have a row and are not expired, ascending, in their type; None: it is
@@ -90,16 +90,16 @@ def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, list[F
     """
     for record in folder.records(commit, commit.files):
         if record.kind == "rows":
-            ends = np.cumsum(record.about["dims"])
+            ends = np.cumsum(record.header["dims"])
             parts = np.split(record.arrays["rows"], ends[:-1], axis=1)
-            if "first" in record.about:
-                first, step = record.about["first"], record.about["step"]
+            if "first" in record.header:
+                first, step = record.header["first"], record.header["step"]
                 ids = np.arange(first, first + len(parts[0]) * step, step)
             else:
                 ids = record.arrays["ids"]
-            yield record.about["table"], ids, parts
+            yield record.header["table"], ids, parts
 
 
-def slot_dim(about: Mapping[str, Any]) -> int:
-    """Return the floats per row of each slot of a table. about : its entry in the manifest"""
-    return 1 if about["optimizer"] == RowWiseAdagrad.__name__ else int(about["dim"])
+def slot_dim(table: Mapping[str, Any]) -> int:
+    """Return the floats per row of each slot of a table. table : its entry in the manifest"""
+    return 1 if table["optimizer"] == RowWiseAdagrad.__name__ else int(table["dim"])

@@ -37,7 +37,7 @@ class CommitSession:
     every : steps between two commits; None: only on request
     prepare : called once on the background thread
 
-    has_news : whether the positions count a frame that no commit contains
+    has_changes : whether the positions count a frame that no commit contains
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class CommitSession:
     ) -> None:
         self._core, self._saver, self._every, self._listener, self._prepare = core, saver, every, listener, prepare
         self._step = core.global_step  # of the last commit begun
-        self.has_news = saver.last is None
+        self.has_changes = saver.last is None
         self._asked = False
         self._num_frames = 0
         self._closed = False
@@ -77,7 +77,7 @@ class CommitSession:
 
     def frame_counted(self) -> None:
         """Record that a frame was applied and that the positions count it."""
-        self.has_news = True
+        self.has_changes = True
         self._num_frames += 1
 
     def ask(self, again: bool = False) -> bool:
@@ -85,9 +85,9 @@ class CommitSession:
 
         again : commit once more even if the commit in flight contains everything, so that the caller can wait for one
         """
-        if not self.has_news and not self._saver.is_busy:
+        if not self.has_changes and not self._saver.is_busy:
             return False
-        self._asked = self._asked or self.has_news or again
+        self._asked = self._asked or self.has_changes or again
         self._wake.set()
         return True
 
@@ -95,7 +95,7 @@ class CommitSession:
         """Begin a commit of the current state."""
         self._listener.commit_begins()
         self._saver.begin()
-        self._step, self.has_news, self._asked = self._core.global_step, False, False
+        self._step, self.has_changes, self._asked = self._core.global_step, False, False
         self._wake.set()
 
     def advance(self, idle: bool = False) -> None:
@@ -139,7 +139,7 @@ class CommitSession:
             with self._core.gate.still():
                 self._closed = True
                 try:
-                    self.finish(self.has_news)
+                    self.finish(self.has_changes)
                 finally:
                     self.close()
         finally:

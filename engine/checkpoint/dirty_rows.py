@@ -43,9 +43,9 @@ class RowMarks:
         ids : int64 (n,), distinct. Raises IndexError for an id outside the table; nothing is marked then.
         """
         waiting = np.empty(len(ids), np.int64)
-        found = dirty_bits.change(self._marks, np.ascontiguousarray(ids), waiting)
-        self.num_waiting -= found
-        return waiting[:found]
+        num_changed = dirty_bits.change(self._marks, np.ascontiguousarray(ids), waiting)
+        self.num_waiting -= num_changed
+        return waiting[:num_changed]
 
     @property
     def is_dirty(self) -> bool:
@@ -79,9 +79,9 @@ class RowMarks:
         if not self.num_waiting:
             return np.zeros(0, np.int64)
         taken = np.empty(most, np.int64)
-        found, self._cursor = dirty_bits.take(self._marks, self._cursor, self._step, LOOKED_AT, taken)
-        self.num_waiting -= found
-        return taken[:found]
+        num_taken, self._cursor = dirty_bits.take(self._marks, self._cursor, self._step, LOOKED_AT, taken)
+        self.num_waiting -= num_taken
+        return taken[:num_taken]
 
 
 class TouchedRows:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.checkpoint.arrays import rows_of
-from penstock.checkpoint.incremental import Contents, Saved
+from penstock.checkpoint.incremental import CommitContents, Saved
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of, files_for
 from penstock.checkpoint.records import Record
@@ -56,7 +56,7 @@ class Restorable(Protocol):
 E = TypeVar("E", bound=Restorable)
 
 
-def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], totals: Counters) -> Contents:
+def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], totals: Counters) -> CommitContents:
     """Return the current state without the rows. Call it under the gate's lock.
 
     positions, totals : of the runs so far; files : those that the run in progress writes, with their lengths
@@ -82,7 +82,7 @@ def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], t
     records = [Record("store", {"table": name}, core.tables.by_id(name, store.get_state())) for name, store in stores]
     dynamic = core.tables.dynamic.items()
     records += [Record("directory", {"table": name}, table.get_state()) for name, table in dynamic]
-    return Contents(plain, records)
+    return CommitContents(plain, records)
 
 
 def tables_to_save(core: EngineCore) -> dict[str, Saved]:
@@ -123,26 +123,29 @@ def restore(
     folder = Folder(path)
 
     def read(commit: Commit) -> E:
-        where = f"{folder.path}, commit {commit.number}"
-        with trusting(where):
-            its = config or _config_of(commit, where)
-            check_fits(commit, its, where)
-            for name, given in (("num_required", num_required), ("reduction", reduction)):
-                if given is not None and given != commit.contents[name]:
+        place = f"{folder.path}, commit {commit.number}"
+        with trusting(place):
+            restored_config = config or _config_of(commit, place)
+            check_fits(commit, restored_config, place)
+            for name, value in (("num_required", num_required), ("reduction", reduction)):
+                if value is not None and value != commit.contents[name]:
                     raise StateError(
-                        f"{where}: was made with {name} {commit.contents[name]}, not {given}; give the same"
+                        f"{place}: was made with {name} {commit.contents[name]}, not {value}; give the same"
                     )
             seed, files, more = commit.contents["seed"], commit.files, {}
             if share is not None:
                 more = {"share": checked_share(share)}
-                files = files_for(commit, shares_of(its.tables, its.sharding_strategy == "MOD", seed, *more["share"]))
+                files = files_for(
+                    commit,
+                    shares_of(restored_config.tables, restored_config.sharding_strategy == "MOD", seed, *more["share"]),
+                )
             folder.checked(commit, files)
-            variants = {name: its["variant"] for name, its in commit.contents.get("programs", {}).items()}
+            variants = {name: program["variant"] for name, program in commit.contents.get("programs", {}).items()}
             for variant in variants.values():
                 if variant not in VARIANTS:
-                    raise StateError(f"{where}: variant {variant!r}; this penstock has {', '.join(VARIANTS)}")
+                    raise StateError(f"{place}: variant {variant!r}; this penstock has {', '.join(VARIANTS)}")
             engine = make(
-                its,
+                restored_config,
                 mesh,
                 num_required=commit.contents["num_required"],
                 reduction=commit.contents["reduction"],
@@ -158,38 +161,39 @@ def restore(
     return folder.read_last(read)
 
 
-def check_fits(commit: Commit, config: EmbeddingConfig, where: str) -> None:
+def check_fits(commit: Commit, config: EmbeddingConfig, place: str) -> None:
     """Raise StateError if the tables of a commit do not fit those of a configuration."""
     saved = {table["name"]: table for table in commit.contents["tables"]}
     specs = {spec.name: spec for spec in config.tables}
     for name in saved.keys() ^ specs.keys():
         has, lacks = ("checkpoint", "configuration") if name in saved else ("configuration", "checkpoint")
-        raise StateError(f"{where}: table '{name}' is in the {has} and not in the {lacks}; give the same tables")
+        raise StateError(f"{place}: table '{name}' is in the {has} and not in the {lacks}; give the same tables")
     for name, spec in specs.items():
-        mine, its = _described(spec), saved[name]
-        its = {"storage_dtype": "float32", **its}  # older commits omit it
-        if "dynamic" in mine and "dynamic" not in its:  # its ids become keys; loading finds out how many there are
+        new, old = _described(spec), saved[name]
+        old = {"storage_dtype": "float32", **old}  # older commits omit it
+        if "dynamic" in new and "dynamic" not in old:  # its ids become keys; loading finds out how many there are
             if commit.contents["gate"]["num_accumulated"]:
                 raise StateError(
-                    f"{where}: table '{name}' becomes dynamic, which frames in the gate prevent: --flush them first"
+                    f"{place}: table '{name}' becomes dynamic, which frames in the gate prevent: --flush them first"
                 )
-            its = {**its, "dynamic": mine["dynamic"], "vocabulary_size": mine["vocabulary_size"]}
-        if "dynamic" in its and "dynamic" not in mine:
+            old = {**old, "dynamic": new["dynamic"], "vocabulary_size": new["vocabulary_size"]}
+        if "dynamic" in old and "dynamic" not in new:
             raise StateError(
-                f"{where}: table '{name}' is dynamic in the checkpoint and not in the configuration; "
+                f"{place}: table '{name}' is dynamic in the checkpoint and not in the configuration; "
                 "give the configuration that it was made with"
             )
         for key in ("dim", "optimizer", "slots", "storage_dtype", "dynamic"):
-            if mine.get(key) != its.get(key):
-                said, own = _said(its.get(key), mine.get(key)), _said(mine.get(key), its.get(key))
+            if new.get(key) != old.get(key):
+                old_text = _setting_text(old.get(key), new.get(key))
+                new_text = _setting_text(new.get(key), old.get(key))
                 raise StateError(
-                    f"{where}: table '{name}' has {key} {said} in the checkpoint and {own} in the configuration; "
-                    "give the configuration that it was made with"
+                    f"{place}: table '{name}' has {key} {old_text} in the checkpoint and {new_text} in the "
+                    "configuration; give the configuration that it was made with"
                 )
-        if mine["vocabulary_size"] < its["vocabulary_size"]:
+        if new["vocabulary_size"] < old["vocabulary_size"]:
             raise StateError(
-                f"{where}: table '{name}' has {its['vocabulary_size']} rows in the checkpoint and only "
-                f"{mine['vocabulary_size']} in the configuration; a table may grow, not shrink"
+                f"{place}: table '{name}' has {old['vocabulary_size']} rows in the checkpoint and only "
+                f"{new['vocabulary_size']} in the configuration; a table may grow, not shrink"
             )
 
 
@@ -240,26 +244,26 @@ def _admit(core: EngineCore, name: str, ids: Int64, parts: list[Float32], folder
 
 def _stores_of(folder: Folder, commit: Commit) -> dict[str, dict[str, npt.NDArray[Any]]]:
     """Return the gradients accumulated in the gate, by table, with those of all shares concatenated."""
-    found: dict[str, dict[str, list[npt.NDArray[Any]]]] = {}
+    stores: dict[str, dict[str, list[npt.NDArray[Any]]]] = {}
     for record in folder.records(commit, commit.last_files):
         if record.kind == "store":
-            of_table = found.setdefault(record.about["table"], {})
+            of_table = stores.setdefault(record.header["table"], {})
             for key, array in record.arrays.items():
                 of_table.setdefault(key, []).append(array)
     return {
-        table: {key: np.concatenate(arrays) for key, arrays in of_table.items()} for table, of_table in found.items()
+        table: {key: np.concatenate(arrays) for key, arrays in of_table.items()} for table, of_table in stores.items()
     }
 
 
-def _config_of(commit: Commit, where: str) -> EmbeddingConfig:
+def _config_of(commit: Commit, place: str) -> EmbeddingConfig:
     if commit.contents["python"]:
         raise StateError(
-            f"{where}: its configuration holds {', '.join(commit.contents['python'])}, which no file can; give config="
+            f"{place}: its configuration holds {', '.join(commit.contents['python'])}, which no file can; give config="
         )
     try:
         return EmbeddingConfig.from_proto(kept_config(base64.b64decode(commit.contents["config"])))
     except ConfigError as error:
-        raise StateError(f"{where}: its configuration cannot be loaded: {error}; give config=") from None
+        raise StateError(f"{place}: its configuration cannot be loaded: {error}; give config=") from None
 
 
 def _described(spec: TableSpec) -> dict[str, Any]:
@@ -276,19 +280,21 @@ def _described(spec: TableSpec) -> dict[str, Any]:
 
 def _only_in_python(config: EmbeddingConfig) -> list[str]:
     """Return the parts of a configuration that its protobuf message cannot represent, for messages."""
-    found = [f"the schedule of tag {tag}" for tag in config.schedules]
+    objects = [f"the schedule of tag {tag}" for tag in config.schedules]
     for spec in config.tables:
         if not isinstance(spec.initializer, Initializer):
-            found.append(f"the initializer of table '{spec.name}'")
+            objects.append(f"the initializer of table '{spec.name}'")
         if spec.rule.program is not None:
-            found.append(f"the program of table '{spec.name}'")
-    return found
+            objects.append(f"the program of table '{spec.name}'")
+    return objects
 
 
-def _said(value: Any, other: Any) -> str:
+def _setting_text(value: Any, other: Any) -> str:
     """Return a property for a message: of settings those that differ from the others."""
     if isinstance(value, dict):
         value = [
-            f"{name} {its}" for name, its in value.items() if not isinstance(other, dict) or other.get(name) != its
+            f"{name} {setting}"
+            for name, setting in value.items()
+            if not isinstance(other, dict) or other.get(name) != setting
         ]
     return (", ".join(value) or "none") if isinstance(value, list) else str(value)

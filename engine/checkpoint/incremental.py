@@ -73,7 +73,7 @@ class Saved(NamedTuple):
         return min(self.num_rows, MOST_ROWS, max(1, BLOCK_BYTES // self.row_bytes))
 
 
-class Contents(NamedTuple):
+class CommitContents(NamedTuple):
     """The contents of a commit apart from rows: plain data for the manifest, records for the data file."""
 
     plain: Mapping[str, Any]
@@ -99,7 +99,7 @@ class Saver(StepObserver):
         self,
         folder: Folder,
         tables: Mapping[str, Saved],
-        describe: Callable[[], Contents],
+        describe: Callable[[], CommitContents],
         last: Commit | None = None,
         delta: bool = True,
         timed: Callable[[], AbstractContextManager[Any]] = nullcontext,

@@ -138,8 +138,8 @@ def _shown(value: Any) -> str:
 
 
 @contextmanager
-def trusting(where: str) -> Iterator[None]:
-    """Convert errors in reading the contents of a commit to StateError. where : the commit, for messages
+def trusting(place: str) -> Iterator[None]:
+    """Convert errors in reading the contents of a commit to StateError. place : the commit, for messages
 
     The digests match, so the commit was written like this: none of its contents can be trusted.
     """
@@ -148,4 +148,4 @@ def trusting(where: str) -> Iterator[None]:
     except PenstockError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise StateError(f"{where}: its contents do not add up ({type(error).__name__}: {error})") from error
+        raise StateError(f"{place}: its contents do not add up ({type(error).__name__}: {error})") from error

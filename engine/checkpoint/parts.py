@@ -44,15 +44,15 @@ class PartRows:
         """Return a record of rows with the ids of the whole table; any other record as it is."""
         if not self.shares or record.kind != "rows":
             return record
-        share = self.shares[record.about["table"]]
+        share = self.shares[record.header["table"]]
         if share.num_rows == 0:
-            return Record("none", record.about)
-        about = dict(record.about)
-        if "first" in about:
-            about["first"], about["step"] = int(share.ids(about["first"])), about["step"] * share.stride
-            return Record(record.kind, about, record.arrays)
+            return Record("none", record.header)
+        header = dict(record.header)
+        if "first" in header:
+            header["first"], header["step"] = int(share.ids(header["first"])), header["step"] * share.stride
+            return Record(record.kind, header, record.arrays)
         ids = share.ids(np.asarray(record.arrays["ids"], np.int64))
-        return Record(record.kind, about, {**record.arrays, "ids": ids})
+        return Record(record.kind, header, {**record.arrays, "ids": ids})
 
 
 ALL_ROWS = PartRows()
@@ -120,7 +120,7 @@ def directories_of(folder: Folder, commit: Commit) -> dict[str, Mapping[str, Arr
     states: dict[str, list[Mapping[str, Array]]] = {}
     for record in folder.records(commit, commit.last_files):
         if record.kind == "directory":
-            states.setdefault(record.about["table"], []).append(record.arrays)
+            states.setdefault(record.header["table"], []).append(record.arrays)
     return {name: joined_states(parts) for name, parts in states.items()}
 
 

@@ -28,10 +28,10 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Record:
-    """One record of a data file. kind : its type; about : other fields of the header; arrays : by name, in memory"""
+    """One record of a data file. kind : its type; header : its other fields; arrays : by name, in memory"""
 
     kind: str
-    about: Mapping[str, Any] = field(default_factory=dict)
+    header: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
 
     @property
@@ -42,7 +42,7 @@ class Record:
         """Yield the bytes of the record for a file."""
         arrays = {name: _little(array) for name, array in self.arrays.items()}
         shapes = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
-        header = json.dumps({"kind": self.kind, **self.about, "arrays": shapes}).encode()
+        header = json.dumps({"kind": self.kind, **self.header, "arrays": shapes}).encode()
         yield _LENGTH.pack(len(header)) + header
         for array in arrays.values():
             yield array.reshape(-1).view(np.uint8).data
@@ -53,24 +53,24 @@ def _little(array: Array) -> Array:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
 
 
-def read_records(file: BinaryIO | mmap.mmap, where: object) -> Iterator[Record]:
+def read_records(file: BinaryIO | mmap.mmap, place: object) -> Iterator[Record]:
     """Yield the records of a file whose digest matches, with the last one. Raises StateError if they are malformed.
 
     file : buffered; or mapped: the arrays then look into it, and the system reads their pages on demand
-    where : for messages
+    place : for messages
     """
     if file.read(len(MAGIC)) != MAGIC:
-        raise StateError(f"{where}: not a data file of this version's checkpoints")
+        raise StateError(f"{place}: not a data file of this version's checkpoints")
     num_bytes = _num_bytes(file)
     length = file.read(_LENGTH.size)
     while length:
         try:
-            about = parsed_json(file.read(*_LENGTH.unpack(length)))
-            shapes = about.pop("arrays")
+            header = parsed_json(file.read(*_LENGTH.unpack(length)))
+            shapes = header.pop("arrays")
             arrays = {name: _read_array(file, dtype, shape, num_bytes) for name, dtype, shape in shapes}
-            record = Record(about.pop("kind"), about, arrays)
+            record = Record(header.pop("kind"), header, arrays)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
-            raise StateError(f"{where}: its records do not add up ({error}); restore another commit") from error
+            raise StateError(f"{place}: its records do not add up ({error}); restore another commit") from error
         yield record
         length = file.read(_LENGTH.size)
 

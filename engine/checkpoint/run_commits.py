@@ -88,7 +88,7 @@ class RunCommits(CommitListener):
         with self._core.gate.still():
             self.check()
             commits = self._commits
-            if commits is None or self._every is None or not commits.has_news or not commits.may_begin:
+            if commits is None or self._every is None or not commits.has_changes or not commits.may_begin:
                 return
             if self._may_commit():
                 commits.begin()
@@ -139,8 +139,8 @@ class RunCommits(CommitListener):
         try:
             with self._core.gate.still():
                 self.check()
-                news = commits.has_news or (completed and self._has_new_files) or commits.has_stepped
-                commits.finish(news and self._may_commit())
+                is_needed = commits.has_changes or (completed and self._has_new_files) or commits.has_stepped
+                commits.finish(is_needed and self._may_commit())
         except BaseException:
             self.failed = True
             raise

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.engine_state import describe, encoded, tables_to_save
-from penstock.checkpoint.incremental import Contents, Saver
+from penstock.checkpoint.incremental import CommitContents, Saver
 from penstock.checkpoint.parts import PartRows, SharePart
 from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.run_files import CountedFiles, OpenDeltas
@@ -253,5 +253,5 @@ class CheckpointSession(StepObserver):
         self._core.observe(saver)
         return saver
 
-    def _described(self) -> Contents:
+    def _described(self) -> CommitContents:
         return describe(self._core, self.positions, self.files.commit(), self.totals)

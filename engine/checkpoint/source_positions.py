@@ -155,9 +155,9 @@ class Positions:
 
     def of_source(self, number: int) -> Positions:
         """Return the position in one source; at its start, if there are none of it yet."""
-        one = Positions()
-        one.entries = self.entries[number : number + 1]
-        return one
+        positions = Positions()
+        positions.entries = self.entries[number : number + 1]
+        return positions
 
     def follow(self, before: Positions) -> None:
         """Keep the producers, their counts, what they were read from and the lineage of earlier positions."""
@@ -206,11 +206,11 @@ class Positions:
                 f"{missing.source}: the checkpoint holds {missing.frames} frames of it, and it is not among the "
                 "sources; give all of them, in the same order"
             )
-        for saved, given in zip(self.entries, read.entries, strict=False):
-            if (saved.place, given.place) != (None, None) and saved.source != given.source:
+        for saved, current in zip(self.entries, read.entries, strict=False):
+            if (saved.place, current.place) != (None, None) and saved.source != current.source:
                 raise StateError(
-                    f"{given.source}: the checkpoint holds {saved.frames} frames of {saved.source} in its place; give "
-                    "the same sources, in the same order"
+                    f"{current.source}: the checkpoint holds {saved.frames} frames of {saved.source} in its place; "
+                    "give the same sources, in the same order"
                 )
         if self.num_frames and self._merge != read._merge:
             how = f"with --merge {self._merge}" if self._merge else f"without --merge {read._merge}"

@@ -183,13 +183,13 @@ class Folder:
             text, _, last = self.files.read(name).removesuffix(b"\n").rpartition(b"\n")
             if digest_of(text).encode() != last:
                 raise self._damaged(name, number, "its digest does not fit: damaged or cut")
-            found = parsed_json(text)
-            if isinstance(found, dict) and type(found.get(KEY)) is int and found[KEY] != VERSION:
-                raise StateError(f"{path}: version {found[KEY]}; this penstock reads version {VERSION}")
-            check_manifest(found)
-            del found[KEY]
-            named = found.pop("number")
-            files = tuple(DataFile(**file) for file in found.pop("files"))
+            manifest = parsed_json(text)
+            if isinstance(manifest, dict) and type(manifest.get(KEY)) is int and manifest[KEY] != VERSION:
+                raise StateError(f"{path}: version {manifest[KEY]}; this penstock reads version {VERSION}")
+            check_manifest(manifest)
+            del manifest[KEY]
+            named = manifest.pop("number")
+            files = tuple(DataFile(**file) for file in manifest.pop("files"))
         except FileNotFoundError:
             raise self._missing(number, name) from None
         except OSError as error:
@@ -203,7 +203,7 @@ class Folder:
             if file.parent != before.get(file.part):
                 raise self._damaged(file.name, number, "is not what comes next in the chain")
             before[file.part] = file.digest
-        return Commit(number, files, found)
+        return Commit(number, files, manifest)
 
     def checked(self, commit: Commit, files: Iterable[DataFile] | None = None) -> Commit:
         """Return the commit after a check that files of it exist and have their digests. Raises StateError.
@@ -215,8 +215,8 @@ class Folder:
             try:
                 size = self.files.size(file.name)
                 if size != file.num_bytes:
-                    what = "cut" if size < file.num_bytes else "mixed up with another file"
-                    raise self._damaged(file.name, commit.number, f"{size} bytes, expected {file.num_bytes}: {what}")
+                    damage = "cut" if size < file.num_bytes else "mixed up with another file"
+                    raise self._damaged(file.name, commit.number, f"{size} bytes, expected {file.num_bytes}: {damage}")
                 with self.files.open(file.name) as data:
                     while piece := data.read(_AT_ONCE):
                         digest.update(piece)
@@ -230,7 +230,7 @@ class Folder:
 
     def name(self, commit: Commit) -> None:
         """Write the manifest of a commit, after all files that it lists are durable."""
-        with self.files.appearing(_manifest(commit.number)) as file:
+        with self.files.publishing(_manifest(commit.number)) as file:
             file.write(commit.encoded())
 
     def lock(self) -> None:

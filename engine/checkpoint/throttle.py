@@ -47,7 +47,7 @@ class Pace:
             if not there():
                 self._turn.wait()
 
-    def tell(self) -> None:
+    def wake(self) -> None:
         """Wake the writing thread for new work while expedited; otherwise the next allowance wakes it."""
         if self._expedited:
             self._turn.set()

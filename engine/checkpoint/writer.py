@@ -101,13 +101,13 @@ class CommitWriter:
         with self._changed:
             self._raise()
             self._records.append(Queued(record, wait))
-        self.pace.tell()
+        self.pace.wake()
 
     def close(self) -> None:
         """End the records. The commit completes in the background: ``result`` waits for it."""
         with self._changed:
             self._records += [Queued(Record("end")), None]
-        self.pace.tell()
+        self.pace.wake()
 
     def result(self) -> Commit:
         """Wait for the commit and return it. Raises the error of the writing thread."""
@@ -150,7 +150,7 @@ class CommitWriter:
         kind = "delta" if self._draft.files else "base"
         name = f"{self._draft.number:08}{self._part.file_name(self._attempt)}.{kind}"
         digest, num_bytes = new_digest(), 0
-        with self._folder.files.appearing(name) as file:
+        with self._folder.files.publishing(name) as file:
             for piece in self._pieces():
                 began = time.thread_time()
                 digest.update(piece)

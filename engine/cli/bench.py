@@ -80,18 +80,18 @@ def run(args: argparse.Namespace) -> int:
         sizes=sizes_of(args),
         peers=[name for name in chosen if name not in absent],
         slow=slow,
-        told=lambda result: say_run(out, result),
+        report=lambda result: say_run(out, result),
     )
     report = checked_report(args.report)
     earlier = earlier_result(args.against, report)
     say_plan(out, plan, absent)
-    found = runner.run(plan)
-    result = runner.as_json(plan, found) | {"absent": absent}
-    say_end(out, found)
+    outcome = runner.run(plan)
+    result = runner.as_json(plan, outcome) | {"absent": absent}
+    say_end(out, outcome)
     if earlier is not None:
         from penstock.bench.report.comparison import compared
 
-        for line in compared(earlier, found.runs):
+        for line in compared(earlier, outcome.runs):
             out.say(f"against   {line}")
     if report is not None:
         from penstock.bench.report import write_report
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
             index = write_report(report, result)
         out.say(f"report    {index}")
     out.result(result)
-    return int(bool(found.failed))
+    return int(bool(outcome.failed))
 
 
 def traced(args: argparse.Namespace, out: Output) -> int:
@@ -116,14 +116,14 @@ def traced(args: argparse.Namespace, out: Output) -> int:
 
     rows = args.rows or (trace.SHORT_ROWS if args.short else trace.ROWS)
     with writing(directory):
-        found = trace.trace(directory, rows, trace.SHORT_STEPS if args.short else trace.STEPS)
-    out.say(f"trace     {found.path}: open it at ui.perfetto.dev")
+        measured = trace.trace(directory, rows, trace.SHORT_STEPS if args.short else trace.STEPS)
+    out.say(f"trace     {measured.path}: open it at ui.perfetto.dev")
     out.say(
-        f"overlap   {found.steps} steps of {count(found.rows)} rows ({found.variant}) in {found.seconds:.2f} s: "
-        f"the caller coalesced for {found.coalesce:.2f} s, the dispatching thread worked for {found.dispatch:.2f} s, "
-        f"both at once for {found.both:.2f} s"
+        f"overlap   {measured.steps} steps of {count(measured.rows)} rows ({measured.variant}) in "
+        f"{measured.seconds:.2f} s: the caller coalesced for {measured.coalesce:.2f} s, the dispatching thread "
+        f"worked for {measured.dispatch:.2f} s, both at once for {measured.both:.2f} s"
     )
-    out.result({"trace": found.as_json()})
+    out.result({"trace": measured.as_json()})
     return 0
 
 
@@ -183,8 +183,8 @@ def threads_of(text: str | None) -> list[int]:
 def say_plan(out: Output, plan: Any, absent: list[str]) -> None:
     from penstock.bench import machine, runner
 
-    where = machine.describe()
-    out.say(f"machine   {machine.named(where)}, {where['memory_gb']} GB, huge pages {where['huge_pages']}")
+    host = machine.describe()
+    out.say(f"machine   {machine.named(host)}, {host['memory_gb']} GB, huge pages {host['huge_pages']}")
     out.say("versions  " + ", ".join(f"{name} {version}" for name, version in runner.versions(plan).items()))
     out.say(
         f"peers     {', '.join(plan.peers) or 'none'}" + (f"; not installed: {', '.join(absent)}" if absent else "")
@@ -204,7 +204,7 @@ def say_run(out: Output, run: dict[str, Any]) -> None:
         rows_per_s = run["workload"]["rows"] / ours["median_ms"] * 1e3
         limit = f"  {run['limit_ms'] / ours['median_ms']:4.0%} of the limit of {threads}" if "limit_ms" in run else ""
         out.say(f"\n{title}, {threads}: {spread(ours)}  {rows_per_s / 1e6:.3g} Mrow/s{limit}")
-        for name, side in sorted(sides.items(), key=lambda of: of[1]["median_ms"]):
+        for name, side in sorted(sides.items(), key=lambda item: item[1]["median_ms"]):
             ratio = f"{side['ratio']:6.2f} times ours" if "ratio" in side else "  ids only, no gradients"
             out.say(f"    {name:28} {spread(side)}  {ratio}")
     for name, problem in run["failed"].items():
@@ -216,9 +216,9 @@ def spread(side: dict[str, Any]) -> str:
     return f"{side['median_ms']:9.3f} ms ({side['min_ms']:.3f}–{side['max_ms']:.3f}){few}"
 
 
-def say_end(out: Output, found: Any) -> None:
+def say_end(out: Output, outcome: Any) -> None:
     out.say()
-    for what, problem in (found.unusable | found.died).items():
-        out.say(f"left out  {what}: {problem}")
-    if found.failed:
-        out.say(f"FAILED    our own result is wrong or missing in: {', '.join(found.failed)}")
+    for name, problem in (outcome.unusable | outcome.died).items():
+        out.say(f"skipped   {name}: {problem}")
+    if outcome.failed:
+        out.say(f"FAILED    our own result is wrong or missing in: {', '.join(outcome.failed)}")

@@ -135,11 +135,11 @@ def plain_numpy(start: dict[str, dict[str, Float32]], frames: list[tuple[int, Ro
     tables = {name: state["parameters"].copy() for name, state in start.items()}
     accumulators = start["item"]["accumulators"].copy()
     for step in range(STEPS):
-        mine = [rows for at, rows in frames[: STEPS * WORKERS] if at == step]
+        step_rows = [rows for frame_step, rows in frames[: STEPS * WORKERS] if frame_step == step]
         for name in tables:
             sums: dict[int, Float32] = {}
             num_frames: dict[int, int] = {}
-            for rows in mine:
+            for rows in step_rows:
                 ids, grads = rows[name]
                 for i, g in zip(ids.tolist(), grads, strict=True):
                     sums[i] = sums[i] + g if i in sums else g.copy()

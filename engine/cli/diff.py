@@ -39,11 +39,11 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     out = Output(args.json)
     a, b = open_tables(args.a), open_tables(args.b)
-    found: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
     tables: dict[str, Any] = {}
     if None not in (a.global_step, b.global_step) and a.global_step != b.global_step:
         out.say(f"global step: {a.global_step} and {b.global_step}")
-        found["global_step"] = [a.global_step, b.global_step]
+        differences["global_step"] = [a.global_step, b.global_step]
     for name in sorted(a.names | b.names):
         interrupts.check()
         if name in a.names & b.names:
@@ -55,11 +55,11 @@ def run(args: argparse.Namespace) -> int:
             if len(tables) <= MOST_LISTED:
                 _say(out, name, different)
     out.say_more("table ", len(tables))
-    found |= tables
-    if not found:
+    differences |= tables
+    if not differences:
         out.say(f"equal: {several(len(a.names), 'table')}, every bit")
-    out.result({"equal": not found, "differences": found})
-    return int(bool(found))
+    out.result({"equal": not differences, "differences": differences})
+    return int(bool(differences))
 
 
 class _Tables:
@@ -90,9 +90,9 @@ def _parts_of_parquet(folder: Path, name: str) -> dict[str, Float32]:
     keys, first = read_keys(folder, name), 0
     id_range = num_rows if keys is None else ANY_UINT64 if keys.dtype == np.uint64 else ANY_INT64
     for ids, values in read_table(folder, name, id_range, columns):
-        at = ids if keys is None else slice(first, first + len(ids))
+        places = ids if keys is None else slice(first, first + len(ids))
         for column, rows in values.items():
-            parts[column][at] = rows
+            parts[column][places] = rows
         first += len(ids)
     if "row" not in parts:
         raise InputError("no column 'row'", source=str(folder / name))
@@ -101,46 +101,46 @@ def _parts_of_parquet(folder: Path, name: str) -> dict[str, Float32]:
 
 def _compare_tables(a: _Tables, b: _Tables, name: str) -> dict[str, Any]:
     """Return part → its differences. Dynamic tables are compared by the keys that both have, and as ``keys``."""
-    mine, others = a.keys(name), b.keys(name)
+    keys, other_keys = a.keys(name), b.keys(name)
     parts, other_parts = a.parts(name), b.parts(name)
-    if mine is None and others is None:
+    if keys is None and other_keys is None:
         return _compare(parts, other_parts, None)
-    mine = np.arange(len(parts[WEIGHTS])) if mine is None else mine
-    others = np.arange(len(other_parts[WEIGHTS])) if others is None else others
-    common, at, other_at = _common(mine, others)
-    found = _compare(
-        {key: rows[at] for key, rows in parts.items()},
-        {key: rows[other_at] for key, rows in other_parts.items()},
+    keys = np.arange(len(parts[WEIGHTS])) if keys is None else keys
+    other_keys = np.arange(len(other_parts[WEIGHTS])) if other_keys is None else other_keys
+    common, places, other_places = _common(keys, other_keys)
+    differences = _compare(
+        {key: rows[places] for key, rows in parts.items()},
+        {key: rows[other_places] for key, rows in other_parts.items()},
         common,
     )
-    if len(common) < max(len(mine), len(others)):
-        found["keys"] = {"only_in_a": len(mine) - len(common), "only_in_b": len(others) - len(common)}
-    return found
+    if len(common) < max(len(keys), len(other_keys)):
+        differences["keys"] = {"only_in_a": len(keys) - len(common), "only_in_b": len(other_keys) - len(common)}
+    return differences
 
 
 def _common(a: Array, b: Array) -> tuple[Array, Int64, Int64]:
     """Return the keys that are in both, and where each has them. a, b : distinct, int64 or uint64"""
     if a.dtype == b.dtype:
         return np.intersect1d(a, b, assume_unique=True, return_indices=True)
-    at, other_at = np.flatnonzero(a >= 0), np.flatnonzero(b >= 0)  # NumPy would compare the two types as floats
-    common, in_a, in_b = _common(a[at].astype(np.uint64), b[other_at].astype(np.uint64))
-    return common, at[in_a], other_at[in_b]
+    signed, other_signed = np.flatnonzero(a >= 0), np.flatnonzero(b >= 0)  # NumPy would compare the two types as floats
+    common, in_a, in_b = _common(a[signed].astype(np.uint64), b[other_signed].astype(np.uint64))
+    return common, signed[in_a], other_signed[in_b]
 
 
 def _compare(a: Mapping[str, Float32], b: Mapping[str, Float32], ids: Any) -> dict[str, Any]:
     """Return part → its differences; empty if every bit is equal. ids : of the rows; None: 0, 1, 2, …"""
-    found: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
     for key in [*a, *(key for key in b if key not in a)]:
         if key not in a or key not in b:
-            found[key] = {"missing_in": "B" if key in a else "A"}
+            differences[key] = {"missing_in": "B" if key in a else "A"}
         elif a[key].shape != b[key].shape:
-            found[key] = {"shapes": [list(a[key].shape), list(b[key].shape)]}
+            differences[key] = {"shapes": [list(a[key].shape), list(b[key].shape)]}
         else:
             # Compare bits, not values: -0.0 and 0.0 differ, and a NaN equals itself.
             different = a[key].view(np.int32) != b[key].view(np.int32)
             if different.any():
-                found[key] = _places(a[key], b[key], different, ids)
-    return found
+                differences[key] = _places(a[key], b[key], different, ids)
+    return differences
 
 
 def _places(a: Float32, b: Float32, different: npt.NDArray[np.bool_], ids: Any) -> dict[str, Any]:
@@ -168,17 +168,18 @@ def _place(a: Float32, b: Float32, row: int, column: int, ids: Any) -> dict[str,
 
 
 def _say(out: Output, name: str, different: Mapping[str, Any]) -> None:
-    for key, what in different.items():
+    for key, difference in different.items():
         if key == "missing_in":
-            out.say(f"table {name}: not in {what}")
+            out.say(f"table {name}: not in {difference}")
             continue
         if key == "keys":
-            out.say(f"table {name}: {count(what['only_in_a'])} keys only in A, {count(what['only_in_b'])} only in B")
+            only_a, only_b = difference["only_in_a"], difference["only_in_b"]
+            out.say(f"table {name}: {count(only_a)} keys only in A, {count(only_b)} only in B")
             continue
-        if "rows" not in what:
-            out.say(f"table {name}, {key}: {what}")
+        if "rows" not in difference:
+            out.say(f"table {name}, {key}: {difference}")
             continue
-        out.say(f"table {name}, {key}: {count(what['rows'])} rows differ")
+        out.say(f"table {name}, {key}: {count(difference['rows'])} rows differ")
         for kind in ("first", "largest"):
-            place = what[kind]
+            place = difference[kind]
             out.say(f"  {kind:8} id {place['id']}, column {place['column']}: {place['a']} and {place['b']}")

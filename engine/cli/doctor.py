@@ -29,7 +29,7 @@ IN_MEMORY = ("tmpfs", "ramfs")
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The result of one check.
 
     found : what the check found, as text
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     return int(broken)
 
 
-def examine(place: Path) -> Iterator[Finding]:
+def examine(place: Path) -> Iterator[CheckResult]:
     """Yield the finding of every check, in the order of the report. place : the directory for checkpoints"""
     yield versions()
     yield optional()
@@ -86,41 +86,43 @@ def examine(place: Path) -> Iterator[Finding]:
     yield file_system(place, MOUNTS.read_text() if MOUNTS.exists() else "")
 
 
-def versions() -> Finding:
-    found = ", ".join(f"{name} {version(name)}" for name in NEEDED)
-    where = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    return Finding("versions", f"penstock {penstock.__version__}, {found}, {where}")
+def versions() -> CheckResult:
+    packages = ", ".join(f"{name} {version(name)}" for name in NEEDED)
+    system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    return CheckResult("versions", f"penstock {penstock.__version__}, {packages}, {system}")
 
 
-def optional() -> Finding:
+def optional() -> CheckResult:
     """List the libraries that only some commands need."""
-    found, missing = [], []
+    present, missing = [], []
     for name, extra in OPTIONAL.items():
         try:
-            found.append(f"{name} {version(name)}")
+            present.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             missing.append(f"{name} (pip install 'penstock[{extra}]')")
     absent = f"; not installed: {', '.join(missing)}" if missing else ""
-    return Finding("optional", (", ".join(found) or "none") + absent)
+    return CheckResult("optional", (", ".join(present) or "none") + absent)
 
 
-def devices() -> Finding:
+def devices() -> CheckResult:
     """Report JAX's devices, and which variant updates tables there; on a TPU, run the kernel's canaries."""
     try:
         mesh = make_devices(None)
         variants, problems = variants_of(mesh)
     except PenstockError as error:
-        return Finding("devices", "none", str(error), broken=True)
+        return CheckResult("devices", "none", str(error), broken=True)
     from penstock.bridge.cpu_ffi import registered
 
     all_of = list(mesh.devices.flat)
-    found = f"{len(all_of)} {all_of[0].platform} ({all_of[0].device_kind}), steps by {variants}"
+    description = f"{len(all_of)} {all_of[0].platform} ({all_of[0].device_kind}), steps by {variants}"
     if problems:
-        return Finding("devices", found, f"the kernel failed its canary, so XLA's program updates: {problems}")
+        return CheckResult(
+            "devices", description, f"the kernel failed its canary, so XLA's program updates: {problems}"
+        )
     if all_of[0].platform != "cpu" or registered():
-        return Finding("devices", found)
+        return CheckResult("devices", description)
     advice = "this jaxlib does not take penstock's kernels, so steps run as XLA's programs, several times slower: "
-    return Finding("devices", found, advice + "install the jax of .ci/constraints.txt")
+    return CheckResult("devices", description, advice + "install the jax of .ci/constraints.txt")
 
 
 def variants_of(mesh: Any) -> tuple[str, str]:
@@ -146,58 +148,58 @@ def variants_of(mesh: Any) -> tuple[str, str]:
     return " and ".join(several), "; ".join(problems)
 
 
-def kernels(able: list[str]) -> Finding:
+def kernels(able: list[str]) -> CheckResult:
     """Report the instruction set in use. Results do not depend on it; speed does.
 
     able : the instruction sets that the kernels were compiled for and this CPU supports, best first
     """
     plain = len(able) == 1 and platform.machine() in ("x86_64", "AMD64")
     advice = "this CPU, or the virtual machine's model of it, has no AVX2: sums and updates are slower" if plain else ""
-    return Finding("kernels", f"{able[0]} (of {', '.join(able)})", advice)
+    return CheckResult("kernels", f"{able[0]} (of {', '.join(able)})", advice)
 
 
-def threads(usable: int) -> Finding:
+def threads(usable: int) -> CheckResult:
     advice = "" if usable > 1 else "with one CPU, reading, sums and steps take turns: give the process more"
-    return Finding("threads", f"{usable} of {os.cpu_count()} CPUs are ours", advice)
+    return CheckResult("threads", f"{usable} of {os.cpu_count()} CPUs are ours", advice)
 
 
-def memory() -> Finding:
+def memory() -> CheckResult:
     """Report the host's memory, which holds tables on a CPU."""
     page = os.sysconf("SC_PAGE_SIZE")
     has, free = (page * os.sysconf(name) / 1e9 for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
-    return Finding("memory", f"{has:.1f} GB, {free:.1f} GB of it unused")
+    return CheckResult("memory", f"{has:.1f} GB, {free:.1f} GB of it unused")
 
 
-def huge_pages(setting: str) -> Finding:
+def huge_pages(setting: str) -> CheckResult:
     """Report the setting of transparent huge pages. setting : text such as ``always [madvise] never``"""
     chosen = setting.partition("[")[2].partition("]")[0]
     if chosen in ("always", "madvise"):
-        return Finding("huge pages", chosen)
+        return CheckResult("huge pages", chosen)
     advice = "tables of gigabytes are slower in small pages"
     if chosen == "never":
         advice += f": as root, echo madvise > {HUGE_PAGES}"
-    return Finding("huge pages", chosen or "unknown", advice)
+    return CheckResult("huge pages", chosen or "unknown", advice)
 
 
-def cache(folder: Path | None) -> Finding:
+def cache(folder: Path | None) -> CheckResult:
     """Report the cache of JAX's compiled programs."""
     outside = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if outside and Path(outside) != folder:
-        return Finding("compile cache", f"{outside} (JAX_COMPILATION_CACHE_DIR)")
+        return CheckResult("compile cache", f"{outside} (JAX_COMPILATION_CACHE_DIR)")
     if folder is None:
-        return Finding(
+        return CheckResult(
             "compile cache", "off", f"every command compiles its programs anew: unset {SETTING}, or set HOME"
         )
     kept = [path.stat().st_size for path in folder.glob("*-cache")] if folder.is_dir() else []
-    found = f"{folder}, {count(len(kept))} programs, {count(sum(kept))} bytes"
+    contents = f"{folder}, {count(len(kept))} programs, {count(sum(kept))} bytes"
     if not os.access(nearest(folder), os.W_OK):
-        return Finding(
-            "compile cache", found, f"it cannot be written, so every command compiles anew: set {SETTING}=DIR"
+        return CheckResult(
+            "compile cache", contents, f"it cannot be written, so every command compiles anew: set {SETTING}=DIR"
         )
-    return Finding("compile cache", found)
+    return CheckResult("compile cache", contents)
 
 
-def file_system(place: Path, mounts: str) -> Finding:
+def file_system(place: Path, mounts: str) -> CheckResult:
     """Report the file system of a checkpoint in ``place``. mounts : the text of /proc/self/mounts"""
     there = nearest(place)
     kind, free = mount_of(there.resolve(), mounts), shutil.disk_usage(there).free / 1e9
@@ -210,7 +212,7 @@ def file_system(place: Path, mounts: str) -> Finding:
         )
     elif not os.access(there, os.W_OK):
         advice = "it cannot be written to: give another directory"
-    return Finding("checkpoints", f"{place}: {kind or 'unknown file system'}, {free:.1f} GB free", advice)
+    return CheckResult("checkpoints", f"{place}: {kind or 'unknown file system'}, {free:.1f} GB free", advice)
 
 
 def mount_of(path: Path, mounts: str) -> str:

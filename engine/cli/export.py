@@ -77,7 +77,7 @@ def _write_whole(saved: SavedTables, path: Path, save: Any) -> None:
     }
     tensors |= {f"{name}/keys": keys for name in saved.tables if (keys := saved.keys(name)) is not None}
     atomic_files.make_folders(path.absolute().parent)
-    with atomic_files.appearing(path) as file:
+    with atomic_files.publishing(path) as file:
         file.write(save(tensors, {"penstock.global_step": str(saved.commit.contents["global_step"])}))
 
 

@@ -61,9 +61,7 @@ def run(args: argparse.Namespace) -> int:
         follower = Follower(client, target, args.patience, interval_s, args.replace)
 
         def began() -> None:
-            out.say(
-                f"following {client.connection.where} into {target.name}, step {count(follower.progress.step or 0)}"
-            )
+            out.say(f"following {client.connection.uri} into {target.name}, step {count(follower.progress.step or 0)}")
             (sys.stderr if args.json else sys.stdout).flush()
 
         try:
@@ -77,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
     progress = follower.progress
     applied = f"{several(progress.deltas, 'delta')} in {several(progress.transactions, 'transaction')}"
     out.say(f"applied   {applied}: {several(progress.rows, 'row')}, {count(progress.removed)} removed")
-    if progress.anew:
-        out.say(f"taken     all tables, {several(progress.anew, 'time')}")
+    if progress.full_copies:
+        out.say(f"taken     all tables, {several(progress.full_copies, 'time')}")
     if progress.set_back:
         out.say(f"set back  {several(progress.set_back, 'time')}: the target held an earlier state")
     out.say(f"step      {count(progress.step or 0)}")

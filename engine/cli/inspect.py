@@ -76,11 +76,11 @@ def run(args: argparse.Namespace) -> int:
     source = open_source(args.path, args.allow_missing_end, as_files=True)
     uses: Uses | None = None if args.report is None else {}
     parts = [inspect_part(part, columns, out, uses) for part in source.parts()]
-    found = {"path": args.path, "kind": "stream", "parts": parts}
+    result = {"path": args.path, "kind": "stream", "parts": parts}
     if uses is not None:
-        index = write_page(args.report, f"penstock inspect {args.path}", use_sections(uses), found)
+        index = write_page(args.report, f"penstock inspect {args.path}", use_sections(uses), result)
         out.say(f"report    {index}")
-    out.result(found)
+    out.result(result)
     return 0
 
 
@@ -114,8 +114,8 @@ def inspect_checkpoint(path: str, out: Output) -> int:
     for table in contents["tables"]:
         slots = ", ".join(table["slots"]) or "no slots"
         text = f"{table['name']}: {count(table['vocabulary_size'])} × {table['dim']}, {table['optimizer']}, {slots}"
-        if (of := directories.get(table["name"])) is not None:
-            table = {**table, "keys": len(of["key"]), "waiting": len(of["waiting.key"])}
+        if (directory := directories.get(table["name"])) is not None:
+            table = {**table, "keys": len(directory["key"]), "waiting": len(directory["waiting.key"])}
             text += f", dynamic: {several(table['keys'], 'key')}, {count(table['waiting'])} waiting; "
             text = (text + settings_text(table["dynamic"])).removesuffix("; ")
         tables.append(table)
@@ -124,8 +124,8 @@ def inspect_checkpoint(path: str, out: Output) -> int:
     for source in sources:
         out.say(f"  source {source['source']}: {count(source['frames'])} frames")
     state = {key: contents[key] for key in ("global_step", "num_required", "reduction", "seed", "counters")}
-    found = {"commit": commit.number, "bytes": num_bytes, "pending": pending, "sources": sources, "tables": tables}
-    out.result({"path": path, "kind": "checkpoint", **found, **state})
+    result = {"commit": commit.number, "bytes": num_bytes, "pending": pending, "sources": sources, "tables": tables}
+    out.result({"path": path, "kind": "checkpoint", **result, **state})
     return 0
 
 
@@ -191,13 +191,13 @@ class _TableCounts:
             self.frame = []
 
     def to_text(self) -> str:
-        found = self.to_dict()
+        numbers = self.to_dict()
         text = f"{count(self.rows)} rows"
         if self.nulls:
             text += f", {count(self.nulls)} without an id"
         if self.smallest is not None:
-            text += f", ids {self.smallest} to {self.largest}, {count(found['distinct'])} distinct"
-            text += f", each {found['reuse']:.1f} times per frame"
+            text += f", ids {self.smallest} to {self.largest}, {count(numbers['distinct'])} distinct"
+            text += f", each {numbers['reuse']:.1f} times per frame"
         return text
 
     def to_dict(self) -> dict[str, Any]:
@@ -214,9 +214,9 @@ class _TableCounts:
 def inspect_part(part: Part, columns: Any, out: Output, uses: Uses | None = None) -> dict[str, Any]:
     """Report the batches of one schema: counts for a row stream, else the schema. uses : id statistics to add to"""
     out.say(f"{part.name}: {part.container}")
-    found: dict[str, Any] = {"name": part.name, "container": part.container, "batches": 0, "rows": 0}
+    summary: dict[str, Any] = {"name": part.name, "container": part.container, "batches": 0, "rows": 0}
     try:
-        found["schema"] = {f.name: str(f.type) for f in part.schema}
+        summary["schema"] = {f.name: str(f.type) for f in part.schema}
     except UnicodeDecodeError as error:  # Arrow decodes names lazily
         raise InputError(f"corrupt Arrow schema: {error}", source=part.name) from error
     for f in part.schema:
@@ -226,19 +226,19 @@ def inspect_part(part: Part, columns: Any, out: Output, uses: Uses | None = None
     except InputError as error:
         if columns:
             raise
-        found["holds"] = other_kind(part.schema)
-        out.say(f"  {OTHER_KINDS.get(found['holds']) or f'not a row stream: {error.problem}'}")
+        summary["holds"] = other_kind(part.schema)
+        out.say(f"  {OTHER_KINDS.get(summary['holds']) or f'not a row stream: {error.problem}'}")
         for batch in part.batches(part.schema.names):
             interrupts.check()
-            found["batches"] += 1
-            found["rows"] += batch.data.num_rows
-        out.say(f"  {count(found['rows'])} rows in {count(found['batches'])} batches")
+            summary["batches"] += 1
+            summary["rows"] += batch.data.num_rows
+        out.say(f"  {count(summary['rows'])} rows in {count(summary['batches'])} batches")
     else:
-        found |= _count_rows(part, roles, out, uses)
-    found["verified"] = part.verified
+        summary |= _count_rows(part, roles, out, uses)
+    summary["verified"] = part.verified
     if part.verified:
         out.say("  verified: every checksum fits")
-    return found
+    return summary
 
 
 def other_kind(schema: pa.Schema) -> str | None:
@@ -276,11 +276,13 @@ def _count_rows(part: Part, roles: Roles, out: Output, uses: Uses | None) -> dic
             codes = np.zeros(stop - start, np.int64) if decoded.codes is None else decoded.codes[start:stop]
             for code in np.unique(codes).tolist():
                 name = str(decoded.tables[code]) if code >= 0 else "(null)"
-                mine = start + np.flatnonzero(codes == code)
-                null = None if decoded.ids_null is None else decoded.ids_null[mine]
-                tables.setdefault(name, _TableCounts()).add(decoded.ids[mine], decoded.raw_ids[mine], null)
+                table_rows = start + np.flatnonzero(codes == code)
+                null = None if decoded.ids_null is None else decoded.ids_null[table_rows]
+                tables.setdefault(name, _TableCounts()).add(decoded.ids[table_rows], decoded.raw_ids[table_rows], null)
                 if uses is not None:
-                    uses.setdefault(name, IdUses()).add(decoded.ids[mine] if null is None else decoded.ids[mine][~null])
+                    uses.setdefault(name, IdUses()).add(
+                        decoded.ids[table_rows] if null is None else decoded.ids[table_rows][~null]
+                    )
     for counts in tables.values():
         counts.end_frame()
     span = f", steps {steps[0]} to {steps[1]}" if steps else ""

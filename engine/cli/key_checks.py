@@ -48,13 +48,13 @@ class KeyChecks:
             return {}
         reports = {name: TableReport(0, None, key_report(table.directory)) for name, table in self._tables.items()}
         out.say_tables("keys      ", keys_texts(reports))
-        findings = [{"table": name, **of} for name, table in self._tables.items() for of in table.findings()]
+        findings = [{"table": name, **finding} for name, table in self._tables.items() for finding in table.findings()]
         for finding in findings:
             out.say(f"{finding['severity']:8}  table '{finding['table']}': {finding['problem']}")
         keys = {
-            name: {**asdict(of.keys), "most_in_a_step": self._tables[name].most}
-            for name, of in reports.items()
-            if of.keys is not None
+            name: {**asdict(report.keys), "most_in_a_step": self._tables[name].most}
+            for name, report in reports.items()
+            if report.keys is not None
         }
         return {"keys": keys, "key_findings": findings}
 
@@ -91,17 +91,18 @@ class _TableKeys:
 
     def findings(self) -> list[dict[str, str]]:
         """Return the findings, each with ``severity`` and ``problem``."""
-        of, dynamic = self.directory, self._spec.dynamic
+        directory, dynamic = self.directory, self._spec.dynamic
         assert dynamic is not None
         if (problem := self._forecast.shortage) is not None:
             severity = "error" if dynamic.on_full == "error" else "warning"
             return [{"severity": severity, "problem": f"{problem}; set a larger vocabulary_size"}]
         # Shards fill unevenly: the fullest of so many has about 4 standard deviations more keys than the mean.
-        share = 1 - 4 / math.sqrt(of.capacity / of.num_shards) if of.num_shards > 1 else 1.0
-        if dynamic.evict is None and len(of) > share * of.capacity:
+        share = 1 - 4 / math.sqrt(directory.capacity / directory.num_shards) if directory.num_shards > 1 else 1.0
+        if dynamic.evict is None and len(directory) > share * directory.capacity:
             problem = (
-                f"{count(len(of))} keys leave too little room in {count(of.capacity)} rows, because virtual shards "
-                f"fill unevenly; set vocabulary_size to at least {count(math.ceil(len(of) / share))}, or evict"
+                f"{count(len(directory))} keys leave too little room in {count(directory.capacity)} rows, because "
+                f"virtual shards fill unevenly; set vocabulary_size to at least "
+                f"{count(math.ceil(len(directory) / share))}, or evict"
             )
             return [{"severity": "warning", "problem": problem}]
         return []

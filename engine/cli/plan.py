@@ -108,7 +108,7 @@ def add(commands: Any) -> None:
 
 def _several(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     def parse_several(text: str) -> list[Any]:
-        return [parse(one) for one in text.split(",")]
+        return [parse(part) for part in text.split(",")]
 
     return parse_several
 
@@ -245,11 +245,11 @@ def _number(value: int, error: float | None) -> str:
 
 def _plain(forecast: Forecast, tables: dict[str, TableForecast]) -> dict[str, Any]:
     """Return a choice as plain data."""
-    full, found = forecast.full, {}
+    full, by_table = forecast.full, {}
     for name, table in tables.items():
         settings = forecast.specs[name].dynamic
         assert settings is not None
-        found[name] = {
+        by_table[name] = {
             "capacity": table.capacity,
             "min_count": settings.min_count,
             "expire_after": settings.expire_after,
@@ -260,4 +260,4 @@ def _plain(forecast: Forecast, tables: dict[str, TableForecast]) -> dict[str, An
             "standard_error": dict(table.standard_error),
         }
     cached = {name: vars(table) for name, table in forecast.cached().items()}
-    return {"tables": found, "cached": cached, "full": None if full is None else vars(full)}
+    return {"tables": by_table, "cached": cached, "full": None if full is None else vars(full)}

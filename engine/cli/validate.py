@@ -124,15 +124,15 @@ def say_memory(config: EmbeddingConfig, out: Output) -> dict[str, Any]:
     """Print the memory that the tables need at least. Return the bytes of weights and slots by table, and those of the
     directories of dynamic tables and of cached rows on the devices."""
     memory = {spec.name: {"weights": spec.weights_bytes, "slots": spec.slots_bytes} for spec in config.tables}
-    for where, text in ((("device",), "over all devices"), (("host", "cached"), "on the host")):
-        its = {spec.name: memory[spec.name] for spec in config.tables if spec.placement.where in where}
-        if not its:
+    for places, text in ((("device",), "over all devices"), (("host", "cached"), "on the host")):
+        sizes = {spec.name: memory[spec.name] for spec in config.tables if spec.placement.where in places}
+        if not sizes:
             continue
-        weights, slots = (sum(of[kind] for of in its.values()) for kind in ("weights", "slots"))
+        weights, slots = (sum(size[kind] for size in sizes.values()) for kind in ("weights", "slots"))
         text = f"at least {size_text(weights + slots)} {text}: weights {size_text(weights)}, slots {size_text(slots)}"
-        if len(its) > 1:
-            most = max(its, key=lambda name: sum(its[name].values()))
-            text += f"; most for '{most}', {size_text(sum(its[most].values()))}"
+        if len(sizes) > 1:
+            most = max(sizes, key=lambda name: sum(sizes[name].values()))
+            text += f"; most for '{most}', {size_text(sum(sizes[most].values()))}"
         out.say(f"{'memory':8}  {text}")
     cached = {spec.name: spec.places * spec.row_bytes for spec in config.tables if spec.placement.where == "cached"}
     for name, num_bytes in cached.items():

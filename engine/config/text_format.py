@@ -192,7 +192,7 @@ def write(message: EngineConfig, path: str | os.PathLike[str]) -> None:
     whole: Message = message if settings.ByteSize() else message.tpu_embedding_configuration
     is_text = Path(name).suffix.lower() in TEXT_SUFFIXES
     content = _text(name, whole).encode() if is_text else whole.SerializeToString(deterministic=True)
-    with atomic_files.appearing(Path(os.path.realpath(name))) as file:  # a link stays, and its target is replaced
+    with atomic_files.publishing(Path(os.path.realpath(name))) as file:  # a link stays, and its target is replaced
         file.write(content)
 
 

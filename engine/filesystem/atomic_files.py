@@ -164,7 +164,7 @@ class File(io.BufferedWriter):
         self.sync()
         self.close()
 
-    def appear(self) -> None:
+    def publish(self) -> None:
         """Give the complete file its name; durable after ``sync_folder``."""
         rename(self.part, self.path)
 
@@ -172,7 +172,7 @@ class File(io.BufferedWriter):
         """Complete the file and give it its name, durably."""
         with self.all_or_nothing():
             self.complete()
-            self.appear()
+            self.publish()
             sync_folder(self.path.parent)
 
     def give_up(self) -> None:
@@ -220,7 +220,7 @@ def _lives(process: int) -> bool:
 
 
 @contextmanager
-def appearing(path: Path) -> Iterator[File]:
+def publishing(path: Path) -> Iterator[File]:
     """Write a file that gets its name, complete and durable, when the block succeeds; else remove it."""
     file = File(path)
     with file.all_or_nothing():

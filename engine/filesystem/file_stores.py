@@ -74,7 +74,7 @@ class FileStore(ABC):
         """Return when a file was written, in seconds since the epoch; None if there is none."""
 
     @abstractmethod
-    def appearing(self, name: str) -> AbstractContextManager[WritableFile]:
+    def publishing(self, name: str) -> AbstractContextManager[WritableFile]:
         """Write a file that gets its name when the block succeeds."""
 
     @abstractmethod
@@ -135,8 +135,8 @@ class LocalStore(FileStore):
             return (self._path / name).stat().st_mtime
         return None
 
-    def appearing(self, name: str) -> AbstractContextManager[WritableFile]:
-        return atomic_files.appearing(self._path / name)
+    def publishing(self, name: str) -> AbstractContextManager[WritableFile]:
+        return atomic_files.publishing(self._path / name)
 
     def remove(self, name: str) -> None:
         atomic_files.remove(self._path / name)
@@ -203,7 +203,7 @@ class RemoteStore(FileStore):
         return None if written is None else float(written.timestamp())
 
     @contextmanager
-    def appearing(self, name: str) -> Iterator[WritableFile]:
+    def publishing(self, name: str) -> Iterator[WritableFile]:
         with self._naming(name), self._fs.open_output_stream(self._at(name)) as stream:
             yield _Upload(stream.write)
 

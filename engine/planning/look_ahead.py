@@ -78,7 +78,7 @@ class LookAhead:
                     raise read.error
                 if read.frame is None:
                     return
-                self._tell()
+                self._publish()
                 yield read.number, read.frame
                 self._compare(read)
                 self._pauses = self._pauses and not _is_pause(read.frame)
@@ -184,7 +184,7 @@ class LookAhead:
         )
         self._num_opened += 1
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         """Let every table know the openings that it looks ahead to, and the one that comes first."""
         tables, first = self._core.tables, self._num_opened - len(self._openings)
         with self._core.gate.still():

@@ -58,10 +58,10 @@ def tokens_of(file: Path | None) -> tuple[bytes, ...]:
     """Return the tokens in a file, one per line; () without a file. Each of them admits a caller. Raises UsageError."""
     if file is None:
         return ()
-    found = tuple(filter(None, (line.strip() for line in _read(file, "--token-file").splitlines())))
-    if not found or not all(token.isascii() and b" " not in token for token in found):
+    tokens = tuple(filter(None, (line.strip() for line in _read(file, "--token-file").splitlines())))
+    if not tokens or not all(token.isascii() and b" " not in token for token in tokens):
         raise UsageError(f"--token-file {file}: expected one token per line, ASCII without spaces")
-    return found
+    return tokens
 
 
 def _read(file: Path, flag: str) -> bytes:

@@ -76,7 +76,7 @@ class Connections:
             connection.num_calls -= 1
             connection.since_s = time.monotonic()
 
-    def cut(self) -> None:
+    def shut_down_all(self) -> None:
         """Shut down all connections, also those with calls in progress."""
         if not self._over.is_set():
             self._shut_down(list)
@@ -97,15 +97,15 @@ class Connections:
             descriptors.reserve.fill()
 
     def _shut_down(self, select: Callable[[Iterable[Peer]], list[Peer]]) -> None:
-        with self._sockets.open_on(self._port) as found:
-            for peer in select(found):
-                self._sockets.shut_down(found[peer], peer)
+        with self._sockets.open_on(self._port) as descriptors:
+            for peer in select(descriptors):
+                self._sockets.shut_down(descriptors[peer], peer)
 
-    def _excess(self, found: Iterable[Peer]) -> list[Peer]:
+    def _excess(self, peers: Iterable[Peer]) -> list[Peer]:
         """Return the connections to shut down: idle for too long, or above the limit, those without any call first."""
         now_s = time.monotonic()
         with self._lock:
-            known = {peer: self._known.get(peer) or _Connection(now_s) for peer in found}
+            known = {peer: self._known.get(peer) or _Connection(now_s) for peer in peers}
             surplus = len(known) - self._most
             # A call may begin before its connection is found.
             known |= {peer: each for peer, each in self._known.items() if each.num_calls}
@@ -137,11 +137,11 @@ class _Sockets:
         """Yield the descriptors of connections to a port, by peer. Call ``shut_down`` within the block."""
         with self._lock:
             try:
-                found = {}
+                descriptors = {}
                 for descriptor in _descriptors():
                     if (peer := self._peer(descriptor, port)) is not None:
-                        found[peer] = descriptor
-                yield found
+                        descriptors[peer] = descriptor
+                yield descriptors
             finally:  # release the last socket
                 os.dup2(self._nothing, self._probe.fileno(), False)
 

@@ -139,10 +139,10 @@ def _compact(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
 
 def _held_bytes(batch: pa.RecordBatch) -> int:
     """Return the bytes of the memory that a batch's buffers are views of."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for buffer in (buffer for column in batch.columns for buffer in column.buffers() if buffer is not None):
         while buffer.parent is not None:
             buffer = buffer.parent
-        found[buffer.address] = int(buffer.size)
+        sizes[buffer.address] = int(buffer.size)
     # Dictionaries are not included: they are in separate messages.
-    return max(sum(found.values()), int(batch.get_total_buffer_size()))
+    return max(sum(sizes.values()), int(batch.get_total_buffer_size()))

@@ -125,7 +125,7 @@ class _CheckedReader:
         """Raise ServiceError if the connection broke, InputError if the stream ended inside a frame."""
         if self.queue.num_rows:
             time.sleep(BREAK_IS_REPORTED_AFTER_S)
-        left = f"; {self.queue.num_rows} rows of a frame that is not whole are left out"
+        left = f"; {self.queue.num_rows} rows of an incomplete frame are dropped"
         if self.context.is_cancelled():
             raise ServiceError(f"{self.queue.name}: the connection broke off{left if self.queue.num_rows else ''}")
         if self.marks_ends and self.queue.num_rows:

@@ -90,15 +90,15 @@ class Sequencer(CommitListener):
         with self._engine.gate.still():
             return self.streams.creation(contributor)
 
-    def open(self, request: PutRequest, tell: Callable[[Ack], None]) -> Stream:
+    def open(self, request: PutRequest, notify: Callable[[Ack], None]) -> Stream:
         """Open a stream. An earlier stream of the same contributor ends at its next frame.
 
-        tell : sends an acknowledgement to the producer; must not block
+        notify : sends an acknowledgement to the producer; must not block
         Raises UsageError or InputError if the stream cannot begin at its first frame, ServiceError if the service ends.
         """
         with self._engine.gate.still():
             self._check_open()
-            return self.streams.open(request, tell)
+            return self.streams.open(request, notify)
 
     def push(self, stream: Stream, frame: Frame, number: int | None = None) -> None:
         """Apply one frame, or skip it if it was applied before.

@@ -127,7 +127,7 @@ class Service:
             leaving.join(LEAVE_S)
         until_s = time.monotonic() + CUT_S
         while leaving.is_alive() and time.monotonic() < until_s:
-            self.connections.cut()
+            self.connections.shut_down_all()
             leaving.join(CUT_EVERY_S)
         self.connections.close()
         return not leaving.is_alive()
@@ -153,7 +153,7 @@ class Service:
                 "pending": self.engine.gate.num_accumulated,
                 "dropped": dict(counters.dropped),
                 "notes": list(sequencer.notes),
-                "keys": {name: asdict(of.keys) for name, of in tables.items() if of.keys is not None},
+                "keys": {name: asdict(table.keys) for name, table in tables.items() if table.keys is not None},
                 "producers": sequencer.streams.num_producers,
                 "streams": sequencer.streams.num_open,
                 "queued_rows": self.producers.budget.num_rows,

@@ -27,7 +27,7 @@ PASSES = 3
 Messages = Iterator[tuple[pa.RecordBatch, bytes]]
 
 
-class Snapshots:
+class TableSnapshots:
     """Reads the tables of an engine."""
 
     def __init__(self, engine: Engine, sequencer: Sequencer, log: DeltaLog) -> None:
@@ -63,7 +63,7 @@ class Snapshots:
             before = self._log.created_bytes
             try:
                 if number and name in self._engine.core.tables.dynamic:  # keys may have gone that no delta lists
-                    yield schema.empty_table().to_batches()[0], encoded({"changed": True, "anew": True})
+                    yield schema.empty_table().to_batches()[0], encoded({"changed": True, "full_copy": True})
                 end = yield from self._pass(name, schema, again=number > 0)
                 break
             except DeltasGoneError:
@@ -100,11 +100,15 @@ class Snapshots:
             else:
                 ids, end["clock"] = dynamic.directory.state()["key"], dynamic.directory.clock
         for first in range(0, len(ids), at_once):
-            some = ids[first : first + at_once]
+            block_ids = ids[first : first + at_once]
             with self._engine.gate.still():
                 self._engine.core.check_whole()
                 step = self._engine.global_step
-                block = self._block(name, schema, np.arange(some.start, some.stop) if isinstance(some, range) else some)
+                block = self._block(
+                    name,
+                    schema,
+                    np.arange(block_ids.start, block_ids.stop) if isinstance(block_ids, range) else block_ids,
+                )
             yield block, encoded({"changed": again})
         self._settle(step)
         end["step"] = until = self._log.step
@@ -130,15 +134,15 @@ class Snapshots:
         tables, columns = self._engine.core.tables, list[pa.Array]()
         dynamic = tables.dynamic.get(name)
         if dynamic is None:
-            rows, given = ids, ids
+            rows, external_ids = ids, ids
         else:
-            found = dynamic.directory.records(ids, expired=True)
-            present = found["row"] >= 0
-            rows, given = found["row"][present].astype(np.int64), dynamic.as_given(ids[present])
-            columns = [pa.array(found["last"][present])] if "last" in schema.names else []
+            records = dynamic.directory.records(ids, expired=True)
+            present = records["row"] >= 0
+            rows, external_ids = records["row"][present].astype(np.int64), dynamic.as_given(ids[present])
+            columns = [pa.array(records["last"][present])] if "last" in schema.names else []
         values = tables.table(name).read(rows)
         lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-        return pa.RecordBatch.from_arrays([pa.array(given), lists, *columns], schema=schema)
+        return pa.RecordBatch.from_arrays([pa.array(external_ids), lists, *columns], schema=schema)
 
 
 def _of_table(delta: pa.RecordBatch, name: str) -> pa.RecordBatch:

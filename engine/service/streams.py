@@ -28,7 +28,7 @@ class Stream:
 
     contributor: str | None
     next: int
-    tell: Callable[[Ack], None]
+    notify: Callable[[Ack], None]
     tally: Tally
     acked: Ack = field(init=False)
     promised: Ack = field(init=False)
@@ -41,10 +41,10 @@ class Stream:
     def acknowledge(self, ack: Ack) -> None:
         if ack.position > self.acked.position:
             self.acked = ack
-            self.tell(ack)
+            self.notify(ack)
 
 
-class Snapshot(NamedTuple):
+class ServicePosition(NamedTuple):
     """A snapshot of the positions of all producers. pending : frames in the gate; positions, tallies : by producer"""
 
     step: int
@@ -113,10 +113,10 @@ class Streams:
 
     # ---- a stream
 
-    def open(self, request: PutRequest, tell: Callable[[Ack], None]) -> Stream:
+    def open(self, request: PutRequest, notify: Callable[[Ack], None]) -> Stream:
         """Open a stream and send its first acknowledgement. Raises UsageError and InputError."""
         name, now = request.contributor, self._now()
-        stream = Stream(name, self._first(request), tell, now.tally(name, request.stream))
+        stream = Stream(name, self._first(request), notify, now.tally(name, request.stream))
         # The first acknowledgement tells a producer which frames to resend.
         stream.acked, stream.promised = (
             snapshot.ack(stream, snapshot.tally(name, request.stream), self.is_durable)
@@ -125,7 +125,7 @@ class Streams:
         self._open.add(stream)
         if name is not None:
             self._newest[name] = stream
-        tell(stream.acked)
+        notify(stream.acked)
         return stream
 
     def close(self, stream: Stream) -> None:
@@ -176,7 +176,7 @@ class Streams:
     def notify_end(self) -> None:
         """Send every producer its last acknowledgement again, marked as the last one."""
         for stream in self._open:
-            stream.tell(replace(stream.acked, closing=True))
+            stream.notify(replace(stream.acked, closing=True))
 
     # ---- inside
 
@@ -213,11 +213,11 @@ class Streams:
         if name not in self._positions.producers and self.num_producers >= self._most:
             raise UsageError(f"producer '{name}': positions of {self._most} producers are kept, and no more")
 
-    def _now(self) -> Snapshot:
+    def _now(self) -> ServicePosition:
         """Return the current positions, in which later changes show."""
         engine, positions = self._engine, self._positions
-        return Snapshot(engine.global_step, engine.gate.num_accumulated, positions.producers, positions.tallies)
+        return ServicePosition(engine.global_step, engine.gate.num_accumulated, positions.producers, positions.tallies)
 
-    def _copied(self) -> Snapshot:
+    def _copied(self) -> ServicePosition:
         now = self._now()
         return now._replace(positions=dict(now.positions), tallies=dict(now.tallies))

@@ -13,7 +13,7 @@ from penstock.io.flight.messages import DELTAS, TABLE, ReaderPosition, encoded
 from penstock.service.delta_log import DeltaLog
 from penstock.service.limits import Limits
 from penstock.service.sequencer import Sequencer
-from penstock.service.snapshots import Messages, Snapshots
+from penstock.service.snapshots import Messages, TableSnapshots
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
@@ -31,7 +31,7 @@ class Readers:
 
     def __init__(self, engine: Engine, sequencer: Sequencer, log: DeltaLog, limits: Limits) -> None:
         self._engine, self._sequencer, self.log, self._limits = engine, sequencer, log, limits
-        self.snapshots = Snapshots(engine, sequencer, log)
+        self.snapshots = TableSnapshots(engine, sequencer, log)
 
     def get(self, request: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> Answer:
         """Return the answer to a ticket. Raises UsageError and DeltasGoneError.
@@ -84,7 +84,7 @@ class Readers:
             rows = tables.lookup(name, valid, forward=False)
             lineage, step = self._sequencer.streams.lineage, self._engine.global_step
             epoch = lineage.epoch_of(step)
-            metadata = {"step": step, "told_step": self.log.step, "lineage": lineage.id, "epoch": epoch}
+            metadata = {"step": step, "published_step": self.log.step, "lineage": lineage.id, "epoch": epoch}
         values = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
         batch = pa.RecordBatch.from_arrays([pa.array(valid.view(tables.specs[name].id_type)), values], ["id", "row"])
         return Answer(batch.schema, iter([(batch, encoded(metadata))]))

@@ -85,7 +85,7 @@ class Router:
 
     config : of the job; seed : of the job, which decides where the keys of dynamic tables belong
     count : number of shares
-    sums : sum the rows of each id of a frame first, which changes no result if every frame is a step of its own
+    sums : sum the rows of each id of a frame first, which changes no result if every frame is a separate step
     """
 
     def __init__(self, config: EmbeddingConfig, count: int, seed: int = 0, *, sums: bool = False) -> None:

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute
 
 from penstock.config.specs import TableSpec
-from penstock.deltas import Delta, DeltaOptions, form_of
+from penstock.deltas import DeltaInProgress, DeltaOptions, form_of
 from penstock.frames import Array, Float32, Int64
-from penstock.io.storage.delta_format import OPS, Block, KeyChanges, Piece
+from penstock.io.storage.delta_format import OPS, DeltaBlock, KeyChanges, Piece
 
 # Deltas of one share: the global step at the end of the interval of each, and its batches.
 ShareDeltas = Sequence[tuple[int, Sequence[pa.RecordBatch]]]
@@ -43,9 +43,9 @@ class JoinedDeltas:
             interval = pa.Table.from_batches(batches)
             step = pa.compute.max(interval["step"]).as_py()  # the last one that changed a row of any share
             pieces = {name: piece for name in self._specs if (piece := self._piece(name, interval)) is not None}
-            blocks = [Block(piece.table, piece.ids, piece.keys) for piece in pieces.values()]
+            blocks = [DeltaBlock(piece.table, piece.ids, piece.keys) for piece in pieces.values()]
             taken = dict.fromkeys(pieces, 0)
-            delta = Delta(self._form, blocks, partial(_next, pieces, taken), step, self._parent)
+            delta = DeltaInProgress(self._form, blocks, partial(_next, pieces, taken), step, self._parent)
             self._parent = step
             while not delta.is_over:
                 yield delta.next()
@@ -74,7 +74,7 @@ def _floats(column: pa.ChunkedArray, dim: int) -> Float32:
     return flat.reshape(-1, dim)
 
 
-def _next(pieces: Mapping[str, Piece], taken: dict[str, int], block: Block) -> Piece:
+def _next(pieces: Mapping[str, Piece], taken: dict[str, int], block: DeltaBlock) -> Piece:
     """Return the next rows of a table, as many as the block has. taken : upserts of each table so far"""
     piece, first = pieces[block.table], taken[block.table]
     count = len(block.ids) if block.keys is None else int((~block.keys.deleted).sum())

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.metrics import MAX_HOT
 from penstock.sampling import Moment
 from penstock.stats import CacheReport, KeyReport, TableReport
-from penstock.telemetry import Snapshot
+from penstock.telemetry import MetricsSnapshot
 
 
 def joined_tables(reports: Sequence[Mapping[str, TableReport]]) -> dict[str, TableReport]:
@@ -55,7 +55,7 @@ def _joined_keys(shares: Sequence[KeyReport]) -> KeyReport:
     return KeyReport(**{**totals, "load": totals["keys"] / rows if rows else 0.0})
 
 
-def joined_snapshots(shares: Sequence[Snapshot]) -> Snapshot:
+def joined_snapshots(shares: Sequence[MetricsSnapshot]) -> MetricsSnapshot:
     """Return the snapshot of all shares. Each counts all frames and steps, and its own rows of tables."""
     first, updated = shares[0], Counter[str]()
     for share in shares:
@@ -84,7 +84,7 @@ def _joined_moment(shares: Sequence[Moment]) -> Moment:
     return replace(shares[0], norms=norms)
 
 
-def _joined_hot(shares: Sequence[Snapshot]) -> list[tuple[str, int, float]]:
+def _joined_hot(shares: Sequence[MetricsSnapshot]) -> list[tuple[str, int, float]]:
     rows = [sum(table.rows for table in share.tables.values()) for share in shares]
     every = max(1, sum(rows))
     hot = [

@@ -27,7 +27,7 @@ class Partition(ABC):
     Methods raise OSError if the broker cannot be reached, and may then be called again; UsageError if it refuses the
     caller or does not know the topic.
 
-    producer : the name of its frames in checkpoints; where : for messages
+    producer : the name of its frames in checkpoints; description : for messages
     kind : what it is a partition of, for messages
     drained : no message up to this number follows the last one that ``read`` returned
     """
@@ -35,8 +35,8 @@ class Partition(ABC):
     kind = "topic"
     drained = 0
 
-    def __init__(self, producer: str, where: str) -> None:
-        self.producer, self.where = producer, where
+    def __init__(self, producer: str, description: str) -> None:
+        self.producer, self.description = producer, description
 
     @abstractmethod
     def place(self, number: int) -> str:

@@ -22,8 +22,8 @@ def open_partitions(uri: str, patience_s: float) -> list[Partition]:
             try:
                 return kafka_partitions(uri)
             except OSError as error:
-                where = uri.partition("?")[0]
-                patience.wait(InputError(f"the broker cannot be reached: {error}", source=where))
+                address = uri.partition("?")[0]
+                patience.wait(InputError(f"the broker cannot be reached: {error}", source=address))
     if uri.startswith(SCHEMES):
         return [NatsStream(uri)]
     raise UsageError(f"{uri}: expected kafka://BROKER:PORT/TOPIC or nats://HOST:PORT/STREAM")

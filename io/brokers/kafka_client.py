@@ -31,17 +31,17 @@ _REFUSED = {
 class Topic(NamedTuple):
     """A topic and how to reach it. client : the module; settings : of librdkafka, from the URI, with the brokers
 
-    where : the topic, for messages, without settings
+    description : the topic, for messages, without settings
     """
 
     client: Any
     name: str
     settings: dict[str, str]
-    where: str
+    description: str
 
     def partitions(self, consumer: Any) -> list[int]:
         """Return the numbers of the topic's partitions. Raises UsageError if there is no such topic, OSError."""
-        with kafka_failures(self.where, self.client):
+        with kafka_failures(self.description, self.client):
             metadata = consumer.list_topics(self.name, timeout=TIMEOUT_S).topics[self.name]
             if metadata.error is not None:
                 raise self.client.KafkaException(metadata.error)
@@ -59,7 +59,7 @@ class Topic(NamedTuple):
                 lost(error)
 
         defaults = {"group.id": "penstock", "isolation.level": "read_committed"}
-        with kafka_failures(self.where, self.client):
+        with kafka_failures(self.description, self.client):
             return self.client.Consumer(
                 {**defaults, **self.settings, **fixed, "error_cb": report},
                 logger=silent(),
@@ -71,10 +71,10 @@ class Topic(NamedTuple):
 
 def kafka_topic(uri: str) -> Topic:
     """Parse ``kafka://BROKER,BROKER/TOPIC?SETTING=VALUE``. Raises UsageError."""
-    found = _URI.fullmatch(uri)
-    if found is None:
+    match = _URI.fullmatch(uri)
+    if match is None:
         raise UsageError(f"{uri.partition('?')[0]}: expected kafka://BROKER:PORT,…/TOPIC?SETTING=VALUE&…")
-    brokers, topic, query = found.groups()
+    brokers, topic, query = match.groups()
     settings = {**dict(parse_qsl(query or "", keep_blank_values=True)), "bootstrap.servers": brokers}
     return Topic(library("confluent_kafka", "kafka", "kafka://"), topic, settings, f"kafka://{brokers}/{topic}")
 
@@ -88,15 +88,15 @@ def silent() -> logging.Logger:
 
 
 @contextmanager
-def kafka_failures(where: str, kafka: Any) -> Iterator[None]:
+def kafka_failures(topic: str, kafka: Any) -> Iterator[None]:
     """Convert the client's errors: to UsageError, or to OSError where a new connection may help."""
     try:
         yield
     except kafka.KafkaException as error:
-        found = error.args[0]
-        kind, text = found.name(), found.str()
+        failure = error.args[0]
+        kind, text = failure.name(), failure.str()
         if kind in _UNKNOWN:
-            raise UsageError(f"{where}: {text}") from error
+            raise UsageError(f"{topic}: {text}") from error
         if kind in _REFUSED:
-            raise UsageError(f"{where}: {text}; check the credentials in the settings") from error
+            raise UsageError(f"{topic}: {text}; check the credentials in the settings") from error
         raise OSError(text) from error

@@ -18,14 +18,14 @@ class KafkaPartition(Partition):
     """One partition, assigned by hand. Kafka's committed offsets follow the checkpoint, to show the lag only."""
 
     def __init__(self, topic: Topic, topic_id: TopicId, number: int) -> None:
-        super().__init__(f"kafka/{topic.name}/{number}", f"{topic.where}, partition {number}")
+        super().__init__(f"kafka/{topic.name}/{number}", f"{topic.description}, partition {number}")
         self._topic, self._topic_id, self._number = topic, topic_id, number
         self._creation: str | None = None  # as ``creation`` returned it last
         self._consumer: Any = None
         self._lost: Any = None  # the error with which all brokers were lost
 
     def place(self, number: int) -> str:
-        return f"{self.where}, offset {number - 1}"
+        return f"{self.description}, offset {number - 1}"
 
     def creation(self) -> str | None:
         self._creation = self._topic_id.ask(self._opened())
@@ -42,28 +42,28 @@ class KafkaPartition(Partition):
             self._opened().assign([self._at(number - 1)])
 
     def read(self, timeout_s: float) -> Sequence[Message]:
-        found: list[Message] = []
+        messages: list[Message] = []
         with self._failures():
             consumer = self._opened()
             first = consumer.poll(timeout_s)
             if first is None:
                 if self._lost is not None:
                     raise self._topic.client.KafkaException(self._lost)
-                return found
+                return messages
             for message in (first, *consumer.consume(BATCH, 0)):  # those that have arrived: no further wait
                 error = message.error()
                 if error is None:
-                    found.append(Message(message.offset() + 1, message.value()))
+                    messages.append(Message(message.offset() + 1, message.value()))
                 elif error.name() == PARTITION_EOF:
                     self.drained = message.offset()  # also where markers of transactions follow the last message
-                elif found:
-                    self.seek(found[-1].number + 1)  # the next read meets the error again
+                elif messages:
+                    self.seek(messages[-1].number + 1)  # the next read meets the error again
                     break
                 else:
                     raise self._topic.client.KafkaException(error)
         if self._creation is not None and self._topic_id.recent(self._opened()) != self._creation:
             raise OSError("the topic was deleted and created again")
-        return found
+        return messages
 
     def acknowledge(self, number: int) -> None:
         with suppress(self._topic.client.KafkaException):
@@ -87,7 +87,7 @@ class KafkaPartition(Partition):
         self._lost = lost
 
     def _failures(self) -> Any:
-        return kafka_failures(self.where, self._topic.client)
+        return kafka_failures(self.description, self._topic.client)
 
 
 def kafka_partitions(uri: str) -> list[Partition]:

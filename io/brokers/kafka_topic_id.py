@@ -38,7 +38,7 @@ class TopicId:
 
     def _ask(self, consumer: Any) -> str | None:
         topic = self._topic
-        with kafka_failures(topic.where, topic.client):
+        with kafka_failures(topic.description, topic.client):
             metadata = consumer.list_topics(topic.name, timeout=TIMEOUT_S)
             if metadata.controller_id not in metadata.brokers:
                 return None  # librdkafka's mock cluster, which no request of an administrator reaches
@@ -46,6 +46,6 @@ class TopicId:
                 admin = library("confluent_kafka.admin", "kafka", "kafka://")
                 self._admin = admin.AdminClient(topic.settings, logger=silent())
             names = topic.client.TopicCollection([topic.name])
-            found = self._admin.describe_topics(names, request_timeout=TIMEOUT_S)[topic.name].result().topic_id
-        bits = (found.get_most_significant_bits(), found.get_least_significant_bits())
-        return f"id {found}" if any(bits) else None
+            topic_id = self._admin.describe_topics(names, request_timeout=TIMEOUT_S)[topic.name].result().topic_id
+        bits = (topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits())
+        return f"id {topic_id}" if any(bits) else None

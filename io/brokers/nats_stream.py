@@ -30,10 +30,10 @@ class NatsStream(Partition):
     kind = "stream"
 
     def __init__(self, uri: str) -> None:
-        found = _URI.fullmatch(uri)
-        if found is None:
+        match = _URI.fullmatch(uri)
+        if match is None:
             raise UsageError(f"{uri.rpartition('@')[2]}: expected nats://HOST:PORT/STREAM")
-        scheme, server, self._stream = found.groups()
+        scheme, server, self._stream = match.groups()
         super().__init__(f"nats/{self._stream}", f"{scheme}://{server.rpartition('@')[2]}/{self._stream}")
         self._nats = library("nats", "nats", "nats://")
         self._server = f"{scheme}://{server}"
@@ -44,7 +44,7 @@ class NatsStream(Partition):
         self._created: str | None = None  # as ``creation`` returned it last
 
     def place(self, number: int) -> str:
-        return f"{self.where}, sequence {number}"
+        return f"{self.description}, sequence {number}"
 
     def creation(self) -> str:
         self._created = self._run(self._creation())
@@ -74,11 +74,11 @@ class NatsStream(Partition):
         except (PenstockError, OSError):
             raise
         except self._nats.js.errors.NotFoundError as error:
-            raise UsageError(f"{self.where}: there is no such stream ({error.description})") from error
+            raise UsageError(f"{self.description}: there is no such stream ({error.description})") from error
         except self._nats.errors.Error as error:
             text = str(error)
             if re.search("authoriz|authentic|permission", text, re.IGNORECASE):
-                raise UsageError(f"{self.where}: {text}; check the user and the password in the URI") from error
+                raise UsageError(f"{self.description}: {text}; check the user and the password in the URI") from error
             raise OSError(text or type(error).__name__) from error
 
     async def _opened(self) -> Any:
@@ -143,10 +143,10 @@ class NatsStream(Partition):
             except self._nats.js.errors.NotFoundError:
                 self._consumer = None
             return []
-        found = []
+        received = []
         for message in messages:
             number = message.metadata.sequence.stream
             if number >= self._next:
-                found.append(Message(number, message.data or None))
+                received.append(Message(number, message.data or None))
                 self._next = number + 1
-        return found
+        return received

@@ -49,25 +49,25 @@ class PartitionReader:
         try:
             if not self._is_open:
                 self._open()
-            found = call()
+            result = call()
         except OSError as error:
             self._is_open = False
             self.partition.close()
             text = " ".join(str(error).split()) or type(error).__name__
-            self._patience.wait(InputError(f"the broker cannot be reached: {text}", source=self.partition.where))
+            self._patience.wait(InputError(f"the broker cannot be reached: {text}", source=self.partition.description))
             return None
         self._patience.good()
-        return found
+        return result
 
     def _read(self, timeout_s: float) -> Sequence[Message]:
-        found, position = [], self.position
+        messages, position = [], self.position
         for message in self.partition.read(timeout_s):
             if message.number > position:  # else it was delivered again
                 if message.number > position + 1:
                     self._check_kept(position, message.number)
                 position = message.number
-                found.append(message)
-        return found
+                messages.append(message)
+        return messages
 
     def _open(self) -> None:
         self._check_creation()
@@ -92,7 +92,7 @@ class PartitionReader:
             if self.creation is not None:
                 place = partition.place(self.position + 1)
                 raise StateError(created_again(place, partition.kind, self.creation, creation))
-            self.note = unknown_creation(partition.where, partition.kind, creation)
+            self.note = unknown_creation(partition.description, partition.kind, creation)
         self.creation = creation
 
     def _check_kept(self, position: int, number: int) -> None:

@@ -48,7 +48,9 @@ class PartitionSource(SeekableSource):
     def frames(self, options: ReadOptions, first_bad: dict[str, str]) -> Generator[Frame, None, None]:
         """Return the frames of a reading, among them void ones: messages without rows, and those that are dropped."""
         if options.contribution_rows is not None:
-            raise UsageError(f"--contribution-rows: a message of {self._partition.where} is a frame; leave it out")
+            raise UsageError(
+                f"--contribution-rows: a message of {self._partition.description} is a frame; leave it out"
+            )
         self._decoder = self._decoder or MessageFrames(options, first_bad)
         last = self._last or 0
         while (message := self._next(last)) is not None:

@@ -49,7 +49,7 @@ def reasons_of(batch: pa.RecordBatch, source: str) -> dict[str, int]:
 
 def quarantined(batch: SourceBatch, bad: BadRows) -> list[pa.RecordBatch]:
     """Return the bad rows of a batch, in order."""
-    with arrow_errors("bad rows cannot be put aside", batch.raw.source, batch.raw.index):
+    with arrow_errors("bad rows cannot be quarantined", batch.raw.source, batch.raw.index):
         blocks = range(0, len(bad.rows), _ROWS_AT_ONCE)
         return [_block(batch, bad.take(slice(first, first + _ROWS_AT_ONCE))) for first in blocks]
 

@@ -143,7 +143,7 @@ class Client:
                 if not follow:
                     return
                 # The service has ended in order, and may be back.
-                patience.wait(ServiceError(f"{self.connection.where}: the service has ended"))
+                patience.wait(ServiceError(f"{self.connection.uri}: the service has ended"))
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 self.connection.recover(error, patience)
 
@@ -185,7 +185,9 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.close()
 
     # ---- inside
@@ -193,28 +195,28 @@ class Client:
     def _rows(self, name: str, ticket: dict[str, Any]) -> Float32:
         for chunk in self.connection.get(ticket):
             return _matrix(chunk.data)
-        raise ServiceError(f"{self.connection.where}: rows of table '{name}' were asked for, and none came")
+        raise ServiceError(f"{self.connection.uri}: rows of table '{name}' were asked for, and none came")
 
     def _tables(self) -> dict[str, pa.Schema]:
         client, options = self.connection.opened()
-        found = {}
+        schemas = {}
         for info in client.list_flights(options=options):
             path = [step.decode() for step in info.descriptor.path or []]
             if len(path) == 2 and path[0] == TABLE:
-                found[path[1]] = info.schema
-        return found
+                schemas[path[1]] = info.schema
+        return schemas
 
     def _table(self, name: str) -> TableAt:
         reader = self.connection.get({TABLE: name})
         is_dynamic = b"penstock.key_type" in (reader.schema.metadata or {})
-        found = _Keys(reader.schema) if is_dynamic else _AllIds()
+        rows = _Keys(reader.schema) if is_dynamic else _AllIds()
         for chunk in reader:
             interrupts.check()
             metadata = decoded(chunk.app_metadata, "a table's metadata")
             if "step" in metadata:
-                return found.table(metadata)
-            found.add(chunk.data, metadata)
-        raise ServiceError(f"{self.connection.where}: the table '{name}' ended before its last row")
+                return rows.table(metadata)
+            rows.add(chunk.data, metadata)
+        raise ServiceError(f"{self.connection.uri}: the table '{name}' ended before its last row")
 
 
 def _deltas(reader: flight.FlightStreamReader) -> Iterator[Delta]:
@@ -259,19 +261,19 @@ class _Keys:
         self._batches: list[pa.RecordBatch] = []
 
     def add(self, batch: pa.RecordBatch, metadata: dict[str, Any]) -> None:
-        if metadata.get("anew"):
+        if metadata.get("full_copy") or metadata.get("anew"):  # "anew" of a service at 0db4065
             self._batches.clear()
         self._batches.append(batch)
 
     def table(self, end: dict[str, Any]) -> TableAt:
-        found = pa.Table.from_batches(self._batches, self._schema)
-        keys, rows = found["id"].to_numpy(), found["row"]
+        table = pa.Table.from_batches(self._batches, self._schema)
+        keys, rows = table["id"].to_numpy(), table["row"]
         keys, from_end = np.unique(keys[::-1], return_index=True)
-        at = found.num_rows - 1 - from_end
-        present = np.asarray(rows.is_valid())[at]
-        some = pa.array(at[present])
-        flat: Float32 = rows.take(some).combine_chunks().flatten().to_numpy()
-        last = found["last"].take(some).to_numpy() if "last" in found.schema.names else None
+        newest = table.num_rows - 1 - from_end
+        present = np.asarray(rows.is_valid())[newest]
+        present_rows = pa.array(newest[present])
+        flat: Float32 = rows.take(present_rows).combine_chunks().flatten().to_numpy()
+        last = table["last"].take(present_rows).to_numpy() if "last" in table.schema.names else None
         matrix = flat.reshape(-1, rows.type.list_size)
         epoch = end.get("epoch", FIRST_EPOCH)
         return TableAt(matrix, end["step"], end["lineage"], keys[present], last, end["clock"], epoch)

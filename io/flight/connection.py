@@ -50,11 +50,11 @@ class Address:
 
     @classmethod
     def of(cls, uri: str) -> Address:
-        found = _ADDRESS.fullmatch(uri)
-        if found is None or int(found[3]) > 65535:
+        match = _ADDRESS.fullmatch(uri)
+        if match is None or int(match[3]) > 65535:
             raise UsageError(f"{uri}: expected an address such as grpc://127.0.0.1:8815, or grpc+tls://HOST:PORT")
-        path = tuple(step for step in (found[4] or "").split("/") if step)
-        return cls(found[2], int(found[3]), found[1] == "grpc+tls", path)
+        path = tuple(step for step in (match[4] or "").split("/") if step)
+        return cls(match[2], int(match[3]), match[1] == "grpc+tls", path)
 
     @property
     def uri(self) -> str:
@@ -134,12 +134,12 @@ class Connection:
 
     token, roots : as for ``dial``; patience_s : how long to retry a call
 
-    where : the address, for messages
+    uri : the address
     """
 
     def __init__(self, address: Address, token: str | None, roots: str | None, patience_s: float) -> None:
         self._address, self._token, self._roots, self.patience_s = address, token, roots, patience_s
-        self.where = address.uri
+        self.uri = address.uri
         self._open: tuple[flight.FlightClient, flight.FlightCallOptions] | None = None
 
     def opened(self) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
@@ -159,8 +159,8 @@ class Connection:
         def once() -> dict[str, Any]:
             client, options = self.opened()
             (answer,) = client.do_action(flight.Action(kind, encoded(arguments)), options)
-            found: dict[str, Any] = json.loads(answer.body.to_pybytes())
-            return found
+            message: dict[str, Any] = json.loads(answer.body.to_pybytes())
+            return message
 
         return self.retried(once)
 
@@ -187,7 +187,7 @@ class Connection:
         """Return an error that a new connection may fix, converted; raise any other one."""
         if isinstance(error, PenstockError):
             raise error
-        problem = from_flight(error, self.where)
+        problem = from_flight(error, self.uri)
         if isinstance(error, PASSING):
             return problem
         raise problem from error

@@ -206,17 +206,17 @@ def encoded(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode()
 
 
-def decoded(text: Any, what: str) -> dict[str, Any]:
+def decoded(text: Any, name: str) -> dict[str, Any]:
     """Parse a JSON object. Raises UsageError."""
     size = memoryview(text).nbytes
     if size > MAX_MESSAGE_BYTES:
-        raise UsageError(f"{what}: {size:,} bytes; expected a JSON object of {MAX_MESSAGE_BYTES:,} at most")
+        raise UsageError(f"{name}: {size:,} bytes; expected a JSON object of {MAX_MESSAGE_BYTES:,} at most")
     try:
         message = json.loads(memoryview(text).tobytes())
     except _NO_JSON as error:
-        raise UsageError(f"{what}: expected a JSON object ({error})") from None
+        raise UsageError(f"{name}: expected a JSON object ({error})") from None
     if not isinstance(message, dict):
-        raise UsageError(f"{what}: expected a JSON object, got {type(message).__name__}")
+        raise UsageError(f"{name}: expected a JSON object, got {type(message).__name__}")
     return message
 
 
@@ -251,17 +251,17 @@ def _bounded(text: str) -> str:
     return " … ".join(part.decode("utf-8", "ignore") for part in (sent[:half], sent[-half:]))
 
 
-def from_flight(error: BaseException, where: str) -> PenstockError:
+def from_flight(error: BaseException, address: str) -> PenstockError:
     """Convert an error of the other side or of the connection to one of penstock's."""
     text = str(error).split(". Detail: ")[0].split(", with message: ")[-1]
     kind = (getattr(error, "extra_info", None) or b"").decode("utf-8", "replace")
     if kind == "InputError":
-        return InputError(text, source=where)
-    return _KINDS.get(kind, ServiceError)(f"{where}: {text}")
+        return InputError(text, source=address)
+    return _KINDS.get(kind, ServiceError)(f"{address}: {text}")
 
 
 @contextmanager
-def flight_errors(where: str) -> Iterator[None]:
+def flight_errors(address: str) -> Iterator[None]:
     """Convert the errors of Flight calls in the block to penstock's."""
     try:
         yield
@@ -269,4 +269,4 @@ def flight_errors(where: str) -> Iterator[None]:
         raise
     except (flight.FlightError, pa.ArrowException, OSError) as error:
         interrupts.check()  # a signal ends the call
-        raise from_flight(error, where) from error
+        raise from_flight(error, address) from error

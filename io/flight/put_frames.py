@@ -101,8 +101,10 @@ def check_schema(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> None:
     """Raise InputError if the columns differ from those of earlier frames."""
     for batch in batches:
         if not batch.schema.equals(schema):
-            of = [", ".join(f"{field.name}: {field.type}" for field in each) for each in (schema, batch.schema)]
-            raise InputError(f"expected the columns of the frames before ({of[0]}), got {of[1]}; take another producer")
+            columns = [", ".join(f"{field.name}: {field.type}" for field in each) for each in (schema, batch.schema)]
+            raise InputError(
+                f"expected the columns of the frames before ({columns[0]}), got {columns[1]}; take another producer"
+            )
 
 
 def cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

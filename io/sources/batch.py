@@ -46,7 +46,7 @@ class Batch:
 
     source: str
     data: pa.RecordBatch
-    index: int | None  # None: the source has no batches of its own (Parquet)
+    index: int | None  # None: the source has no batches (Parquet)
     first_row: int  # of the batch, counted over the part
     ends_frame: bool = False
     after: Callable[[int], Place] | None = None

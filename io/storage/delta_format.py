@@ -33,7 +33,7 @@ class Shape(NamedTuple):
     slots: Mapping[str, int]
 
 
-class Block(NamedTuple):
+class DeltaBlock(NamedTuple):
     """Rows of one table to read. ids : ascending; a range if a whole table changed. keys : of a dynamic table"""
 
     table: str
@@ -121,12 +121,12 @@ class DeltaForm:
         """Return the slots of a table that are included."""
         return [slot for slot in self._slots if slot in self._tables[table].slots]
 
-    def cut(self, blocks: Iterable[Block], parts: int = 1) -> Iterator[list[Block]]:
+    def split(self, blocks: Iterable[DeltaBlock], parts: int = 1) -> Iterator[list[DeltaBlock]]:
         """Split the blocks of a delta into one list per batch. The result depends only on their ids.
 
         parts : number of parts that make a batch; the split is into parts
         """
-        batch: list[Block] = []
+        batch: list[DeltaBlock] = []
         room = 1.0  # as a share of the batch
         for block in blocks:
             shape, first = self._tables[block.table], 0
@@ -141,7 +141,7 @@ class DeltaForm:
                 count = max(count, 1)  # a row that exceeds the limit of a batch is one batch
                 span = slice(first, first + count)
                 keys = None if block.keys is None else block.keys.of(span)
-                batch.append(Block(block.table, block.ids[span], keys))
+                batch.append(DeltaBlock(block.table, block.ids[span], keys))
                 first, room = first + count, room - count * share
         if batch:
             yield batch

@@ -80,7 +80,7 @@ class TablesWriter:
         try:
             if kind is None:
                 for file in self._files:
-                    file.appear()
+                    file.publish()
                     self.written.append(file.path)
                 atomic_files.sync_folder(self._directory)
                 for path in self.written:

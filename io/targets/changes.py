@@ -10,13 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.io.flight import Delta
-from penstock.io.targets.target import Float32, Job, TableForm, TableRows
+from penstock.io.targets.target import Float32, FollowedJob, TableForm, TableRows
 
 # A run of rows of one table in a batch: ids, which of them are removed, and the rows of the others.
 _Piece = tuple[npt.NDArray[Any], npt.NDArray[np.bool_], Float32]
 
 
-def changes_of(deltas: Sequence[Delta], job: Job) -> list[TableRows]:
+def changes_of(deltas: Sequence[Delta], job: FollowedJob) -> list[TableRows]:
     """Return the changes of consecutive deltas, one entry per table that changed, ids ascending."""
     pieces: dict[str, list[_Piece]] = {}
     for delta in deltas:
@@ -34,7 +34,7 @@ def merged(rows: TableRows, changes: TableRows) -> TableRows:
     return TableRows(rows.table, ids[order], np.concatenate([rows.rows[stays], changes.rows])[order], rows.removed)
 
 
-def _pieces(batch: pa.RecordBatch, job: Job) -> Iterator[tuple[str, _Piece]]:
+def _pieces(batch: pa.RecordBatch, job: FollowedJob) -> Iterator[tuple[str, _Piece]]:
     tables = batch.column("table")
     numbers = tables.indices.to_numpy()
     starts = np.flatnonzero(np.diff(numbers, prepend=-1))

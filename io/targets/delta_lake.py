@@ -21,7 +21,7 @@ from penstock.io.flight import Delta
 from penstock.io.optional import library
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import row_schema, row_table
-from penstock.io.targets.target import Job, Position, Stored, TableRows, Target, failures
+from penstock.io.targets.target import FollowedJob, Position, Stored, TableRows, Target, failures
 from penstock.lineage import FIRST_EPOCH
 
 STORED = "penstock"
@@ -81,7 +81,7 @@ class DeltaLake(Target):
             merge = merge.when_matched_delete("new.row IS NULL").when_matched_update_all("new.row IS NOT NULL")
             merge.when_not_matched_insert_all("new.row IS NOT NULL").execute()
 
-    def _compared(self, job: Job, before: Stored | None) -> Any:
+    def _compared(self, job: FollowedJob, before: Stored | None) -> Any:
         """Return the table at the version that was compared, which the next one has to follow; None if there is none.
 
         Its description names the job first, in a commit that keeps the rows: followers of format 1 refuse it then.
@@ -149,7 +149,7 @@ class DeltaLake(Target):
             step = table.transaction_version(described.writer)
             before = self._table(version - 1).transaction_version(described.writer) if version else None
             if step is not None and step != before:
-                return Stored(Job.decoded(described.job, self.name), Position(FIRST_EPOCH, step))
+                return Stored(FollowedJob.decoded(described.job, self.name), Position(FIRST_EPOCH, step))
         return None
 
     def _origin(self, table: Any) -> _Description:
@@ -159,7 +159,7 @@ class DeltaLake(Target):
             described = _Description(json.dumps(fields["penstock"], separators=(",", ":")), str(fields["writer"]))
         except (ValueError, TypeError, KeyError):
             raise StateError(f"{self.name}: the table was not written by penstock follow; use another one") from None
-        Job.decoded(described.job, self.name)
+        FollowedJob.decoded(described.job, self.name)
         return described
 
     def _commit(self, new: Stored) -> Any:
@@ -170,6 +170,6 @@ class DeltaLake(Target):
         return failures(self.name, self._library.exceptions.DeltaError)
 
 
-def _description(job: Job, writer: str | None = None) -> str:
+def _description(job: FollowedJob, writer: str | None = None) -> str:
     described = {"penstock": json.loads(job.encoded()), "writer": writer or secrets.token_hex(8)}
     return json.dumps(described, separators=(",", ":"))

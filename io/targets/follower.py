@@ -1,4 +1,4 @@
-"""Keep a target up to date with a service: deltas in order, the tables anew after a gap.
+"""Keep a target up to date with a service: deltas in order, a full copy of the tables after a gap.
 
 A follower knows what it left in the target, and each transaction and each poll compares that with what is there. The
 target may have been set back by its own means, or emptied: the follower continues from what it holds. It may also have
@@ -20,7 +20,7 @@ from penstock.errors import DeltasGoneError, InputError, ServiceError, StateErro
 from penstock.io.flight import Client, Delta, TableAt
 from penstock.io.flight.connection import Patience
 from penstock.io.targets.changes import changes_of, merged
-from penstock.io.targets.target import Job, MovedError, Position, Stored, TableRows, Target
+from penstock.io.targets.target import FollowedJob, MovedError, Position, Stored, TableRows, Target
 from penstock.lineage import FIRST_EPOCH, Epoch, Lineage
 
 # Deltas that are applied together, so that a follower that is behind needs fewer transactions.
@@ -33,7 +33,8 @@ TICK_S = 0.1
 class Progress:
     """What a follower has done. step, epoch : of the target's rows; None: not known yet
 
-    deltas, transactions : applied; anew : how often all tables were taken; rows, removed : written in transactions
+    deltas, transactions : applied; full_copies : how often all tables were written
+    rows, removed : written in transactions
     retries : failures of the target; set_back : how often the target held an earlier state than the follower left there
     """
 
@@ -41,7 +42,7 @@ class Progress:
     epoch: str | None = None
     deltas: int = 0
     transactions: int = 0
-    anew: int = 0
+    full_copies: int = 0
     rows: int = 0
     removed: int = 0
     retries: int = 0
@@ -63,7 +64,7 @@ class Follower:
     interval_s: float
     replaces: bool = False
     progress: Progress = field(default_factory=Progress)
-    _job: Job | None = None  # of the service; None: not read since it may have changed
+    _job: FollowedJob | None = None  # of the service; None: not read since it may have changed
     _epochs: list[str] = field(default_factory=list)  # of the service, up to that of the last position
     _stored: Stored | None = None  # what the target holds
     _is_read: bool = False  # whether that is known: after a failure it is not
@@ -139,10 +140,10 @@ class Follower:
             self.target.compare(self.target.stored(), stored)
         return True
 
-    def _read_job(self) -> Job:
+    def _read_job(self) -> FollowedJob:
         """Read the job and the epochs of the service."""
         with _of_the_source():
-            self._job, status = Job.of(self.client), self.client.status()
+            self._job, status = FollowedJob.of(self.client), self.client.status()
         self._epochs = [epoch for epoch, _ in status["epochs"]]
         return self._job
 
@@ -190,7 +191,7 @@ class Follower:
             self._apply(stored.job, waiting)
         return self._stored != stored
 
-    def _apply(self, job: Job, deltas: list[Delta]) -> None:
+    def _apply(self, job: FollowedJob, deltas: list[Delta]) -> None:
         assert self._stored is not None
         before, new = self._stored, Stored(job, Position(deltas[-1].epoch, deltas[-1].step))
         changes = changes_of(deltas, job)
@@ -208,7 +209,7 @@ class Follower:
             self._epochs.append(new.position.epoch)
         self._tried = new
 
-    def _fill(self, job: Job) -> None:
+    def _fill(self, job: FollowedJob) -> None:
         """Fetch all tables, and replace those of the target by them."""
         with _of_the_source():
             tables = {name: self.client.table(name) for name in job.tables}
@@ -224,10 +225,10 @@ class Follower:
         self.target.replace(new, rows, self._stored)
         self._left(new)
         self.progress.transactions += 1
-        self.progress.anew += 1
+        self.progress.full_copies += 1
         self.progress.rows += sum(len(table.ids) for table in rows)
 
-    def _at_one_position(self, job: Job, tables: dict[str, TableAt]) -> tuple[list[TableRows], Position]:
+    def _at_one_position(self, job: FollowedJob, tables: dict[str, TableAt]) -> tuple[list[TableRows], Position]:
         """Return the rows of all tables at one position: those that were fetched first are older than the others.
 
         Raises DeltasGoneError if the tables are of two histories, or the service no longer has the deltas in between.
@@ -252,10 +253,10 @@ class Follower:
         return list(rows.values()), last
 
 
-def rows_of(name: str, at: TableAt) -> TableRows:
+def rows_of(name: str, table: TableAt) -> TableRows:
     """Return all rows of a table."""
-    ids = np.arange(len(at.rows)) if at.keys is None else at.keys
-    return TableRows(name, ids, at.rows, ids[:0])
+    ids = np.arange(len(table.rows)) if table.keys is None else table.keys
+    return TableRows(name, ids, table.rows, ids[:0])
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class KafkaTopic(Target):
 
     def __init__(self, uri: str) -> None:
         self._topic = kafka_topic(uri)
-        super().__init__(self._topic.where)
+        super().__init__(self._topic.description)
         self._producer: Any = None
         self._reader: Any = None
         self._mark: tuple[tuple[int, int], Stored | None] | None = None  # the last one, and the watermarks then

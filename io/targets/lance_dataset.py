@@ -14,7 +14,7 @@ from penstock.io.flight import Delta
 from penstock.io.optional import library
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import row_schema, row_table
-from penstock.io.targets.target import Job, Stored, TableRows, Target, failures
+from penstock.io.targets.target import FollowedJob, Stored, TableRows, Target, failures
 from penstock.lineage import FIRST_EPOCH
 
 JOB, EPOCH, STEP = "penstock.job", "penstock.epoch", "penstock.step"
@@ -87,7 +87,7 @@ class LanceDataset(Target):
         if dataset is None:
             return None
         job = self._job_of(dataset)
-        Job.decoded(job, self.name)
+        FollowedJob.decoded(job, self.name)
         version: int | None = dataset.version
         while version is not None:
             transaction = self._transaction(dataset, version)

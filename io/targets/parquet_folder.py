@@ -86,7 +86,7 @@ class ParquetFolder(Target):
                     rows = tables[name]
                     blocks = ((part.rows,) for part in blocks_of(rows))
                     writer.write(name, {"row": form.dim}, blocks, None if form.key_type is None else rows.ids)
-            with atomic_files.appearing(folder / STATE) as file:
+            with atomic_files.publishing(folder / STATE) as file:
                 file.write(json.dumps(new.encoded()).encode())
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)

@@ -21,12 +21,12 @@ from penstock.filesystem.state_files import read_json
 from penstock.io.flight import Delta
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import blocks_of, row_schema, row_table
-from penstock.io.targets.target import Job, Position, Stored, TableRows, Target, failures, locked
+from penstock.io.targets.target import FollowedJob, Position, Stored, TableRows, Target, failures, locked
 
 Function = Callable[[pa.RecordBatch, int], object]
 
 # Key in the metadata of the schema of the empty batch that precedes all rows of the tables.
-ANEW = b"penstock.anew"
+FULL_COPY = b"penstock.full_copy"
 
 
 class PythonFunction(Target):
@@ -54,7 +54,7 @@ class PythonFunction(Target):
         with self._compared(before):
             with failures(str(self._state)):
                 self._state.unlink(missing_ok=True)
-            self._call(_batch([], new.job).replace_schema_metadata({ANEW: b"true"}), step)
+            self._call(_batch([], new.job).replace_schema_metadata({FULL_COPY: b"true"}), step)
             for rows in tables:
                 for part in blocks_of(rows):
                     self._call(_batch([part], new.job), step)
@@ -83,7 +83,7 @@ class PythonFunction(Target):
             raise TargetError(f"{self.name}: step {step}: {type(error).__name__}: {short(text)}") from error
 
     def _keep(self, stored: Stored) -> None:
-        with atomic_files.appearing(self._state) as file:
+        with atomic_files.publishing(self._state) as file:
             file.write(json.dumps(stored.encoded()).encode())
 
 
@@ -93,16 +93,16 @@ def _found(name: str) -> Function:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(import_module(module), attribute)
+        value = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"{name}: {error}; expected module:function") from error
-    if not callable(found):
-        raise UsageError(f"{name}: expected a function, got {type(found).__name__}")
-    function: Function = found
+    if not callable(value):
+        raise UsageError(f"{name}: expected a function, got {type(value).__name__}")
+    function: Function = value
     return function
 
 
-def _batch(tables: Sequence[TableRows], job: Job) -> pa.RecordBatch:
+def _batch(tables: Sequence[TableRows], job: FollowedJob) -> pa.RecordBatch:
     schema = row_schema(job, job.id_column_type(), fixed=False)
     whole = row_table(tables, schema, with_removed=True).combine_chunks()
     return next(iter(whole.to_batches()), pa.RecordBatch.from_pylist([], schema))

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.io.targets.target import Float32, Job, TableRows
+from penstock.io.targets.target import Float32, FollowedJob, TableRows
 
 BLOCK_ROWS = 1 << 16
 
 
-def row_schema(job: Job, id_type: pa.DataType, fixed: bool) -> pa.Schema:
+def row_schema(job: FollowedJob, id_type: pa.DataType, fixed: bool) -> pa.Schema:
     """Return the schema. fixed : whether rows may be lists of one size, if all tables have the same dim"""
     dims = {form.dim for form in job.tables.values()}
     row = pa.list_(pa.float32(), dims.pop()) if fixed and len(dims) == 1 else pa.list_(pa.float32())
@@ -24,20 +24,20 @@ def row_schema(job: Job, id_type: pa.DataType, fixed: bool) -> pa.Schema:
 def row_table(tables: Sequence[TableRows], schema: pa.Schema, with_removed: bool = False) -> pa.Table:
     """Return the rows, and ``with_removed`` also removed ids, whose row is null."""
     batches = []
-    for of in tables:
-        for part in blocks_of(of):
-            batches.append(_batch(of.table, part.ids, _lists(part.rows, schema.field("row").type), schema))
-        if with_removed and len(of.removed):
-            nothing = pa.nulls(len(of.removed), schema.field("row").type)
-            batches.append(_batch(of.table, of.removed, nothing, schema))
+    for rows in tables:
+        for part in blocks_of(rows):
+            batches.append(_batch(rows.table, part.ids, _lists(part.rows, schema.field("row").type), schema))
+        if with_removed and len(rows.removed):
+            nothing = pa.nulls(len(rows.removed), schema.field("row").type)
+            batches.append(_batch(rows.table, rows.removed, nothing, schema))
     return pa.Table.from_batches(batches, schema)
 
 
-def blocks_of(of: TableRows) -> Iterator[TableRows]:
+def blocks_of(rows: TableRows) -> Iterator[TableRows]:
     """Yield the rows of a table in blocks, without its removed ids."""
-    for first in range(0, len(of.ids), BLOCK_ROWS):
-        some = slice(first, first + BLOCK_ROWS)
-        yield TableRows(of.table, of.ids[some], of.rows[some], of.ids[:0])
+    for first in range(0, len(rows.ids), BLOCK_ROWS):
+        block = slice(first, first + BLOCK_ROWS)
+        yield TableRows(rows.table, rows.ids[block], rows.rows[block], rows.ids[:0])
 
 
 def _batch(table: str, ids: npt.NDArray[Any], rows: pa.Array, schema: pa.Schema) -> pa.RecordBatch:

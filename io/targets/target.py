@@ -45,14 +45,14 @@ class TableForm(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Job:
+class FollowedJob:
     """Identifies the origin of rows. lineage : of the history of steps; tables : in the configuration's order"""
 
     lineage: str
     tables: Mapping[str, TableForm]
 
     @classmethod
-    def of(cls, client: Client) -> Job:
+    def of(cls, client: Client) -> FollowedJob:
         """Return the job of a service. Raises ServiceError."""
         tables = {}
         for name, schema in client.tables().items():
@@ -65,7 +65,7 @@ class Job:
         return json.dumps({"format": FORMAT, "lineage": self.lineage, "tables": tables}, separators=(",", ":"))
 
     @classmethod
-    def decoded(cls, text: str | bytes, where: str) -> Job:
+    def decoded(cls, text: str | bytes, place: str) -> FollowedJob:
         """Parse what ``encoded`` returned. Raises StateError."""
         try:
             fields = parsed_json(text)
@@ -74,9 +74,9 @@ class Job:
         except (ValueError, TypeError, KeyError, AttributeError):
             fields = {}
         got = fields.get("format", "damaged")
-        raise StateError(f"{where}: expected what penstock stores in format {FORMAT}, got {got}; use another target")
+        raise StateError(f"{place}: expected what penstock stores in format {FORMAT}, got {got}; use another target")
 
-    def check(self, stored: Job, where: str) -> None:
+    def check(self, stored: FollowedJob, place: str) -> None:
         """Raise StateError if a target holds rows of another job."""
         if self.tables != stored.tables:
             held = f"tables {listed(stored.tables)}" if self.tables.keys() != stored.tables.keys() else "other dims"
@@ -88,7 +88,7 @@ class Job:
             )
         else:
             return
-        raise StateError(f"{where}: {problem}; use another target, or --replace to overwrite it")
+        raise StateError(f"{place}: {problem}; use another target, or --replace to overwrite it")
 
     def id_column_type(self) -> pa.DataType:
         """Return the type of a column with the ids of all tables: of int64 ids, uint64 holds the same bits."""
@@ -107,17 +107,17 @@ class Position:
 class Stored:
     """What a target holds: the rows of a job at a position"""
 
-    job: Job
+    job: FollowedJob
     position: Position
 
     def encoded(self) -> dict[str, Any]:
         return {"job": json.loads(self.job.encoded()), "epoch": self.position.epoch, "step": self.position.step}
 
     @classmethod
-    def decoded(cls, fields: Mapping[str, Any], where: str) -> Stored:
+    def decoded(cls, fields: Mapping[str, Any], place: str) -> Stored:
         """Parse what ``encoded`` returned, or the job as text. Raises StateError, ValueError, KeyError, TypeError."""
         job = fields["job"]
-        job = Job.decoded(json.dumps(job) if isinstance(job, dict) else job, where)
+        job = FollowedJob.decoded(json.dumps(job) if isinstance(job, dict) else job, place)
         return cls(job, Position(str(fields.get("epoch", FIRST_EPOCH)), int(fields["step"])))
 
     def is_ahead_of(self, other: Stored, epochs: Sequence[str]) -> bool:

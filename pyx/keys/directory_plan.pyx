@@ -27,7 +27,7 @@ ctypedef int (*Work)(const Opening* opening, Py_ssize_t item) noexcept nogil
 
 cdef enum:
     MOST_TASKS = 64
-    KEYS_PER_SHARD = 64     # at least, to deal all keys before they are found
+    KEYS_PER_SHARD = 64     # at least, to partition all keys before they are found
 
 EXPIRED, EVICTED = 0, 1
 
@@ -246,7 +246,7 @@ cdef class Plan:
         return &memory[0] if num_bytes else NULL
 
     cdef int find(self) except -1:
-        """Find the keys, and deal those that are absent to their shards."""
+        """Find the keys, and partition those that are absent by shard."""
         cdef Opening* opening = &self.opening
         cdef Py_ssize_t s, n = opening.num_keys
         cdef bint by_shard = opening.of.mostly_new and n >= KEYS_PER_SHARD * self.num_shards

@@ -1,6 +1,6 @@
-"""The keys of an opening: found and stamped, and the absent ones dealt to their shards.
+"""The keys of an opening: found and stamped, and the absent ones partitioned by shard.
 
-Where most keys are present, they are found chunk by chunk, which saves dealing them; where most are new, all are dealt
+Where most keys are present, they are found chunk by chunk, without partitioning; where most are new, all are partitioned
 first, so that everything else is done to one shard at a time, whose entries fit in a cache. Both list the absent keys of
 a shard by position. No two threads touch one entry: keys are distinct, and a chunk or a shard has one thread. Finding a
 key also stamps it, which saves a second pass over memory; ``take_back`` restores the stamps.
@@ -112,7 +112,7 @@ cdef int deal_chunk(const Opening* opening, Py_ssize_t chunk) noexcept nogil:
 
 
 cdef int find_dealt(const Opening* opening, Py_ssize_t s) noexcept nogil:
-    """Find and stamp the keys dealt to a shard, and keep the absent ones."""
+    """Find and stamp the keys of a shard, and keep the absent ones."""
     cdef const Shards* of = opening.of
     cdef KeyEntry* entries = of.entries + s * of.slots
     cdef KeyEntry* entry

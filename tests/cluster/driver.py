@@ -44,11 +44,11 @@ def kill(actor, what, number, delay_s):
 
 
 def main():
-    told = json.loads(sys.argv[1])
+    settings = json.loads(sys.argv[1])
     logging.basicConfig(format="%(message)s")  # what anything warns of is a line on standard error
-    config = static_config() if told["kind"] == "static" else dynamic_config(ALL_POLICIES, rows=16_384)
-    job = Job(config, told["logs"], address=told["address"], **told["options"])
-    kills = sorted(told["kills"])
+    config = static_config() if settings["kind"] == "static" else dynamic_config(ALL_POLICIES, rows=16_384)
+    job = Job(config, settings["logs"], address=settings["address"], **settings["options"])
+    kills = sorted(settings["kills"])
 
     def progress(counters, step):
         while kills and step >= kills[0][0]:
@@ -57,7 +57,7 @@ def main():
             arguments = (actors[number % len(actors)], what, number, delay_s)
             threading.Thread(target=kill, args=arguments, daemon=True).start()
         say(step=step)
-        time.sleep(told["pace_s"])
+        time.sleep(settings["pace_s"])
 
     job.progress = progress
     report = job.run()

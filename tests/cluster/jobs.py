@@ -122,11 +122,17 @@ class DriverProcess:
     """
 
     def __init__(self, address, sources, kills=(), pace_s=0.0, **options):
-        told = {"address": address, "kind": sources.kind, "logs": sources.logs, "kills": list(kills), "pace_s": pace_s}
-        told["options"] = {"num_required": NUM_REQUIRED[sources.kind], "flush": True, **sources.form, **options}
+        settings = {
+            "address": address,
+            "kind": sources.kind,
+            "logs": sources.logs,
+            "kills": list(kills),
+            "pace_s": pace_s,
+        }
+        settings["options"] = {"num_required": NUM_REQUIRED[sources.kind], "flush": True, **sources.form, **options}
         environment = {**os.environ, "RAY_ADDRESS": address, "RAY_USAGE_STATS_ENABLED": "0"}
         self.process = subprocess.Popen(
-            [sys.executable, DRIVER, json.dumps(told)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, DRIVER, json.dumps(settings)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env=environment,
         )  # fmt: skip
 

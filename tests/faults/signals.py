@@ -175,7 +175,7 @@ def wait_for_a_commit(checkpoint, process):
 
 
 def catches(pid, number):
-    """Whether the process has a handler of its own for a signal."""
+    """Whether the process has installed a handler for a signal."""
     try:
         with open(f"/proc/{pid}/status") as status:
             mask = next((line.split()[1] for line in status if line.startswith("SigCgt:")), "0")

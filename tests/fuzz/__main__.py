@@ -1,4 +1,4 @@
-"""``python -m fuzz``: thousands of damaged inputs through the command line, each in a process of its own.
+"""``python -m fuzz``: thousands of damaged inputs through the command line, each in a separate process.
 
 Every case is known by --seed and its number: what is damaged, how, and the command that reads it. A fifth as many
 cases are checkpoints with a forged manifest, whose digest fits. A case must end with a result, or
@@ -39,8 +39,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-fuzz-") as folder:
         failed, counts = run(args, Path(folder))
     for kind, ended in sorted(counts.items()):
-        told = ", ".join(f"{number} {how}" for how, number in sorted(ended.items()))
-        print(f"{kind:24} {sum(ended.values()):6}: {told}")
+        texts = ", ".join(f"{number} {how}" for how, number in sorted(ended.items()))
+        print(f"{kind:24} {sum(ended.values()):6}: {texts}")
     total = sum(sum(ended.values()) for ended in counts.values())
     print(f"{total} cases, {failed} failed, {time.monotonic() - started:.0f} s")
     return 1 if failed else 0

@@ -71,8 +71,8 @@ def drawn(seed: int, number: int, no_replay: bool) -> Case:
     # A damaged number in a configuration may ask for tables of any size, and be right to.
     if command == "replay" and (no_replay or one.is_config):
         command = "validate"
-    told = f"{command} of {one.name}, {what}"
-    return Case(str(number), _kind(one), told, content, one.suffix, command, one.is_config, one.is_log)
+    description = f"{command} of {one.name}, {what}"
+    return Case(str(number), _kind(one), description, content, one.suffix, command, one.is_config, one.is_log)
 
 
 def drawn_manifest(seed: int, number: int) -> Case:
@@ -122,8 +122,8 @@ def _words(command: str, folder: Path, path: Path, is_config: bool, is_log: bool
         source.write_bytes(_seeds()[0].content)
     if command == "inspect":
         return ["inspect", str(path)]
-    told = [str(path), str(source)] if is_config else [str(config), str(path)]
-    return [command, *told, *(["--json"] if is_log and command == "replay" else [])]
+    paths = [str(path), str(source)] if is_config else [str(config), str(path)]
+    return [command, *paths, *(["--json"] if is_log and command == "replay" else [])]
 
 
 def _manifest_words(command: str, folder: Path, files: Mapping[str, bytes]) -> list[str]:

@@ -171,10 +171,10 @@ def wrong_inside() -> Inputs:
     dictionary = pa.dictionary(pa.int8(), pa.utf8())
     kinds = {"utf8": pa.utf8(), "large": pa.large_utf8(), "view": pa.string_view(), "dictionary": dictionary}
     for name, text in (("ff", b"\xff\xff\xff\xff"), ("surrogate", b"\xed\xa0\x80u"), ("zero", b"\0\0\0\0")):
-        for told, kind in kinds.items():
+        for kind_name, kind in kinds.items():
             column = pa.array(["user"] * n).cast(kind)
             raw = stream_of({"table": column}).replace(b"user", text)
-            yield f"text-{name}-{told}", (".arrows", raw)
+            yield f"text-{name}-{kind_name}", (".arrows", raw)
     views = stream_of({"table": pa.array(["a table with a long name"] * n, pa.string_view())})
     at = views.find(struct.pack("<i4s", 24, b"a ta"))
     for name, wrong_view in (

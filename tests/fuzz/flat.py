@@ -172,14 +172,14 @@ def ipc_file(
     """messages : ("dictionary" or "batch", bytes); blocks : changes what the footer says: a list of
     [kind, offset, metadata bytes, body bytes]; bare_schema : the first message has no length, as polars writes it"""
     out = b"ARROW1\0\0" + message(SCHEMA, shape)[8 if bare_schema else 0 :]
-    told = []
+    records = []
     for kind, one in messages:
         metadata = 8 + struct.unpack_from("<i", one, 4)[0]
-        told.append([kind, len(out), metadata, len(one) - metadata])
+        records.append([kind, len(out), metadata, len(one) - metadata])
         out += one
-    told = blocks(told) if blocks else told
+    records = blocks(records) if blocks else records
     vectors = [
-        Vector([struct.pack("<qiiq", at, metadata, 0, body) for k, at, metadata, body in told if k == kind])
+        Vector([struct.pack("<qiiq", at, metadata, 0, body) for k, at, metadata, body in records if k == kind])
         for kind in ("dictionary", "batch")
     ]
     footer = flatbuffer(Table({0: ("h", 4), 1: footer_schema or shape, 2: vectors[0], 3: vectors[1]}))

@@ -71,8 +71,8 @@ def numbers() -> Inputs:
             change(made)
             yield f"{layout}-{name}", (".arrows", stream(layout, batch(made)))
             if name.endswith(("-2", "-5", "-8")):
-                told = [*before(layout), ("batch", batch(made))]
-                yield f"{layout}-{name}-file", (".arrow", ipc_file(shape(layout), told))
+                written = [*before(layout), ("batch", batch(made))]
+                yield f"{layout}-{name}-file", (".arrow", ipc_file(shape(layout), written))
         for number, length in enumerate((*WRONG, len(true.body) - 8, len(true.body) + 8)):
             yield f"{layout}-body-{number}", (".arrows", stream(layout, batch(true, body_length=length)))
 
@@ -204,7 +204,7 @@ def dictionaries() -> Inputs:
     start, rest = message(SCHEMA, shape("dictionary")), batch(rows("dictionary")) + END
     both = dictionary(7, names("user", "item"))
     zeros = Rows(1, codec=ZSTD).add(1, b"", packed(struct.pack("<ii", 0, 4), "zstd"), packed(b"user", "zstd"))
-    for name, told in {
+    for name, written in {
         "missing": b"",
         "of-another": dictionary(8, names("user", "item")),
         "of-none": dictionary(-1, names("user", "item")),
@@ -227,7 +227,7 @@ def dictionaries() -> Inputs:
         "body-negative": dictionary(7, names("user"), body_length=-8),
         "body-2^40": dictionary(7, names("user"), body_length=1 << 40),
     }.items():
-        yield f"dictionary-{name}", (".arrows", start + told + rest)
+        yield f"dictionary-{name}", (".arrows", start + written + rest)
     yield "dictionary-after", (".arrows", start + batch(rows("dictionary")) + both + END)
     yield "dictionary-alone", (".arrows", start + both + END)
     # Each within what is allowed, and all of them held at once.
@@ -235,11 +235,11 @@ def dictionaries() -> Inputs:
     large = Rows(1, codec=ZSTD).add(1, b"", offsets, packed(b"a" * (1 << 24), "zstd"))
     many = [column(f"d{n}", UTF8, {}, dictionary=codes(n)) for n in range(100, 140)]
     wide = schema([whole_number("id"), column("gradient", FIXED_LIST, {0: ("i", DIM)}, real()), *many], USER)
-    told = b"".join(dictionary(n, large) for n in range(100, 140))
+    written = b"".join(dictionary(n, large) for n in range(100, 140))
     made = rows("plain")
     for _ in many:
         made.add(N, b"", bytes(N))
-    yield "dictionaries-640-mib", (".arrows", message(SCHEMA, wide) + told + batch(made) + END)
+    yield "dictionaries-640-mib", (".arrows", message(SCHEMA, wide) + written + batch(made) + END)
     deltas = dictionary(7, large) + dictionary(7, large, delta=True) * 39
     yield "deltas-640-mib", (".arrows", start + deltas + rest)
     nested = column("table", LIST, {}, column("item", UTF8, {}, dictionary=codes(7)), dictionary=codes(7))

@@ -138,7 +138,7 @@ def offsets(data: bytes, rng: random.Random) -> bytes:
 
 
 def message(data: bytes, rng: random.Random) -> bytes:
-    """A message left out, told twice, or put elsewhere: schemas in the middle, dictionaries replaced."""
+    """A message removed, repeated or moved: schemas in the middle, dictionaries replaced."""
     start, _, end = _message(data, rng)
     other = rng.choice(_message(data, rng))
     one = data[start:end]

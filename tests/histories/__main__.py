@@ -1,4 +1,4 @@
-"""``python -m histories``: random histories of services, stores and followers, each in a folder of its own.
+"""``python -m histories``: random histories of services, stores and followers, each in a separate folder.
 
 Exit code 1 after a fault, whose history is printed with the command that repeats it.
 """

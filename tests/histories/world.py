@@ -1,6 +1,6 @@
 """What a history happens to: services of one lineage, a store, its followers, and the rows that each position has.
 
-The rows of a position are those of an engine of its own, which the pushed frames were applied to.
+The rows of a position are those of a separate engine, which the pushed frames were applied to.
 """
 
 import shutil

@@ -29,7 +29,7 @@ def shared():
 
     def find(name):
         if not (SHARED / name).exists():
-            pytest.skip(f"{name}: the recorded results lie beside a development checkout only")
+            pytest.skip(f"{name}: the recorded results are only next to a development checkout")
         return SHARED / name
 
     return find

@@ -48,7 +48,7 @@ class Tables:
         self.step = update.Step([self.plan], threads)
         low, high = np.array([self.step.address], np.uint64).view(np.int32)
         self.operands = [np.array([[low, high, device]], np.int32) for device in range(devices)]
-        # Each in memory of its own: a guarded zone lies behind its last row.
+        # Each in separate memory: a guarded zone lies behind its last row.
         slot_dim = 1 if rule == "row_wise_adagrad" else dim
         self.dims = [dim, *[slot_dim] * (self.num_parts - 1)]
         self.parts = [
@@ -205,7 +205,7 @@ def pools():
 def wrong_frames():
     """Frames that no program of ours makes are refused, and nothing is touched."""
     done = 0
-    for wrong, said in {
+    for wrong, reason in {
         "dtype": "tables of float32",
         "step": "a step as int32[1, 3]",
         "moved": "not given to be updated in place",
@@ -215,7 +215,7 @@ def wrong_frames():
         ids, grads = gradients(0, 20, 50, 4)
         before = [part.tobytes() for part in tables.parts]
         ((code, message),) = tables.update([(ids, grads)], wrong=wrong)
-        assert (code, said in message) == (INTERNAL, True), (wrong, message)
+        assert (code, reason in message) == (INTERNAL, True), (wrong, message)
         assert [part.tobytes() for part in tables.parts] == before
         done += 1
     small = Tables("sgd", 4, 50)

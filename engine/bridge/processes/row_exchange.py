@@ -110,7 +110,7 @@ def _added(frames: jax.Array, place: jax.Array, size: int) -> jax.Array:
 def _divided(words: jax.Array, frames: jax.Array, grain: int, zero: jax.Array) -> jax.Array:
     """Return sums divided by the numbers of frames, each of which is that of ``grain`` elements."""
     # XLA multiplies by the inverse of what it sees to be repeated, which has other bits. So every element is or-ed with
-    # a zero of its own.
+    # a separate zero.
     by = _bits(jnp.repeat(frames.astype(jnp.float32), grain, axis=1)) | words & zero
     return jnp.where(words == UNTOUCHED, words, _bits(_floats(words) / _floats(by)))
 

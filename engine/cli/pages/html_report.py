@@ -98,7 +98,7 @@ def run_sections(
     )
     yield "Learning rates", "of every dynamic tag, over steps", lines(rates_of(moments), "step", "rate")
     yield (
-        "Left out",
+        "Dropped",
         "rows dropped by reason, and stale frames, added up over steps",
         lines(drops_of(moments), "step", ""),
     )
@@ -132,8 +132,8 @@ def _tables(report: Report, updated: Mapping[str, int]) -> str:
     if more > 0:
         names = sorted(names, key=lambda name: -report.tables[name].rows)[:MOST_LISTED]
     rows = [
-        (name, count(of.rows), _ids(of), count(updated.get(name, 0)), _ratio(of.rows, updated.get(name, 0)))
-        for name, of in ((name, report.tables[name]) for name in names)
+        (name, count(rows), _ids(report.tables[name]), count(updated.get(name, 0)), _ratio(rows, updated.get(name, 0)))
+        for name, rows in ((name, report.tables[name].rows) for name in names)
     ]
     head = ("table", "rows", "different ids", "updates", "reuse")
     return table(head, [*rows, *([(f"… {count(more)} more",)] if more > 0 else [])])
@@ -145,12 +145,18 @@ def _ids(table: TableReport) -> str:
 
 def _keys(report: Report) -> str:
     """Return one row per dynamic table, the largest ones; "" if there is none."""
-    found = sorted(((name, of.keys) for name, of in report.tables.items() if of.keys), key=lambda of: -of[1].keys)
+    tables = [(name, table.keys) for name, table in report.tables.items() if table.keys]
+    tables.sort(key=lambda item: -item[1].keys)
     rows = [
-        (name, *(count(getattr(of, number)) for number in KEY_COLUMNS), f"{of.load:.0%}", size_text(of.directory_bytes))
-        for name, of in found[:MOST_LISTED]
+        (
+            name,
+            *(count(getattr(keys, number)) for number in KEY_COLUMNS),
+            f"{keys.load:.0%}",
+            size_text(keys.directory_bytes),
+        )
+        for name, keys in tables[:MOST_LISTED]
     ]
-    more = [(f"… {count(len(found) - MOST_LISTED)} more",)] if len(found) > MOST_LISTED else []
+    more = [(f"… {count(len(tables) - MOST_LISTED)} more",)] if len(tables) > MOST_LISTED else []
     return table(("table", *KEY_COLUMNS.values(), "full", "directory"), [*rows, *more]) if rows else ""
 
 

@@ -32,10 +32,10 @@ class IdUses:
         return self._times[: len(self._ids)]
 
     def add(self, ids: npt.NDArray[np.int64]) -> None:
-        where = self._ids.insert(np.ascontiguousarray(ids))
+        slots = self._ids.insert(np.ascontiguousarray(ids))
         if len(self._ids) > len(self._times):
             self._times = np.concatenate([self._times, np.zeros(len(self._ids), np.int64)])
-        np.add.at(self._times, where, 1)
+        np.add.at(self._times, slots, 1)
         self._rows += len(ids)
         self._added += 1
         if self._added % self._every == 0:
@@ -58,17 +58,19 @@ def use_sections(uses: Mapping[str, IdUses]) -> Iterator[tuple[str, str, str]]:
     yield (
         "How often ids come",
         "share of the table's rows by the id's rank, both logarithmic: a straight line is a power law",
-        drawn({name: frequencies(of.times) for name, of in shown.items()}, "rank", "share of rows", True),
+        drawn({name: frequencies(id_uses.times) for name, id_uses in shown.items()}, "rank", "share of rows", True),
     )
     yield (
         "What the hottest ids make up",
         "the share of all rows that the most frequent ids have together",
-        drawn({name: covered(of.times) for name, of in shown.items()}, "hottest ids, %", "of rows, %", False),
+        drawn({name: covered(id_uses.times) for name, id_uses in shown.items()}, "hottest ids, %", "of rows, %", False),
     )
     yield (
         "How many new ids keep coming",
         "distinct ids over rows read: where it bends, what comes has mostly been seen",
-        drawn({name: [(0.0, 0.0), *of.growth] for name, of in shown.items()}, "rows read", "distinct ids", False),
+        drawn(
+            {name: [(0.0, 0.0), *id_uses.growth] for name, id_uses in shown.items()}, "rows read", "distinct ids", False
+        ),
     )
     yield (
         "Tables",

@@ -23,7 +23,7 @@ from penstock.stats import Counters, Report
 from penstock.validation import is_loopback
 
 if TYPE_CHECKING:
-    from penstock.metrics import Snapshots
+    from penstock.metrics import MetricsCollector
     from penstock.options import Progress
     from penstock.shares.ray import Job
 
@@ -51,7 +51,7 @@ class Watching:
         arguments = getattr(args, "sources", None) or [getattr(args, "config", "")]  # a service has no sources
         self.title = " ".join(map(str, ["penstock", args.command, *arguments]))
         self._report: Path | None = args.report
-        self._metrics: Snapshots | None = None
+        self._metrics: MetricsCollector | None = None
         if self._addresses or self._path or self._report:
             from penstock.metrics import Metrics  # loads prometheus-client, which two threads must not load at once
 
@@ -109,26 +109,26 @@ class Watching:
     def live(self) -> dict[str, Any]:
         """Return a consistent snapshot of the values that the live page shows."""
         assert self._metrics is not None
-        of = self._metrics.snapshot()
-        errors = [f"{reason}: {first}" for reason, first in of.first_bad.items()]
-        errors += [f"stale: {of.stale.last}"] if of.stale.last else []
+        snapshot = self._metrics.snapshot()
+        errors = [f"{reason}: {first}" for reason, first in snapshot.first_bad.items()]
+        errors += [f"stale: {snapshot.stale.last}"] if snapshot.stale.last else []
         shown = list(self._metrics.config.sizes)[:MAX_SHOWN_TABLES]
         return {
             "title": self.title,
-            "metrics": self._metrics.plain(of),
-            "hot": [(table, self._id_text(table, one), share) for table, one, share in of.hot],
+            "metrics": self._metrics.plain(snapshot),
+            "hot": [(table, self._id_text(table, row_id), fraction) for table, row_id, fraction in snapshot.hot],
             "errors": errors,
             "tables": shown,
             "moments": [
                 asdict(m) | {"norms": {name: m.norms[name] for name in shown if name in m.norms}}
-                for m in thinned(of.moments, MAX_SHOWN_MOMENTS)
+                for m in thinned(snapshot.moments, MAX_SHOWN_MOMENTS)
             ],
         }
 
-    def _id_text(self, table: str, one: int) -> str:
+    def _id_text(self, table: str, row_id: int) -> str:
         """Return an id as text: the numbers of a browser hold 53 bits of it."""
         assert self._metrics is not None
-        return str(one % 2**64 if self._metrics.config.id_ranges[table][0] == ANY_UINT64 else one)
+        return str(row_id % 2**64 if self._metrics.config.id_ranges[table][0] == ANY_UINT64 else row_id)
 
     def report(self, report: Report) -> list[Path]:
         """Write the page that ``--report`` requests. Return the paths written."""

@@ -24,7 +24,7 @@ COMMANDS = {
     "validate": "check a configuration, and sources against it, without applying anything",
     "plan": "show what capacity, filters and expiry of dynamic tables would do to a log",
     "inspect": "show what a configuration, a gradient stream, a table file or a checkpoint holds",
-    "synth": "write a synthetic gradient log, and a configuration that fits it beside it",
+    "synth": "write a synthetic gradient log, and a configuration that fits it in the same folder",
     "export": "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
     "diff": "show where two checkpoints differ: the first place and the largest difference; exit 1 if they do",
     "bench": "measure penstock against other libraries and against the memory of this machine, side by side",

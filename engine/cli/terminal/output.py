@@ -146,9 +146,9 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def several(number: int, what: str) -> str:
+def several(number: int, noun: str) -> str:
     """Return '1 table', '2 tables'."""
-    return f"{count(number)} {what}" + ("" if number == 1 else "s")
+    return f"{count(number)} {noun}" + ("" if number == 1 else "s")
 
 
 def size_text(num_bytes: int) -> str:
@@ -170,15 +170,16 @@ def keys_texts(tables: Mapping[str, TableReport]) -> list[str]:
     """Return the lines about the keys of every dynamic table."""
     texts = []
     for name, table in tables.items():
-        of = table.keys
-        if of is None:
+        report = table.keys
+        if report is None:
             continue
-        sizes = f"{several(of.keys, 'key')} ({of.load:.0%} of the rows), directory {size_text(of.directory_bytes)}"
-        texts.append(f"{name}: {sizes}, {count(of.expired_waiting)} expired waiting")
+        sizes = f"{several(report.keys, 'key')} ({report.load:.0%} of the rows)"
+        sizes += f", directory {size_text(report.directory_bytes)}"
+        texts.append(f"{name}: {sizes}, {count(report.expired_waiting)} expired waiting")
         changes = ("admitted", "returned", "expired", "evicted", "rejected")
-        counts = ", ".join(f"{count(getattr(of, change))} {change}" for change in changes)
+        counts = ", ".join(f"{count(getattr(report, change))} {change}" for change in changes)
         texts.append(
-            f"{name}: {counts}; {count(of.waiting)} waiting, {several(of.unadmitted_rows, 'row')} not admitted"
+            f"{name}: {counts}; {count(report.waiting)} waiting, {several(report.unadmitted_rows, 'row')} not admitted"
         )
     return texts
 
@@ -186,11 +187,11 @@ def keys_texts(tables: Mapping[str, TableReport]) -> list[str]:
 def cache_texts(tables: Mapping[str, TableReport]) -> list[str]:
     """Return a line about the moved rows of every cached table."""
     return [
-        f"{name}: {of.hits / max(1, of.hits + of.up):.1%} of {several(of.hits + of.up, 'update')} hit "
-        f"{several(of.places, 'cached row')}; {count(of.up)} up, {count(of.down)} down, {size_text(of.bytes)}, "
-        f"waited {count(of.waited_ms)} ms"
+        f"{name}: {cache.hits / max(1, cache.hits + cache.up):.1%} of {several(cache.hits + cache.up, 'update')} hit "
+        f"{several(cache.places, 'cached row')}; {count(cache.up)} up, {count(cache.down)} down, "
+        f"{size_text(cache.bytes)}, waited {count(cache.waited_ms)} ms"
         for name, table in tables.items()
-        if (of := table.cache) is not None
+        if (cache := table.cache) is not None
     ]
 
 

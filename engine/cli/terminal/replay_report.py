@@ -26,8 +26,8 @@ def say_report(out: Output, report: Report) -> None:
         out.say(f"resumed   after {count(report.skipped)} frames, step {count(report.global_step - report.steps)}")
     tables = list(report.tables.items())
     if len(tables) > MOST_LISTED:
-        tables.sort(key=lambda of: -of[1].rows)
-    out.say_tables("table     ", [f"{name}: {count(of.rows)} rows{_ids_text(of)}" for name, of in tables])
+        tables.sort(key=lambda item: -item[1].rows)
+    out.say_tables("table     ", [f"{name}: {count(table.rows)} rows{_ids_text(table)}" for name, table in tables])
     out.say_tables("keys      ", keys_texts(dict(tables)))
     out.say_tables("cache     ", cache_texts(dict(tables)))
     if report.learning_rates is not None:

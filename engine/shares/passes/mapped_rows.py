@@ -57,7 +57,7 @@ class MappedShare:
                 if record.kind == "rows":
                     self._add(record)
                 elif record.kind == "directory" and path == files[-1]:
-                    self._keys[record.about["table"]] = self._read_keys(record.about["table"], record.arrays)
+                    self._keys[record.header["table"]] = self._read_keys(record.header["table"], record.arrays)
         for name, places in self._places.items():
             if name not in self._keys and (places["record"] == _MISSING).any():
                 raise StateError(f"{files[-1]}: table '{name}' lacks a row; restore another commit")
@@ -70,18 +70,18 @@ class MappedShare:
         """Return one part of rows by their numbers in the share, float32 (n, floats of the part)."""
         spec, places = self._specs[name], self._places[name][rows]
         first = spec.dim + (part - 1) * spec.slot_dim if part else 0
-        found = np.empty((len(rows), spec.slot_dim if part else spec.dim), np.float32)
+        values = np.empty((len(rows), spec.slot_dim if part else spec.dim), np.float32)
         order = np.argsort(places["record"], kind="stable")
         records, starts = np.unique(places["record"][order], return_index=True)
-        for record, some in zip(records.tolist(), np.split(order, starts[1:]), strict=True):
-            found[some] = self._rows[name][record][places["row"][some], first : first + found.shape[1]]
-        return found
+        for record, indices in zip(records.tolist(), np.split(order, starts[1:]), strict=True):
+            values[indices] = self._rows[name][record][places["row"][indices], first : first + values.shape[1]]
+        return values
 
     def _add(self, record: Record) -> None:
         """Add a block of rows, which replace those of earlier records."""
-        name, rows = record.about["table"], record.arrays["rows"]
-        if "first" in record.about:
-            ids = record.about["first"] + record.about["step"] * np.arange(len(rows))
+        name, rows = record.header["table"], record.arrays["rows"]
+        if "first" in record.header:
+            ids = record.header["first"] + record.header["step"] * np.arange(len(rows))
         else:
             ids = record.arrays["ids"]
         share = self._shares[name]
@@ -113,9 +113,9 @@ def mapped_tables(folder: Folder, commit: Commit, config: EmbeddingConfig) -> Wh
     """Return the tables of a commit whose shares committed together."""
     specs = {spec.name: spec for spec in config.tables}
     mod, seed, count = config.sharding_strategy == "MOD", commit.contents["seed"], len(commit.parts)
-    found = []
+    mapped = []
     for rank, part in enumerate(commit.parts):
         files = [Path(folder.files.file(file.name)) for file in commit.files if file.part == part]
         shares = shares_of(specs.values(), mod, seed, rank, count)
-        found.append(MappedShare(files, specs, shares, seed, Path(folder.path)))
-    return WholeTables(config, found, Path(folder.path))
+        mapped.append(MappedShare(files, specs, shares, seed, Path(folder.path)))
+    return WholeTables(config, mapped, Path(folder.path))

@@ -34,7 +34,9 @@ def _row_bytes(spec: TableSpec) -> int:
 def check_disk(folder: Path, specs: Iterable[TableSpec]) -> None:
     """Raise CapacityError if the disk of a folder, which need not exist, lacks room for the rows of all passes."""
     needed = rows_bytes(specs)
-    free = shutil.disk_usage(next(of for of in (folder, *folder.absolute().parents) if of.is_dir())).free
+    free = shutil.disk_usage(
+        next(ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.is_dir())
+    ).free
     if needed > free:
         raise CapacityError(
             f"{folder}: the rows of all passes need {needed / 1e6:,.0f} MB of disk, and {free / 1e6:,.0f} MB are free; "
@@ -100,16 +102,16 @@ def _cgroups() -> Iterable[tuple[int, int]]:
         elif kinds:
             continue
         folder = root / name.lstrip("/")
-        for at in (folder, *folder.parents):
-            if at.is_relative_to(root):
+        for ancestor in (folder, *folder.parents):
+            if ancestor.is_relative_to(root):
                 with suppress(IndexError, ValueError):  # none, or "max"
-                    yield int(_lines(at / limit)[0]), int(_lines(at / used)[0])
+                    yield int(_lines(ancestor / limit)[0]), int(_lines(ancestor / used)[0])
 
 
 def status_bytes(field: str) -> int:
     """Return the bytes of a field of /proc/self/status, such as VmData; 0 where there is none."""
-    found = (line.split()[1] for line in _lines(Path("/proc/self/status")) if line.startswith(f"{field}:"))
-    return int(next(found, "0")) << 10
+    values = (line.split()[1] for line in _lines(Path("/proc/self/status")) if line.startswith(f"{field}:"))
+    return int(next(values, "0")) << 10
 
 
 def _lines(path: Path) -> list[str]:

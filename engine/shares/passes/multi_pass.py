@@ -102,7 +102,7 @@ class MultiPass:
                     self._pass(rank, base)
                     gc.collect()  # the rows of this share, before those of the next
                 interrupts.check()
-            ended = [about for rank in range(self.count) if (about := self._work.ended(rank)) is not None]
+            ended = [record for rank in range(self.count) if (record := self._work.ended(rank)) is not None]
             self._commit = self._publish(base)
             self._work.remove()
         finally:
@@ -110,7 +110,7 @@ class MultiPass:
         if ended[0]["error"] is not None:
             kind, problem = ended[0]["error"]
             raise getattr(errors, kind)(problem)
-        return _joined([_report(about["report"]) for about in ended], time.perf_counter() - began)
+        return _joined([_report(record["report"]) for record in ended], time.perf_counter() - began)
 
     @property
     def global_step(self) -> int:
@@ -194,26 +194,28 @@ class MultiPass:
 
     def _engine(self, rank: int, folder: Folder | None) -> Engine:
         """Return the engine of a pass. folder : of the commit that it begins with; None: it begins anew"""
-        given, share = self._options, (rank, self.count)
-        gate: dict[str, Any] = {"num_required": given.num_required, "reduction": given.reduction}
+        options, share = self._options, (rank, self.count)
+        gate: dict[str, Any] = {"num_required": options.num_required, "reduction": options.reduction}
         if folder is not None:
             engine = PassEngine.restore(
-                folder.path, self._mesh, given.threads, config=self._config, share=share, **gate
+                folder.path, self._mesh, options.threads, config=self._config, share=share, **gate
             )
             if folder is self._folder:
                 engine.session.files.deltas = None  # those of the pass begin a new file
             return engine
-        engine = PassEngine(self._config, self._mesh, seed=given.seed, threads=given.threads, share=share, **gate)
-        if given.init is not None:
-            engine.read_tables(given.init)
+        engine = PassEngine(self._config, self._mesh, seed=options.seed, threads=options.threads, share=share, **gate)
+        if options.init is not None:
+            engine.read_tables(options.init)
         return engine
 
     def _progress(self, rank: int) -> Progress | None:
         """Return the progress of one pass as that of all of them."""
-        tell = self._options.progress
-        if tell is None:
+        progress = self._options.progress
+        if progress is None:
             return None
-        return lambda counters, gate, done: tell(counters, gate, None if done is None else (rank + done) / self.count)
+        return lambda counters, gate, done: progress(
+            counters, gate, None if done is None else (rank + done) / self.count
+        )
 
     def _publish(self, base: Commit | None) -> Commit:
         """Commit the parts of all passes, with their deltas merged."""
@@ -236,15 +238,15 @@ class MultiPass:
 
     @contextmanager
     def _opened_deltas(self, base: Commit | None, is_committed: Callable[[], bool]) -> Iterator[DeltaWriter | None]:
-        given = self._options
-        if given.deltas is None:
+        options = self._options
+        if options.deltas is None:
             yield None
             return
         committed = None if base is None else base.contents.get("deltas")
         step = 0 if base is None else base.contents["changed_step"]
         schema = JoinedDeltas(self._config.tables, self._form, step).schema
-        named = None if is_stream(os.fspath(given.deltas)) else is_committed
-        with open_deltas(given.deltas, schema, step, committed, named) as writer:
+        named = None if is_stream(os.fspath(options.deltas)) else is_committed
+        with open_deltas(options.deltas, schema, step, committed, named) as writer:
             yield writer
 
 

@@ -39,10 +39,10 @@ def _newest(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """Return the batches of an interval without rows that a later delta of it contains too."""
     if len({batch["step"][0].as_py() for batch in batches}) == 1:
         return batches
-    found = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
-    (table,) = found["table"].chunks
-    ids, tables = found["id"].to_numpy(), table.indices.to_numpy()
+    deltas = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
+    (table,) = deltas["table"].chunks
+    ids, tables = deltas["id"].to_numpy(), table.indices.to_numpy()
     order = np.lexsort((ids, tables))  # stable: the newest of equal ones is last
     last = np.append((np.diff(ids[order]) != 0) | (np.diff(tables[order]) != 0), True)
-    rows: list[pa.RecordBatch] = found.take(pa.array(np.sort(order[last]))).to_batches()
+    rows: list[pa.RecordBatch] = deltas.take(pa.array(np.sort(order[last]))).to_batches()
     return rows

@@ -86,9 +86,9 @@ class PassFolder:
         atomic_files.sync_folder(Path(folder.path))
         return parts
 
-    def end(self, rank: int, about: Mapping[str, Any]) -> None:
-        """Record, durably, that a pass has ended. about : plain data"""
-        _write(self.path / f"{rank}.json", about)
+    def end(self, rank: int, record: Mapping[str, Any]) -> None:
+        """Record, durably, that a pass has ended. record : plain data"""
+        _write(self.path / f"{rank}.json", record)
 
     def forget(self, rank: int) -> None:
         """Remove what a pass has done: it read other frames than the first."""
@@ -104,10 +104,10 @@ class PassFolder:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = read_json(path)
-        if not isinstance(found, dict):
+        content = read_json(path)
+        if not isinstance(content, dict):
             raise ValueError("expected an object")
-        return found
+        return content
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -115,11 +115,11 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _must_read(path: Path) -> dict[str, Any]:
-    found = _read(path)
-    assert found is not None
-    return found
+    record = _read(path)
+    assert record is not None
+    return record
 
 
-def _write(path: Path, about: Mapping[str, Any]) -> None:
-    with atomic_files.appearing(path) as file:
-        file.write(json.dumps(about).encode())
+def _write(path: Path, record: Mapping[str, Any]) -> None:
+    with atomic_files.publishing(path) as file:
+        file.write(json.dumps(record).encode())

@@ -163,7 +163,9 @@ class Actors:
         self.readers = [reader.remote(*arguments, **named) for arguments, named in readers]
         self.owners = [owner.remote(*arguments) for arguments in owners]
         named = {"reader": self.readers, "owner": self.owners}
-        self._names = {actor._actor_id.hex(): f"{kind} {n}" for kind, of in named.items() for n, actor in enumerate(of)}
+        self._names = {
+            actor._actor_id.hex(): f"{kind} {n}" for kind, group in named.items() for n, actor in enumerate(group)
+        }
 
     def get(self, refs: Any) -> Any:
         """Return the results of tasks. Raises LostError, KeyboardInterrupt, or an error that a task raised."""
@@ -227,8 +229,8 @@ class RemoteTables:
         self._actors, self._owner = actors, actors.owners[rank]
 
     def in_order(self, name: str) -> tuple[Int64, KeyArrays]:
-        found: tuple[Int64, KeyArrays] = self._actors.get(self._owner.in_order.remote(name))
-        return found
+        ordered: tuple[Int64, KeyArrays] = self._actors.get(self._owner.in_order.remote(name))
+        return ordered
 
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
         values: Float32 = self._actors.get(self._owner.read_rows.remote(name, part, rows))

@@ -24,9 +24,9 @@ from penstock.shares.joined_deltas import JoinedDeltas
 from penstock.shares.ray.cluster import Actors, LostError
 from penstock.shares.ray.job_metrics import JobMetrics
 from penstock.shares.ray.owners import Applied, Begun, Ended
-from penstock.shares.ray.readers import Contents, Place, ReadFrame
+from penstock.shares.ray.readers import Place, ReaderPart, ReadFrame
 from penstock.stats import Counters
-from penstock.telemetry import Snapshot
+from penstock.telemetry import MetricsSnapshot
 
 # Blocks that readers are asked for before owners have applied the one before.
 AHEAD = 2
@@ -37,13 +37,13 @@ BLOCK_BYTES, MOST_ROUNDS, GROWTH = 16 << 20, 256, 4
 
 
 @dataclass
-class Block:
+class JobBlock:
     """One block on its way. stop : the place where it ends early, if it does
 
     refs : of what owners report; snapshots : of their snapshots after it, if these are due
     """
 
-    contents: list[Contents]
+    parts: list[ReaderPart]
     frames: list[ReadFrame]
     stop: Place | None
     error: BaseException | None
@@ -93,16 +93,16 @@ class Driver:
         self.num_accumulated = 0
         self.error: BaseException | None = None
         self._attempt = secrets.token_hex(4)
-        where, number = (None, None) if commit is None else (folder.files.address, commit.number)  # type: ignore[union-attr]
-        begun: list[Begun] = self._all(lambda: [o.begin.remote(where, number, init) for o in actors.owners])
-        self.global_step, self.changed_step = begun[0].global_step, max(of.changed_step for of in begun)
+        address, number = (None, None) if commit is None else (folder.files.address, commit.number)  # type: ignore[union-attr]
+        begun: list[Begun] = self._all(lambda: [o.begin.remote(address, number, init) for o in actors.owners])
+        self.global_step, self.changed_step = begun[0].global_step, max(owner.changed_step for owner in begun)
         self._step, self._frames_before = self.global_step, begun[0].num_frames
         saved = begun[0].positions
         if saved is not None and saved["merge"] != "round" and len(saved["sources"]) > 1 and self._has_frames(saved):
             raise StateError("the checkpoint was made without --merge round, which is the order of a job; resume it so")
         read: dict[int, tuple[str, int]] = {}
-        for found in self._all(lambda: [reader.begin.remote(saved) for reader in actors.readers]):
-            read |= found
+        for sources in self._all(lambda: [reader.begin.remote(saved) for reader in actors.readers]):
+            read |= sources
         self.positions = Positions([read[n][0] for n in range(num_sources)], "round")
         self.positions.rows = sum(rows for _, rows in read.values())
         if saved is not None:
@@ -129,7 +129,7 @@ class Driver:
         files : bad rows and deltas; counted : their state for commits
         """
         self._files, self._counted, self._deltas = files, counted, deltas
-        in_flight: deque[Block] = deque()
+        in_flight: deque[JobBlock] = deque()
         try:
             for block in self._read():
                 in_flight.append(block)
@@ -183,16 +183,16 @@ class Driver:
                 stop += rounds
                 ahead.append((rounds, [r.block.options(num_returns=2 + shares).remote(stop) for r in actors.readers]))
             asked, refs = ahead.popleft()
-            contents: list[Contents] = actors.get([of[0] for of in refs])
+            parts: list[ReaderPart] = actors.get([ref[0] for ref in refs])
             if self._rounds is None:
-                num_bytes = max(1, sum(of.num_bytes for of in contents))
+                num_bytes = max(1, sum(part.num_bytes for part in parts))
                 rounds = max(1, min(asked * shares * BLOCK_BYTES // num_bytes, asked * GROWTH, MOST_ROUNDS))
-            block = self._block(contents, left)
+            block = self._block(parts, left)
             left = None if left is None else left - len(block.frames)
             flush = self._flush and block.is_last and block.error is None
-            heads = [of[1] for of in refs]
+            heads = [ref[1] for ref in refs]
             block.refs = [
-                owner.apply.remote(block.stop, flush, *heads, *(of[2 + rank] for of in refs))
+                owner.apply.remote(block.stop, flush, *heads, *(ref[2 + rank] for ref in refs))
                 for rank, owner in enumerate(actors.owners)
             ]
             if self._metrics is not None and self._metrics.is_due():
@@ -204,31 +204,31 @@ class Driver:
     def _left(self) -> int | None:
         return None if self._limit is None else self._limit - self.num_skipped
 
-    def _block(self, contents: list[Contents], left: int | None) -> Block:
+    def _block(self, parts: list[ReaderPart], left: int | None) -> JobBlock:
         """Return a block, which ends early at the first error or at the limit."""
-        frames = sorted((frame for of in contents for frame in of.frames), key=lambda frame: frame.place)
-        stops = [(of.at, of.error) for of in contents if of.at is not None]
+        frames = sorted((frame for part in parts for frame in part.frames), key=lambda frame: frame.place)
+        stops = [(part.error_place, part.error) for part in parts if part.error_place is not None]
         if left is not None and len(frames) >= left:
             beyond = frames[left].place if len(frames) > left else None
             stops.append((beyond or (1 << 62, 0), None))
-        stop, error = min(stops, key=lambda of: of[0]) if stops else (None, None)
+        stop, error = min(stops, key=lambda early_end: early_end[0]) if stops else (None, None)
         if stop is not None:
             frames = [frame for frame in frames if frame.place < stop]
-        is_last = stop is not None or all(of.is_over for of in contents)
-        return Block(contents, frames, stop, error, is_last)
+        is_last = stop is not None or all(part.is_over for part in parts)
+        return JobBlock(parts, frames, stop, error, is_last)
 
-    def _finish(self, in_flight: deque[Block], most: int) -> None:
+    def _finish(self, in_flight: deque[JobBlock], most: int) -> None:
         """Wait until owners have applied all blocks but so many, and count them. Nothing counts after an error."""
         while len(in_flight) > most:
             if self.error is None:
                 self._count(in_flight[0])
             in_flight.popleft()
 
-    def _count(self, block: Block) -> None:
+    def _count(self, block: JobBlock) -> None:
         applied: list[Applied] = self._actors.get(block.refs)
         first = applied[0]
-        self.error = next((of.error for of in applied if of.error is not None), block.error)
-        if len({(of.num_frames, of.global_step, of.num_accumulated) for of in applied}) > 1:
+        self.error = next((result.error for result in applied if result.error is not None), block.error)
+        if len({(result.num_frames, result.global_step, result.num_accumulated) for result in applied}) > 1:
             self.error = self.error or StateError("the shares of the job have diverged")
         for frame in block.frames[: first.num_frames]:
             entry = self.positions.entries[frame.place[1]]
@@ -236,19 +236,19 @@ class Driver:
             self.positions.rows += frame.num_rows
             if self._files.bad_rows is not None:
                 self._files.bad_rows.append(frame.bad_rows)
-        held_bytes = sum(of.counters["held_bytes"] for of in applied)
+        held_bytes = sum(result.counters["held_bytes"] for result in applied)
         self.counters = Counters.from_state({**first.counters, "held_bytes": held_bytes})
         self.positions.stale_rows = self._stale_before + self.counters.stale_rows
         self.global_step, self.num_accumulated = first.global_step, first.num_accumulated
-        for of in block.contents:
-            self.verified |= of.verified
-            self.checksums |= of.checksums
-            self.first_bad = {**of.first_bad, **self.first_bad}
-            self._read_s += of.read_s
-            self._fractions |= of.fractions
+        for part in block.parts:
+            self.verified |= part.verified
+            self.checksums |= part.checksums
+            self.first_bad = {**part.first_bad, **self.first_bad}
+            self._read_s += part.read_s
+            self._fractions |= part.fractions
         self._measure(block.snapshots)
         if self._deltas is not None and self._files.deltas is not None:
-            for batch in self._deltas.join([of.deltas for of in applied]):
+            for batch in self._deltas.join([result.deltas for result in applied]):
                 self._files.deltas.write(batch)
         if self._progress is not None:
             self._progress(self.counters, self.global_step)
@@ -269,7 +269,7 @@ class Driver:
         if self._folder is not None and self._commit is not None:
             commit = measured(self._commit, self._folder.written_s(self._commit))
         with suppress(LostError):  # which ends an attempt where its results are awaited
-            owners: list[Snapshot] = self._actors.get(refs)
+            owners: list[MetricsSnapshot] = self._actors.get(refs)
             self._metrics.update(owners, self._read_s, list(self._fractions.values()), self.first_bad, commit)
 
     # ---- calls

@@ -96,12 +96,12 @@ class Job:
 
     def run(self) -> Report:
         """Run the job to the end of its sources. Return the report of the whole job."""
-        began, given = time.perf_counter(), self.options
-        folder = None if given.checkpoint is None else Folder(given.checkpoint)
+        began, options = time.perf_counter(), self.options
+        folder = None if options.checkpoint is None else Folder(options.checkpoint)
         if folder is not None:
-            folder.check_place(given.resume)
-        accelerators = None if given.accelerator is None else (given.accelerator, given.shares)
-        ray = started(given.address, given.shares + self._num_readers, accelerators)
+            folder.check_place(options.resume)
+        accelerators = None if options.accelerator is None else (options.accelerator, options.shares)
+        ray = started(options.address, options.shares + self._num_readers, accelerators)
         with _locked(folder):
             commit = None if folder is None else folder.newest()
             self.actors = self._make_actors(ray, commit)
@@ -114,26 +114,34 @@ class Job:
     # ---- internal
 
     def _make_actors(self, ray: Any, commit: Commit | None) -> Actors:
-        given, count = self.options, self.options.shares
-        required = given.num_required or self._config.gate_num_required or 1
-        seed = given.seed
+        options, count = self.options, self.options.shares
+        required = options.num_required or self._config.gate_num_required or 1
+        seed = options.seed
         if commit is not None:
             required, seed = commit.contents["num_required"], commit.contents["seed"]
         routing = {"shares": count, "seed": seed, "sums": required == 1}
-        engine = {name: getattr(given, name) for name in ("num_required", "reduction", "threads")} | {"seed": seed}
+        engine = {name: getattr(options, name) for name in ("num_required", "reduction", "threads")} | {"seed": seed}
         readers = [
             ((self._config, self._sources, rank, self._num_readers, self._read), routing)
             for rank in range(self._num_readers)
         ]
         samples = None if self._metrics is None else self._metrics.samples
         owners = [
-            (self._config, (rank, count), engine, given.learning_rates, self._delta_options, samples, given.accelerator)
+            (
+                self._config,
+                (rank, count),
+                engine,
+                options.learning_rates,
+                self._delta_options,
+                samples,
+                options.accelerator,
+            )
             for rank in range(count)
         ]
-        return Actors(ray, readers, owners, given.reader_options or {}, self._owner_options)
+        return Actors(ray, readers, owners, options.reader_options or {}, self._owner_options)
 
     def _until_it_ends(self, actors: Actors, folder: Folder | None, commit: Commit | None, began: float) -> Report:
-        given, failures, before, skipped = self.options, 0, Counters(), None
+        options, failures, before, skipped = self.options, 0, Counters(), None
         counted = CountedFiles(nullcontext)
         if commit is not None:
             counted.bad_rows, counted.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
@@ -152,27 +160,27 @@ class Job:
                 failures = 0 if has_commit else failures + 1
                 if driver is not None and has_commit:
                     before = before.plus(driver.committed)
-                if folder is None and (given.deltas is not None or self._quarantine is not None):
+                if folder is None and (options.deltas is not None or self._quarantine is not None):
                     raise PeerError(f"{failure}; what the job wrote cannot be taken back without checkpoint=") from None
                 if failures > MOST_FAILURES:
                     raise PeerError(f"{failures} failures without a commit between them, the last: {failure}") from None
                 commit = newest
-                where = "the start" if commit is None else f"commit {commit.number}"
-                log.warning("%s; the job continues from %s", failure, where)
+                place = "the start" if commit is None else f"commit {commit.number}"
+                log.warning("%s; the job continues from %s", failure, place)
 
     def _driver(self, actors: Actors, folder: Folder | None, commit: Commit | None) -> Driver:
-        given = self.options
+        options = self.options
         return Driver(
             actors,
             folder,
             commit,
             num_sources=len(self._sources),
-            init=given.init,
-            rounds=given.rounds_per_block,
+            init=options.init,
+            rounds=options.rounds_per_block,
             every=self._every,
-            keep=given.keep,
+            keep=options.keep,
             limit=self._limit,
-            flush=given.flush,
+            flush=options.flush,
             progress=self.progress,
             metrics=self._metrics,
         )
@@ -186,28 +194,28 @@ class Job:
         counted: CountedFiles,
         report: Callable[..., Report],
     ) -> Report:
-        given, joined, opened = self.options, None, None
+        options, joined, opened = self.options, None, None
         if self._delta_options is not None:
             joined = JoinedDeltas(self._config.tables, self._delta_options, driver.changed_step)
-            opened = partial(_opened, given.deltas, joined, driver.changed_step)
+            opened = partial(_opened, options.deltas, joined, driver.changed_step)
         is_committed = None if folder is None else lambda: driver.has_committed
         with counted.opened(self._quarantine, opened, commit is not None, True, is_committed) as files:
             ended = driver.run(files, counted, joined)
         driver.positions.check_stale(self._max_stale)
         state_hash = None
-        if given.state_hash or given.out is not None:
-            tables = WholeTables(self._config, [RemoteTables(actors, rank) for rank in range(given.shares)])
-            if given.state_hash:
+        if options.state_hash or options.out is not None:
+            tables = WholeTables(self._config, [RemoteTables(actors, rank) for rank in range(options.shares)])
+            if options.state_hash:
                 state_hash = tables.hash(driver.global_step)
-            if given.out is not None:
-                tables.write(given.out)
+            if options.out is not None:
+                tables.write(options.out)
         return report(driver, ended, state_hash)
 
     def _report(
         self, before: Counters, skipped: int, began: float, driver: Driver, ended: list[Ended], state_hash: str | None
     ) -> Report:
         counters, verified = before.plus(driver.counters), driver.verified
-        problems = joined_problems([of.problems for of in ended])
+        problems = joined_problems([end.problems for end in ended])
         is_verified = len(verified) == len(self._sources) and all(verified.values())
         return counters.report(
             time.perf_counter() - began,
@@ -215,12 +223,12 @@ class Job:
             global_step=driver.global_step,
             verified=is_verified,
             unverified=None if is_verified else _unverified(driver.checksums),
-            tables=joined_tables([of.tables for of in ended]),
+            tables=joined_tables([end.tables for end in ended]),
             learning_rates=ended[0].last_rates if self._config.num_tags else None,
             notes=(*counters.notes(driver.first_bad), *problems),
             skipped=skipped,
             state_hash=state_hash,
-            variants=joined_variants([of.variants for of in ended]),
+            variants=joined_variants([end.variants for end in ended]),
             device_problems=len(problems),
         )
 

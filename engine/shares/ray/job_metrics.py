@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.metrics import Snapshots
+from penstock.metrics import MetricsCollector
 from penstock.shares.joined_reports import joined_snapshots
 from penstock.stats import Counters, Stale, TableReport
-from penstock.telemetry import STAGES, Snapshot
+from penstock.telemetry import STAGES, MetricsSnapshot
 
 # Between two snapshots: each costs Ray a task per owner.
 EVERY_S = 1.0
 
 
-class JobMetrics(Snapshots):
+class JobMetrics(MetricsCollector):
     """The metrics of a job, as those of an engine: between two blocks, at most ``EVERY_S`` old, and exact at the end.
 
     Counts and sums over owners are those since the job began, or since it last went back to a commit.
@@ -29,7 +29,7 @@ class JobMetrics(Snapshots):
     def __init__(self, config: EmbeddingConfig) -> None:
         self.config, self.samples, self.before, self.num_skipped = config, False, Counters(), 0
         tables = {spec.name: TableReport(0, None if spec.dynamic else 0) for spec in config.tables}
-        self._last = Snapshot(
+        self._last = MetricsSnapshot(
             counters=Counters(),
             stale=Stale(),
             global_step=0,
@@ -44,7 +44,7 @@ class JobMetrics(Snapshots):
         self._ended_s: float | None = None
         self._due_s = 0.0
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> MetricsSnapshot:
         ended_s = time.perf_counter() if self._ended_s is None else self._ended_s
         return replace(self._last, seconds=0.0 if self._began_s is None else ended_s - self._began_s)
 
@@ -73,7 +73,7 @@ class JobMetrics(Snapshots):
 
     def update(
         self,
-        owners: Sequence[Snapshot],
+        owners: Sequence[MetricsSnapshot],
         read_s: float,
         read: Sequence[float | None],
         first_bad: Mapping[str, str],
@@ -83,12 +83,12 @@ class JobMetrics(Snapshots):
 
         read_s : seconds of all readers; read : the share of each source that is read; None: unknown
         """
-        of = joined_snapshots(owners)
+        snapshot = joined_snapshots(owners)
         shares = [share for share in read if share is not None]
         self._last = replace(
-            of,
-            counters=self.before.plus(of.counters),
-            stage_s={**of.stage_s, "read": read_s},
+            snapshot,
+            counters=self.before.plus(snapshot.counters),
+            stage_s={**snapshot.stage_s, "read": read_s},
             share=sum(shares) / len(read) if len(shares) == len(read) else None,
             num_skipped=self.num_skipped,
             first_bad=dict(first_bad),

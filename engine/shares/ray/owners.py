@@ -24,7 +24,7 @@ from penstock.shares import frames_of
 from penstock.shares.ray.readers import Place
 from penstock.stats import Counters, TableReport
 from penstock.tables.state_hash import KeyArrays
-from penstock.telemetry import Snapshot
+from penstock.telemetry import MetricsSnapshot
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ class Owner:
                     engine.read_tables(init)
             else:
                 assert folder is not None
-                given = {name: self._arguments[name] for name in ("num_required", "reduction", "threads")}
-                engine = Engine.restore(folder, config=self._config, share=self._share, **given)
+                arguments = {name: self._arguments[name] for name in ("num_required", "reduction", "threads")}
+                engine = Engine.restore(folder, config=self._config, share=self._share, **arguments)
         except (PenstockError, OSError, MemoryError) as error:
             return error
         self._engine, core = engine, engine.core
@@ -133,7 +133,7 @@ class Owner:
         parts : of every reader the heads with their places, then of every reader the batch of this share
         flush : open the gate for the frames that it holds, at the end
         """
-        core, watch, done = self._core, self._made.watch, Applied(error=self._error)
+        core, watch, done = self._core, self._current_engine.watch, Applied(error=self._error)
         try:
             for place, frame in self._frames(parts):
                 if self._error is not None or (stop is not None and place >= stop):
@@ -158,12 +158,12 @@ class Owner:
     def write_part(self, folder: str, number: int, attempt: str) -> SharePart | BaseException:
         """Write this share's part of a commit. folder : its address; attempt : of ``CheckpointSession.write_part``"""
         try:
-            with self._made.watch.timed("save"):
-                return self._made.session.write_part(Folder(folder), number, attempt)
+            with self._current_engine.watch.timed("save"):
+                return self._current_engine.session.write_part(Folder(folder), number, attempt)
         except (PenstockError, OSError, MemoryError) as error:
             return error
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> MetricsSnapshot:
         """Return the numbers of this share after the last block."""
         return self._metrics.snapshot()
 
@@ -201,20 +201,20 @@ class Owner:
         chips = {str(getattr(device, "coords", device.id)) for device in devices}  # a TPU chip may have two devices
         by_request = platforms == {"cpu"} and os.environ.get("JAX_PLATFORMS", "").startswith("cpu")
         if not by_request and (platforms != {self._accelerator} or len(chips) != 1):
-            found = ", ".join(sorted(platforms))
+            names = ", ".join(sorted(platforms))
             raise ConfigError(
-                f"share {self._share[0]}: expected one {name}, and jax has {len(devices)} devices of platform {found} "
+                f"share {self._share[0]}: expected one {name}, and jax has {len(devices)} devices of platform {names} "
                 f"there; install jax for {name}s on all nodes, and let Ray set the variables of visible devices"
             )
 
     @property
-    def _made(self) -> Engine:
+    def _current_engine(self) -> Engine:
         assert self._engine is not None
         return self._engine
 
     @property
     def _core(self) -> EngineCore:
-        return self._made.core
+        return self._current_engine.core
 
     def _frames(self, parts: Sequence[Any]) -> Iterator[tuple[Place, Frame]]:
         readers = len(parts) // 2
@@ -222,9 +222,9 @@ class Owner:
         for placed, batch in zip(parts[:readers], parts[readers:], strict=True):
             frames = frames_of([head for _, head in placed], batch, self._dims)
             streams.append(zip((place for place, _ in placed), frames, strict=True))
-        return heapq.merge(*streams, key=lambda of: of[0])
+        return heapq.merge(*streams, key=lambda frame: frame[0])
 
     def _collect(self, batches: Iterator[pa.RecordBatch], done: Applied) -> None:
-        found = list(batches)
-        if found:
-            done.deltas.append((self._core.global_step, found))
+        deltas = list(batches)
+        if deltas:
+            done.deltas.append((self._core.global_step, deltas))

@@ -31,12 +31,12 @@ class ReadFrame:
 
 
 @dataclass
-class Contents:
-    """What the driver has to know of one reader's part of a block.
+class ReaderPart:
+    """One reader's part of a block, as reported to the driver.
 
     frames : in the order of their places; num_bytes : of the rows that are sent
     read_s : seconds of reading and routing
-    is_over : the reader's sources have ended; error, at : raised in place of a frame, and the place of that frame
+    is_over : the reader's sources have ended; error, error_place : raised instead of a frame, and where
     verified, fractions : by source; checksums, first_bad : as in FrameReader
     """
 
@@ -45,7 +45,7 @@ class Contents:
     read_s: float = 0.0
     is_over: bool = False
     error: BaseException | None = None
-    at: Place | None = None
+    error_place: Place | None = None
     verified: dict[int, bool] = field(default_factory=dict)
     fractions: dict[int, float | None] = field(default_factory=dict)
     checksums: set[bool] = field(default_factory=set)
@@ -95,32 +95,32 @@ class Reader:
             self._at = {n: Positions([self._readers[n].sources[0].name]) for n in self._own}
             if positions is not None:
                 saved = Positions.from_state({**positions, "merge": None})
-                for number, at in self._at.items():
-                    saved.of_source(number).skip(zip(repeat(0), self._frames[number], strict=False), at)
+                for number, place in self._at.items():
+                    saved.of_source(number).skip(zip(repeat(0), self._frames[number], strict=False), place)
                     self._readers[number].first_bad.clear()  # an earlier run reported the bad rows of skipped frames
             return {n: (reader.sources[0].name, self._at[n].rows) for n, reader in self._readers.items()}
         except (PenstockError, OSError) as error:
             return error
 
     def block(self, stop: int) -> tuple[Any, ...]:
-        """Read the rounds up to ``stop``. Return Contents, the heads with their places, and a batch per share."""
-        contents, frames, began_s = Contents(), [], time.perf_counter()
-        for place, frame in self._rounds(stop, contents):
+        """Read the rounds up to ``stop``. Return the ReaderPart, the heads with their places, and a batch per share."""
+        part, frames, began_s = ReaderPart(), [], time.perf_counter()
+        for place, frame in self._rounds(stop, part):
             entry = self._at[place[1]].entries[0]
-            contents.frames.append(ReadFrame(place, frame.num_rows, entry.digest, frame.bad_rows))
+            part.frames.append(ReadFrame(place, frame.num_rows, entry.digest, frame.bad_rows))
             frames.append((place, frame))
-        contents.is_over = not self._frames
+        part.is_over = not self._frames
         for number, reader in self._readers.items():
-            contents.verified[number], contents.fractions[number] = reader.verified, reader.fraction()
-            contents.checksums |= reader.checksums
-            contents.first_bad.update(reader.first_bad)
+            part.verified[number], part.fractions[number] = reader.verified, reader.fraction()
+            part.checksums |= reader.checksums
+            part.first_bad.update(reader.first_bad)
             reader.first_bad.clear()
         heads, batches = self._router.block([(place[1], frame) for place, frame in frames])
-        contents.num_bytes, contents.read_s = sum(batch.nbytes for batch in batches), time.perf_counter() - began_s
+        part.num_bytes, part.read_s = sum(batch.nbytes for batch in batches), time.perf_counter() - began_s
         placed: list[tuple[Place, Head]] = [(place, head) for (place, _), head in zip(frames, heads, strict=True)]
-        return contents, placed, *batches
+        return part, placed, *batches
 
-    def _rounds(self, stop: int, contents: Contents) -> Iterator[tuple[Place, Frame]]:
+    def _rounds(self, stop: int, part: ReaderPart) -> Iterator[tuple[Place, Frame]]:
         """Yield the next frame of every source in turn, without those that have ended."""
         first = min((self._at[n].num_frames for n in self._frames), default=stop)
         for number_of_round in range(first, stop):
@@ -131,7 +131,7 @@ class Reader:
                 try:
                     frame = next(self._frames[source], None)
                 except Exception as error:  # whatever it is, it is raised in its turn by the job
-                    contents.error, contents.at = error, place
+                    part.error, part.error_place = error, place
                     self._frames.clear()
                     return
                 if frame is None:
