@@ -85,7 +85,7 @@ def checked(text, kind="apply", temporary=0):
     return in_place.check(layout, program, 1 << 20, 64 * 512, kind)
 
 
-def test_a_write_in_place_has_no_faults_and_much_memory_beside_the_table_is_one():
+def test_a_write_in_place_has_no_faults_and_much_temporary_memory_is_one():
     assert checked(WRITE) == in_place.Findings([], 0)
     assert checked(WRITE, temporary=2 << 20).faults == [
         "needs 2097152 bytes in addition to the table, more than 1048576"
