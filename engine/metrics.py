@@ -192,9 +192,7 @@ def _gate(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     if snapshot.queued_rows is not None:
         yield Gauge("penstock_queued_rows", "rows of incomplete frames", snapshot.queued_rows)
     rates = dict(enumerate(snapshot.last_rates))
-    yield labelled(
-        "penstock_learning_rate_ratio", Gauge, "learning rate of a dynamic tag, at the last step", "tag", rates
-    )
+    yield labelled("penstock_learning_rate_ratio", Gauge, "of a dynamic tag, at the last step", "tag", rates)
 
 
 def _tables(snapshot: MetricsSnapshot) -> Iterator[Metric]:
