@@ -97,6 +97,23 @@ def test_ids_outside_the_table_mark_no_row(row):
     assert (marks == kernel.WAITING).all()
 
 
+# The fields that a manifest must have, as of a run without tables.
+MANIFEST = {
+    "global_step": 0,
+    "tables": [],
+    "num_required": 1,
+    "reduction": "mean",
+    "seed": 0,
+    "learning_rates": None,
+    "positions": {"sources": []},
+    "counters": {"dropped": {}},
+    "gate": {"global_step": 0, "num_accumulated": 0},
+    "pipeline": {},
+    "config": "",
+    "python": [],
+}
+
+
 class Numbers:
     """A table in numpy, whose copies are given late, as a device's are."""
 
@@ -131,7 +148,9 @@ def test_a_commit_is_the_table_as_it_was_when_it_began_whatever_is_done_meanwhil
     tmp_path_factory, actions, all_change, kind
 ):
     folder, table, began = Folder(tmp_path_factory.mktemp("saver")), Numbers(*kind), {}
-    saver = Saver(folder, {"t": Saved(table, ROWS, all_change)}, lambda: CommitContents({"begun": number}, []))
+    saver = Saver(
+        folder, {"t": Saved(table, ROWS, all_change)}, lambda: CommitContents({**MANIFEST, "global_step": number}, [])
+    )
     saver.open(keep=100)
     number = 0
     for action in [*actions, "begin"]:
