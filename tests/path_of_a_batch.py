@@ -77,7 +77,7 @@ def path_of_a_batch():
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log.arrows"
         write_stream(path)
-        profiler = Profiler(Engine.run.__wrapped__.__code__)
+        profiler = Profiler(Engine.run.__code__)
         sys.setprofile(profiler)
         try:
             report = engine.run(path)
