@@ -140,7 +140,7 @@ class Scripted(Partition):
             raise OSError("broker transport failure")
 
     def place(self, number):
-        return f"{self.where}, offset {number - 1}"
+        return f"{self.description}, offset {number - 1}"
 
     def kept(self):
         self._may_fail()

@@ -52,7 +52,8 @@ def partition_of(consumer):
         KafkaException=kafka.KafkaException,
         TopicPartition=kafka.TopicPartition,
     )
-    return KafkaPartition(Topic(client, "t", {}, "kafka://b/t"), 0)
+    no_id = SimpleNamespace(ask=lambda consumer: None)
+    return KafkaPartition(Topic(client, "t", {}, "kafka://b/t"), no_id, 0)
 
 
 def numbers(reader):

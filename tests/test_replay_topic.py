@@ -174,7 +174,7 @@ class Kept9(Partition):
         self.messages, self.next = [message_of(each) for each in frames], 1
 
     def place(self, number):
-        return f"{self.where}, offset {number - 1}"
+        return f"{self.description}, offset {number - 1}"
 
     def kept(self):
         return Kept(1, len(self.messages))
