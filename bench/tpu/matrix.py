@@ -150,7 +150,6 @@ def main(words: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="one JSON object per case; cases that it holds are not compiled again",
     )
-    parser.add_argument("--kept", action="store_true", help="compile nothing: only the cases that --results holds")
     parser.add_argument("--bundles", type=Path, metavar="FILE", help="the results of bundles.py, for the table")
     parser.add_argument("--only", default="", metavar="WORDS", help="cases whose line has all these words")
     args = parser.parse_args(words)
@@ -161,8 +160,6 @@ def main(words: Sequence[str] | None = None) -> int:
         if not case.has(args.only):
             continue
         if case not in known:
-            if args.kept:
-                continue
             known[case] = compiler.compile(case)
             print(row_of(known[case], listed), flush=True)
             if args.results is not None:
@@ -170,7 +167,7 @@ def main(words: Sequence[str] | None = None) -> int:
                     file.write(json.dumps(asdict(known[case])) + "\n")
         results.append(known[case])
     if args.write is not None:
-        write(args.write, results, listed, len(list(cases(False))))
+        write(args.write, results, listed)
     bad = [result for result in results if result.failed]
     print(f"{len(results)} compiled, {len(bad)} not as they must be", file=sys.stderr)
     return 1 if bad or not results else 0
