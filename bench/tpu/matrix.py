@@ -160,7 +160,6 @@ def main(words: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="one JSON object per case; cases in this file are not compiled again",
     )
-    parser.add_argument("--kept", action="store_true", help="compile nothing: only the cases that --results holds")
     parser.add_argument("--bundles", type=Path, metavar="FILE", help="the results of bundles.py, for the table")
     parser.add_argument("--only", default="", metavar="WORDS", help="cases whose line has all these words")
     args = parser.parse_args(words)
@@ -171,8 +170,6 @@ def main(words: Sequence[str] | None = None) -> int:
         if not case.has(args.only):
             continue
         if case not in earlier:
-            if args.kept:
-                continue
             earlier[case] = compiler.compile(case)
             print(row_of(earlier[case], listed), flush=True)
             if args.results is not None:
@@ -180,7 +177,7 @@ def main(words: Sequence[str] | None = None) -> int:
                     file.write(json.dumps(asdict(earlier[case])) + "\n")
         results.append(earlier[case])
     if args.write is not None:
-        write(args.write, results, listed, len(list(cases(False))))
+        write(args.write, results, listed)
     bad = [result for result in results if result.failed]
     print(f"{len(results)} compiled, {len(bad)} with faults", file=sys.stderr)
     return 1 if bad or not results else 0

@@ -14,8 +14,8 @@ from penstock.bench.tpu.step_cases import LINES, ROWS, Case, Result
 
 HEAD = """# The compile matrix of TPU steps
 
-Written by `make tpu-matrix` on {date}, with jax {jax} and the libtpu that it pins: {count} of its {total} programs.
-Unless a row says otherwise, a program has {rows:,} rows over all chips and {lines:,} lines per chip. "4 hosts" is a
+Written by `make tpu-matrix` on {date}, with jax {jax} and the libtpu that it pins: {count} programs. Unless
+a row says otherwise, a program has {rows:,} rows over all chips and {lines:,} lines per chip. "4 hosts" is a
 v5e:4x4 topology.
 [docs/tpu.md](../../docs/tpu.md) explains the columns.
 
@@ -68,10 +68,9 @@ def bundles_in(path: Path | None) -> dict[Case, float]:
     return {Case(**entry["case"]): entry["bundles"] for entry in map(json.loads, lines)}
 
 
-def write(path: Path, results: Sequence[Result], bundles: Bundles, total: int) -> None:
-    """Write the results as a page, which replaces an earlier one. total : of the programs, also those not compiled"""
-    counts = {"count": len(results), "total": total}
-    head = HEAD.format(date=date.today(), jax=version("jax"), rows=ROWS, lines=LINES, **counts)
+def write(path: Path, results: Sequence[Result], bundles: Bundles) -> None:
+    """Write the results as a page, which replaces an earlier one."""
+    head = HEAD.format(date=date.today(), jax=version("jax"), rows=ROWS, lines=LINES, count=len(results))
     path.write_text(f"{head}{markdown_table(results, bundles)}\n")
 
 
