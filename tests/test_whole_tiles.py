@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.bridge import sharding
 from penstock.bridge.sharding import Layout
-from penstock.config import optimizers as o
+from penstock.updates import Adam
 
 # Lines per device before they are rounded up: of 1 and 3 devices, around multiples of 8.
 AROUND_TILES = [(128, 1024, 1, 1024), (128, 1024, 3, 342), (64, 2048, 1, 1024), (24, 3000, 1, 615), (24, 1024, 1, 205)]
@@ -63,7 +63,7 @@ def test_a_checkpoint_of_lines_without_whole_tiles_restores_to_tables_with_them(
     hashes = []
     for name, tile_lines in (("before", 1), ("after", 8)):
         monkeypatch.setattr(sharding, "TILE_LINES", tile_lines)
-        engine = engine_of(o.Adam(0.1), rows=1500, dim=24, mesh=mesh_of(devices), seed=5)
+        engine = engine_of(Adam(0.1), rows=1500, dim=24, mesh=mesh_of(devices), seed=5)
         engine.apply({"t": some_rows(1, 300, 1500, 24)})
         engine.save(tmp_path / name)
         hashes.append(engine.state_hash())
