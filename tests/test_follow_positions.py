@@ -12,6 +12,7 @@ from stores import STORES, WITH_FUNCTION, config_of, frame, opened, rows_of
 
 import penstock as ps
 from penstock.errors import StateError, TargetError
+from penstock.io.targets.target import locked
 
 FRAMES = [frame(step) for step in range(40)]
 SET_BACK = ["redis", "lmdb", "lance", "delta", "parquet", "function"]
@@ -25,6 +26,15 @@ def options_of(kind):
 def service(tmp_path):
     with service_of(ps.Engine(config_of()), per_steps=1) as running:
         yield running
+
+
+def is_free(path):
+    """Return whether no process holds the lock of a target's file."""
+    try:
+        with locked(path):
+            return True
+    except TargetError:
+        return False
 
 
 def put(service, end):
@@ -248,6 +258,8 @@ def test_a_follower_that_was_stopped_ends_with_a_line_when_it_continues(service,
     with opened("parquet", tmp_path) as store:
         following = started("follow", service.address.uri, "--into", store.target, "--interval", "0.05")
         until(lambda: (store.path / "current").exists())
+        # The link appears within the first transaction. Stopped there, the follower would keep the lock.
+        until(lambda: is_free(store.path / ".lock"))
         following.send_signal(signal.SIGSTOP)
         put(service, 7)
         assert outcome(capsys, "follow", service.address.uri, "--into", store.target, "--once")[0] == 0
