@@ -108,7 +108,7 @@ def test_a_run_ended_at_any_file_operation_resumes_to_the_same_file(kind, end, r
         assert batches_in(file) == unbroken, f"operation {number}"
         if len(operations.calls) < number:
             break
-    assert number > 30
+    assert number > 15  # at least the first commit and the last: one that falls due during another waits for it
 
 
 def test_a_refused_run_leaves_no_file(replay, tmp_path):
