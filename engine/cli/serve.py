@@ -223,7 +223,7 @@ def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> in
             watching.tick()
     except KeyboardInterrupt:
         interrupted = True
-    interrupts.leave_to_caller(at_once=False)  # shutdown has begun; ignore further signals
+    interrupts.ignore()
     _end(args, service, out)
     if interrupted:
         kept = "nothing was committed"
