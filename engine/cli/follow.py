@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.terminal.command_line import add_command
-from penstock.cli.terminal.output import Output, count, several
+from penstock.cli.command_line import add_command
+from penstock.cli.output import Output, count, several
 from penstock.flag_values import number
 from penstock.io.flight import connect
 from penstock.io.targets.follower import Follower

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.caching.row_cache import RowCache
 from penstock.config.specs import TableSpec
 from penstock.errors import UsageError
 from penstock.frames import Array, Coalesced, Float32, Frame, Int64
+from penstock.row_cache import RowCache
 from penstock.stats import CacheReport
 from penstock.tables.dynamic_table import DynamicTable
 from penstock.tables.initializers import start_of

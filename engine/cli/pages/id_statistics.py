@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from penstock.cli.output import count
 from penstock.cli.pages.html_report import covered, frequencies, table
-from penstock.cli.terminal.output import count
-from penstock.plots.svg import MAX_LEGEND, Points, lines
 from penstock.pyx.id_table import IdTable
+from penstock.svg import MAX_LEGEND, Points, lines
 
 MAX_POINTS = 400
 
