@@ -41,7 +41,7 @@ def test_threads_and_the_order_of_keys_decide_nothing():
             order = np.random.default_rng(threads).permutation(len(keys))
             plan = opened(directory, keys[order], step, run=team.run)
             taken.append(removals(plan))
-            assert (plan.found >= 0).tolist() == present(directory, keys[order])
+            assert (plan.key_rows >= 0).tolist() == present(directory, keys[order])
         team.close()
         states.append((state_of(directory), taken))
     assert states[0] == states[1] == states[2]
@@ -50,7 +50,7 @@ def test_threads_and_the_order_of_keys_decide_nothing():
 
 def test_any_64_bits_are_a_key_and_rows_stay_with_their_keys():
     directory = Directory(5, 0, "t")
-    rows = opened(directory, EDGES, 0).found
+    rows = opened(directory, EDGES, 0).key_rows
     assert sorted(rows.tolist()) == [0, 1, 2, 3, 4]
     assert directory.rows(int64(EDGES)).tolist() == rows.tolist()
     assert directory.keys(rows.astype(np.int64)).tolist() == EDGES
@@ -138,7 +138,7 @@ def test_a_full_shard_whose_keys_all_occur_rejects_newcomers_which_wait():
     opened(directory, [1, 2, 3], 0)
     before = state_of(directory)
     plan = Plan(directory, int64([1, 2, 3, 4]), clock=1, step=1)
-    assert (plan.num_rejected, plan.found.tolist()[3]) == (1, -1)
+    assert (plan.num_rejected, plan.key_rows.tolist()[3]) == (1, -1)
     plan.cancel()
     assert state_of(directory) == before
     assert opened(directory, [1, 2, 3, 4], 1).unadmitted_rows == 1

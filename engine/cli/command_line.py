@@ -198,7 +198,7 @@ def make_devices(count: int | None) -> Any:
     Loads jax. Raise UsageError if there are fewer devices, or jax finds no device that it may use; CapacityError if
     the limits of memory leave no room for its threads.
     """
-    from penstock.cli.terminal.thread_memory import check_thread_memory
+    from penstock.cli.thread_memory import check_thread_memory
 
     check_thread_memory(count)
     import jax
