@@ -27,5 +27,5 @@ engine   table_access   run   lockstep   deltas   checkpoint   telemetry   plann
 core   tables   io
 options   activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads
-frames   validation   flag_values   lineage   filesystem   plots   updates   caching   pyx   interrupts   errors
+frames   validation   flag_values   lineage   filesystem   plots   updates   pyx   interrupts   errors
 """

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock.updates as o
-from penstock.bridge import stacking
+from penstock.bridge import dispatcher, stacking
 from penstock.bridge.device_tables import make_mesh
-from penstock.bridge.feeding import dispatcher
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.sharding import Layout, largest_bucket
 from penstock.bridge.stacking import Stack

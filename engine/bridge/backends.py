@@ -25,14 +25,14 @@ from jax.sharding import Mesh
 from penstock.bridge import cpu_ffi
 from penstock.bridge.cached_tables import CachedTables
 from penstock.bridge.cpu_ffi import CpuTables
-from penstock.bridge.feeding.dispatcher import Dispatcher
+from penstock.bridge.dispatcher import Dispatcher
 from penstock.bridge.processes.agreement import Processes
 from penstock.bridge.processes.process_tables import ProcessTables
 from penstock.bridge.programs import AXIS, BY_ROW
+from penstock.bridge.row_cache import RowCache
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import form, stacked
 from penstock.bridge.xla_tables import XlaTables, quoted
-from penstock.caching.row_cache import RowCache
 from penstock.errors import CapacityError, ConfigError, short
 from penstock.updates import UpdateRule
 

@@ -4,7 +4,7 @@ Tables with one line format that one program updates share arrays: on every devi
 those of the second, and so on. A step is then one dispatch for all of them. For reads and writes each table is still
 separate: a range of lines, none of them shared with another table.
 
-feeding/packing.py routes the rows of a step to devices and packs them.
+packing.py routes the rows of a step to devices and packs them.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Stack:
     """Tables in the same arrays.
 
     line : their line format for steps
-    compact : whether rows are sent without the rest of their lines (feeding/packing.py)
+    compact : whether rows are sent without the rest of their lines (packing.py)
     largest : the most rows, or lines, per device that one dispatch updates
     moving : whether steps also write and read rows
     """

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from jax.sharding import Mesh
 
 from penstock.bridge import programs
-from penstock.bridge.feeding.dispatcher import Dispatcher
-from penstock.bridge.feeding.packing import Packer
+from penstock.bridge.dispatcher import Dispatcher
+from penstock.bridge.packing import Packer
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.row_format import UNTOUCHED, Line
 from penstock.bridge.sharding import TableDefinition

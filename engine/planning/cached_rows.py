@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.caching.row_cache import RowCache
+from penstock.bridge.row_cache import RowCache
 from penstock.config.specs import TableSpec
 from penstock.frames import Int64
 

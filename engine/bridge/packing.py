@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.bridge.feeding.dispatcher import LayoutTeam
+from penstock.bridge.dispatcher import LayoutTeam
 from penstock.bridge.row_format import UNTOUCHED
 from penstock.bridge.sharding import GROWTH, LINES, NUM_SHARDS, Room, bucket
 from penstock.bridge.stacking import MemberRows, Stack, multiple_of
