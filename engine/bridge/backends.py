@@ -19,17 +19,15 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from penstock.bridge import cpu_ffi
-from penstock.bridge.cached_tables import CachedTables
+from penstock.bridge.backend_tables import BackendTables
 from penstock.bridge.cpu_ffi import CpuTables
 from penstock.bridge.dispatcher import Dispatcher
 from penstock.bridge.processes.agreement import Processes
 from penstock.bridge.processes.process_tables import ProcessTables
-from penstock.bridge.programs import AXIS, BY_ROW
-from penstock.bridge.row_cache import RowCache
+from penstock.bridge.programs import BY_ROW
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import form, stacked
 from penstock.bridge.xla_tables import XlaTables, quoted
@@ -51,7 +49,7 @@ def create_tables(
     processes: Processes | None = None,
     dispatcher: Dispatcher | None = None,
     moving: bool = False,
-) -> list[CpuTables | XlaTables]:
+) -> list[BackendTables]:
     """Create tables on the devices of a mesh, with weights of 0; those that share arrays are one object.
 
     mesh : one axis, ``programs.AXIS``
@@ -82,7 +80,7 @@ def create_tables(
         processes.agree(f"Engine(…), tables by {[*variants, *('ffi' for _ in on_cpu)]}")
     share = _requested(STACKS, ("on", "off")) != "off"
     groups = [on_cpu] if share else [[definition] for definition in on_cpu]
-    created: list[CpuTables | XlaTables] = []
+    created: list[BackendTables] = []
     for group in filter(None, groups):
         with _allocating(group):
             created.append(CpuTables(mesh, group, threads))
@@ -121,62 +119,6 @@ def lanes(mesh: Mesh) -> int:
         return FORMS[requested]
     on_tpu = platform(mesh) == "tpu" or requested_variant() == "pallas"
     return FORMS["tiled"] if on_tpu else FORMS["plain"]
-
-
-def host_mesh() -> Mesh:
-    """Return a mesh of the host itself, for tables in its memory. Raises ConfigError if jax may not use its CPU."""
-    try:
-        return Mesh(np.asarray(jax.local_devices(backend="cpu")[:1]), (AXIS,))
-    except RuntimeError as error:
-        raise ConfigError(
-            "the placements HOST and CACHED need jax's platform cpu, and JAX_PLATFORMS is "
-            f"'{os.environ.get('JAX_PLATFORMS')}'; add ',cpu' to it, or unset it"
-        ) from error
-
-
-def create_on_host(mesh: Mesh, definitions: Sequence[TableDefinition], threads: int = 0) -> list[CpuTables | XlaTables]:
-    """Create tables in the host's memory, by the variant that suits each: an override is for devices.
-
-    mesh : that of ``host_mesh``; threads : as for ``create_tables``
-    """
-    by_variant: dict[str, list[TableDefinition]] = {"ffi": [], "xla": []}
-    for definition in definitions:
-        variant = next(name for name in by_variant if possible(name, mesh, definition.layout, definition.rule))
-        by_variant[variant].append(definition)
-    return [table for variant, group in by_variant.items() for table in create_tables(mesh, group, threads, variant)]
-
-
-def create_cached(
-    mesh: Mesh,
-    host: Mesh,
-    cached: Sequence[tuple[TableDefinition, RowCache]],
-    threads: int = 0,
-    preferred: Mapping[str, str] = MappingProxyType({}),
-) -> list[CachedTables]:
-    """Create tables in the host's memory whose rows are updated on the devices, each by itself.
-
-    host : as for ``create_on_host``; cached : each table as it lies on the host, and which of its rows have places
-    The others are those of ``create_tables``.
-    """
-    created, dispatcher = [], Dispatcher(threads)
-    for definition, cache in cached:
-        on_devices = definition._replace(layout=places_layout(definition.layout, cache.num_places, mesh))
-        (of_host,) = create_on_host(host, [definition], threads)
-        (of_device,) = create_tables(
-            mesh, [on_devices], threads, preferred=preferred, dispatcher=dispatcher, moving=True
-        )
-        created.append(CachedTables(of_host, of_device, cache))
-    return created
-
-
-def places_layout(layout: Layout, places: int, mesh: Mesh) -> Layout:
-    """Return the layout of the places on the devices for a table on the host.
-
-    With MOD sharding each 1024 successive places use all devices evenly; the first rows take the first places.
-    """
-    return replace(
-        layout, vocabulary_size=places, num_devices=mesh.size, mod=True, lanes=lanes(mesh), among=(0, 1), halved=False
-    )
 
 
 def requested_variant() -> str | None:

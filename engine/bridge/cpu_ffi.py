@@ -104,7 +104,7 @@ def touch(mesh: Mesh, num_floats: int) -> Program:
 
 
 class CpuTables:
-    """Tables that lie in one array and are updated by one call. ``DeviceTable`` documents the methods.
+    """BackendTables that lie in one array; every call returns when its work is done.
 
     Rows lie where ``Layout.place`` says; with DIV sharding on one device, in the order of their ids.
 
@@ -139,10 +139,6 @@ class CpuTables:
         return (self._array,)
 
     def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
-        """Apply the optimizer once to rows of several tables.
-
-        updates : (index of the table, segments, learning rate) each, with segments as ``update.Step.update`` takes them
-        """
         self._run(self._step.update, updates)
 
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
@@ -171,6 +167,9 @@ class CpuTables:
     def copy_rows(self, member: int, ids: Int64, out: Float32) -> Callable[[], object]:
         self._run(self._step.copy_all, member, ids[: len(out)], out)
         return self.wait
+
+    def key_by(self, member: int, keys: Callable[[Int64], Int64]) -> None:
+        """Do nothing: no table here has 16-bit weights."""
 
     def wait(self) -> None:
         """Do nothing: every call waits."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.bridge.row_cache import RowCache
 from penstock.config.specs import TableSpec
 from penstock.errors import UsageError
 from penstock.frames import Array, Coalesced, Float32, Frame, Int64
@@ -27,8 +26,6 @@ from penstock.tables.tables_by_id import TablesById
 
 if TYPE_CHECKING:
     import jax
-
-    from penstock.bridge.device_tables import Tables
 
 
 class Configured(Protocol):
@@ -63,77 +60,30 @@ class TableSet(TablesById):
         share: tuple[int, int] | None = None,
         variant: Variant = "auto",
     ) -> None:
-        from penstock.bridge import backends
-        from penstock.bridge.device_tables import DeviceTable, check_memory, make_mesh, processes_of
-        from penstock.bridge.sharding import Layout, TableDefinition
+        from penstock.bridge.device_tables import DeviceTable, make_mesh, processes_of
+        from penstock.bridge.placed_tables import check_placed, create_placed, layouts_of, meshes_for
 
         self.specs = {spec.name: spec for spec in config.tables}
         mod = config.sharding_strategy == "MOD"
         if share is not None:
             self.is_share, self.shares = True, shares_of(config.tables, mod, seed, *checked_share(share))
+        devices = make_mesh(mesh)
+        self.devices, self.processes = tuple(devices.devices.flat), processes_of(devices)
+        self._check_process()
+        held, meshes = self.held, meshes_for(self.specs, devices)
+        layouts = layouts_of(held, meshes, mod, self.among)
+        check_placed(held, layouts, meshes, self._directory_bytes(share))
+        preference = preferred(self.specs, variant)
+        self._groups, self.cached = create_placed(held, layouts, meshes, threads, preference, self.processes)
+        members = [(group, member) for group in self._groups for member in range(len(group.layouts))]
+        created = {group.layouts[member].name: DeviceTable(group, member, mesh or devices) for group, member in members}
+        self._tables = {name: created[name] for name in self.specs}
+        self.programs = TablePrograms(self._tables)
+        self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
         # The empty update of a table that a step does not touch: non-lazy optimizers still move its rows.
         self._of_no_rows = {
             name: (Coalesced.of_no_rows(spec.dim),) for name, spec in self.specs.items() if spec.rule.non_lazy
         }
-        user_mesh, mesh = mesh, make_mesh(mesh)
-        self.processes = processes_of(mesh)
-        self._check_process()
-        self.devices = tuple(mesh.devices.flat)
-        on_host = {name for name, spec in self.specs.items() if spec.placement.where != "device"}
-        places = {name: spec.places for name, spec in self.held.items() if spec.placement.where == "cached"}
-        host = backends.host_mesh() if on_host else mesh
-        meshes = {name: host if name in on_host else mesh for name in self.specs}
-        check_memory([(meshes[name], spec.weights_bytes + spec.slots_bytes) for name, spec in self.held.items()])
-        lanes = backends.lanes(mesh)
-        layouts = {
-            name: Layout(
-                name,
-                spec.vocabulary_size,
-                spec.dim,
-                len(spec.slots),
-                meshes[name].size,
-                mod,
-                1 if name in on_host else lanes,
-                bfloat16=spec.storage_dtype == "bfloat16",
-                among=self.among(name),
-                row_slots=spec.rule.row_slots,
-            )
-            for name, spec in self.held.items()
-        }
-        directories = bytes_of_directories(
-            [(spec, 0) for spec in self.specs.values() if spec.dynamic], 1 if share is None else share[1]
-        )
-        caches = [(mesh, backends.places_layout(layouts[name], size, mesh).nbytes) for name, size in places.items()]
-        tables = [(meshes[name], layout.nbytes) for name, layout in layouts.items()]
-        caches += [(host, spec.cache_bytes) for spec in self.held.values()]
-        check_memory([(mesh, directories), *tables, *caches])
-        definitions = {
-            name: TableDefinition(
-                layouts[name], spec.rule, tuple(start for _, start in spec.slots), (spec.tag, spec.learning_rate)
-            )
-            for name, spec in self.specs.items()
-        }
-        on_devices = [definition for name, definition in definitions.items() if name not in on_host]
-        variants = preferred(self.specs, variant)
-        cached = [
-            (definitions[name], RowCache(layouts[name].vocabulary_size, n, is_tolerant=bool(self.specs[name].dynamic)))
-            for name, n in places.items()
-        ]
-        self.cached = dict(zip(places, backends.create_cached(mesh, host, cached, threads, variants), strict=True))
-        host_definitions = [definition for name, definition in definitions.items() if name in on_host - places.keys()]
-        # The devices first: they update their tables while the host updates its own.
-        self._groups: list[Tables] = [
-            *backends.create_tables(mesh, on_devices, threads, preferred=variants, processes=self.processes),
-            *self.cached.values(),
-            *backends.create_on_host(host, host_definitions, threads),
-        ]
-        created: dict[str, DeviceTable] = {}
-        for group in self._groups:
-            for member, layout in enumerate(group.layouts):
-                created[layout.name] = DeviceTable(group, member, user_mesh or mesh)
-        self._tables = {name: created[name] for name in self.specs}
-        self.programs = TablePrograms(self._tables)
-        self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
         self.dynamic = TableKeys(
             {
                 name: DynamicTable(spec, created[name], seed, share or (0, 1))
@@ -144,6 +94,10 @@ class TableSet(TablesById):
         for name, spec in self.specs.items():
             if name not in self.dynamic:
                 self._tables[name].fill(self.start_of(spec, seed))
+
+    def _directory_bytes(self, share: tuple[int, int] | None) -> int:
+        dynamic = [(spec, 0) for spec in self.specs.values() if spec.dynamic]
+        return bytes_of_directories(dynamic, 1 if share is None else share[1])
 
     def _check_process(self) -> None:
         """Raise UsageError for what a mesh over several processes does not have: dynamic tables, shares, placements."""
