@@ -34,8 +34,7 @@ PLACES, ROWS = 1_000_003, 4096  # on all chips; of a step, on each
 
 def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str]]]:
     """Yield (a line of the table, the faults) of each program."""
-    from penstock.bridge.backends import formatted
-    from penstock.bridge.placed_tables import places_layout
+    from penstock.bridge.backends import formatted, places_layout
     from penstock.bridge.program_cache import Programs
     from penstock.bridge.stacking import Stack
 

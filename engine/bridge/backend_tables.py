@@ -7,13 +7,10 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import Mesh
 
 from penstock.bridge.sharding import Layout
-
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
+from penstock.frames import Float32, Int64
 
 
 class BackendTables(Protocol):

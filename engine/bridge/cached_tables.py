@@ -23,9 +23,7 @@ import numpy.typing as npt
 from penstock.bridge.backend_tables import BackendTables, row_ids
 from penstock.bridge.row_cache import Moves, RowCache
 from penstock.bridge.xla_tables import without_marks
-
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
+from penstock.frames import Float32, Int64
 
 
 @dataclass

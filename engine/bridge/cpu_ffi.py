@@ -19,16 +19,13 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import Mesh, PartitionSpec, Sharding, SingleDeviceSharding
 
 from penstock.bridge.programs import AXIS, Program, row_sharding
 from penstock.bridge.sharding import NUM_SHARDS, TableDefinition
+from penstock.frames import Float32, Int64
 from penstock.pyx import update
 from penstock.updates import UpdateRule
-
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
 
 # Floats per cache line.
 LINE_FLOATS = 16

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bridge import programs
@@ -21,9 +20,7 @@ from penstock.bridge.backend_tables import BackendTables
 from penstock.bridge.processes.agreement import Processes
 from penstock.bridge.program_cache import compiler_of
 from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS
-
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
+from penstock.frames import Float32, Int64
 
 
 def make_mesh(mesh: Mesh | None = None) -> Mesh:

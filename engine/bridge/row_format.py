@@ -34,14 +34,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax.experimental import layout as in_memory
 
 from penstock.bridge.stochastic_rounding import Places
 from penstock.bridge.words import bits_of, floats_of, halves_of, joined_halves
+from penstock.frames import Int32, Int64
 
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 Planes = list[jax.Array]
 Arrays = tuple[jax.Array, ...]
 

@@ -16,7 +16,6 @@ from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.bridge.programs import BY_ROW
 from penstock.bridge.row_format import Line
@@ -33,12 +32,9 @@ from penstock.bridge.sharding import (
     bucket,
     largest_bucket,
 )
+from penstock.frames import Float32, Int32, Int64, UInt32
 from penstock.updates import UpdateRule
 
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-UInt32 = npt.NDArray[np.uint32]
-Float32 = npt.NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
 
 # Per device: TensorFlow's limit for the shard of a stack. Stacking saves nothing for larger tables.

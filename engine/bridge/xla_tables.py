@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import Mesh
 
 from penstock.bridge import programs
@@ -26,10 +25,7 @@ from penstock.bridge.row_format import UNTOUCHED, Line
 from penstock.bridge.sharding import TableDefinition
 from penstock.bridge.stacking import MemberRows, Stack
 from penstock.bridge.stochastic_rounding import key_of, nearest, words_of
-
-Int64 = npt.NDArray[np.int64]
-UInt32 = npt.NDArray[np.uint32]
-Float32 = npt.NDArray[np.float32]
+from penstock.frames import Float32, Int64, UInt32
 
 log = logging.getLogger("penstock")
 

@@ -60,8 +60,8 @@ class TableSet(TablesById):
         share: tuple[int, int] | None = None,
         variant: Variant = "auto",
     ) -> None:
+        from penstock.bridge.backends import check_placed, create_placed, layouts_of, meshes_for
         from penstock.bridge.device_tables import DeviceTable, make_mesh, processes_of
-        from penstock.bridge.placed_tables import check_placed, create_placed, layouts_of, meshes_for
 
         self.specs = {spec.name: spec for spec in config.tables}
         mod = config.sharding_strategy == "MOD"

@@ -25,10 +25,7 @@ from penstock.bridge.stacking import MemberRows, multiple_of
 from penstock.bridge.stochastic_rounding import key_of
 from penstock.bridge.xla_tables import XlaTables, quoted
 from penstock.errors import UsageError
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
+from penstock.frames import Float32, Int32, Int64
 
 
 class ProcessTables(XlaTables):
