@@ -65,7 +65,7 @@ class WholeTables:
         spec, count = self._specs[name], len(self._shares)
         if spec.dynamic is None:
             orders = None
-            sizes = np.array([Share(spec.vocabulary_size, self._mod, rank, count).num_rows for rank in range(count)])
+            sizes = np.array([Share(rank, count, spec.vocabulary_size, self._mod).num_rows for rank in range(count)])
         else:
             orders = [share.in_order(name)[0] for share in self._shares]
             sizes = np.array([len(rows) for rows in orders])

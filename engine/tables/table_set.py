@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.errors import UsageError
 from penstock.frames import Array, Coalesced, Float32, Frame, Int64
@@ -26,16 +27,6 @@ from penstock.tables.tables_by_id import TablesById
 
 if TYPE_CHECKING:
     import jax
-
-
-class Configured(Protocol):
-    """The part of a configuration that tables are created from."""
-
-    @property
-    def tables(self) -> tuple[TableSpec, ...]: ...
-
-    @property
-    def sharding_strategy(self) -> str: ...
 
 
 class TableSet(TablesById):
@@ -53,7 +44,7 @@ class TableSet(TablesById):
 
     def __init__(
         self,
-        config: Configured,
+        config: EmbeddingConfig,
         mesh: jax.sharding.Mesh | None,
         seed: int,
         threads: int = 0,
