@@ -97,14 +97,6 @@ class DeviceTable:
     def arrays(self) -> tuple[jax.Array, ...]:
         return self._tables.arrays
 
-    def pointers(self) -> list[int]:
-        """Return the addresses of the shards of the arrays, after every dispatch is done.
-
-        An in-place update never moves a shard; a changed address means that a table was copied.
-        """
-        self.wait()
-        return [shard.data.unsafe_buffer_pointer() for array in self.arrays for shard in array.addressable_shards]
-
     def apply(self, ids: Int64, grads: Float32, learning_rate: float) -> None:
         """Apply the optimizer once to the rows of distinct ids. grads : float32 (n, dim)
 

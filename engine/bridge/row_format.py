@@ -139,10 +139,6 @@ class Line:
         inside = rows.astype(np.int64) % self.group
         return inside // self.packed * self.width + inside % self.packed * self.dim
 
-    def inside(self, offsets: Int64) -> Int64:
-        """Return which of the ``group`` rows of a line each offset is that of."""
-        return offsets // self.width * self.packed + offsets % self.width // self.dim
-
     # ---- on the device
 
     def gather(self, arrays: Arrays, lines: jax.Array) -> Planes:

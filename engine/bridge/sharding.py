@@ -142,11 +142,6 @@ class Layout:
         return (self.dim, *[1 if self.row_slots else self.dim] * self.num_slots)
 
     @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the physical arrays, whose first axes are split evenly over the devices."""
-        return tuple(shape for shape, _ in self.line.arrays(self.num_devices * self.lines_per_device))
-
-    @property
     def nbytes(self) -> int:
         return self.line.nbytes(self.num_devices * self.lines_per_device)
 

@@ -144,11 +144,6 @@ class Stack:
         return self.first_lines[-1]
 
     @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the arrays, whose first axes are split evenly over the devices."""
-        return tuple(shape for shape, _ in self.line.arrays(self.num_devices * self.lines_per_device))
-
-    @property
     def nbytes(self) -> int:
         return sum(table.nbytes for table in self.tables)
 
