@@ -37,7 +37,6 @@ import numpy as np
 from jax.experimental import layout as in_memory
 
 from penstock.bridge.stochastic_rounding import Places
-from penstock.bridge.words import bits_of, floats_of, halves_of, joined_halves
 from penstock.frames import Int32, Int64
 
 Planes = list[jax.Array]
@@ -289,3 +288,28 @@ def _by_line(part: jax.Array) -> jax.Array:
     """Return ``part`` with its axes laid out in memory in their order: line after line."""
     out: jax.Array = in_memory.with_layout_constraint(part, in_memory.Layout(tuple(range(part.ndim))))
     return out
+
+
+# ---- the 32-bit words of arrays: as the bits of floats, and as halves of 16 bits
+
+
+def floats_of(words: jax.Array) -> jax.Array:
+    """Return the floats whose bits are words."""
+    return jax.lax.bitcast_convert_type(words, jnp.float32)
+
+
+def bits_of(floats: jax.Array) -> jax.Array:
+    """Return the bits of floats as int32."""
+    return jax.lax.bitcast_convert_type(floats, jnp.int32)
+
+
+def halves_of(words: jax.Array) -> jax.Array:
+    """Return words, (n, 1, strip) of int32 or float32, as int16 (n, 2, strip), the low halves first."""
+    words = words if words.dtype == jnp.int32 else bits_of(words)
+    return (words >> np.array([[0], [16]], np.int32)).astype(jnp.int16)
+
+
+def joined_halves(pairs: jax.Array) -> jax.Array:
+    """Return the int32 words of halves: the inverse of ``halves_of``."""
+    low, high = (pairs[:, half : half + 1].astype(jnp.int32) for half in range(2))
+    return low & 0xFFFF | jax.lax.shift_left(high, 16)

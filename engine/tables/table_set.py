@@ -17,11 +17,10 @@ from penstock.config.specs import TableSpec
 from penstock.errors import UsageError
 from penstock.frames import Array, Coalesced, Float32, Frame, Int64
 from penstock.stats import CacheReport
-from penstock.tables.dynamic_table import DynamicTable
+from penstock.tables.dynamic_table import DynamicTable, TableKeys
 from penstock.tables.initializers import start_of
 from penstock.tables.key_directory import bytes_of_directories
 from penstock.tables.shares import Share, checked_share, reduced, shares_of
-from penstock.tables.table_keys import TableKeys
 from penstock.tables.table_programs import TablePrograms, Variant, preferred
 from penstock.tables.tables_by_id import TablesById
 

@@ -12,12 +12,11 @@ import numpy as np
 from penstock.config.specs import TableSpec
 from penstock.errors import UsageError, listed
 from penstock.frames import Array, Float32, Int64
-from penstock.tables.dynamic_table import DynamicTable, valid_ids
+from penstock.tables.dynamic_table import DynamicTable, TableKeys, valid_ids
 from penstock.tables.orbax import WEIGHTS
 from penstock.tables.shares import AnyShare
 from penstock.tables.state_hash import KeyArrays, state_hash
 from penstock.tables.table_io import checked_parts, write_tables
-from penstock.tables.table_keys import TableKeys
 from penstock.updates import Ops, quantize
 
 if TYPE_CHECKING:

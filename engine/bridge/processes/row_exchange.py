@@ -16,8 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from penstock.bridge.programs import AXIS, Program, row_sharding, rows_of, sharded
-from penstock.bridge.row_format import UNTOUCHED, Arrays, Line
-from penstock.bridge.words import bits_of, floats_of
+from penstock.bridge.row_format import UNTOUCHED, Arrays, Line, bits_of, floats_of
 
 ByRank = tuple[tuple[int, ...], ...]
 
