@@ -27,7 +27,7 @@ _GENERATIONS = 2
 
 
 class ShareTables(Protocol):
-    """The rows of all tables in one share. ``TablesById`` is one."""
+    """The rows of all tables in one share. ``TableSet`` is one."""
 
     def in_order(self, name: str) -> tuple[Int64, KeyArrays]: ...
 

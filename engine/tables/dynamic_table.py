@@ -16,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.stochastic_rounding import nearest
-from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, exact_integers, expected, outside
+from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.config.specs import TableSpec
-from penstock.errors import CapacityError, StateError, UsageError
+from penstock.errors import CapacityError, StateError
 from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
+from penstock.tables.arguments import valid_ids
 from penstock.tables.initializers import Run, scattered_rows
 from penstock.tables.key_directory import (
     clock_at,
@@ -32,7 +33,6 @@ from penstock.tables.key_directory import (
     no_room,
     no_room_for_load,
 )
-from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
     from penstock.bridge.device_tables import DeviceTable
@@ -272,26 +272,6 @@ class DynamicTable:
         places = np.full(int(state["numbers"][0]), -1, np.int64)
         places[state["row"]] = rows
         return places
-
-
-def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
-    """Return ids as int64, shape (n,). Raises UsageError for an id outside the table.
-
-    vocabulary_size : or ANY_INT64 or ANY_UINT64
-    """
-    if is_masked(ids):
-        raise UsageError(f"table '{table}', ids: {MASKED}")
-    try:
-        array = np.asarray(ids)
-    except ValueError as error:
-        raise UsageError(f"table '{table}': expected integer ids: {error}") from None
-    exact = exact_integers(ids, array)
-    if exact is None:
-        raise UsageError(f"table '{table}': expected integer ids, got {array.dtype}")
-    array = exact.reshape(-1)
-    if array.size and (bad := outside(array, vocabulary_size)).any():
-        raise UsageError(f"table '{table}': expected {expected(vocabulary_size)}, got {array[bad][0]}")
-    return array.astype(np.uint64 if vocabulary_size == ANY_UINT64 else np.int64).view(np.int64)
 
 
 Look = Callable[[str], tuple[list[Coalesced], Int64 | None]]
