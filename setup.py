@@ -70,9 +70,9 @@ KERNELS = [
     "part_memory",
     "partition",
     "row_sums",
+    "row_updates",
     "run_lengths",
     "update",
-    "xla_handlers",
     "keys.directory",
     "keys.directory_plan",
     "keys.directory_state",
@@ -104,7 +104,6 @@ HEADERS = [
         "id_buckets",
         "id_buckets_body",
         "id_map",
-        "parallel_for",
         "pages",
         "philox",
         "progress",
@@ -114,8 +113,6 @@ HEADERS = [
         "update_equations",
         "update_rules",
         "vectors",
-        "xla_ffi",
-        "vendor/xla/ffi/api/c_api",
     )
 ]
 

@@ -27,6 +27,7 @@ from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.pipeline import Pipeline, TableStore
 from penstock.stats import Counters
+from penstock.threads import ThreadTeam
 from penstock.updates import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 
 
@@ -115,7 +116,7 @@ class Coalesce(Ours):
             spec.name: TableStore(spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=True)
             for spec in config.tables
         }
-        self._gate, self._pipeline = Gate(1), Pipeline(stores, threads)
+        self._gate, self._pipeline = Gate(1), Pipeline(stores, ThreadTeam(threads))
         self._gate.open_into(self._take)
 
     def run(self, steps: Sequence[int]) -> None:

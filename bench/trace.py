@@ -51,7 +51,7 @@ def trace(directory: Path, rows: int, steps: int) -> Overlap:
     from penstock.updates import Adagrad
 
     if jax.default_backend() == "cpu":
-        # With the FFI handlers the caller runs the step itself, and the trace has no dispatch.
+        # With tables in the host's memory the caller runs the step itself, and the trace has no dispatch.
         os.environ.setdefault("PENSTOCK_VARIANT", "xla")
     engine = Engine(EmbeddingConfig.from_tables([TableConfig(VOCABULARY, DIM, name="t")], Adagrad(0.1)))
     rng = np.random.default_rng(0)

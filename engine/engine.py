@@ -26,7 +26,7 @@ from penstock.table_access import ActivationAccess, TableAccess
 from penstock.tables.table_programs import Variant
 from penstock.tables.table_set import TableSet
 from penstock.telemetry import Telemetry
-from penstock.threads import num_threads
+from penstock.threads import ThreadTeam
 from penstock.validation import whole
 
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ class Engine(TableAccess, ActivationAccess):
         self.reduction = checked_reduction(config, mesh, reduction)
         self.config, self.seed = config, whole("seed", seed)
         num_required = None if num_required is None else whole("num_required", num_required, 1)
-        tables = TableSet(config, mesh, self.seed, num_threads(threads), share, variant)
-        self.core = create_core(config, tables, num_required, self.reduction, self.seed, threads)
+        team = ThreadTeam(threads)
+        tables = TableSet(config, mesh, self.seed, team, share, variant)
+        self.core = create_core(config, tables, num_required, self.reduction, self.seed, team)
         # The first observer is the innermost: telemetry times the step alone.
         self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.ids)
         self.core.observe(self.watch)

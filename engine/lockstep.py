@@ -23,6 +23,7 @@ from penstock.learning_rates import LearningRates
 from penstock.pipeline import Pipeline, TableStore
 from penstock.stats import Counters
 from penstock.tables.table_set import TableSet
+from penstock.threads import ThreadTeam
 
 if TYPE_CHECKING:
     from penstock.bridge.processes.agreement import Processes
@@ -137,8 +138,8 @@ class ProcessSums(Pipeline):
     Tables that keep frames separate apply those of the first process, then those of the second, and so on.
     """
 
-    def __init__(self, stores: Mapping[str, TableStore], threads: int | None, processes: Processes, mean: bool) -> None:
-        super().__init__(stores, threads)
+    def __init__(self, stores: Mapping[str, TableStore], team: ThreadTeam, processes: Processes, mean: bool) -> None:
+        super().__init__(stores, team)
         self.processes, self._mean = processes, mean
 
     def drain(self) -> dict[str, list[Coalesced]]:
@@ -180,14 +181,14 @@ def create_core(
     num_required: int | None,
     reduction: str,
     seed: int,
-    threads: int | None,
+    team: ThreadTeam,
 ) -> EngineCore:
     """Return the core of an engine; of one that spans processes, after all have created an equal one."""
     mean = reduction == "mean"
     stores = stores_of(tables, mean)
     if tables.processes is None:
-        return EngineCore(config, tables, Pipeline(stores, threads), num_required, reduction, seed)
-    pipeline = ProcessSums(stores, threads, tables.processes, mean)
+        return EngineCore(config, tables, Pipeline(stores, team), num_required, reduction, seed)
+    pipeline = ProcessSums(stores, team, tables.processes, mean)
     core = LockstepCore(config, tables, pipeline, num_required, reduction, seed)
     same = config.to_engine_proto().SerializeToString(deterministic=True)
     digest = hashlib.sha256(same + repr((core.gate.num_required, reduction, seed)).encode()).hexdigest()

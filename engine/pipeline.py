@@ -149,7 +149,7 @@ class Pipeline:
     """The sums of all tables between two openings of the gate.
 
     stores : by table
-    threads : tables are coalesced in parallel, and large blocks in parts; results do not depend on it
+    team : coalesces tables in parallel, and large blocks in parts; results do not depend on its threads
 
     last_rates : learning rates of the last frame added, if it had any
     time : the largest time of any frame added; None: no frame had one
@@ -157,9 +157,8 @@ class Pipeline:
     Call every method under the gate's lock.
     """
 
-    def __init__(self, stores: Mapping[str, TableStore], threads: int | None = None) -> None:
-        self.stores = stores
-        self.team = ThreadTeam(threads)
+    def __init__(self, stores: Mapping[str, TableStore], team: ThreadTeam) -> None:
+        self.stores, self.team = stores, team
         self._intake = Intake()
         self._accumulators = [store.accumulator for store in stores.values()]
         self._apart = [table for table, store in stores.items() if not store.accumulates]

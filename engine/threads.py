@@ -38,8 +38,9 @@ class ThreadTeam:
                 helping.append(self._pool.submit(_work, left))
             good = _work(left)
         finally:
-            # Also after an error: no thread may write to the sums when this returns.
+            # Also after an error: no thread may write to the sums when this returns. One that has not begun will not.
             left.clear()
+            helping = [helper for helper in helping if not helper.cancel()]
             wait(helping)
             results = [helper.result() for helper in helping]
         return good and all(results)

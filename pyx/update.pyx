@@ -1,21 +1,21 @@
-"""The optimizer's step on a CPU, as the host says it: what the handlers read when XLA calls them.
+"""The optimizer's step on tables in the host's memory: which rows of which tables, and the arrays of their gradients.
 
-A program on the devices gets the table and one small constant array per device that names a ``Step``:
-host memory that says what to do with which host arrays. So nothing is staged, padded or copied, and one
-program serves every number of rows. A Step and its arrays must stay as they are until the program that was
-given it is done.
+A ``Step`` is prepared, then run on any number of threads. Nothing is staged, padded or copied.
 """
 
 import numpy as np
 
-from cpython.mem cimport PyMem_Free, PyMem_Realloc
-from libc.stdint cimport int64_t
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memset
 
 from ._types cimport grad_t, id_t
 
 from .buffer_pool cimport Sums
-
-from .xla_handlers import handlers
+from .row_updates cimport (
+    CHUNK, MOST_AHEAD, MOST_CHUNKS, READ, START, UPDATE, WRITE, Op, Rule, Segment, StepContext, StepPlan, Sweep, Table,
+    UpdateRows, chunks, part_begin, work,
+)
 
 
 cdef extern from "update_rules.h" nogil:
@@ -117,40 +117,78 @@ cdef const RuleEntry* entry_of(str rule, str target) except NULL:
     raise ValueError(f"no rule '{rule}'")
 
 
+# A step of fewer items is done on the calling thread.
+cdef int64_t ITEMS_WORTH_SHARING = 4
+
+
 cdef class Step:
-    """One thing to do to the rows of tables that lie in one array: host memory at ``address`` that a handler reads
-    when its turn comes.
+    """One thing to do to the rows of tables that lie in the same arrays. Prepared, then run; one caller at a time.
 
     plans : of the tables, which are called by their numbers here
-    threads : at most so many per device; 0: as many as XLA's pool has
-
-    May be set anew when the program that was given it is done, and not before. Holds the arrays until then.
+    floats : float32 (n,) of each device, in which its part of the tables lies
     """
     cdef StepPlan plan
+    cdef StepContext context
     cdef Py_ssize_t room, room_for_sweeps
-    cdef tuple plans
+    cdef tuple plans, floats
     cdef object arrays
 
-    def __cinit__(self, plans, int64_t threads=0):
-        self.plans = tuple(plans)
+    def __cinit__(self, plans, floats):
+        self.plans, self.floats = tuple(plans), tuple(floats)
         self.plan.segments, self.plan.sweeps = NULL, NULL
-        self.plan.threads = threads
-        for plan in self.plans:
-            self.plan.num_floats = max(self.plan.num_floats, <int64_t>(<Plan?>plan).end)
+        self.context.plan = &self.plan
+        end = max((<Plan?>plan).end for plan in self.plans)
+        for memory in self.floats:
+            if len(memory) < end:
+                raise ValueError(f"expected {end} floats for the tables of a device, got {len(memory)}")
 
     def __dealloc__(self):
         PyMem_Free(self.plan.segments)
         PyMem_Free(self.plan.sweeps)
 
-    @property
-    def address(self):
-        """Where it lies: what the program's operand says."""
-        return <size_t>&self.plan
+    def run(self, run_tasks, int64_t threads):
+        """Do what was prepared, on one device after the other, and release its arrays.
 
-    @property
-    def num_floats(self):
-        """Of the array that every device has."""
-        return self.plan.num_floats
+        run_tasks : ``ThreadTeam.run``; threads : at most so many
+        Raises MemoryError before any row has changed; ValueError for an id outside its table, after all other rows.
+        """
+        cdef StepContext* context = &self.context
+        cdef uint64_t* touched = NULL
+        cdef float[::1] floats
+        context.bad_id_table = NULL
+        if self.plan.num_words:
+            touched = <uint64_t*>PyMem_Calloc(self.plan.num_words, sizeof(uint64_t))
+            if touched == NULL:
+                raise MemoryError("no memory for a bit per row of a table")
+        context.touched = touched
+        try:
+            for context.device, floats in enumerate(self.floats):
+                context.floats = &floats[0]
+                self._share(run_tasks, threads, False, self.plan.num_items)
+                if touched != NULL:
+                    self._share(run_tasks, threads, True, self.plan.num_sweep_items)
+                    memset(touched, 0, self.plan.num_words * sizeof(uint64_t))
+        finally:
+            PyMem_Free(touched)
+            self._release()
+        if context.bad_id_table != NULL:
+            name = context.bad_id_table.name.decode("utf-8", "replace")
+            raise ValueError(f"an id outside the table '{name}'; all other rows were updated")
+
+    def work(self):
+        """Do items of the step until none is left. Returns True, as a task of ``ThreadTeam.run``."""
+        with nogil:
+            work(&self.context)
+        return True
+
+    cdef int _share(self, run_tasks, int64_t threads, bint is_sweep, int64_t num_items) except -1:
+        self.context.is_sweep, self.context.num_items, self.context.next_item = is_sweep, num_items, 0
+        try:
+            if threads > 1 and num_items >= ITEMS_WORTH_SHARING:
+                run_tasks([self.work] * min(threads, num_items))
+        finally:
+            self.work()  # also after an interrupt: no row is left out
+        return 0
 
     def start(self):
         """Every row of every table as it begins."""
@@ -165,7 +203,6 @@ cdef class Step:
 
         updates : (table, segments, learning rate) each; segments : (ids int64 (n,), gradients float32 (n, dim)) or
             accumulator's Sums each, ids distinct over all segments of a table
-        Returns whether there is anything to do.
         """
         cdef Plan plan
         cdef Py_ssize_t number
@@ -182,46 +219,43 @@ cdef class Step:
                     ids, grads = segment
                     self._add(&plan.table, ids, grads, plan.table.dim, lr, sweep)
         self.arrays = updates
-        return self.plan.num_items + self.plan.num_sweep_items > 0
 
     def copy(self, Py_ssize_t number, ids, values, int64_t part, bint write):
         """Set one part of the rows of distinct ids to values, or values to that part of the rows of any ids.
 
         ids : int64 (n,), or the first of consecutive ids
         values : float32 (n, floats of the part); written where write is False
-        Returns whether there is anything to do.
         """
         cdef Plan plan = self.plans[number]
         if not 0 <= part < plan.table.num_parts:
             raise ValueError(f"expected 0 <= part < {plan.table.num_parts}, got {part}")
-        return self._copy(&plan.table, ids, values, WRITE if write else READ, part, part + 1)
+        self._copy(&plan.table, ids, values, WRITE if write else READ, part, part + 1)
 
     def copy_all(self, Py_ssize_t number, ids, values):
         """All parts of the rows of any ids into values, side by side.
 
         ids : as in ``copy``; values : OUT float32 (n, floats of all parts)
-        Returns whether there is anything to do.
         """
         cdef Plan plan = self.plans[number]
-        return self._copy(&plan.table, ids, values, READ, 0, plan.table.num_parts)
+        self._copy(&plan.table, ids, values, READ, 0, plan.table.num_parts)
 
-    cdef bint _copy(self, const Table* table, ids, values, Op op, int64_t begin, int64_t end) except -1:
+    cdef int _copy(self, const Table* table, ids, values, Op op, int64_t begin, int64_t end) except -1:
         """The parts from begin to end."""
         self._begin(op)
         self.plan.first_copied = part_begin(table, begin)
         self.plan.num_copied = part_begin(table, end) - self.plan.first_copied
         self._add(table, ids, values, self.plan.num_copied, 0, -1)
         self.arrays = ids, values
-        return self.plan.num_items > 0
+        return 0
 
-    def release(self):
-        """Release the arrays: the program is done."""
+    cdef int _release(self) except -1:
         self.arrays = None
         self.plan.num_segments = self.plan.num_items = 0
         self.plan.num_sweeps = self.plan.num_sweep_items = self.plan.num_words = 0
+        return 0
 
     cdef int _begin(self, Op op) except -1:
-        self.release()
+        self._release()
         self.plan.op = op
         return 0
 

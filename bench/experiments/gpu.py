@@ -29,6 +29,7 @@ from penstock.bridge.pallas import tensorcore
 from penstock.bridge.programs import local_apply, row_sharding
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import MemberRows, Stack
+from penstock.threads import ThreadTeam
 from penstock.updates import UpdateRule
 
 ADAM = (("beta1", 0.9), ("beta2", 0.999), ("epsilon", 1e-8))
@@ -78,7 +79,7 @@ def measure(mesh: jax.sharding.Mesh, rule: UpdateRule, dim: int, rows: int, uniq
     """Return the rows per second of the device, and of whole steps."""
     layout = Layout("t", rows, dim, rule.num_slots, 1, False, lanes(mesh), row_slots=rule.row_slots)
     variant = "xla" if mesh.devices.flat[0].platform == "cpu" else None
-    (tables,) = create_tables(mesh, [TableDefinition(layout, rule, (0.1,) * rule.num_slots)], variant=variant)
+    (tables,) = create_tables(mesh, [TableDefinition(layout, rule, (0.1,) * rule.num_slots)], ThreadTeam(None), variant)
     table = DeviceTable(tables)
     rng = np.random.default_rng(0)
     steps = [

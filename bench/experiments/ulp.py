@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.threads import ThreadTeam
 from penstock.updates import OPTIMIZERS, UPDATES, Ops, UpdateRule, update, update_rule
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "optimizers.md"
@@ -156,7 +157,7 @@ def error_on_device(rule: UpdateRule, dim: int, num_devices: int, seed: int = 0,
     mesh = make_mesh(Mesh(np.asarray(jax.devices()[:num_devices]), ("shard",)))
     layout = Layout("t", NUM_ROWS, dim, rule.num_slots, num_devices, False, row_slots=rule.row_slots)
     definition = TableDefinition(layout, rule, (0.0,) * rule.num_slots)
-    table = DeviceTable(*create_tables(mesh, [definition], variant=variant))
+    table = DeviceTable(*create_tables(mesh, [definition], ThreadTeam(None), variant))
     everything = np.arange(NUM_ROWS)
     parts = start(rule, rng, dim)
     for part, values in enumerate(parts):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -37,8 +36,8 @@ class BackendTables(Protocol):
         """Problems of the programs on these devices, a sentence each."""
 
     @property
-    def arrays(self) -> tuple[jax.Array, ...]:
-        """The physical arrays, which the tables share."""
+    def arrays(self) -> tuple[Any, ...]:
+        """The physical arrays, which the tables share: of jax, or of NumPy on the host."""
 
     @property
     def copies_any_number(self) -> bool:

@@ -5,13 +5,14 @@ on this machine (pallas/canary.py), and XLA's programs until then.
 
 | variant | where | implementation |
 |---|---|---|
-| ffi | CPU of one process, one row per line | FFI handlers, pyx/xla_handlers.pyx (cpu_ffi.py) |
+| host | CPU of one process, one row per line | penstock's memory and kernels, pyx/update.pyx (host_tables.py) |
 | xla | everywhere; the oracle | XLA's gather and scatter (xla_tables.py, programs.py) |
 | pallas | TPU; elsewhere interpreted, for tests | the same with a kernel for the TensorCore (pallas/tensorcore.py) |
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,25 +24,26 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from penstock.bridge import cpu_ffi
+from penstock.bridge import host_tables
 from penstock.bridge.backend_tables import BackendTables
 from penstock.bridge.cached_tables import CachedTables
-from penstock.bridge.cpu_ffi import CpuTables
 from penstock.bridge.device_tables import check_memory
 from penstock.bridge.dispatcher import Dispatcher
+from penstock.bridge.host_tables import HostTables
 from penstock.bridge.processes.agreement import Processes
 from penstock.bridge.processes.process_tables import ProcessTables
 from penstock.bridge.programs import AXIS, BY_ROW
 from penstock.bridge.row_cache import RowCache
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import form, stacked
+from penstock.bridge.variants import VARIANTS, current
 from penstock.bridge.xla_tables import XlaTables, quoted
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, ConfigError, short
+from penstock.threads import ThreadTeam
 from penstock.updates import UpdateRule
 
 Specs = Mapping[str, TableSpec]
-VARIANTS = ("auto", "ffi", "xla", "pallas")
 FORMS = {"plain": 1, "tiled": 128}
 # Environment variables that override variant and layout, or disable stacks, for tests, benchmarks and debugging.
 VARIANT, FORM, STACKS = "PENSTOCK_VARIANT", "PENSTOCK_LAYOUT", "PENSTOCK_STACKS"
@@ -50,7 +52,7 @@ VARIANT, FORM, STACKS = "PENSTOCK_VARIANT", "PENSTOCK_LAYOUT", "PENSTOCK_STACKS"
 def create_tables(
     mesh: Mesh,
     definitions: Sequence[TableDefinition],
-    threads: int = 0,
+    team: ThreadTeam,
     variant: str | None = None,
     preferred: Mapping[str, str] = MappingProxyType({}),
     processes: Processes | None = None,
@@ -60,7 +62,7 @@ def create_tables(
     """Create tables on the devices of a mesh, with weights of 0; those that share arrays are one object.
 
     mesh : one axis, ``programs.AXIS``
-    threads : at most this many lay out rows, or on CPUs update those of one device; 0: all the host has
+    team : the threads that lay out rows, or update those in the host's memory
     variant : for tests and benchmarks; None: chosen for each table by ``choose``
     preferred : table → the variant that the caller prefers
     processes : that the mesh spans; None: only this one
@@ -78,20 +80,20 @@ def create_tables(
             its_variant, problem = choose(mesh, layout, rule, preferred.get(name), processes)
         if problem:
             problems[name] = problem
-        if its_variant == "ffi":
+        if its_variant == "host":
             on_cpu.append(definition)
         else:
             variants.append(its_variant)
             others.append(definition._replace(layout=formatted(definition.layout, its_variant)))
     if processes is not None:  # one program runs on the devices of all
-        processes.agree(f"Engine(…), tables by {[*variants, *('ffi' for _ in on_cpu)]}")
+        processes.agree(f"Engine(…), tables by {[*variants, *('host' for _ in on_cpu)]}")
     share = _requested(STACKS, ("on", "off")) != "off"
     groups = [on_cpu] if share else [[definition] for definition in on_cpu]
     created: list[BackendTables] = []
     for group in filter(None, groups):
         with _allocating(group):
-            created.append(CpuTables(mesh, group, threads))
-    dispatcher = dispatcher or Dispatcher(threads)  # shared by all tables, as are its arenas
+            created.append(HostTables(mesh, group, team))
+    dispatcher = dispatcher or Dispatcher(team.threads)  # shared by all tables, as are its arenas
     for members in stacked(others) if share else [[member] for member in range(len(others))]:
         group = [others[member] for member in members]
         # The tables of a stack have one variant, and had one canary.
@@ -109,8 +111,8 @@ def _allocating(definitions: Sequence[TableDefinition]) -> Iterator[None]:
     """Name the tables, the largest first, in an error that there is no memory for them. Raises CapacityError."""
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+    except (jax.errors.JaxRuntimeError, OSError) as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) and getattr(error, "errno", None) != errno.ENOMEM:
             raise
         layouts = sorted((definition.layout for definition in definitions), key=lambda layout: -layout.vocabulary_size)
         raise CapacityError(
@@ -131,7 +133,7 @@ def lanes(mesh: Mesh) -> int:
 def requested_variant() -> str | None:
     """Return the variant that the environment requests; None: it leaves the choice to others. Raises ConfigError."""
     requested = _requested(VARIANT, VARIANTS)
-    return None if requested == "auto" else requested
+    return None if requested in (None, "auto") else current(requested)
 
 
 def choose(
@@ -146,7 +148,7 @@ def choose(
     requested = requested_variant()
     if requested is not None and possible(requested, mesh, layout, rule):
         return requested, ""
-    usual = ("pallas", "xla") if platform(mesh) == "tpu" else ("ffi", "xla")
+    usual = ("pallas", "xla") if platform(mesh) == "tpu" else ("host", "xla")
     order = usual if preferred is None else (preferred, *usual)
     variant = next(variant for variant in order if possible(variant, mesh, layout, rule))
     if variant != "pallas":
@@ -167,8 +169,8 @@ def formatted(layout: Layout, variant: str) -> Layout:
 
 def possible(variant: str, mesh: Mesh, layout: Layout, rule: UpdateRule) -> bool:
     """Return whether a variant can update tables of that layout by that rule on these devices."""
-    if variant == "ffi":
-        return not layout.line.masked and cpu_ffi.possible(mesh, rule, layout.dim)
+    if variant == "host":
+        return not layout.line.masked and host_tables.possible(mesh, rule, layout.dim)
     if variant == "pallas":
         # Rounding to bfloat16 and rules on whole rows need divisions and shuffles that a vector unit lacks.
         tiled = layout.lanes == FORMS["tiled"] and not layout.bfloat16 and rule.algorithm not in BY_ROW
@@ -187,7 +189,7 @@ def platform(mesh: Mesh) -> str:
 
 def _requested(variable: str, choices: tuple[str, ...]) -> str | None:
     requested = os.environ.get(variable) or None
-    if requested is not None and requested not in choices:
+    if requested is not None and current(requested) not in choices:
         raise ConfigError(f"{variable}: expected one of {', '.join(choices)}, got '{requested}'")
     return requested
 
@@ -258,43 +260,43 @@ def create_placed(
     specs: Specs,
     layouts: Mapping[str, Layout],
     meshes: Meshes,
-    threads: int,
+    team: ThreadTeam,
     preferred: Mapping[str, str],
     processes: Processes | None,
 ) -> tuple[list[BackendTables], dict[str, CachedTables]]:
     """Create tables, with weights of 0. Returns all, of which some are stacks, and the cached ones by name.
 
-    threads, preferred, processes : as for ``create_tables``
+    team, preferred, processes : as for ``create_tables``
     """
     on_devices: list[TableDefinition] = []
     on_host: list[TableDefinition] = []
     cached: dict[str, CachedTables] = {}
-    dispatcher = Dispatcher(threads)  # of all caches
+    dispatcher = Dispatcher(team.threads)  # of all caches
     for name, spec in specs.items():
         starts = tuple(start for _, start in spec.slots)
         definition = TableDefinition(layouts[name], spec.rule, starts, (spec.tag, spec.learning_rate))
         if spec.placement.where == "cached":
             cache = RowCache(spec.vocabulary_size, spec.places, is_tolerant=spec.dynamic is not None)
-            (of_host,) = create_on_host(meshes.host, [definition], threads)
+            (of_host,) = create_on_host(meshes.host, [definition], team)
             places = definition._replace(layout=places_layout(layouts[name], spec.places, meshes.devices))
             (of_device,) = create_tables(
-                meshes.devices, [places], threads, preferred=preferred, dispatcher=dispatcher, moving=True
+                meshes.devices, [places], team, preferred=preferred, dispatcher=dispatcher, moving=True
             )
             cached[name] = CachedTables(of_host, of_device, cache)
         else:
             (on_devices if spec.placement.where == "device" else on_host).append(definition)
     # The devices first: they update their tables while the host updates its own.
-    created = create_tables(meshes.devices, on_devices, threads, preferred=preferred, processes=processes)
-    return [*created, *cached.values(), *create_on_host(meshes.host, on_host, threads)], cached
+    created = create_tables(meshes.devices, on_devices, team, preferred=preferred, processes=processes)
+    return [*created, *cached.values(), *create_on_host(meshes.host, on_host, team)], cached
 
 
-def create_on_host(mesh: Mesh, definitions: Sequence[TableDefinition], threads: int) -> list[BackendTables]:
+def create_on_host(mesh: Mesh, definitions: Sequence[TableDefinition], team: ThreadTeam) -> list[BackendTables]:
     """Create tables in the host's memory, by the variant that suits each: an override is for devices."""
-    by_variant: dict[str, list[TableDefinition]] = {"ffi": [], "xla": []}
+    by_variant: dict[str, list[TableDefinition]] = {"host": [], "xla": []}
     for definition in definitions:
         variant = next(name for name in by_variant if possible(name, mesh, definition.layout, definition.rule))
         by_variant[variant].append(definition)
-    return [table for variant, group in by_variant.items() for table in create_tables(mesh, group, threads, variant)]
+    return [table for variant, group in by_variant.items() for table in create_tables(mesh, group, team, variant)]
 
 
 def places_layout(layout: Layout, places: int, mesh: Mesh) -> Layout:

@@ -195,7 +195,7 @@ class CachedTables:
         rows = row_ids(ids, len(values))
         places = self._places(rows)
         here = places >= 0
-        if self.variant != "ffi":  # as a table on the devices stores them
+        if self.variant != "host":  # as a table on the devices stores them
             values = without_marks(values)
         if not here.any():
             self._host.write(0, ids, values, part)

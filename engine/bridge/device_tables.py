@@ -1,8 +1,8 @@
 """The tables on the devices: created, updated in place, read and written by id.
 
-One of several variants (backends.py) updates a table's arrays (sharding.py): on a CPU in the caller's call
-(cpu_ffi.py), else through a dispatcher (xla_tables.py), together with other tables (stacking.py). Callers pass valid
-ids, which for apply and write are also distinct.
+One of several variants (backends.py) updates a table's arrays (sharding.py): in the host's memory in the caller's call
+(host_tables.py), else through a dispatcher (xla_tables.py), together with other tables (stacking.py). Callers pass
+valid ids, which for apply and write are also distinct.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -94,14 +95,14 @@ class DeviceTable:
         return self.layout.part_dims
 
     @property
-    def arrays(self) -> tuple[jax.Array, ...]:
+    def arrays(self) -> tuple[Any, ...]:
         return self._tables.arrays
 
     def apply(self, ids: Int64, grads: Float32, learning_rate: float) -> None:
         """Apply the optimizer once to the rows of distinct ids. grads : float32 (n, dim)
 
         A non-lazy rule also updates all other rows, with a gradient of 0. The update may still be in flight when the
-        call returns; every variant but ffi may read the arguments until ``wait`` has returned.
+        call returns; every variant but host may read the arguments until ``wait`` has returned.
         """
         self._tables.apply([(self._member, [(ids, grads)], learning_rate)])
 

@@ -1,7 +1,7 @@
 """Tables on any backend: rows are routed to the devices by lines and padded, and a compiled program updates them.
 
-Accelerators use this path, and it is the oracle of the other one (cpu_ffi.py). The Dispatcher (dispatcher.py) decides
-what to dispatch when, and from which host memory; the Stack (stacking.py), where rows go.
+Accelerators use this path, and it is the oracle of the other one (host_tables.py). The Dispatcher (dispatcher.py)
+decides what to dispatch when, and from which host memory; the Stack (stacking.py), where rows go.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from penstock.bridge.variants import VARIANTS, current
 from penstock.checkpoint.arrays import rows_of
 from penstock.checkpoint.incremental import CommitContents, Saved
 from penstock.checkpoint.manifests import trusting
@@ -31,7 +32,6 @@ from penstock.errors import CapacityError, ConfigError, StateError, UsageError
 from penstock.frames import Float32, Int64
 from penstock.stats import Counters
 from penstock.tables.shares import checked_share, shares_of
-from penstock.tables.table_programs import VARIANTS
 
 if TYPE_CHECKING:
     import jax
@@ -140,7 +140,8 @@ def restore(
                     shares_of(restored_config.tables, restored_config.sharding_strategy == "MOD", seed, *more["share"]),
                 )
             folder.checked(commit, files)
-            variants = {name: program["variant"] for name, program in commit.contents.get("programs", {}).items()}
+            programs = commit.contents.get("programs", {})
+            variants = {name: current(program["variant"]) for name, program in programs.items()}
             for variant in variants.values():
                 if variant not in VARIANTS:
                     raise StateError(f"{place}: variant {variant!r}; this penstock has {', '.join(VARIANTS)}")

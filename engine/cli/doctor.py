@@ -106,18 +106,13 @@ def devices() -> CheckResult:
         variants, problems = variants_of(mesh)
     except PenstockError as error:
         return CheckResult("devices", "none", str(error), broken=True)
-    from penstock.bridge.cpu_ffi import registered
-
     all_of = list(mesh.devices.flat)
     description = f"{len(all_of)} {all_of[0].platform} ({all_of[0].device_kind}), steps by {variants}"
     if problems:
         return CheckResult(
             "devices", description, f"the kernel failed its canary, so XLA's program updates: {problems}"
         )
-    if all_of[0].platform != "cpu" or registered():
-        return CheckResult("devices", description)
-    advice = "this jaxlib does not take penstock's kernels, so steps run as XLA's programs, several times slower: "
-    return CheckResult("devices", description, advice + "install the jax of .ci/constraints.txt")
+    return CheckResult("devices", description)
 
 
 def variants_of(mesh: Any) -> tuple[str, str]:

@@ -82,7 +82,7 @@ class EmbeddingTables:
             variant, problem = backends.choose(own_mesh, *definition[:2], preferred="xla" if on_cpu else None)
             if problem:
                 log.warning("table '%s': the kernel failed its canary, XLA's program updates: %s", name, problem)
-            variant = "xla" if variant == "ffi" else variant  # whose handlers keep the table outside of XLA's programs
+            variant = "xla" if variant == "host" else variant  # whose tables lie outside of XLA's programs
             layout = backends.formatted(definition.layout, variant) if halves else definition.layout
             q = spec.quantization
             quantization = None if q is None else (q.num_buckets, q.lower, q.upper)

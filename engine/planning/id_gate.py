@@ -8,6 +8,7 @@ from functools import partial
 from penstock.frames import Frame
 from penstock.gate import Gate
 from penstock.pipeline import BadRowsError, Pipeline, TableStore
+from penstock.threads import ThreadTeam
 
 
 class IdGate:
@@ -19,7 +20,7 @@ class IdGate:
     def __init__(
         self, stores: Mapping[str, TableStore], num_required: int, threads: int | None, opened: Callable[[], None]
     ) -> None:
-        self.pipeline = Pipeline(stores, threads)
+        self.pipeline = Pipeline(stores, ThreadTeam(threads))
         self.gate = Gate(num_required)
         self.gate.open_into(self._open)
         self._opened = opened

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from penstock.bridge.variants import VARIANTS, current
 from penstock.errors import UsageError, listed
 
 if TYPE_CHECKING:
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-# The variants that a caller may prefer, in the order of docs/tpu.md.
-VARIANTS = ("auto", "xla", "pallas", "ffi")
 Programs = Mapping[str, Mapping[str, str]]
 Variant = str | Mapping[str, str]  # as ``Engine`` takes it
 
@@ -46,9 +45,10 @@ class TablePrograms:
     def resume(self, before: Programs) -> None:
         """Report the tables that other programs updated before a commit: only equal ones give equal bits."""
         now = self.get_state()
-        # The handlers of "ffi" are ours: no compiler takes part in their results.
+        before = {name: {**program, "variant": current(program["variant"])} for name, program in before.items()}
+        # No compiler takes part in the results of penstock's own kernels.
         compared = {
-            name: ("variant",) if program["variant"] == "ffi" else program.keys() for name, program in before.items()
+            name: ("variant",) if program["variant"] == "host" else program.keys() for name, program in before.items()
         }
         changed = [name for name, keys in compared.items() if any(before[name][key] != now[name][key] for key in keys)]
         if changed:
@@ -65,6 +65,7 @@ def preferred(tables: Iterable[str], variant: Variant) -> dict[str, str]:
     """
     names: Sequence[str] = list(tables)
     by_table = variant if isinstance(variant, Mapping) else dict.fromkeys(names, variant)
+    by_table = {name: current(table_variant) for name, table_variant in by_table.items()}
     for name, table_variant in by_table.items():
         if name not in names:
             raise UsageError(f"variant: no table '{name}' in the configuration ({listed(names)})")

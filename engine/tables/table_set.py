@@ -25,6 +25,7 @@ from penstock.tables.orbax import WEIGHTS
 from penstock.tables.shares import AnyShare, Share, checked_share, reduced, shares_of
 from penstock.tables.state_hash import KeyArrays, state_hash
 from penstock.tables.table_programs import TablePrograms, Variant, preferred
+from penstock.threads import ThreadTeam
 from penstock.updates import Ops, quantize
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class TableSet:
     """Weights and slots of every table of a configuration, on the devices of a mesh. Loads jax.
 
     mesh : None: the default mesh; a table whose placement is "host" is on no device of it; seed : of the initializers
-    threads : number of threads that update the rows of one CPU device; 0: as many as XLA has
+    team : the threads that update rows in the host's memory, or lay them out for the devices
     share : (rank, count): only the rows of one of ``count`` shares; None: all rows
     variant : as ``Engine`` takes it
 
@@ -55,7 +56,7 @@ class TableSet:
         config: EmbeddingConfig,
         mesh: jax.sharding.Mesh | None,
         seed: int,
-        threads: int = 0,
+        team: ThreadTeam,
         share: tuple[int, int] | None = None,
         variant: Variant = "auto",
     ) -> None:
@@ -73,7 +74,7 @@ class TableSet:
         layouts = layouts_of(specs, meshes, mod, self.among)
         check_placed(specs, layouts, meshes, self._directory_bytes(share))
         preference = preferred(self.specs, variant)
-        self._groups, self.cached = create_placed(specs, layouts, meshes, threads, preference, self.processes)
+        self._groups, self.cached = create_placed(specs, layouts, meshes, team, preference, self.processes)
         members = [(group, member) for group in self._groups for member in range(len(group.layouts))]
         created = {group.layouts[member].name: DeviceTable(group, member, mesh or devices) for group, member in members}
         self._tables = {name: created[name] for name in self.specs}

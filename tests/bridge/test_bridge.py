@@ -22,7 +22,7 @@ from penstock.tables.initializers import truncated_normal
 from penstock.updates import SGD, Adagrad, Ops, UpdateRule, update
 
 DEVICES = [1, 2, 3, 4, 8]
-both_variants = pytest.mark.parametrize("variant", ["ffi", "xla"])
+both_variants = pytest.mark.parametrize("variant", ["host", "xla"])
 
 
 def table_of(mesh, variant, rows=5000, dim=8, slots=(0.1,), mod=False):

@@ -16,7 +16,7 @@ SIZES = {"one row": 1, "one step": 80, "a tenth": 0.1, "half": 0.5, "all": 1.0}
 AHEAD = (0, 1, 4, 16)
 # (variant, devices, size, look_ahead); programs of XLA take long to compile, so that these have a part of the grid.
 FFI = [
-    ("ffi", devices, size, ahead) for devices in (1, 3, 8) for size, ahead in zip(SIZES, (1, 4, 0, 1, 16), strict=True)
+    ("host", devices, size, ahead) for devices in (1, 3, 8) for size, ahead in zip(SIZES, (1, 4, 0, 1, 16), strict=True)
 ]
 PART = [(1, "one step", 0), (1, "a tenth", 16), (3, "one row", 1), (3, "half", 4), (8, "a tenth", 1), (8, "all", 4)]
 LOG, SHORT = cached.log_of(), cached.log_of(steps=3, rows=5)  # the latter for a cache of one row
@@ -188,7 +188,7 @@ def test_validate_prints_what_cached_tables_need_on_the_host_and_on_the_devices(
     assert printed["memory"]["plain"] == {"weights": 3600, "slots": 3600, "cached": 240}
 
 
-@pytest.mark.parametrize("variant", ["ffi", "xla", "pallas"])
+@pytest.mark.parametrize("variant", ["host", "xla", "pallas"])
 def test_a_move_keeps_every_bit_of_numbers_that_are_not_ordinary(variant, mesh_of, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)
     special = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45, -3e-42, 3.4e38, 1.17549435e-38, 0.1], np.float32)

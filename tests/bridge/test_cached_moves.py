@@ -37,7 +37,7 @@ def test_rows_of_successive_steps_stay_on_the_device(mesh_of):
     assert cached.counts(engine) == (10 + 9 + 8 + 7 + 6, 10, 0)
 
 
-@pytest.mark.parametrize("variant", ["ffi", "xla", "pallas"])
+@pytest.mark.parametrize("variant", ["host", "xla", "pallas"])
 def test_a_row_that_comes_down_is_updated_in_the_next_step(variant, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)
     ids = [[0, 1], [2, 3], [0, 2], [1, 3], [0, 1], [3, 2]]
@@ -46,7 +46,7 @@ def test_a_row_that_comes_down_is_updated_in_the_next_step(variant, monkeypatch)
     assert cached.counts(engine) == (2, 10, 8)  # hits: row 2 in the third step, row 1 in the fifth
 
 
-@pytest.mark.parametrize("variant", ["ffi", "xla", "pallas"])
+@pytest.mark.parametrize("variant", ["host", "xla", "pallas"])
 def test_a_step_of_more_rows_than_places_is_carried_out_in_several(variant, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)
     ids = [[5, 6, 7], range(20), range(10, 30)]
@@ -99,7 +99,7 @@ def test_the_moves_of_all_passes_are_summed(tmp_path, call):
     assert reports[0] == reports[1]
 
 
-@pytest.mark.parametrize("variant", ["ffi", "xla", "pallas"])
+@pytest.mark.parametrize("variant", ["host", "xla", "pallas"])
 def test_moves_copy_no_table_and_compile_nothing_once_warm(variant, mesh_of, compilations, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)
     engine = ps.Engine(cached.config_of(cached.cached(40)), mesh_of(2))

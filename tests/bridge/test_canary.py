@@ -190,7 +190,7 @@ def test_a_commit_records_the_variant_and_a_resumed_engine_keeps_it(monkeypatch,
     monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
     an_engine().save(tmp_path / "saved")
     monkeypatch.delenv("PENSTOCK_VARIANT")
-    assert an_engine().core.tables.table("a").variant == "ffi"
+    assert an_engine().core.tables.table("a").variant == "host"
     engine = ps.Engine.restore(tmp_path / "saved")
     report = engine.run(frames(1), table="a")
     assert report.variants == {"a": "xla", "b": "xla"}
@@ -215,7 +215,7 @@ def test_a_resumed_engine_that_cannot_keep_the_variant_reports_it(monkeypatch, t
 
 
 def test_another_compiler_is_reported_unless_our_handlers_update(monkeypatch, tmp_path):
-    for variant, reported in (("xla", True), ("ffi", False)):
+    for variant, reported in (("xla", True), ("host", False)):
         engine = an_engine(variant=variant)
         assert engine.core.tables.table("a").variant == variant
         engine.save(tmp_path / variant)
@@ -230,10 +230,10 @@ def test_another_compiler_is_reported_unless_our_handlers_update(monkeypatch, tm
 
 def test_a_preferred_variant_is_used_where_it_is_possible(monkeypatch):
     mixed = an_engine(variant={"a": "xla"})
-    assert mixed.run([], table="a").variants == {"a": "xla", "b": "ffi"}
-    assert an_engine(variant="pallas").run([], table="a").variants == {"a": "ffi", "b": "ffi"}  # rows, not lines
-    monkeypatch.setenv("PENSTOCK_VARIANT", "ffi")
-    assert an_engine(variant="xla").run([], table="a").variants == {"a": "ffi", "b": "ffi"}
+    assert mixed.run([], table="a").variants == {"a": "xla", "b": "host"}
+    assert an_engine(variant="pallas").run([], table="a").variants == {"a": "host", "b": "host"}  # rows, not lines
+    monkeypatch.setenv("PENSTOCK_VARIANT", "host")
+    assert an_engine(variant="xla").run([], table="a").variants == {"a": "host", "b": "host"}
     monkeypatch.setenv("PENSTOCK_VARIANT", "auto")
     assert an_engine(variant="xla").run([], table="a").variants == {"a": "xla", "b": "xla"}
 
@@ -241,7 +241,7 @@ def test_a_preferred_variant_is_used_where_it_is_possible(monkeypatch):
 @pytest.mark.parametrize(
     ("variant", "problem"),
     [
-        ("cuda", "variant: expected one of auto, xla, pallas, ffi, got 'cuda'"),
+        ("cuda", "variant: expected one of auto, xla, pallas, host, got 'cuda'"),
         ({"c": "xla"}, "variant: no table 'c' in the configuration"),
     ],
 )
@@ -271,12 +271,15 @@ def test_a_commit_of_shares_records_only_the_variants_that_all_have(monkeypatch,
     job.engines[1] = ps.Engine(config, share=(1, 2), variant={"user": "xla"})
     job.commit(tmp_path)
     resumed = ps.Engine.restore(tmp_path)
-    assert resumed.core.tables.programs.variants == {"user": "ffi", "item": "ffi"}
+    assert resumed.core.tables.programs.variants == {"user": "host", "item": "host"}
     (problem,) = resumed.core.tables.programs.problems
-    assert problem.startswith("tables updated by 'auto' (shares differ) before the commit and by 'ffi' (jax ")
+    assert problem.startswith("tables updated by 'auto' (shares differ) before the commit and by 'host' (jax ")
     assert ") now (user): bits agree" in problem
 
 
 def test_a_report_of_shares_names_each_variant_and_each_problem_once():
-    assert joined_variants([{"a": "xla", "b": "ffi"}, {"a": "pallas", "b": "ffi"}]) == {"a": "pallas, xla", "b": "ffi"}
+    assert joined_variants([{"a": "xla", "b": "host"}, {"a": "pallas", "b": "host"}]) == {
+        "a": "pallas, xla",
+        "b": "host",
+    }
     assert joined_problems([[], ["x", "y"], ["y"]]) == ["share 1: x", "share 1: y"]

@@ -85,7 +85,7 @@ def test_the_variant_of_the_devices_leaves_a_table_of_the_host_its_bits(variant,
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)
     placed = ps.Engine(config_of({"plain", "keyed"}), mesh_of(2))
     placed.run(log_of())
-    assert placed.core.tables.table("plain").variant == "ffi"
+    assert placed.core.tables.table("plain").variant == "host"
     assert placed.core.tables.table("swept").variant == variant
     for name in ("plain", "keyed"):
         assert parts_of(placed, name) == parts_of(cpu, name)

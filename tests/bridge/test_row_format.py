@@ -222,7 +222,7 @@ def test_the_layout_and_the_kernel_for_a_tpu_run_anywhere_and_give_the_same_stat
 
 def test_an_unknown_variant_is_refused_by_name(monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", "cuda")
-    with pytest.raises(ConfigError, match="PENSTOCK_VARIANT: expected one of auto, ffi, xla, pallas, got 'cuda'"):
+    with pytest.raises(ConfigError, match="PENSTOCK_VARIANT: expected one of auto, xla, pallas, host, got 'cuda'"):
         engine_of()
 
 
@@ -232,4 +232,4 @@ def test_a_rule_that_the_kernel_cannot_do_gets_xla(mesh_of):
     assert backends.possible("pallas", mesh, tiled, rule_of("adagrad"))
     assert not backends.possible("pallas", mesh, tiled, rule_of("row_wise_adagrad"))
     assert not backends.possible("pallas", mesh, Layout("t", 100, 8, 1, 1, False, 128, True), rule_of("adagrad"))
-    assert not backends.possible("ffi", mesh, tiled, rule_of("adagrad"))
+    assert not backends.possible("host", mesh, tiled, rule_of("adagrad"))

@@ -49,7 +49,7 @@ def test_deltas_continue_a_base_with_one_number_per_row(tmp_path, capsys):
 # ---- users and files
 
 
-@pytest.mark.parametrize("variant", ["ffi", "xla", "pallas"])  # rows of the last one share lines, as on a TPU
+@pytest.mark.parametrize("variant", ["host", "xla", "pallas"])  # rows of the last one share lines, as on a TPU
 def test_the_slot_is_read_and_loaded_with_one_column(variant, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)
     engine, other = trained(), ps.Engine(config_of())

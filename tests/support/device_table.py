@@ -2,35 +2,43 @@
 
 import numpy as np
 
-from penstock.bridge import cpu_ffi
 from penstock.bridge.backends import create_tables
 from penstock.bridge.device_tables import DeviceTable, make_mesh
+from penstock.bridge.host_tables import HostTables
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.pyx.update import rules
+from penstock.threads import ThreadTeam
 from penstock.updates import Ops, UpdateRule, update
 
 SLOTS = {**rules(), "stochastic_gradient_descent": 0, "user_defined_program": 0}
 HYPER = (("momentum", 0.5), ("beta1", 0.5), ("beta2", 0.75), ("rho", 0.5), ("epsilon", 0.25), ("l1", 0.125))
 HYPER += (("l2", 0.25), ("exponent", 2.0), ("lr_power", -0.5), ("max_var_update", 0.5), ("max_delta", 8.0))
+TEAM = ThreadTeam(2)
 
 
 def device_table(mesh, layout, rule, starts=None, **options):
     """mesh : of any axes; starts : of the slots, 0.5 each by default; options : of ``create_tables``"""
     starts = (0.5,) * rule.num_slots if starts is None else tuple(starts)
-    (tables,) = create_tables(make_mesh(mesh), [TableDefinition(layout, rule, starts)], **options)
+    (tables,) = create_tables(make_mesh(mesh), [TableDefinition(layout, rule, starts)], TEAM, **options)
     return DeviceTable(tables)
 
 
-def cpu_table(mesh_of, rule, rows, dim, devices=1, mod=True, **options):
+def host_table(mesh_of, rule, rows, dim, devices=1, mod=True, team=TEAM, target=""):
     layout = Layout("t", rows, dim, rule.num_slots, devices, mod, row_slots=rule.row_slots)
     definition = TableDefinition(layout, rule, (0.5,) * rule.num_slots)
-    return DeviceTable(cpu_ffi.CpuTables(make_mesh(mesh_of(devices)), [definition], **options))
+    return DeviceTable(HostTables(make_mesh(mesh_of(devices)), [definition], team, target))
 
 
 def addresses_of(table):
     """The addresses of the shards of the arrays, which an update in place never moves, after every dispatch is done."""
     table.wait()
-    return [shard.data.unsafe_buffer_pointer() for array in table.arrays for shard in array.addressable_shards]
+    addresses = []
+    for array in table.arrays:
+        if isinstance(array, np.ndarray):
+            addresses.append(array.ctypes.data)
+        else:
+            addresses += [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
+    return addresses
 
 
 def shapes_of(layout):

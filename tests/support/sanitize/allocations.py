@@ -123,7 +123,7 @@ def frame(num_before):
 
     def make():
         stores = {t: TableStore(n, DIM, accumulate=True, mean=True) for t, n in vocabularies.items()}
-        state = pipeline.Pipeline(stores, 4)
+        state = pipeline.Pipeline(stores, ThreadTeam(4))
         for one in frames[:-1]:
             state.add(one, lambda: None)
         return state

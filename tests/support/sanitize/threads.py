@@ -157,7 +157,7 @@ def parts(broken: str | None) -> None:
             for ids, sums in one.parts:
                 found[ids % 3000] += sums[:, 0]
 
-    gate, line = Gate(3), Pipeline(stores, 4)
+    gate, line = Gate(3), Pipeline(stores, ThreadTeam(4))
     gate.open_into(step)
     if broken:
         line._work = lambda num_tasks, alone: twice(line, num_tasks)

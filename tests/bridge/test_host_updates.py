@@ -5,15 +5,16 @@ import gc
 import numpy as np
 import pytest
 import reference
-from device_table import bits, cpu_table, device_table, parts_of, some_rows, stepped
+from device_table import TEAM, bits, device_table, host_table, parts_of, some_rows, stepped
 from evidence import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bridge import cpu_ffi
+from penstock.bridge import host_tables
 from penstock.bridge.device_tables import DeviceTable, make_mesh
 from penstock.bridge.sharding import NUM_SHARDS, Layout, TableDefinition
 from penstock.pyx.update import rules, targets
+from penstock.threads import ThreadTeam
 from penstock.updates import UPDATES, Ops, UpdateRule, update
 
 NUM_SLOTS = {**rules(), "stochastic_gradient_descent": 0}
@@ -68,7 +69,7 @@ def any_floats(rng, shape, scale):
 @examples(150, 30)
 def test_numpys_bits_whatever_the_rule_and_the_numbers(rule, dim, rows, devices, mod, target, scale, lr, seed, mesh_of):
     rng = np.random.default_rng(seed)
-    table = cpu_table(mesh_of, rule, rows, dim, devices, mod, target=target)
+    table = host_table(mesh_of, rule, rows, dim, devices, mod, target=target)
     parts = [any_floats(rng, (rows, dim), scale[0])]
     parts += [np.abs(any_floats(rng, (rows, rule.slot_dim(dim)), scale[1])) for _ in range(rule.num_slots)]
     for part, values in enumerate(parts):
@@ -88,19 +89,19 @@ def test_with_pow_an_update_is_within_the_stated_bound(algorithm, ulp):
     with_pow = [rule for rule in ulp.rules(algorithm, [{}]) if ulp.bound(rule) == ulp.WITH_POW]
     assert len(with_pow) >= 8 - 4 * (algorithm == "adagrad_momentum")
     for rule in with_pow:
-        assert ulp.error_on_device(rule, 17, 4, variant="ffi") <= ulp.WITH_POW
+        assert ulp.error_on_device(rule, 17, 4, variant="host") <= ulp.WITH_POW
 
 
 def test_a_power_of_one_is_exact(mesh_of):
     rule = UpdateRule("ftrl", 2, (("lr_power", -1.0), ("l2", 0.5)))
-    table, (ids, grads) = cpu_table(mesh_of, rule, 2000, 7), some_rows(0, 900, 2000, 7)
+    table, (ids, grads) = host_table(mesh_of, rule, 2000, 7), some_rows(0, 900, 2000, 7)
     wanted = stepped(rule, 0.1, parts_of(table), ids, grads)
     table.apply(ids, grads, 0.1)
     assert [bits(part) for part in parts_of(table)] == [bits(part) for part in wanted]
 
 
 def test_subnormal_numbers_are_not_flushed(mesh_of):
-    table = cpu_table(mesh_of, UpdateRule("stochastic_gradient_descent", 0), 4, 2)
+    table = host_table(mesh_of, UpdateRule("stochastic_gradient_descent", 0), 4, 2)
     smallest = np.float32(1e-45)
     table.apply(np.arange(4), np.full((4, 2), -smallest), 1.0)
     assert (table.read(np.arange(4)) == smallest).all()
@@ -108,8 +109,8 @@ def test_subnormal_numbers_are_not_flushed(mesh_of):
 
 def test_the_widest_row_wise_row_has_numpys_bits(mesh_of):
     rule = UpdateRule("row_wise_adagrad", 1)
-    table = cpu_table(mesh_of, rule, 5, cpu_ffi.MAX_SUMMED_DIM)
-    ids, grads = some_rows(0, 5, 5, cpu_ffi.MAX_SUMMED_DIM)
+    table = host_table(mesh_of, rule, 5, host_tables.MAX_SUMMED_DIM)
+    ids, grads = some_rows(0, 5, 5, host_tables.MAX_SUMMED_DIM)
     wanted = stepped(rule, 0.1, parts_of(table), ids, grads)
     table.apply(ids, grads, 0.1)
     assert [bits(part) for part in parts_of(table)] == [bits(part) for part in wanted]
@@ -120,8 +121,8 @@ def test_the_widest_row_wise_row_has_numpys_bits(mesh_of):
 
 @pytest.mark.parametrize("rule", [ADAM, UpdateRule("adam", 2, ADAM.hyper, non_lazy=True)], ids=["lazy", "not lazy"])
 def test_the_bits_depend_on_no_threads_and_no_instruction_set(rule, mesh_of):
-    tables = [cpu_table(mesh_of, rule, 30_011, 9, threads=threads) for threads in (0, 1, 2, 5)]
-    tables += [cpu_table(mesh_of, rule, 30_011, 9, target=target) for target in targets()]
+    tables = [host_table(mesh_of, rule, 30_011, 9, team=ThreadTeam(threads)) for threads in (1, 2, 5)]
+    tables += [host_table(mesh_of, rule, 30_011, 9, target=target) for target in targets()]
     for step in range(3):
         ids, grads = some_rows(step, 10_000 * step + 1, 30_011, 9)
         for table in tables:
@@ -132,7 +133,7 @@ def test_the_bits_depend_on_no_threads_and_no_instruction_set(rule, mesh_of):
 
 @pytest.mark.parametrize("rule", [ADAGRAD, UpdateRule("adam", 2, ADAM.hyper, non_lazy=True)], ids=["lazy", "not lazy"])
 @pytest.mark.parametrize("devices", [1, 3])
-@pytest.mark.parametrize("variant", ["ffi", "xla"])
+@pytest.mark.parametrize("variant", ["host", "xla"])
 def test_segments_are_one_step(rule, devices, variant, mesh_of):
     layout = Layout("t", 5000, 8, rule.num_slots, devices, False)
     whole, cut = (
@@ -161,8 +162,8 @@ def test_a_step_of_many_tables_is_a_step_of_each(tables, devices, mod, threads, 
         for n, (r, dim, rows) in enumerate(tables)
     ]
     definitions = [TableDefinition(at, r, (0.5,) * r.num_slots) for at, (r, _, _) in zip(layouts, tables, strict=True)]
-    together = cpu_ffi.CpuTables(mesh, definitions, threads)
-    alone = [cpu_ffi.CpuTables(mesh, [definition]) for definition in definitions]
+    together = host_tables.HostTables(mesh, definitions, ThreadTeam(threads))
+    alone = [host_tables.HostTables(mesh, [definition], TEAM) for definition in definitions]
     for _ in range(2):
         updates = []
         for number in rng.permutation(len(tables))[: rng.integers(1, len(tables) + 1)].tolist():
@@ -182,7 +183,7 @@ def test_a_step_of_many_tables_is_a_step_of_each(tables, devices, mod, threads, 
 @pytest.mark.parametrize("devices", [1, 2, 3, 8])
 @pytest.mark.parametrize("rows", [1, 1000, 1024, 2047])
 def test_rows_lie_where_the_layout_says(rows, devices, mod, mesh_of):
-    table = cpu_table(mesh_of, ADAGRAD, rows, 3, devices, mod)
+    table = host_table(mesh_of, ADAGRAD, rows, 3, devices, mod)
     layout = table.layout
     wanted = np.zeros((devices, layout.rows_per_device, 2, 3), np.float32)
     wanted[:, :, 1] = 0.5
@@ -197,12 +198,12 @@ def test_rows_lie_where_the_layout_says(rows, devices, mod, mesh_of):
     reference.update_rows(wanted, [(ids, grads)], equation, **where)
     table.apply(ids, grads, 0.1)
     table.wait()
-    assert np.asarray(table.arrays[0]).tobytes() == wanted.tobytes()
+    assert np.stack(table.arrays).tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_the_arrays_are_the_callers_again_when_a_call_returns(devices, mesh_of):
-    table = cpu_table(mesh_of, ADAGRAD, 20_000, 16, devices)
+    table = host_table(mesh_of, ADAGRAD, 20_000, 16, devices)
     parts = parts_of(table)
     for step in range(10):
         ids, grads = some_rows(step, 15_000, 20_000, 16)
@@ -214,7 +215,7 @@ def test_the_arrays_are_the_callers_again_when_a_call_returns(devices, mesh_of):
 
 def test_tables_that_are_dropped_right_after_a_step_leave_nothing_behind(mesh_of):
     for number in range(60):
-        table = cpu_table(mesh_of, ADAGRAD, 10, 2, 8, mod=False)
+        table = host_table(mesh_of, ADAGRAD, 10, 2, 8, mod=False)
         table.apply(np.arange(10), np.ones((10, 2), np.float32), 0.1)
         table.itself = table  # a cycle: the collector takes many at once
         if number % 20 == 0:

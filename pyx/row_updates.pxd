@@ -1,5 +1,5 @@
-# What the host's side (update) and the handlers share: what a step is.
-from libc.stdint cimport int64_t
+# What a step on the rows of tables is, which update.pyx prepares and row_updates.pyx does.
+from libc.stdint cimport int64_t, uint64_t
 
 from ._types cimport grad_t, id_t
 
@@ -74,12 +74,24 @@ cdef struct Sweep:              # a table whose every row the step changes
 cdef struct StepPlan:              # one step: the same for all devices
     Op op
     int64_t num_floats          # of the array that a device's tables lie in
-    int64_t threads
     int64_t first_copied, num_copied    # floats of a row to read or write
     Segment* segments
     int64_t num_segments, num_items
     Sweep* sweeps
     int64_t num_sweeps, num_sweep_items, num_words
+
+
+cdef struct StepContext:        # one step on one device, shared by the threads that do it
+    const StepPlan* plan
+    float* floats               # of all tables
+    int64_t device
+    uint64_t* touched           # a bit per row of the tables whose rule is not lazy
+    bint is_sweep               # whether the items are those of the sweeps
+    int64_t num_items, next_item
+    const Table* bad_id_table   # an id was no row of this one
+
+
+cdef void work(StepContext* p) noexcept nogil
 
 
 cdef inline int64_t part_begin(const Table* t, int64_t part) noexcept nogil:

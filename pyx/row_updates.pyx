@@ -1,55 +1,21 @@
-"""The handlers that XLA calls for a step on a CPU: rows of any number of tables are updated in place, where they lie.
+"""A step on the rows of tables in the host's memory: updated, written or read in place, where they lie.
 
-A handler gets the array that a device's tables lie in, and one small constant array that names a ``Step`` of
-update.pyx. The equations are in update_equations.h, the threads in parallel_for.h; here are the order of work and where
-a row lives (the arithmetic of partition.pyx, or by id). Nothing here calls Python.
+``update.Step`` says what to do; here are the order of work and where a row lives (the arithmetic of partition.pyx, or
+by id). The equations are in update_equations.h. Nothing here calls Python.
 """
 
-from cpython.pycapsule cimport PyCapsule_New
-from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.stdio cimport snprintf
-from libc.stdlib cimport calloc, free
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy, memmove
 
 from ._types cimport id_t
-from .update cimport (
-    CHUNK, MOST_AHEAD, UPDATE, WRITE, Batch, StepPlan, Rule, Segment, Sweep, Table, chunks, part_begin,
-)
 
 
-cdef extern from "xla_ffi.h" nogil:
-    ctypedef struct XLA_FFI_Error
-    ctypedef struct XLA_FFI_Buffer:
-        int dtype
-        void* data
-        int64_t rank
-        int64_t* dims
-    ctypedef struct XLA_FFI_Args:
-        int64_t size
-        void** args
-    ctypedef struct XLA_FFI_Rets:
-        int64_t size
-        void** rets
-    ctypedef struct XLA_FFI_CallFrame:
-        int stage
-        XLA_FFI_Args args
-        XLA_FFI_Rets rets
-    enum: XLA_FFI_DataType_F32, XLA_FFI_DataType_S32, XLA_FFI_ExecutionStage_EXECUTE
-    ctypedef enum XLA_FFI_Error_Code:
-        XLA_FFI_Error_Code_INVALID_ARGUMENT
-        XLA_FFI_Error_Code_RESOURCE_EXHAUSTED
-        XLA_FFI_Error_Code_INTERNAL
-    bint ffi_answer_metadata(XLA_FFI_CallFrame* frame)
-    XLA_FFI_Error* ffi_error(const XLA_FFI_CallFrame* frame, XLA_FFI_Error_Code code, const char* message)
-
-
-cdef extern from "parallel_for.h" nogil:
-    void parallel_for(const XLA_FFI_CallFrame* frame, int64_t max_threads, int64_t num_items,
-                  void (*work)(void*, int64_t) noexcept nogil, void* context)
-
-
-cdef extern from "pages.h" nogil:
-    void penstock_ask_for_huge_pages(void* memory, size_t size)
+cdef extern from "<fenv.h>" nogil:
+    ctypedef struct fenv_t:
+        pass
+    const fenv_t* FE_DFL_ENV
+    int fegetenv(fenv_t* environment)
+    int fesetenv(const fenv_t* environment)
 
 
 cdef extern from *:
@@ -58,21 +24,12 @@ cdef extern from *:
     #define set_bit(words, bit) \
         ((void)__atomic_fetch_or((words) + ((bit) >> 6), (uint64_t)1 << ((bit) & 63), __ATOMIC_RELAXED))
     #define note(place, table) __atomic_store_n(place, table, __ATOMIC_RELAXED)
+    #define take(counter) __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED)
     """
     void prefetch(const void* address) nogil
     void set_bit(uint64_t* words, int64_t bit) nogil
     void note(const Table** place, const Table* table) nogil
-
-
-cdef enum:
-    MESSAGE_BYTES = 400             # bytes of an error
-
-cdef struct StepContext:               # one step on one device
-    const StepPlan* plan
-    float* floats               # of all tables
-    int64_t device
-    uint64_t* touched           # a bit per row of the tables whose rule is not lazy
-    const Table* bad_id_table        # an id was no row of this one
+    int64_t take(int64_t* counter) nogil
 
 
 # ---- where a row lives
@@ -125,9 +82,8 @@ cdef inline const Segment* segment_of(const StepPlan* o, int64_t item) noexcept 
     return &o.segments[low]
 
 
-cdef void touch_item(void* context, int64_t item) noexcept nogil:
+cdef void touch_item(StepContext* p, int64_t item) noexcept nogil:
     """The rows of one item of a segment, chunk by chunk: found, then updated, written or read in order."""
-    cdef StepContext* p = <StepContext*>context
     cdef const StepPlan* o = p.plan
     cdef const Segment* segment = segment_of(o, item)
     cdef const Table* t = segment.table
@@ -187,9 +143,8 @@ cdef void copy(const Table* t, const StepPlan* o, float** rows, float** values, 
             memcpy(values[i], rows[i] + first, o.num_copied * sizeof(float))
 
 
-cdef void sweep_chunk(void* context, int64_t item) noexcept nogil:
+cdef void sweep_chunk(StepContext* p, int64_t item) noexcept nogil:
     """A gradient of 0 for those of the next CHUNK rows of a table that the step has not touched."""
-    cdef StepContext* p = <StepContext*>context
     cdef const Sweep* sweep = p.plan.sweeps
     cdef const Table* t
     cdef const uint64_t* touched
@@ -207,9 +162,8 @@ cdef void sweep_chunk(void* context, int64_t item) noexcept nogil:
     update(t, sweep.lr, rows, grads, n, n)
 
 
-cdef void start_item(void* context, int64_t item) noexcept nogil:
+cdef void start_item(StepContext* p, int64_t item) noexcept nogil:
     """Every part of the next rows of a table filled with the value it starts with."""
-    cdef StepContext* p = <StepContext*>context
     cdef const Segment* segment = segment_of(p.plan, item)
     cdef const Table* t = segment.table
     cdef int64_t row, part, c, first = (item - segment.first_item) * segment.rows_per_item
@@ -221,78 +175,25 @@ cdef void start_item(void* context, int64_t item) noexcept nogil:
                 into[c] = t.starts[part]
 
 
-# ---- the handlers
+# ---- a step
 
 
-cdef const char* begin_step(StepContext* p, XLA_FFI_Buffer* floats, XLA_FFI_Buffer* operand) noexcept nogil:
-    """The step that ``operand`` names, on the tables in ``floats``. Returns what is wrong, or NULL."""
-    cdef uint32_t* words = <uint32_t*>operand.data
-    cdef int64_t axis, num_floats = 1
-    if operand.dtype != XLA_FFI_DataType_S32 or operand.rank != 2 or operand.dims[0] != 1 or operand.dims[1] != 3:
-        return "penstock: expected a step as int32[1, 3]"
-    p.plan = <const StepPlan*><uint64_t>(words[0] | <uint64_t>words[1] << 32)
-    p.device = words[2]
-    p.floats = <float*>floats.data
-    p.touched, p.bad_id_table = NULL, NULL
-    if floats.dtype != XLA_FFI_DataType_F32:
-        return "penstock: expected tables of float32"
-    for axis in range(floats.rank):
-        num_floats *= floats.dims[axis]
-    if num_floats != p.plan.num_floats:
-        return "penstock: tables of another size than their step's"
-    return NULL
+cdef void work(StepContext* p) noexcept nogil:
+    """Do items of a step until none is left, beside any number of other threads.
 
-
-cdef XLA_FFI_Error* touch(XLA_FFI_CallFrame* frame) noexcept nogil:
-    """(tables, step) → the tables in place: the step's rows of this device."""
-    cdef StepContext p
-    cdef XLA_FFI_Buffer* tables
-    cdef XLA_FFI_Buffer* result
-    cdef const char* wrong
-    cdef char[MESSAGE_BYTES] message
-    if ffi_answer_metadata(frame) or frame.stage != XLA_FFI_ExecutionStage_EXECUTE:
-        return NULL
-    if frame.args.size != 2 or frame.rets.size != 1:
-        return ffi_error(frame, XLA_FFI_Error_Code_INTERNAL, "penstock: expected tables and a step")
-    tables, result = <XLA_FFI_Buffer*>frame.args.args[0], <XLA_FFI_Buffer*>frame.rets.rets[0]
-    wrong = begin_step(&p, tables, <XLA_FFI_Buffer*>frame.args.args[1])
-    if wrong == NULL and result.data != tables.data:
-        wrong = "penstock: the tables were not given to be updated in place"
-    if wrong != NULL:
-        return ffi_error(frame, XLA_FFI_Error_Code_INTERNAL, wrong)
-    if p.plan.num_words:
-        p.touched = <uint64_t*>calloc(p.plan.num_words, sizeof(uint64_t))
-        if p.touched == NULL:
-            return ffi_error(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED,
-                             "penstock: no memory for one bit per row of a table")
-    parallel_for(frame, p.plan.threads, p.plan.num_items, touch_item, &p)
-    if p.touched != NULL:
-        parallel_for(frame, p.plan.threads, p.plan.num_sweep_items, sweep_chunk, &p)
-        free(p.touched)
-    if p.bad_id_table != NULL:
-        snprintf(message, MESSAGE_BYTES, "penstock: an id outside the table '%s'; all other rows were updated",
-                 p.bad_id_table.name)
-        return ffi_error(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, message)
-    return NULL
-
-
-cdef XLA_FFI_Error* create(XLA_FFI_CallFrame* frame) noexcept nogil:
-    """(step) → the tables, every part filled with what it starts with."""
-    cdef StepContext p
-    cdef const char* wrong
-    if ffi_answer_metadata(frame) or frame.stage != XLA_FFI_ExecutionStage_EXECUTE:
-        return NULL
-    if frame.args.size != 1 or frame.rets.size != 1:
-        return ffi_error(frame, XLA_FFI_Error_Code_INTERNAL, "penstock: expected a step and room for tables")
-    wrong = begin_step(&p, <XLA_FFI_Buffer*>frame.rets.rets[0], <XLA_FFI_Buffer*>frame.args.args[0])
-    if wrong != NULL:
-        return ffi_error(frame, XLA_FFI_Error_Code_INTERNAL, wrong)
-    penstock_ask_for_huge_pages(p.floats, p.plan.num_floats * sizeof(float))
-    parallel_for(frame, p.plan.threads, p.plan.num_items, start_item, &p)
-    return NULL
-
-
-def handlers():
-    """Name → capsule of every handler, for ``jax.ffi.register_ffi_target``."""
-    return {"penstock_touch": PyCapsule_New(<void*>touch, NULL, NULL),
-            "penstock_create": PyCapsule_New(<void*>create, NULL, NULL)}
+    In the default floating-point environment: a library may have told the thread to flush subnormal numbers to zero.
+    """
+    cdef fenv_t before
+    cdef int64_t item
+    fegetenv(&before)
+    fesetenv(FE_DFL_ENV)
+    item = take(&p.next_item)
+    while item < p.num_items:
+        if p.is_sweep:
+            sweep_chunk(p, item)
+        elif p.plan.op == START:
+            start_item(p, item)
+        else:
+            touch_item(p, item)
+        item = take(&p.next_item)
+    fesetenv(&before)

@@ -1,0 +1,162 @@
+"""Tables in the host's memory: penstock's own, updated in place by its kernels on its threads (pyx/update.pyx).
+
+All tables of an engine lie in one array per part of the host, and a step is one call for all of them. It reads the
+caller's arrays where they lie, and compiles nothing whatever the number of rows. It returns when its work is done: the
+caller may reuse its arrays at once.
+
+A CPU device of a mesh is a part of the host's memory with some of the rows.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from penstock.bridge.sharding import NUM_SHARDS, TableDefinition
+from penstock.frames import Float32, Int64
+from penstock.pyx import update
+from penstock.threads import ThreadTeam
+from penstock.updates import UpdateRule
+
+# Floats per cache line.
+LINE_FLOATS = 16
+# The terms of a row-wise sum are on a thread's stack (MAX_SUMMED_DIM in pyx/update_equations.h).
+MAX_SUMMED_DIM = 4096
+
+
+def possible(mesh: Mesh, rule: UpdateRule, dim: int) -> bool:
+    """Return whether this variant can update a table: on one process's CPU, not by a user-defined program."""
+    if rule.program is not None or rule_name(rule) not in update.rules():
+        return False
+    if rule.algorithm == "row_wise_adagrad" and dim > MAX_SUMMED_DIM:
+        return False
+    return mesh.devices.flat[0].platform == "cpu" and not mesh.is_multi_process
+
+
+def rule_name(rule: UpdateRule) -> str:
+    """Return the rule's name in pyx/update_rules.h. A power other than a square root is a separate rule."""
+    hyper = dict(rule.hyper)
+    if rule.algorithm == "stochastic_gradient_descent":
+        return "sgd"
+    with_pow = {"adagrad_momentum": hyper.get("exponent") != 2, "ftrl": hyper.get("lr_power") != -0.5}
+    return f"{rule.algorithm}_pow" if with_pow.get(rule.algorithm) else rule.algorithm
+
+
+def numbers(rule: UpdateRule) -> dict[str, float]:
+    """Return a rule's parameters and switches as update.Plan takes them; a disabled limit is infinite."""
+    inf = float("inf")
+    switches = {
+        "gradient_min": -inf if rule.gradient_min is None else rule.gradient_min,
+        "gradient_max": inf if rule.gradient_max is None else rule.gradient_max,
+        "weight_min": -inf if rule.weight_min is None else rule.weight_min,
+        "weight_max": inf if rule.weight_max is None else rule.weight_max,
+        "weight_decay": rule.weight_decay,
+        "decay_times_learning_rate": rule.decay_times_learning_rate,
+    }
+    return dict(rule.hyper) | switches
+
+
+class HostTables:
+    """BackendTables that lie in one array per device; every call returns when its work is done.
+
+    Rows lie where ``Layout.place`` says; with DIV sharding on one device, in the order of their ids.
+
+    team : the threads that update rows; target : of ``update.targets()``; "": the best
+    """
+
+    variant = "host"
+    problems: Sequence[str] = ()  # as of XlaTables: none, because nothing is compiled for a size
+    copies_any_number = True
+
+    def __init__(self, mesh: Mesh, definitions: Sequence[TableDefinition], team: ThreadTeam, target: str = "") -> None:
+        self.mesh, self.layouts = mesh, [definition.layout for definition in definitions]
+        self._starts = [definition.starts for definition in definitions]
+        plans: list[update.Plan] = []
+        for definition in definitions:
+            # Start at a cache line, so that no two tables share one.
+            first = -(-plans[-1].end // LINE_FLOATS) * LINE_FLOATS if plans else 0
+            plans.append(_plan(definition, first, target))
+        self.arrays = tuple(_zeros(plans[-1].end) for _ in range(self.layouts[0].num_devices))
+        self._step, self._team = update.Step(plans, self.arrays), team
+        self._lock = threading.Lock()
+        self._run(self._step.start)
+
+    def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
+        self._run(self._step.update, updates)
+
+    def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
+        self._run(self._step.copy, member, ids, values, part, True)
+
+    def put(self, member: int, ids: Int64, parts: Sequence[Float32]) -> None:
+        for part, values in enumerate(parts):
+            self.write(member, ids, values, part)
+
+    def create_rows(self, member: int, ids: Int64, weights: Iterable[Float32]) -> None:
+        first = 0
+        starts: list[Float32] = []
+        for block in weights:
+            starts = starts or [
+                np.full((len(block), dim), start, np.float32)
+                for dim, start in zip(self.layouts[member].part_dims[1:], self._starts[member], strict=True)
+            ]
+            block_ids = ids[first : first + len(block)]
+            for part, values in enumerate([block, *starts]):
+                self.write(member, block_ids, values[: len(block_ids)], part)
+            first += len(block)
+
+    def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
+        self._run(self._step.copy, member, ids, out, part, False)
+
+    def copy_rows(self, member: int, ids: Int64, out: Float32) -> Callable[[], object]:
+        self._run(self._step.copy_all, member, ids[: len(out)], out)
+        return self.wait
+
+    def key_by(self, member: int, keys: Callable[[Int64], Int64]) -> None:
+        """Do nothing: no table here has 16-bit weights."""
+
+    def wait(self) -> None:
+        """Do nothing: every call waits."""
+
+    def warm(self) -> int:
+        """Return 0: nothing is compiled."""
+        return 0
+
+    def _run(self, prepare: Callable[..., None], *arguments: Any) -> None:
+        """Prepare the step, then run it."""
+        with self._lock:
+            prepare(*arguments)
+            self._step.run(self._team.run, self._team.threads)
+
+
+def _zeros(count: int) -> Float32:
+    """Return float32 (count,) of 0, in huge pages where they are many. Pages that are never written take no memory."""
+    memory = mmap.mmap(-1, max(1, count) * np.dtype(np.float32).itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # the kernel has none
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.float32)
+
+
+def _plan(definition: TableDefinition, first_float: int, target: str) -> update.Plan:
+    layout, rule = definition.layout, definition.rule
+    return update.Plan(
+        rule_name(rule),
+        numbers(rule),
+        (0.0, *definition.starts),
+        layout.dim,
+        layout.vocabulary_size,
+        NUM_SHARDS,
+        layout.mod,
+        layout.rows_per_shard,
+        layout.shards_per_device,
+        rule.non_lazy,
+        target,
+        first_float,
+        layout.name,
+    )

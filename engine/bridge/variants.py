@@ -1,0 +1,11 @@
+"""The variants that update tables, by name: backends.py says what each is."""
+
+from __future__ import annotations
+
+# Those that a caller may ask for, in the order of docs/tpu.md.
+VARIANTS = ("auto", "xla", "pallas", "host")
+
+
+def current(variant: str) -> str:
+    """Return the present name of a variant: callers, the environment and commits may say ``ffi`` for ``host``."""
+    return "host" if variant == "ffi" else variant
