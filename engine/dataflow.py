@@ -51,15 +51,6 @@ class StageFunction:
     """
 
     def __init__(self, config: EmbeddingConfig | str | os.PathLike[str], **arguments: Any) -> None:
-        """Keep a configuration and arguments; no engine is created yet.
-
-        Parameters
-        ----------
-        config : EmbeddingConfig, str or path
-            A configuration, or the path of one that is read when the function is called.
-        **arguments : object
-            As for ``stage_fn``.
-        """
         check_known(type(self).__name__, arguments, {**ENGINE_OPTIONS, **STAGE_OPTIONS})
         self._config = config
         self._of_engine = {name: value for name, value in arguments.items() if name in ENGINE_OPTIONS}

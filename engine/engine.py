@@ -164,9 +164,9 @@ class Engine(TableAccess, ActivationAccess):
         Examples
         --------
         >>> import penstock as ps
+        >>> import pyarrow as pa
         >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
         >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
-        >>> import pyarrow as pa
         >>> rows = {"step": [0, 0, 1], "id": [5, 5, 3], "gradient": [[1.0, 2.0], [1.0, 2.0], [4.0, 4.0]]}
         >>> report = engine.run(pa.table(rows))
         >>> report.rows, report.frames, report.steps
@@ -215,9 +215,9 @@ class Engine(TableAccess, ActivationAccess):
         Examples
         --------
         >>> import penstock as ps
+        >>> import pyarrow as pa
         >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.25), name="user")
         >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
-        >>> import pyarrow as pa
         >>> rows = {"step": [0, 0, 1], "id": [5, 3, 5], "gradient": [[1.0, 2.0], [1.0, 2.0], [4.0, 4.0]]}
         >>> for batch in engine.stage(pa.table(rows)):
         ...     print(batch["step"].to_pylist(), batch["id"].to_pylist(), batch["row"].to_pylist())

@@ -92,9 +92,17 @@ class MetricsCollector(Collector):
         return generate_latest(self).decode()
 
     def plain(self, of: MetricsSnapshot | None = None) -> dict[str, Any]:
-        """Return name → number, or name → label values joined by "," → number. NaN and infinity are None.
+        """Return the metrics as plain data.
 
-        of : a snapshot; None: a new one
+        Parameters
+        ----------
+        of : MetricsSnapshot or None
+            None: a new one.
+
+        Returns
+        -------
+        dict of str
+            Name → number, or name → label values joined by "," → number. NaN and infinity are None.
         """
         values: dict[str, Any] = {}
         for metric in _metrics(of or self.snapshot()):

@@ -374,9 +374,9 @@ class TableAccess:
         Examples
         --------
         >>> import penstock as ps
+        >>> import pyarrow.parquet
         >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.Adagrad(0.1), name="user")
         >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
-        >>> import pyarrow.parquet
         >>> (path,) = engine.write_tables("tables")
         >>> pyarrow.parquet.read_schema(path).names
         ['id', 'row', 'accumulators']

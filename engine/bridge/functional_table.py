@@ -155,12 +155,13 @@ def gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
     >>> import jax
     >>> import penstock as ps
     >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
-    >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=3)
+    >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=8)
     >>> embedding_tables = ps.functional.EmbeddingTables(config)
     >>> tables = embedding_tables.create()
-    >>> uses = embedding_tables.preprocess({"clicked": [[7, 3], [], [7]]})
-    >>> jax.jit(ps.bridge.gather)(tables["item"], uses["item"])["clicked"].tolist()
-    [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
+    >>> batch = {"clicked": [[7, 3], [7], *[[]] * 6]}
+    >>> uses = embedding_tables.preprocess(batch)
+    >>> jax.jit(ps.bridge.gather)(tables["item"], uses["item"])["clicked"][:2].tolist()
+    [[2.0, 2.0], [1.0, 1.0]]
     """
     table = _without_gradient(table)
     activations: dict[str, jax.Array] = _mapped(table.format, _gather, _specs(table), table.format.spec)(table, uses)
@@ -206,14 +207,15 @@ def apply(
     >>> import jax
     >>> import penstock as ps
     >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
-    >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=3)
+    >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=8)
     >>> embedding_tables = ps.functional.EmbeddingTables(config)
     >>> tables = embedding_tables.create()
-    >>> uses = embedding_tables.preprocess({"clicked": [[7, 3], [], [7]]})
-    >>> gradients = {"clicked": jax.numpy.ones((3, 2))}
+    >>> batch = {"clicked": [[7, 3], [7], *[[]] * 6]}
+    >>> uses = embedding_tables.preprocess(batch)
+    >>> gradients = {"clicked": jax.numpy.ones((8, 2))}
     >>> updated = ps.bridge.apply(config.table("item").rule, tables["item"], uses["item"], gradients, 0.25)
-    >>> ps.bridge.gather(updated, uses["item"])["clicked"].tolist()
-    [[1.25, 1.25], [0.0, 0.0], [0.5, 0.5]]
+    >>> ps.bridge.gather(updated, uses["item"])["clicked"][:2].tolist()
+    [[1.25, 1.25], [0.5, 0.5]]
     """
     if isinstance(rule, UpdateRule) and rule.non_lazy:
         raise UsageError(f"{rule.algorithm} with non-lazy updates changes every row; send its gradients to an Engine")

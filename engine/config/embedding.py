@@ -60,11 +60,7 @@ class EmbeddingConfig(MessageView):
     """
 
     def __init__(self, message: EngineConfig, part: PythonPart | None = None, scan: Scan | None = None) -> None:
-        """Copy ``message`` without checking it.
-
-        part : the values that only Python can hold
-        scan : the scan of the text that ``message`` was read from
-        """
+        """Copy ``message`` without checking it."""
         super().__init__(message)
         self._part = part or PythonPart({}, {}, {}, scan.numbers if scan is not None else {})
         self._scan = scan

@@ -76,10 +76,11 @@ class EmbeddingTables:
     >>> import jax
     >>> import penstock as ps
     >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
-    >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=3)
+    >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=8)
     >>> embedding_tables = ps.functional.EmbeddingTables(config)
     >>> tables = embedding_tables.create()
-    >>> uses = embedding_tables.preprocess({"clicked": [[7, 3], [], [7]]})
+    >>> batch = {"clicked": [[7, 3], [7], *[[]] * 6]}
+    >>> uses = embedding_tables.preprocess(batch)
     >>> @jax.jit
     ... def step(tables, uses):
     ...     activations = embedding_tables.gather(tables, uses)
@@ -205,13 +206,14 @@ class EmbeddingTables:
         >>> import jax
         >>> import penstock as ps
         >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
-        >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=3)
+        >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=8)
         >>> embedding_tables = ps.functional.EmbeddingTables(config)
         >>> tables = embedding_tables.create()
-        >>> uses = embedding_tables.preprocess({"clicked": [[7, 3], [], [7]]})
-        >>> batches = embedding_tables.preprocess_steps([{"clicked": [[7, 3], [], [7]]}, {"clicked": [[1], [2], [3]]}])
-        >>> batches["item"].counts.tolist()
-        [[2], [3]]
+        >>> batch = {"clicked": [[7, 3], [7], *[[]] * 6]}
+        >>> uses = embedding_tables.preprocess(batch)
+        >>> both = embedding_tables.preprocess_steps([batch, batch])
+        >>> both["item"].counts.shape[0], uses["item"].counts.ndim, both["item"].counts.ndim
+        (2, 1, 2)
         """
         if not len(features):
             raise UsageError("preprocess_steps: expected at least one batch, got none")
@@ -265,14 +267,15 @@ class EmbeddingTables:
         >>> import jax
         >>> import penstock as ps
         >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
-        >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=3)
+        >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=8)
         >>> embedding_tables = ps.functional.EmbeddingTables(config)
         >>> tables = embedding_tables.create()
-        >>> uses = embedding_tables.preprocess({"clicked": [[7, 3], [], [7]]})
+        >>> batch = {"clicked": [[7, 3], [7], *[[]] * 6]}
+        >>> uses = embedding_tables.preprocess(batch)
         >>> rows = embedding_tables.parameters(tables, "item")["parameters"] * 2
         >>> tables = embedding_tables.load(tables, "item", rows)
-        >>> embedding_tables.gather(tables, uses)["clicked"].tolist()
-        [[4.0, 4.0], [0.0, 0.0], [2.0, 2.0]]
+        >>> embedding_tables.gather(tables, uses)["clicked"][:2].tolist()
+        [[4.0, 4.0], [2.0, 2.0]]
         """
         parts, layout = self._parts(name), self._layouts[name]
         values = checked_parts(name, parts, {WEIGHTS: rows, **slots}, layout.vocabulary_size, layout.part_dims)

@@ -131,7 +131,17 @@ class Ack:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Ack:
-        """Parse an acknowledgement; unknown keys are ignored."""
+        """Parse an acknowledgement; unknown keys are ignored.
+
+        Parameters
+        ----------
+        message : mapping
+            What the service sent.
+
+        Returns
+        -------
+        Ack
+        """
         return cls(**{key: value for key, value in message["ack"].items() if key in cls.__dataclass_fields__})
 
 
