@@ -116,19 +116,20 @@ def signature(name: str, value: Any) -> str:
         called = inspect.signature(value)
     except (TypeError, ValueError):
         return name
-    if inspect.isclass(value):
-        called = called.replace(return_annotation=called.empty)
+    parameters = [parameter for parameter in called.parameters.values() if parameter.name not in ("self", "cls")]
+    returned = called.empty if inspect.isclass(value) else called.return_annotation
+    called = called.replace(parameters=parameters, return_annotation=returned)
     line = tidy(name + str(called))
     if len(line) <= 100:
         return line
     arguments, star = [], False
-    for parameter in called.parameters.values():
+    for parameter in parameters:
         if parameter.kind is parameter.KEYWORD_ONLY and not star:
             arguments.append("*")
         star = star or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
         arguments.append(tidy(str(parameter)))
-    returned = "" if called.return_annotation is called.empty else f" -> {tidy(str(called.return_annotation))}"
-    return "\n".join([f"{name}(", *(f"    {argument}," for argument in arguments), f"){returned}"])
+    result = "" if returned is called.empty else f" -> {tidy(str(returned))}"
+    return "\n".join([f"{name}(", *(f"    {argument}," for argument in arguments), f"){result}"])
 
 
 def tidy(text: str) -> str:
@@ -180,8 +181,10 @@ def prose(text: str) -> str:
         if index % 2:
             pieces[index] = f"`{piece}`"
         else:
-            plain = re.sub(r"([*<\[\]])", r"\\\1", piece)
-            pieces[index] = re.sub(r"docs/([\w/]+)\.md", r"[\1](../\1.md)", plain)
+            escaped = re.sub(
+                r"^(?!    ).+$", lambda line: re.sub(r"([*<\[\]])", r"\\\1", line[0]), piece, flags=re.MULTILINE
+            )
+            pieces[index] = re.sub(r"docs/([\w/]+)\.md", r"[\1](../\1.md)", escaped)
     return "".join(pieces)
 
 
