@@ -19,6 +19,7 @@ from penstock.core import EngineCore
 from penstock.errors import UsageError
 from penstock.frames import Float32, Int64
 from penstock.learning_rates import Rates
+from penstock.lockstep import sharing_errors
 from penstock.tables.table_io import reading
 from penstock.validation import place
 
@@ -500,7 +501,7 @@ class ActivationAccess:
                [0., 0.],
                [1., 1.]], dtype=float32)
         """
-        with self.core.in_lockstep():
+        with sharing_errors(self.core):
             return self._exchange.recv(features, weights)
 
     def send_gradients(
@@ -555,5 +556,5 @@ class ActivationAccess:
         array([[0. , 0. ],
                [0.5, 0.5]], dtype=float32)
         """
-        with self.core.in_lockstep():
+        with sharing_errors(self.core):
             return self._exchange.send(gradients, learning_rates, deduplication_data, time)
