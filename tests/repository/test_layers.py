@@ -226,14 +226,15 @@ def test_no_two_modules_share_a_name_without_a_reason():
     assert {name for name, times in found.items() if times > 1} - SHARED_NAMES.keys() == set()
 
 
-# A file may be long where it is one state machine.
+# A file may be long where it is one state machine. Docstrings, with their sections and examples, do not count.
 MOST_LINES = 500
+DOCSTRING = re.compile(r'^ *"""(?:.|\n)*?"""\n', re.MULTILINE)
 
 
-def test_no_module_has_more_than_500_lines():
+def test_no_module_has_more_than_500_lines_without_docstrings():
     folders = [ROOT / folder for folder in ("engine", "io", "pyx", "bench", "tests", "examples")]
     files = (path for folder in folders for path in folder.rglob("*") if path.suffix in {".py", ".pyx", ".pxd", ".h"})
     written = [path for path in files if "vendor" not in path.parts and not path.name.endswith("_pb2.py")]
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in written}
+    lengths = {str(path.relative_to(ROOT)): len(DOCSTRING.sub("", path.read_text()).splitlines()) for path in written}
     assert len(lengths) > 400
     assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
