@@ -151,6 +151,12 @@ def test_every_page_is_in_the_sites_navigation():
     assert sorted(nav) == sorted(pages | {"reference/api.md", "reference/help.md"})
 
 
+def test_the_first_page_links_to_every_page():
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} - {"index.md"}
+    links = re.findall(r"\]\(([a-z_/]+\.md)\)", (ROOT / "docs" / "index.md").read_text())
+    assert pages == set(links)
+
+
 class Untimed(doctest.OutputChecker):
     """Outputs are equal whatever the seconds in them."""
 
