@@ -72,8 +72,8 @@ def shuffle(config_file, count, out, logs):
     Path(out).mkdir(exist_ok=True)
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         done = [pool.submit(partition, config_file, count, out, log, number) for number, log in enumerate(logs)]
-    for one in done:
-        one.result()
+    for partitioned in done:
+        partitioned.result()
 
 
 def main(config_file, count, out, *logs):
