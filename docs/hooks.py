@@ -26,6 +26,10 @@ MODULES = {
     "penstock.ray": ("Job",),
     "penstock.stats": ("KeyReport", "CacheReport"),
 }
+# Docstrings of classes that the compiler of messages writes.
+GENERATED_CODE = {
+    "EngineConfig": "The message of a whole configuration, with TensorFlow's message inside (docs/configuration.md)."
+}
 # Classes whose methods the page lists once, not with every subclass.
 PUBLIC_BASES = ("Optimizer",)
 # The sections of a docstring: numpydoc's, in its order. LISTED are those with an entry per name.
@@ -100,7 +104,7 @@ def public_methods(value: Any) -> list[tuple[str, Any]]:
 def described(name: str, value: Any) -> list[str]:
     """The signature of a name, and its docstring as Markdown."""
     head = ["```python", signature(name, value), "```", ""] if callable(value) else []
-    text = inspect.cleandoc(value.__doc__ or "")
+    text = inspect.cleandoc(value.__doc__ or GENERATED_CODE.get(name, ""))
     created = inspect.cleandoc(value.__init__.__doc__ or "") if inspect.isclass(value) else ""
     sections = SECTION.search(created)
     if sections and value.__module__.startswith("penstock."):  # of a class whose constructor documents its parameters
