@@ -22,8 +22,12 @@ MODULES = {
     "penstock.config.specs": ("TableSpec",),
     "penstock.io.flight": ("connect", "Client", "Producer", "Ack", "Delta", "TableAt"),
     "penstock.io.log": ("LogWriter",),
+    "penstock.io.storage.quarantine": ("QuarantineWriter",),
+    "penstock.io.targets.follower": ("Follower", "Progress"),
+    "penstock.io.targets.target": ("Target", "Stored", "TableRows"),
     "penstock.metrics": ("Metrics",),
     "penstock.ray": ("Job",),
+    "penstock.shares": ("Router",),
     "penstock.stats": ("KeyReport", "CacheReport"),
 }
 # Docstrings of classes that the compiler of messages writes.

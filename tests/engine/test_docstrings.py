@@ -71,7 +71,7 @@ def parameters_of(call):
         names = set(inspect.signature(call).parameters)
     except (TypeError, ValueError):
         return set()
-    return names - {"self", "_", "__"}
+    return {name for name in names if not name.startswith("_")} - {"self"}
 
 
 def explained(call):
