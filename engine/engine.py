@@ -260,6 +260,8 @@ class Engine(TableAccess, ActivationAccess):
         ------
         InputError
             If an id, a gradient or a shape is invalid; nothing is applied then.
+        ConfigError
+            If a dynamic learning rate has no value.
         UsageError
             If an argument is out of range.
 

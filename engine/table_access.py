@@ -52,7 +52,7 @@ class TableAccess:
         Returns
         -------
         jax.Array
-            float32 or bfloat16, shape (vocabulary_size, dim); row-sharded if the mesh divides it.
+            float32, shape (vocabulary_size, dim); row-sharded if the mesh divides it.
 
         Raises
         ------
@@ -533,6 +533,8 @@ class ActivationAccess:
         ------
         InputError
             If a gradient is not finite; nothing is applied then.
+        ConfigError
+            If a dynamic learning rate has no value.
         UsageError
             If the structure, a shape or a dtype does not match the activations.
         StateError

@@ -227,7 +227,7 @@ class EmbeddingConfig(MessageView):
         Raises
         ------
         ConfigError
-            If arguments contradict each other, or a shape is unknown.
+            If arguments contradict each other, or a table has no optimizer.
 
         Notes
         -----
@@ -290,7 +290,7 @@ class EmbeddingConfig(MessageView):
         Raises
         ------
         ConfigError
-            If a table has no optimizer, or cannot run.
+            If a table has no optimizer, or a value is invalid.
 
         Notes
         -----

@@ -97,9 +97,11 @@ class Optimizer:
     Parameters
     ----------
     learning_rate : float, callable or DynamicLearningRate
-        A constant rate; a schedule, called with ``global_step`` once per step; or the tag of a rate supplied per step.
+        A constant rate; a schedule, called once per step, with ``global_step`` or without arguments; or the tag of a
+        rate that is supplied with each step.
     use_gradient_accumulation : bool
-        Sum the gradients of an id before a single update; False updates the row once per gradient row.
+        Sum the gradients of an id over all frames of a step before a single update; False applies every frame
+        separately.
     clip_weight_min, clip_weight_max : float or None
         Limits of the updated weights. None leaves that side open.
     weight_decay_factor : float or None
