@@ -120,7 +120,7 @@ class SourceRun:
                     sharing_errors(core),
                     ExitStack() as stack,
                 ):
-                    frames = rounds(core, limited(numbered, saving.left(self._limit)), self._rates, counters)
+                    frames = rounds(core, limited(numbered, saving.remaining(self._limit)), self._rates, counters)
                     with reading:
                         saving.skip(frames, self._limit)
                     if core.gate.is_due():  # a full table refused the step, when it had fewer rows

@@ -155,7 +155,7 @@ class CommitWriter:
                 num_bytes += len(piece)
                 file.write(piece)
                 file.write_along()
-                self.pace.worked(time.thread_time() - began)
+                self.pace.add_work(time.thread_time() - began)
         return DataFile(name, num_bytes, digest.hexdigest(), self._parent)
 
     def _pieces(self) -> Iterator[bytes | memoryview]:
@@ -206,7 +206,7 @@ class Pace:
         self._expedited = True
         self._turn.set()
 
-    def worked(self, seconds: float) -> None:
+    def add_work(self, seconds: float) -> None:
         """Count seconds of work, and wait until more is allowed. Called by the writing thread."""
         self._used_s += seconds
         self.wait_for(lambda: self._expedited or self._used_s < self._allowed_s)

@@ -69,11 +69,11 @@ class TableSet:
         devices = make_mesh(mesh)
         self.devices, self.processes = tuple(devices.devices.flat), processes_of(devices)
         self._check_process()
-        held, meshes = self.held, meshes_for(self.specs, devices)
-        layouts = layouts_of(held, meshes, mod, self.among)
-        check_placed(held, layouts, meshes, self._directory_bytes(share))
+        specs, meshes = self.specs_here, meshes_for(self.specs, devices)
+        layouts = layouts_of(specs, meshes, mod, self.among)
+        check_placed(specs, layouts, meshes, self._directory_bytes(share))
         preference = preferred(self.specs, variant)
-        self._groups, self.cached = create_placed(held, layouts, meshes, threads, preference, self.processes)
+        self._groups, self.cached = create_placed(specs, layouts, meshes, threads, preference, self.processes)
         members = [(group, member) for group in self._groups for member in range(len(group.layouts))]
         created = {group.layouts[member].name: DeviceTable(group, member, mesh or devices) for group, member in members}
         self._tables = {name: created[name] for name in self.specs}
@@ -118,7 +118,7 @@ class TableSet:
             )
 
     @property
-    def held(self) -> Mapping[str, TableSpec]:
+    def specs_here(self) -> Mapping[str, TableSpec]:
         """The specs of the tables with as many rows as are here."""
         rows = {name: share.held_rows for name, share in self.shares.items()}
         return {n: replace(spec, vocabulary_size=rows.get(n, spec.vocabulary_size)) for n, spec in self.specs.items()}
@@ -126,7 +126,7 @@ class TableSet:
     def start_of(self, spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
         """Return the initializer of the rows of a table that are here: (first, count) → rows."""
         share = self.shares.get(spec.name)
-        return share.drawn(start_of(spec, seed)) if isinstance(share, Share) else start_of(spec, seed)
+        return share.initializer(start_of(spec, seed)) if isinstance(share, Share) else start_of(spec, seed)
 
     def among(self, name: str) -> tuple[int, int]:
         """Return which rows of the table are here: (first row, stride)."""
