@@ -8,12 +8,11 @@ import os
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
 from penstock.cli.command_line import (
-    add_command,
+    Parser,
     add_flags,
     check_mode,
     keywords_of,
@@ -29,14 +28,10 @@ from penstock.errors import InputError, StaleInputError, UsageError
 from penstock.io.sources.seekable_source import names_seekable
 from penstock.options import JOB_CONCERNS, SOURCE
 
+EXAMPLE = "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables"
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "replay",
-        run,
-        "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables",
-    )
+
+def add(command: Parser) -> None:
     command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
     command.add_argument(
         "sources",
