@@ -1,7 +1,7 @@
 """The operations of the update equations: the array namespace, the constants of a rule, exact small helpers.
 
-This module does not depend on an optimizer. Every function but ``float32`` takes numpy and jax.numpy arrays of one float
-dtype.
+This module does not depend on an optimizer. Every function but ``float32`` takes numpy and jax.numpy arrays of
+one float dtype.
 """
 
 from __future__ import annotations
