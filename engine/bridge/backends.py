@@ -32,12 +32,12 @@ from penstock.bridge.dispatcher import Dispatcher
 from penstock.bridge.processes.agreement import Processes
 from penstock.bridge.processes.process_tables import ProcessTables
 from penstock.bridge.programs import AXIS, BY_ROW
+from penstock.bridge.row_cache import RowCache
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import form, stacked
 from penstock.bridge.xla_tables import XlaTables, quoted
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, ConfigError, short
-from penstock.row_cache import RowCache
 from penstock.updates import UpdateRule
 
 Specs = Mapping[str, TableSpec]

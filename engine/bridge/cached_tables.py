@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.backend_tables import BackendTables, row_ids
+from penstock.bridge.row_cache import Moves, RowCache
 from penstock.bridge.xla_tables import without_marks
 from penstock.frames import Float32, Int64
-from penstock.row_cache import Moves, RowCache
 
 
 @dataclass
