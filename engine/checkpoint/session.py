@@ -168,12 +168,13 @@ class CheckpointSession(StepObserver):
         stores = saver is not None or self._stores(None)
         files = RunFiles(self._core.gate.still, self.files.committed)
         if stores:
-            self.files = files
             self.count_into(counters)
         run: RunCommits | None = None
         try:
             has_committed = None if saver is None else saver.has_committed
             with files.opened(quarantine, open_deltas, resume, has_committed):
+                if stores:
+                    self.files = files
                 with self._core.gate.still():
                     run = RunCommits(self._core, saver, reader, counters, start, positions, every, files, may_commit)
                     self._runs.append(run)
