@@ -19,7 +19,7 @@ from penstock.config.proto_views import TableMessage, read_limits
 from penstock.config.tables import INITIALIZERS, Constant, Initializer, default_initializer
 from penstock.errors import ConfigError
 from penstock.updates import DynamicLearningRate, FrequencyEstimator, LearningRate, Optimizer, UpdateRule, update_rule
-from penstock.updates.float32 import float32
+from penstock.updates.rule import float32
 
 
 class PythonPart(NamedTuple):

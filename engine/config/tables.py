@@ -17,7 +17,7 @@ import numpy.typing as npt
 from penstock.config.dynamic import Dynamic
 from penstock.config.placement import ON_DEVICES, Placement
 from penstock.errors import ConfigError
-from penstock.updates.float32 import float32
+from penstock.updates.rule import float32
 
 COMBINERS = ("mean", "sum", "sqrtn")
 

@@ -21,12 +21,11 @@ from types import MappingProxyType
 from penstock.config.optimization_parameters_pb2 import OptimizationParameters
 from penstock.updates import adagrad_family, ftrl, moments, stateless
 from penstock.updates.adagrad_family import *  # noqa: F403 (the classes that the module lists)
-from penstock.updates.float32 import float32
 from penstock.updates.ftrl import *  # noqa: F403
 from penstock.updates.moments import *  # noqa: F403
 from penstock.updates.optax_transforms import OptaxRule, from_optax
 from penstock.updates.optimizer_class import OPTIMIZERS, DynamicLearningRate, Equation, LearningRate, Optimizer
-from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule, clip
+from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule, clip, float32
 from penstock.updates.stateless import *  # noqa: F403
 from penstock.updates.stateless import UserDefinedProgram
 

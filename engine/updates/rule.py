@@ -1,10 +1,13 @@
 """The operations of the update equations: the array namespace, the constants of a rule, exact small helpers.
 
-This module does not depend on an optimizer. Every function takes numpy and jax.numpy arrays of one float dtype.
+This module does not depend on an optimizer. Every function but ``float32`` takes numpy and jax.numpy arrays of
+one float dtype.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -224,3 +227,15 @@ def shrink(ops: Ops, rule: UpdateRule, rate: Array, p: Array) -> Array:
         left = ops.xp.abs(p) - ops.rounded(rate * l1)
         p = sign(ops, p) * clip(ops, left, 0.0, None)
     return p / ops.rounded(1 + ops.rounded(rate * l2)) if l2 else p
+
+
+def float32(value: float) -> float:
+    """Return ``value`` rounded to float32, as a Python float; one too large becomes infinite, as in TensorFlow.
+
+    A configuration built from Python floats must equal the same configuration after a round trip through a proto.
+    """
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return float(rounded)
