@@ -30,8 +30,8 @@ td:first-child,th:first-child{text-align:left}th{color:#7b8794}svg{width:100%;he
 STAGES = {"read": "reading, decoding", "sum": "checking, summing", "step": "optimizer", "save": "checkpoint"}
 CURVE_POINTS, FLOW_POINTS = 200, 80
 # Fields of KeyReport, in the order of the page.
-KEY_COLUMNS = ("keys", "admitted", "returned", "expired", "evicted", "rejected", "waiting")
-KEY_COLUMNS += ("unadmitted_rows", "expired_waiting")
+KEY_COLUMNS = ["keys", "admitted", "returned", "expired", "evicted", "rejected", "waiting"]
+KEY_COLUMNS += ["unadmitted_rows", "expired_waiting"]
 KEY_HEADINGS = {"unadmitted_rows": "rows not admitted", "expired_waiting": "expired waiting"}
 
 
