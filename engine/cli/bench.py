@@ -54,10 +54,9 @@ def add(command: Parser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, out: Output) -> int:
     from penstock.bench import cases, peers, runner
 
-    out = Output(args.json)
     if args.trace is not None:
         return traced(args, out)
     names = cases.select(args.sources)

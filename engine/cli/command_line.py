@@ -17,8 +17,8 @@ from penstock.options import options_of
 K = TypeVar("K")
 V = TypeVar("V")
 
-# One module per command, named after it, with add(parser), run(args) -> exit code and an EXAMPLE. The summaries are
-# here, so that ``penstock --help`` loads none of them.
+# One module per command, named after it, with add(parser), run(args, out) → exit code or None, and an EXAMPLE. The
+# summaries are here, so that ``penstock --help`` loads none of them.
 COMMANDS = {
     "demo": "make a small log with a known answer, replay it and check the result",
     "replay": "apply a gradient log to the tables of a configuration",

@@ -97,7 +97,7 @@ _CHOICES: dict[str, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, out: Output) -> None:
     _, drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
     config = EmbeddingConfig.load(args.config)
     keywords = keywords_of(args, "check", ReadingKeywords)
@@ -121,8 +121,7 @@ def run(args: argparse.Namespace) -> int:
         planner.run(reader, limit=args.limit, flush=args.flush, max_stale=args.max_stale, progress=progress)
     finally:
         progress.clear()
-    say_plan(Output(args.json), planner, time.perf_counter() - started_s, reader.first_bad)
-    return 0
+    say_plan(out, planner, time.perf_counter() - started_s, reader.first_bad)
 
 
 def say_plan(out: Output, planner: Planner, seconds: float, first_bad: dict[str, str]) -> None:

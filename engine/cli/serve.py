@@ -128,7 +128,7 @@ def _add_limit_flags(group: Any, flags: LimitFlags) -> None:
         group.add_argument(flag, type=whole(1), default=default, metavar=unit, help=text)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, out: Output) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     raise_limit()
     keep_freed_memory()
@@ -165,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
             patience_s=args.patience,
         )
     with watching:
-        return _serve(args, service, watching)
+        _serve(args, service, watching, out)
 
 
 def page_access(args: argparse.Namespace, tokens: Sequence[bytes], has_tls: bool) -> PageAccess | None:
@@ -190,9 +190,8 @@ def page_access(args: argparse.Namespace, tokens: Sequence[bytes], has_tls: bool
     return PageAccess(partial(admits, tokens), context)
 
 
-def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> int:
+def _serve(args: argparse.Namespace, service: Service, watching: Watching, out: Output) -> None:
     """Serve until a caller requests a drain (exit code 0) or a signal arrives (130)."""
-    out = Output(args.json)
     engine = service.engine
     out.say(f"listening {service.address.uri}, step {count(engine.global_step)}")
     (sys.stderr if args.json else sys.stdout).flush()
@@ -210,7 +209,6 @@ def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> in
         if args.checkpoint:
             kept = f"committed to {place_text(args.checkpoint)} (--resume continues)"
         raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {kept}")
-    return 0
 
 
 def _end(args: argparse.Namespace, service: Service, out: Output) -> None:

@@ -50,8 +50,7 @@ VERDICTS = {
 }
 
 
-def run(args: argparse.Namespace) -> int:
-    out = Output(args.json)
+def run(args: argparse.Namespace, out: Output) -> int:
     code = check_all(args, out)
     out.say(f"{'verdict':8}  {VERDICTS[code]}")
     return code
