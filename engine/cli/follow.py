@@ -49,10 +49,9 @@ def add(command: Parser) -> None:
     command.add_argument("--replace", action="store_true", help="overwrite a target with the tables of another job")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, out: Output) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     target = open_target(args.into, args.state)
-    out = Output(args.json)
     with connect(args.address, patience_s=args.patience) as client:
         interval_s = target.interval_s if args.interval is None else args.interval
         follower = Follower(client, target, args.patience, interval_s, args.replace)
@@ -78,4 +77,3 @@ def run(args: argparse.Namespace) -> int:
         out.say(f"set back  {several(progress.set_back, 'time')}: the target held an earlier state")
     out.say(f"step      {count(progress.step or 0)}")
     out.result(asdict(progress))
-    return 0

@@ -57,21 +57,21 @@ def test_activations_and_row_gradients_are_those_of_the_dense_formulation(engine
     tables = {c: rng.normal(size=(VOCABULARY, DIM)).astype(np.float32) for c in COMBINERS}
     for name, rows in tables.items():
         engine.load_parameters(name, rows)
-    features = {name: [[i for i, _ in one] for one in of] for name, of in samples.items()}
-    weights = {name: [[w for _, w in one] for one in of] for name, of in samples.items()}
+    features = {name: [[i for i, _ in item] for item in sample] for name, sample in samples.items()}
+    weights = {name: [[w for _, w in item] for item in sample] for name, sample in samples.items()}
     weights["again"] = weights["sequence"] = None
 
     def forward(tables):
-        found = {c: dense(tables[c], samples[c], c) for c in COMBINERS}
-        ones = [[(i, 1.0) for i, _ in one] for one in samples["again"]]
-        found["again"] = dense(tables["sum"], ones, "sum")
-        return found | {"sequence": sequence(tables["sum"], samples["sequence"])}
+        actual = {c: dense(tables[c], samples[c], c) for c in COMBINERS}
+        ones = [[(i, 1.0) for i, _ in item] for item in samples["again"]]
+        actual["again"] = dense(tables["sum"], ones, "sum")
+        return actual | {"sequence": sequence(tables["sum"], samples["sequence"])}
 
     activations, dedup = engine.recv_activations(features, weights)
     wanted, back = jax.vjp(forward, tables)
     for name, value in activations.items():
         np.testing.assert_allclose(value, wanted[name], rtol=1e-5, atol=1e-5, err_msg=name)
-    assert dedup.truncated == sum(max(0, len(one) - LENGTH) for one in samples["sequence"])
+    assert dedup.truncated == sum(max(0, len(item) - LENGTH) for item in samples["sequence"])
     upstream = {name: rng.normal(size=np.shape(value)).astype(np.float32) for name, value in wanted.items()}
     engine.send_gradients(upstream, deduplication_data=dedup)
     (gradients,) = back(upstream)
@@ -87,8 +87,8 @@ def test_an_example_stream_gives_the_bits_of_send_gradients(engine, samples, see
     rng = np.random.default_rng(seed)
     start = {c: rng.normal(size=(VOCABULARY, DIM)).astype(np.float32) for c in COMBINERS}
     gradients = {c: rng.normal(size=(BATCH, DIM)).astype(np.float32) for c in COMBINERS}
-    ids = {name: [[i for i, _ in one] for one in of] for name, of in samples.items()}
-    weights = {name: [[w for _, w in one] for one in of] for name, of in samples.items()}
+    ids = {name: [[i for i, _ in item] for item in sample] for name, sample in samples.items()}
+    weights = {name: [[w for _, w in item] for item in sample] for name, sample in samples.items()}
     kind = pa.struct(
         [("ids", pa.list_(pa.int64())), ("weights", pa.list_(pa.float32())), ("gradient", pa.list_(pa.float32()))]
     )
@@ -99,7 +99,7 @@ def test_an_example_stream_gives_the_bits_of_send_gradients(engine, samples, see
         )
         for c in COMBINERS
     }
-    found = []
+    actual = []
     empty = {"again": [[]] * BATCH, "sequence": [[]] * BATCH}
     for way in ("send", "stream"):
         for name, rows in start.items():
@@ -109,5 +109,5 @@ def test_an_example_stream_gives_the_bits_of_send_gradients(engine, samples, see
         else:
             _, dedup = engine.recv_activations(ids | empty, weights | dict.fromkeys(empty))
             engine.send_gradients(gradients | dict.fromkeys(empty), deduplication_data=dedup)
-        found.append({c: engine.lookup(c, range(VOCABULARY)).tobytes() for c in COMBINERS})
-    assert found[0] == found[1]
+        actual.append({c: engine.lookup(c, range(VOCABULARY)).tobytes() for c in COMBINERS})
+    assert actual[0] == actual[1]

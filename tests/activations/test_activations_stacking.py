@@ -12,7 +12,9 @@ TABLES = [
 
 
 def stacks(**limits):
-    return [(of.table_name, of.stacked_table_name, of.rows_per_shard) for of in stack_tables(TABLES, 4, 1, **limits)]
+    return [
+        (item.table_name, item.stacked_table_name, item.rows_per_shard) for item in stack_tables(TABLES, 4, 1, **limits)
+    ]
 
 
 def test_narrow_stacks_come_first_and_tables_of_one_width_and_group_share_one():

@@ -56,8 +56,8 @@ def test_coalescing_in_float64_and_by_ascending_id_equals_the_twin(dim_and_frame
     dim, frames = dim_and_frames
     accumulator = Accumulator(dim, "float64")
     ids, sums, counts = reference.coalesce(frames, dim, mean, np.float64)
-    for number, (some, grads) in enumerate(frames):
-        assert add(accumulator, [(some, grads)], number, parts, strict=False)
+    for number, (frame, grads) in enumerate(frames):
+        assert add(accumulator, [(frame, grads)], number, parts, strict=False)
     got, ascending = drain(accumulator, mean, ascending=True), np.argsort(ids)
     assert got[1].dtype == np.float64
     for a, b in zip(got, (ids, sums, counts), strict=True):
@@ -71,12 +71,12 @@ def test_every_dim_and_many_rows_equal_the_twin(dim, num_rows, parts, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 100)))
     ids, grads = rng.integers(0, 500, num_rows), rng.standard_normal((num_rows + 7, dim), np.float32)
     which = rng.permutation(num_rows + 7)[:num_rows]
-    at = num_rows // 3
-    blocks = [(ids[:at], grads[:at]), (ids[at:], grads, which[at:])]
+    position = num_rows // 3
+    blocks = [(ids[:position], grads[:position]), (ids[position:], grads, which[position:])]
     accumulator = Accumulator(dim, vocabulary_size=500)
     assert add(accumulator, blocks, 0, parts)
     got = drain(accumulator, ascending=True)
-    wanted = reference.coalesce([(ids, np.concatenate([grads[:at], grads[which[at:]]]))], dim)
+    wanted = reference.coalesce([(ids, np.concatenate([grads[:position], grads[which[position:]]]))], dim)
     order = np.argsort(wanted[0])
     assert got[0].tolist() == wanted[0][order].tolist()
     assert bits(got[1]) == bits(wanted[1][order])
@@ -102,9 +102,9 @@ def test_a_value_that_is_not_finite_undoes_the_frame(dim, bad):
 def test_an_id_outside_the_vocabulary_undoes_the_frame(bad, vocabulary):
     accumulator = Accumulator(1, vocabulary_size=vocabulary)
     bad = vocabulary if bad == 50 else bad
-    for at in range(3):
+    for number in range(3):
         ids = int64([3, 4, 5])
-        ids[at] = bad
+        ids[number] = bad
         assert not add(accumulator, [(ids, np.ones((3, 1), np.float32))], 0)
         assert len(accumulator) == accumulator.num_distinct == 0
 
@@ -155,9 +155,9 @@ def test_cutting_a_frame_into_batches_changes_nothing(dim_and_frames, data):
     whole, cut = Accumulator(dim), Accumulator(dim)
     for number, (ids, grads) in enumerate(frames):
         add(whole, [(ids, grads)], number)
-        at = data.draw(st.integers(0, len(ids)))
-        add(cut, [(ids[:at], grads[:at])], number)
-        add(cut, [(ids[at:], grads[at:])], number)
+        offset = data.draw(st.integers(0, len(ids)))
+        add(cut, [(ids[:offset], grads[:offset])], number)
+        add(cut, [(ids[offset:], grads[offset:])], number)
     for a, b in zip(drain(whole), drain(cut), strict=True):
         assert a.tobytes() == b.tobytes()
 

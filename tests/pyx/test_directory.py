@@ -203,7 +203,7 @@ def test_a_saved_state_continues_in_a_directory_of_the_same_or_a_larger_capacity
     rows = loaded.set_state(state)
     assert (rows.tolist() == state["row"].tolist()) == (capacity == 40)
     assert loaded.rows(state["key"])[loaded.rows(state["key"]) >= 0].tolist() == [
-        row for row, some in zip(rows.tolist(), present(saved, state["key"]), strict=True) if some
+        row for row, group in zip(rows.tolist(), present(saved, state["key"]), strict=True) if group
     ]
     assert state_of(loaded) == {**state_of(saved), "numbers": [capacity, *state_of(saved)["numbers"][1:]]}
     if capacity == 40:

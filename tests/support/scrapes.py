@@ -73,17 +73,17 @@ def config_of(*more):
 
 def batches(num=12):
     """Frames of four rows; every fifth is stale, and each has one bad row."""
-    for at in range(num):
+    for number in range(num):
         ids = pa.array([1, 2, 1, 99])
         values = pa.array(np.ones(8, np.float32))
-        step = at // 2 - 2 if at % 5 == 4 else 10**6
+        step = number // 2 - 2 if number % 5 == 4 else 10**6
         yield pa.RecordBatch.from_pydict(
             {
                 "id": ids,
                 "gradient": pa.FixedSizeListArray.from_arrays(values, 2),
                 "table": pa.array(["user"] * 4),
                 "step": pa.array([step] * 4),
-                "contributor": pa.array([at] * 4),
+                "contributor": pa.array([number] * 4),
                 "learning_rates": pa.array([[0.5]] * 4, pa.list_(pa.float32())),
             }
         )
@@ -97,11 +97,11 @@ def parsed(text):
 
 def described(text):
     """Prometheus' text → {name: (type, names of its labels)}, as its own parser reads it."""
-    found = {}
+    results = {}
     for family in text_string_to_metric_families(text):
         labels = frozenset(label for sample in family.samples for label in sample.labels)
-        found[family.name + "_total" * (family.type == "counter")] = family.type, labels
-    return found
+        results[family.name + "_total" * (family.type == "counter")] = family.type, labels
+    return results
 
 
 def documented():

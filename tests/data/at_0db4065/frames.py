@@ -41,11 +41,11 @@ def frames_of(dims, most):
 
 def damaged(frames):
     """The frames, with a row in two of them whose id is out of range."""
-    found = list(frames)
+    actual = list(frames)
     for number in (4, 19):
         ids = pa.array([-1, *frames[number]["id"].to_pylist()[1:]], pa.int64())
-        found[number] = frames[number].set_column(frames[number].schema.get_field_index("id"), "id", ids)
-    return found
+        actual[number] = frames[number].set_column(frames[number].schema.get_field_index("id"), "id", ids)
+    return actual
 
 
 def static_config(ps):

@@ -89,8 +89,8 @@ class Replays:
     def initial(self, folder, words, gate):
         """``--out`` of a replay that begins at the first frame, and one that begins at its tables."""
         self.penstock(*words, *gate, "--on-bad-row", "drop", "--limit", 12, "--out", f"init/{folder}")
-        found = self.penstock(*words, *gate, "--on-bad-row", "drop", "--init", f"init/{folder}")
-        self.expected[f"init/{folder}"] = {"resumed": found["state_hash"]}
+        result = self.penstock(*words, *gate, "--on-bad-row", "drop", "--init", f"init/{folder}")
+        self.expected[f"init/{folder}"] = {"resumed": result["state_hash"]}
 
     def shares(self):
         from sharing import LocalJob

@@ -95,7 +95,7 @@ class Writer(Replays):
 
     def messages_of(self, store):
         """The messages of the topic, in the order of each partition."""
-        found = [
+        results = [
             {
                 "partition": message.partition(),
                 "key": _text(message.key()),
@@ -104,16 +104,16 @@ class Writer(Replays):
             }
             for message in store.messages()
         ]
-        Path("stores/kafka.json").write_text("\n".join(map(json.dumps, found)) + "\n")
+        Path("stores/kafka.json").write_text("\n".join(map(json.dumps, results)) + "\n")
 
     def hashes_of(self, store):
         """The hashes of the database, by their names."""
-        found = {
+        results = {
             key.decode(): [[_text(field), _text(value)] for field, value in sorted(store.client.hgetall(key).items())]
             for key in sorted(store.client.keys())
         }
-        assert list(found) == ["penstock-state", "penstock:item", "penstock:user"]
-        Path("stores/redis.json").write_text(json.dumps(found, indent=0) + "\n")
+        assert list(results) == ["penstock-state", "penstock:item", "penstock:user"]
+        Path("stores/redis.json").write_text(json.dumps(results, indent=0) + "\n")
 
     # ---- positions in a topic, and in tables with versions
 

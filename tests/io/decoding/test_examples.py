@@ -41,12 +41,12 @@ def test_rows_of_features_that_share_a_table_are_in_example_order():
     other = GRADIENTS * np.float32(1.7)
     friend = [[2], [2, 0], [2], [2]]
     rows = ps.Engine(config)
-    found = [], []
-    for one in range(4):
+    actual = [], []
+    for number in range(4):
         for ids, gradients in ((USER, GRADIENTS), (friend, other)):
-            found[0].extend(ids[one])
-            found[1].extend([gradients[one]] * len(ids[one]))
-    rows.apply({"t0": (np.array(found[0]), np.array(found[1]))})
+            actual[0].extend(ids[number])
+            actual[1].extend([gradients[number]] * len(ids[number]))
+    rows.apply({"t0": (np.array(actual[0]), np.array(actual[1]))})
     stream = examples(friend=structs(friend, other), user=structs(USER, GRADIENTS))  # column order does not matter
     assert hash_of(config, [stream]) == rows.state_hash()
 

@@ -87,17 +87,17 @@ def test_bad_lookups_are_quarantined_as_gradient_rows(tmp_path):
     """Each with its own gradient, times its gain: mended, it is a row of a row stream."""
     config, stream = bad_everywhere()
     report = ps.Engine(config).run([stream], on_bad_row=f"quarantine={tmp_path}/bad.arrows")
-    found = rows_of(tmp_path / "bad.arrows")
-    assert [(row["row_index"], row["table"], row["id"], row["id_text"], row["reason"]) for row in found] == [
+    actual = rows_of(tmp_path / "bad.arrows")
+    assert [(row["row_index"], row["table"], row["id"], row["id_text"], row["reason"]) for row in actual] == [
         (0, "t0", 9, None, "id_out_of_range"),
         (0, "t1", None, str(2**63 + 5), "id_out_of_range"),
         (2, "t0", None, None, "id_null"),
         (2, "t1", 2, None, "gradient_not_finite"),
         (3, "t0", 1, None, "gradient_not_finite"),
     ]
-    assert {row["origin_step"] for row in found} == {7}
-    assert found[0]["gradient"] == (GRADIENTS[0] / 2).tolist()  # of two ids, and the other keeps its half
-    assert found[1]["gradient"] == [0.125] * 3  # a weight of 1 among 4
+    assert {row["origin_step"] for row in actual} == {7}
+    assert actual[0]["gradient"] == (GRADIENTS[0] / 2).tolist()  # of two ids, and the other keeps its half
+    assert actual[1]["gradient"] == [0.125] * 3  # a weight of 1 among 4
     assert report.dropped == {"id_out_of_range": 2, "id_null": 1, "gradient_not_finite": 2}
     assert report.rows == 10
 
