@@ -6,7 +6,7 @@ from penstock.errors import InputError, UsageError
 from penstock.io.brokers.broker_partition import Partition
 from penstock.io.brokers.kafka_partition import kafka_partitions
 from penstock.io.brokers.nats_stream import NatsStream
-from penstock.io.flight.connection import Patience
+from penstock.io.patience import Patience
 
 SCHEMES = ("kafka://", "nats://", "tls://")
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from penstock.errors import InputError, StateError
 from penstock.io.brokers.broker_partition import Message, Partition
-from penstock.io.flight.connection import Patience
+from penstock.io.patience import Patience
 from penstock.io.sources.seekable_source import created_again, unknown_creation
 
 T = TypeVar("T")

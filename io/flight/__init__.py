@@ -21,10 +21,11 @@ import pyarrow.flight as flight
 
 import penstock.interrupts as interrupts
 from penstock.errors import ServiceError, UsageError
-from penstock.io.flight.connection import Address, Connection, Patience
+from penstock.io.flight.connection import Address, Connection
 from penstock.io.flight.messages import TABLE, Ack, ReaderPosition, decoded
 from penstock.io.flight.producer import WINDOW_BYTES, Producer
 from penstock.io.flight.put_frames import ArrowStream, Frame, frames_of
+from penstock.io.patience import Patience
 from penstock.lineage import FIRST_EPOCH
 from penstock.validation import MASKED, is_masked
 

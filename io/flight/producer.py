@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import ServiceError, StateError, UsageError
-from penstock.io.flight.connection import Connection, Patience
+from penstock.io.flight.connection import Connection
 from penstock.io.flight.messages import END, FRAME, Ack, PutRequest, decoded, encoded
 from penstock.io.flight.put_frames import Frame, batches_of, check_schema, cut
+from penstock.io.patience import Patience
 
 # The size of the buffer of unacknowledged frames.
 WINDOW_BYTES = 256 << 20
