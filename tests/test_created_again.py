@@ -13,8 +13,8 @@ from services import Process, config_of, connect, frame, replayed, service_of
 import penstock as ps
 from penstock.checkpoint.store import Folder
 from penstock.errors import InputError, StateError
-from penstock.io.brokers.nats_stream import NatsStream
-from penstock.io.brokers.partition_reader import PartitionReader
+from penstock.io.connectors.nats_stream import NatsStream
+from penstock.io.connectors.partition_reader import PartitionReader
 
 FRAMES = [frame(number, step=number) for number in range(30)]
 OTHERS = [frame(number, step=number, seed=1) for number in range(30)]

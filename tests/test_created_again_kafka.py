@@ -7,11 +7,11 @@ from services import config_of, frame, replayed, service_of
 
 import penstock as ps
 from penstock.errors import StateError
-from penstock.io.brokers import kafka_topic_id
-from penstock.io.brokers.kafka_client import kafka_topic
-from penstock.io.brokers.kafka_partition import kafka_partitions
-from penstock.io.brokers.kafka_topic_id import TopicId
-from penstock.io.brokers.partition_source import PartitionSource
+from penstock.io.connectors import kafka_topic_id
+from penstock.io.connectors.kafka_client import kafka_topic
+from penstock.io.connectors.kafka_partition import kafka_partitions
+from penstock.io.connectors.kafka_topic_id import TopicId
+from penstock.io.connectors.partition_source import PartitionSource
 
 kafka = pytest.importorskip("confluent_kafka")
 from confluent_kafka import admin  # noqa: E402

@@ -6,7 +6,7 @@ from limits import HANG_S, until
 from services import client_of, config_of, frame, replayed, service_of
 
 from penstock.errors import InputError, StateError, UsageError
-from penstock.io.brokers.kafka_partition import kafka_partitions
+from penstock.io.connectors.kafka_partition import kafka_partitions
 
 kafka = pytest.importorskip("confluent_kafka")
 FRAMES = [frame(number) for number in range(30)]

@@ -8,10 +8,10 @@ from services import config_of, frame, replayed
 
 import penstock as ps
 from penstock.errors import StateError, UsageError
-from penstock.io.brokers.kafka_client import Topic
-from penstock.io.brokers.kafka_partition import KafkaPartition
-from penstock.io.brokers.partition_reader import PartitionReader
-from penstock.io.brokers.partition_source import PartitionSource
+from penstock.io.connectors.kafka_client import Topic
+from penstock.io.connectors.kafka_partition import KafkaPartition
+from penstock.io.connectors.partition_reader import PartitionReader
+from penstock.io.connectors.partition_source import PartitionSource
 
 kafka = pytest.importorskip("confluent_kafka")
 EOF = kafka.KafkaError._PARTITION_EOF

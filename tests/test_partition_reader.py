@@ -4,7 +4,7 @@ import pytest
 from brokers import Scripted, numbers_of
 
 from penstock.errors import InputError, StateError
-from penstock.io.brokers.partition_reader import PartitionReader
+from penstock.io.connectors.partition_reader import PartitionReader
 
 
 def test_markers_and_aborted_transactions_leave_gaps():

@@ -11,9 +11,9 @@ from services import client_of, config_of, frame, replayed, service_of
 import penstock as ps
 from penstock.checkpoint.store import Folder
 from penstock.errors import InputError, StateError, UsageError
-from penstock.io.brokers.broker_partition import Kept, Message, Partition
-from penstock.io.brokers.nats_stream import NatsStream
-from penstock.io.brokers.partition_source import PartitionSource
+from penstock.io.connectors.broker_partition import Kept, Message, Partition
+from penstock.io.connectors.nats_stream import NatsStream
+from penstock.io.connectors.partition_source import PartitionSource
 from penstock.io.log import LogWriter
 
 FRAMES = [frame(number, step=number) for number in range(40)]

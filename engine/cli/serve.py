@@ -34,7 +34,7 @@ from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError
 from penstock.filesystem.descriptors import raise_limit
 from penstock.flag_values import whole
-from penstock.io.brokers.broker_uri import open_partitions
+from penstock.io.connectors.broker_uri import open_partitions
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates

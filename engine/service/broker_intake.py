@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from penstock.errors import InputError, ServiceError
-from penstock.io.brokers.broker_partition import Message, Partition
-from penstock.io.brokers.message_frames import BAD_MESSAGE, MessageFrames
-from penstock.io.brokers.partition_reader import PartitionReader
+from penstock.io.connectors.broker_partition import Message, Partition
+from penstock.io.connectors.message_frames import BAD_MESSAGE, MessageFrames
+from penstock.io.connectors.partition_reader import PartitionReader
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.messages import Ack, PutRequest
 from penstock.service.sequencer import Sequencer

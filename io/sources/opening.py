@@ -44,8 +44,8 @@ def open_sources(
     opened: list[Source] = []
     for each in source if several else (source,):
         if isinstance(each, str) and each.startswith(BROKERS):
-            from penstock.io.brokers.broker_uri import open_partitions  # loads the flight client
-            from penstock.io.brokers.partition_source import PartitionSource
+            from penstock.io.connectors.broker_uri import open_partitions  # loads the flight client
+            from penstock.io.connectors.partition_source import PartitionSource
 
             opened += [PartitionSource(partition, patience_s) for partition in open_partitions(each, patience_s)]
         else:
@@ -126,7 +126,7 @@ def _named_source(text: str, allow_missing_end: bool, as_files: bool, patience_s
 
         return flight_source(text)
     if text.startswith(LAKEHOUSES):
-        from penstock.io.lakehouse.table_uri import versioned_source  # loads the library of the format
+        from penstock.io.connectors.table_uri import versioned_source  # loads the library of the format
 
         return versioned_source(text, patience_s)
     with arrow_errors("cannot open", text):

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.errors import StateError
 from penstock.filesystem.state_files import parsed_json
-from penstock.io.brokers.kafka_client import PARTITION_EOF, TIMEOUT_S, kafka_failures, kafka_topic, silent
+from penstock.io.connectors.kafka_client import PARTITION_EOF, TIMEOUT_S, kafka_failures, kafka_topic, silent
 from penstock.io.flight import Delta
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.target import Position, Stored, TableRows, Target, failures

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from penstock.errors import InputError
 from penstock.frames import Frame
-from penstock.io.brokers.broker_partition import Message
+from penstock.io.connectors.broker_partition import Message
 from penstock.io.decoding.batch_pieces import BatchPieces
 from penstock.io.decoding.framing import FrameBuilder
 from penstock.io.decoding.read_options import ReadOptions

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from penstock.errors import PenstockError, UsageError
-from penstock.io.brokers.broker_partition import Kept, Message, Partition
+from penstock.io.connectors.broker_partition import Kept, Message, Partition
 from penstock.io.optional import library
 
 T = TypeVar("T")

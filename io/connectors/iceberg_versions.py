@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import UsageError
-from penstock.io.lakehouse.table_versions import RowFile, TableVersions
+from penstock.io.connectors.table_versions import RowFile, TableVersions
 from penstock.io.optional import library
 from penstock.io.sources.batch import Part
 from penstock.io.sources.in_memory import scanned_part

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from penstock.io.brokers.kafka_client import TIMEOUT_S, Topic, kafka_failures, silent
+from penstock.io.connectors.kafka_client import TIMEOUT_S, Topic, kafka_failures, silent
 from penstock.io.optional import library
 
 # How long an id is trusted while messages are read: the client does not notice a topic that was created again.

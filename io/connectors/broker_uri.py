@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from penstock.errors import InputError, UsageError
-from penstock.io.brokers.broker_partition import Partition
-from penstock.io.brokers.kafka_partition import kafka_partitions
-from penstock.io.brokers.nats_stream import NatsStream
+from penstock.io.connectors.broker_partition import Partition
+from penstock.io.connectors.kafka_partition import kafka_partitions
+from penstock.io.connectors.nats_stream import NatsStream
 from penstock.io.patience import Patience
 
 SCHEMES = ("kafka://", "nats://", "tls://")

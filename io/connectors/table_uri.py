@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.errors import UsageError
-from penstock.io.lakehouse.delta_versions import DeltaVersions
-from penstock.io.lakehouse.iceberg_versions import IcebergVersions
-from penstock.io.lakehouse.lance_versions import LanceVersions
-from penstock.io.lakehouse.table_versions import TableVersions
-from penstock.io.lakehouse.versioned_source import VersionedSource
+from penstock.io.connectors.delta_versions import DeltaVersions
+from penstock.io.connectors.iceberg_versions import IcebergVersions
+from penstock.io.connectors.lance_versions import LanceVersions
+from penstock.io.connectors.table_versions import TableVersions
+from penstock.io.connectors.versioned_source import VersionedSource
 
 _BY_SCHEME: dict[str, Callable[[str], TableVersions]] = {
     "delta": DeltaVersions,

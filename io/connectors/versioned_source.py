@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.errors import InputError, StateError
 from penstock.frames import Place
-from penstock.io.lakehouse.table_versions import TableVersions
+from penstock.io.connectors.table_versions import TableVersions
 from penstock.io.patience import Patience
 from penstock.io.sources.batch import Batch, Batches, Part, Parts
 from penstock.io.sources.seekable_source import SeekableSource, created_again, unknown_creation

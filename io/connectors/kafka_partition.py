@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from penstock.io.brokers.broker_partition import Kept, Message, Partition
-from penstock.io.brokers.kafka_client import PARTITION_EOF, TIMEOUT_S, Topic, kafka_failures, kafka_topic
-from penstock.io.brokers.kafka_topic_id import TopicId
+from penstock.io.connectors.broker_partition import Kept, Message, Partition
+from penstock.io.connectors.kafka_client import PARTITION_EOF, TIMEOUT_S, Topic, kafka_failures, kafka_topic
+from penstock.io.connectors.kafka_topic_id import TopicId
 
 # Messages that one read takes.
 BATCH = 256

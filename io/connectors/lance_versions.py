@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from penstock.io.lakehouse.table_versions import RowFile, TableVersions, is_remote
+from penstock.io.connectors.table_versions import RowFile, TableVersions, is_remote
 from penstock.io.optional import library
 from penstock.io.sources.batch import Part
 from penstock.io.sources.in_memory import scanned_part

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from penstock.errors import InputError, StateError
-from penstock.io.brokers.broker_partition import Message, Partition
+from penstock.io.connectors.broker_partition import Message, Partition
 from penstock.io.patience import Patience
 from penstock.io.sources.seekable_source import created_again, unknown_creation
 

@@ -8,9 +8,9 @@ from collections.abc import Generator
 import penstock.interrupts as interrupts
 from penstock.errors import InputError, UsageError
 from penstock.frames import Frame, Place
-from penstock.io.brokers.broker_partition import Message, Partition
-from penstock.io.brokers.message_frames import BAD_MESSAGE, MessageFrames
-from penstock.io.brokers.partition_reader import PartitionReader
+from penstock.io.connectors.broker_partition import Message, Partition
+from penstock.io.connectors.message_frames import BAD_MESSAGE, MessageFrames
+from penstock.io.connectors.partition_reader import PartitionReader
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.sources.batch import Parts
 from penstock.io.sources.seekable_source import SeekableSource

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs
 
-from penstock.io.lakehouse.table_versions import RowFile, TableVersions, is_remote
+from penstock.io.connectors.table_versions import RowFile, TableVersions, is_remote
 from penstock.io.optional import library
 from penstock.io.sources.batch import Batches, Part
 from penstock.io.sources.files import open_file
