@@ -1,5 +1,8 @@
 """Frames from Kafka, by the real client. librdkafka's mock cluster shows neither retention nor transactions."""
 
+import subprocess
+import sys
+
 import pytest
 from brokers import MockKafka, message_of
 from limits import HANG_S, until
@@ -127,3 +130,13 @@ def test_brokers_that_are_gone_are_bad_input_after_patience(tmp_path):
 def test_settings_are_those_of_the_client(brokers):
     with pytest.raises(UsageError, match=r'No such configuration property: "no\.such"'):
         kafka_partitions(f"kafka://{brokers}/gradients?no.such=1")
+
+
+def test_a_replay_of_a_topic_loads_no_grpc(brokers, tmp_path):
+    send(brokers, FRAMES[:3])
+    config_of().save(tmp_path / "t.pbtxt")
+    words = ["replay", str(tmp_path / "t.pbtxt"), f"kafka://{brokers}/gradients"]
+    code = f"import sys; from penstock.cli import main; assert main({words}) == 0; print('pyarrow.flight' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "3: 3 steps" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False"

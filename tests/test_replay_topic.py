@@ -161,7 +161,7 @@ def test_sources_that_cannot_be_read_together(nats, config, tmp_path, refused):
     line = refused(2, "replay", config, tmp_path / "log.arrows", nats.uri, "--merge", "step")
     assert "--merge step: nats/gradients cannot be merged with files" in line
     line = refused(2, "replay", config, tmp_path / "log.arrows", "--follow")
-    assert "log.arrows does not grow; expected kafka://, nats://, delta:, lance: or iceberg:" in line
+    assert "log.arrows does not grow; expected delta:, iceberg:, kafka://, lance: or nats://" in line
     line = refused(2, "replay", config, nats.uri, "--contribution-rows", 2)
     assert "--contribution-rows: a message of " in line
 

@@ -26,7 +26,8 @@ from penstock.cli.terminal.replay_report import say_end, say_report, written_asi
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import InputError, StaleInputError, UsageError
-from penstock.io.sources.seekable_source import names_seekable
+from penstock.io.registry import either
+from penstock.io.sources.source_kinds import source_kind, source_kinds
 from penstock.options import JOB_CONCERNS, SOURCE
 
 
@@ -43,7 +44,7 @@ def add(commands: Any) -> None:
         metavar="SOURCE",
         nargs="+",
         help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order. "
-        "Or kafka://BROKER:PORT/TOPIC, nats://HOST:PORT/STREAM, delta:URI, lance:URI, iceberg:CATALOG/NAMESPACE.TABLE",
+        f"Or {either(kind.form for kind in source_kinds())}",
     )
     add_flags(command, "run", "job", "passes")
 
@@ -66,7 +67,7 @@ def replay_on_ray(args: argparse.Namespace) -> int:
     if args.merge == "step" or "-" in args.sources:
         raise UsageError("--ray: takes a frame of each source in turn (--merge round), from files and URIs")
     for source in args.sources:
-        if names_seekable(source):
+        if (kind := source_kind(source)) is not None and kind.grows:
             scheme = source.partition(":")[0]
             raise UsageError(f"--ray: {scheme}: one process reads topics and tables with versions, without --ray")
     deltas = deltas_of(args, "job")

@@ -34,7 +34,7 @@ from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError
 from penstock.filesystem.descriptors import raise_limit
 from penstock.flag_values import whole
-from penstock.io.connectors.broker_uri import open_partitions
+from penstock.io.connectors.partition_source import partitions_of, topic_kinds
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
@@ -90,13 +90,14 @@ def add(commands: Any) -> None:
 
 
 def _add_reading(reading: Any) -> None:
-    for scheme, form in (("kafka", "kafka://BROKER:PORT,…/TOPIC"), ("nats", "nats://HOST:PORT/STREAM")):
+    for kind in topic_kinds():
         reading.add_argument(
-            f"--{scheme}",
+            kind.flag,
+            dest="topics",
             action="append",
             default=[],
             metavar="URI",
-            help=f"{form}: also take frames from there, one per message; may be repeated",
+            help=f"{kind.form}: also take frames from there, one per message; may be repeated",
         )
     reading.add_argument(
         "--on-bad-row",
@@ -166,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
     for place in (args.out, args.checkpoint):
         if place is not None:
             check_writable(place)
-    partitions = [each for uri in (*args.kafka, *args.nats) for each in open_partitions(uri, args.patience)]
+    partitions = [partition for uri in args.topics for partition in partitions_of(uri, args.patience)]
     engine = make_engine(args, config)
     watching = Watching(args, engine, pages)  # before the service accepts callers
     with writing(args.checkpoint) if args.checkpoint else nullcontext():  # commits its epoch before it listens

@@ -22,9 +22,10 @@ from penstock.cli.terminal.output import Output, count, frames_text, several, si
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
 from penstock.gate import Gate
+from penstock.io.connectors.partition_source import TopicKind
 from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
 from penstock.io.sources.opening import Source, open_sources
-from penstock.io.sources.seekable_source import BROKERS
+from penstock.io.sources.source_kinds import source_kind
 from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.learning_rates import LearningRates
 from penstock.options import ReadingKeywords
@@ -209,7 +210,7 @@ class SourceCheck:
 
 def _sources(text: str, args: argparse.Namespace) -> Sequence[str | Source]:
     """Return the partitions of a topic; any other source stays a text, whose errors are findings."""
-    return open_sources(text, patience_s=args.patience) if text.startswith(BROKERS) else [text]
+    return open_sources(text, patience_s=args.patience) if isinstance(source_kind(text), TopicKind) else [text]
 
 
 def walk(

@@ -13,10 +13,21 @@ import pyarrow as pa
 import pyarrow.fs
 
 from penstock.io.connectors.table_versions import RowFile, TableVersions, is_remote
-from penstock.io.optional import library
+from penstock.io.connectors.versioned_source import TableKind
+from penstock.io.registry import Library
 from penstock.io.sources.batch import Batches, Part
 from penstock.io.sources.files import open_file
 
+SOURCE = TableKind(
+    title="Delta Lake",
+    page="sources/delta.md",
+    form="delta:URI",
+    schemes=("delta:",),
+    example="delta:gradients.delta",
+    library=Library("deltalake", "delta"),
+    unit="a commit of the table's log",
+    versions=lambda uri: DeltaVersions(uri),
+)
 # Delta's names of the integer types; a partition of any other type is read as text.
 _INTEGERS = {"long": pa.int64(), "integer": pa.int32(), "short": pa.int16(), "byte": pa.int8()}
 
@@ -25,11 +36,11 @@ class DeltaVersions(TableVersions):
     """The table of ``delta:URI``."""
 
     def __init__(self, uri: str) -> None:
-        super().__init__(f"delta:{uri}", is_remote(uri))
-        self._uri = uri
-        self._library = library("deltalake", "delta", "delta:")
+        self._uri = SOURCE.location(uri)
+        super().__init__(uri, is_remote(self._uri))
+        self._library = SOURCE.load()
         with self._failures():
-            self._fs, self._root = _filesystem(uri)
+            self._fs, self._root = _filesystem(self._uri)
         self._creation: str | None = None
 
     def latest(self) -> int:

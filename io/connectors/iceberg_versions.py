@@ -10,10 +10,21 @@ import pyarrow as pa
 
 from penstock.errors import UsageError
 from penstock.io.connectors.table_versions import RowFile, TableVersions
-from penstock.io.optional import library
+from penstock.io.connectors.versioned_source import TableKind
+from penstock.io.registry import Library
 from penstock.io.sources.batch import Part
 from penstock.io.sources.in_memory import scanned_part
 
+SOURCE = TableKind(
+    title="Iceberg",
+    page="sources/iceberg.md",
+    form="iceberg:CATALOG/NAMESPACE.TABLE",
+    schemes=("iceberg:",),
+    example="iceberg:lake/training.gradients",
+    library=Library("pyiceberg", "iceberg"),
+    unit="a snapshot (format 2)",
+    versions=lambda uri: IcebergVersions(uri),
+)
 # A status of an entry in a manifest.
 _ADDED = 1
 
@@ -26,14 +37,13 @@ class IcebergVersions(TableVersions):
 
     first = 1
 
-    def __init__(self, spelling: str) -> None:
-        super().__init__(f"iceberg:{spelling}", is_remote=True)
-        catalog, _, table = spelling.partition("/")
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri, is_remote=True)
+        catalog, _, table = SOURCE.location(uri).partition("/")
         if not catalog or "." not in table:
-            raise UsageError(f"iceberg:{spelling}: expected iceberg:CATALOG/NAMESPACE.TABLE")
+            raise UsageError(f"{uri}: expected {SOURCE.form}")
         self._catalog, self._identifier = catalog, table
-        library("pyiceberg", "iceberg", "iceberg:")
-        self._library = library("pyiceberg.catalog", "iceberg", "iceberg:")
+        self._library = SOURCE.load(".catalog")
         self._table: Any = None
 
     def latest(self) -> int:

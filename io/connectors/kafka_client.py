@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from penstock.errors import UsageError
-from penstock.io.optional import library
+from penstock.io.registry import Library
 
+KAFKA = Library("confluent_kafka", "kafka")
 TIMEOUT_S = 5.0
 # The name of the error that is the end of a partition.
 PARTITION_EOF = "_PARTITION_EOF"
@@ -76,7 +77,7 @@ def kafka_topic(uri: str) -> Topic:
         raise UsageError(f"{uri.partition('?')[0]}: expected kafka://BROKER:PORT,…/TOPIC?SETTING=VALUE&…")
     brokers, topic, query = match.groups()
     settings = {**dict(parse_qsl(query or "", keep_blank_values=True)), "bootstrap.servers": brokers}
-    return Topic(library("confluent_kafka", "kafka", "kafka://"), topic, settings, f"kafka://{brokers}/{topic}")
+    return Topic(KAFKA.load("kafka://"), topic, settings, f"kafka://{brokers}/{topic}")
 
 
 def silent() -> logging.Logger:

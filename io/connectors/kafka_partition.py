@@ -7,9 +7,20 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.io.connectors.broker_partition import Kept, Message, Partition
-from penstock.io.connectors.kafka_client import PARTITION_EOF, TIMEOUT_S, Topic, kafka_failures, kafka_topic
+from penstock.io.connectors.kafka_client import KAFKA, PARTITION_EOF, TIMEOUT_S, Topic, kafka_failures, kafka_topic
 from penstock.io.connectors.kafka_topic_id import TopicId
+from penstock.io.connectors.partition_source import TopicKind
 
+SOURCE = TopicKind(
+    title="Kafka",
+    page="sources/kafka.md",
+    form="kafka://BROKER:PORT,…/TOPIC",
+    schemes=("kafka://",),
+    example="kafka://127.0.0.1:9092/gradients",
+    library=KAFKA,
+    unit="its offset in a partition, from 1",
+    partitions=lambda uri: kafka_partitions(uri),
+)
 # Messages that one read takes.
 BATCH = 256
 

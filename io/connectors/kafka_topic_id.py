@@ -6,8 +6,7 @@ import threading
 import time
 from typing import Any
 
-from penstock.io.connectors.kafka_client import TIMEOUT_S, Topic, kafka_failures, silent
-from penstock.io.optional import library
+from penstock.io.connectors.kafka_client import KAFKA, TIMEOUT_S, Topic, kafka_failures, silent
 
 # How long an id is trusted while messages are read: the client does not notice a topic that was created again.
 TRUSTED_S = 1.0
@@ -43,7 +42,7 @@ class TopicId:
             if metadata.controller_id not in metadata.brokers:
                 return None  # librdkafka's mock cluster, which no request of an administrator reaches
             if self._admin is None:
-                admin = library("confluent_kafka.admin", "kafka", "kafka://")
+                admin = KAFKA.load("kafka://", ".admin")
                 self._admin = admin.AdminClient(topic.settings, logger=silent())
             names = topic.client.TopicCollection([topic.name])
             topic_id = self._admin.describe_topics(names, request_timeout=TIMEOUT_S)[topic.name].result().topic_id

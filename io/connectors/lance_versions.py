@@ -7,9 +7,21 @@ from contextlib import ExitStack
 from typing import Any
 
 from penstock.io.connectors.table_versions import RowFile, TableVersions, is_remote
-from penstock.io.optional import library
+from penstock.io.connectors.versioned_source import TableKind
+from penstock.io.registry import Library
 from penstock.io.sources.batch import Part
 from penstock.io.sources.in_memory import scanned_part
+
+SOURCE = TableKind(
+    title="Lance",
+    page="sources/lance.md",
+    form="lance:URI",
+    schemes=("lance:",),
+    example="lance:gradients.lance",
+    library=Library("lance", "lance"),
+    unit="a version of the dataset",
+    versions=lambda uri: LanceVersions(uri),
+)
 
 
 class LanceVersions(TableVersions):
@@ -18,9 +30,9 @@ class LanceVersions(TableVersions):
     first = 1
 
     def __init__(self, uri: str) -> None:
-        super().__init__(f"lance:{uri}", is_remote(uri))
-        self._uri = uri
-        self._library = library("lance", "lance", "lance:")
+        self._uri = SOURCE.location(uri)
+        super().__init__(uri, is_remote(self._uri))
+        self._library = SOURCE.load()
         self._dataset: Any = None
 
     def latest(self) -> int:

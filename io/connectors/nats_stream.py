@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import PenstockError, UsageError
 from penstock.io.connectors.broker_partition import Kept, Message, Partition
-from penstock.io.optional import library
+from penstock.io.connectors.partition_source import TopicKind
+from penstock.io.registry import Library
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
+SOURCE = TopicKind(
+    title="NATS JetStream",
+    page="sources/nats.md",
+    form="nats://HOST:PORT/STREAM",
+    schemes=("nats://", "tls://"),
+    example="nats://127.0.0.1:4222/gradients",
+    library=Library("nats", "nats"),
+    unit="its sequence",
+    partitions=lambda uri: [NatsStream(uri)],
+)
 _URI = re.compile(r"(nats|tls)://([^/\s]+)/([^/\s.*>]+)")
 # Messages in one request; how long the server keeps a consumer that requests none.
 BATCH = 256
@@ -32,10 +45,10 @@ class NatsStream(Partition):
     def __init__(self, uri: str) -> None:
         match = _URI.fullmatch(uri)
         if match is None:
-            raise UsageError(f"{uri.rpartition('@')[2]}: expected nats://HOST:PORT/STREAM")
+            raise UsageError(f"{uri.rpartition('@')[2]}: expected {SOURCE.form}")
         scheme, server, self._stream = match.groups()
         super().__init__(f"nats/{self._stream}", f"{scheme}://{server.rpartition('@')[2]}/{self._stream}")
-        self._nats = library("nats", "nats", "nats://")
+        self._nats = SOURCE.load()
         self._server = f"{scheme}://{server}"
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connection: Any = None
@@ -68,6 +81,8 @@ class NatsStream(Partition):
         self._loop = self._connection = self._consumer = None
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        import asyncio  # slow to load
+
         self._loop = self._loop or asyncio.new_event_loop()
         try:
             return self._loop.run_until_complete(work)

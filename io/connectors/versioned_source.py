@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -14,9 +15,22 @@ from penstock.frames import Place
 from penstock.io.connectors.table_versions import TableVersions
 from penstock.io.patience import Patience
 from penstock.io.sources.batch import Batch, Batches, Part, Parts
-from penstock.io.sources.seekable_source import SeekableSource, created_again, unknown_creation
+from penstock.io.sources.seekable_source import GROWS, SeekableSource, created_again, unknown_creation
+from penstock.io.sources.source_kinds import SourceKind
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableKind(SourceKind):
+    """A format of tables with versions. versions : returns those of the table that a URI names"""
+
+    versions: Callable[[str], TableVersions]
+    read_once = GROWS
+    grows = True
+
+    def open(self, uri: str, patience_s: float) -> list[VersionedSource]:
+        return [VersionedSource(self.versions(uri), patience_s)]
 
 
 class VersionedSource(SeekableSource):

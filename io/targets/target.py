@@ -153,10 +153,8 @@ class TableRows(NamedTuple):
 class Target(ABC):
     """A store. Methods raise TargetError if it is unreachable, full or failing, and may be called again then.
 
-    name : for messages; interval_s : default seconds between two transactions
+    name : for messages
     """
-
-    interval_s = 0.2
 
     def __init__(self, name: str) -> None:
         self.name = name
