@@ -136,7 +136,7 @@ def test_a_replay_of_a_topic_loads_no_grpc(brokers, tmp_path):
     send(brokers, FRAMES[:3])
     config_of().save(tmp_path / "t.pbtxt")
     words = ["replay", str(tmp_path / "t.pbtxt"), f"kafka://{brokers}/gradients"]
-    code = f"import sys; from penstock.cli import main; assert main({words}) == 0; print('pyarrow.flight' in sys.modules)"
+    code = f"import sys, penstock.cli as cli; assert cli.main({words}) == 0; print('pyarrow.flight' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "3: 3 steps" in done.stdout
     assert done.stdout.splitlines()[-1] == "False"
