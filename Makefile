@@ -17,7 +17,7 @@ demo-train: .venv/installed
 	$(BIN)/python examples/two_tower.py
 
 # On every CPU; ARGS="-n0 -x -k gate": in one process, to the first failure. The outcomes are for `make neighbours`.
-# Most cases of products of settings, and most random examples, are left to `make evidence` (tests/evidence.py).
+# Most cases of products of settings, and most random examples, are left to `make evidence` (tests/support/evidence.py).
 test: .venv/installed
 	$(BIN)/python -m pytest -m "not evidence" -n auto --dist worksteal --junitxml=build/outcomes/test.xml $(ARGS)
 
@@ -30,17 +30,17 @@ evidence: .venv/installed
 OUTCOMES = build/outcomes/test.xml $(wildcard build/outcomes/evidence.xml)
 neighbours: build/neighbours/installed
 	@test -f build/outcomes/test.xml || { echo "no tests were skipped yet: run make test first" >&2; exit 1; }
-	$(BIN)/python tests/skips.py list $(OUTCOMES) >build/outcomes/skipped.txt
+	$(BIN)/python tests/support/skips.py list $(OUTCOMES) >build/outcomes/skipped.txt
 	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python -m pytest -n auto --dist worksteal \
 		--junitxml=build/outcomes/neighbours.xml $(ARGS) @build/outcomes/skipped.txt
-	$(BIN)/python tests/skips.py check $(OUTCOMES) build/outcomes/neighbours.xml
+	$(BIN)/python tests/support/skips.py check $(OUTCOMES) build/outcomes/neighbours.xml
 
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 types: .venv/installed
-	cd build/tree && MYPYPATH=../../tests ../../$(BIN)/mypy --config-file ../../pyproject.toml -p penstock -m typing_examples
+	cd build/tree && MYPYPATH=../../tests/support ../../$(BIN)/mypy --config-file ../../pyproject.toml -p penstock -m typing_examples
 	cd build/tree && ../../$(BIN)/python -m mypy.stubtest --mypy-config-file ../../pyproject.toml \
 		--ignore-unused-allowlist --allowlist ../../tests/stubtest_allowlist.txt \
 		$(subst /,.,$(patsubst %.pyi,penstock.%,$(wildcard pyx/*.pyi pyx/keys/*.pyi bench/*.pyi)))
@@ -51,52 +51,52 @@ checked: .venv/installed
 		--build-lib build/checked/lib >build/checked.log 2>&1 || { cat build/checked.log >&2; exit 1; }
 	PYTHONPATH=build/checked/lib $(BIN)/python -c \
 		'import sys; from penstock.pyx import accumulator as a; sys.exit("/checked/" not in a.__file__ and a.__file__)'
-	PYTHONPATH=build/checked/lib $(BIN)/python -m pytest tests/test_kernels.py tests/test_accumulator_kernel.py \
-		tests/test_directory.py tests/test_directory_returns.py tests/test_directory_twin.py tests/test_initial_rows.py $(ARGS)
+	PYTHONPATH=build/checked/lib $(BIN)/python -m pytest $(foreach name,kernels accumulator_kernel directory \
+		directory_returns directory_twin initial_rows,tests/pyx/test_$(name).py) $(ARGS)
 
 # The kernels built with ThreadSanitizer, and threads over gate, accumulators and sums. Exit code 66: a race.
 # `make tsan ARGS="--break gate"` removes the gate's lock and must report a race ("--break parts": in a sum; "--break
 # rows": in an update, by ids that are not distinct).
 tsan: .venv/installed
-	bash tests/sanitize/tsan.sh $(BIN)/python $(ARGS)
+	bash tests/support/sanitize/tsan.sh $(BIN)/python $(ARGS)
 
 # The kernels built with AddressSanitizer and UndefinedBehaviorSanitizer, under the tests that need neither jax nor
 # pyarrow and under Arrow-shaped buffers. Exit code 66: a report. `make sanitize ARGS="--break overrun"` (or overflow)
 # injects such an error and must report it.
 sanitize: .venv/installed
-	bash tests/sanitize/asan.sh $(BIN)/python $(ARGS)
+	bash tests/support/sanitize/asan.sh $(BIN)/python $(ARGS)
 
 # Thousands of damaged files and configurations through the command line (docs/hostile_input.md).
 # `make fuzz ARGS="--cases 500 --seed 7"`; a failing case is kept in build/fuzz, with the command that reproduces it.
 fuzz: .venv/installed
-	PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
+	PYTHONPATH=tests/support $(BIN)/python -m fuzz $(ARGS)
 
-# 30 small changes of the code, of which the tests must notice 27 (tests/mutations). About 15 minutes; an interrupted
-# command continues. The table is written to tests/mutations/results.txt.
+# 30 small changes of the code, of which the tests must notice 27. About 15 minutes; an interrupted command continues.
+# The table is written to tests/support/mutations/results.txt.
 mutations: .venv/installed
-	PYTHONPATH=tests $(BIN)/python -m mutations $(ARGS)
+	PYTHONPATH=tests/support $(BIN)/python -m mutations $(ARGS)
 
 # Fault injection: 1,000 kills at random moments, and a kill and an error at every file operation. `--only NAME` repeats
 # one; `--passes 3` or `--placement cached` does it to replays of that kind. Then 500 signals in the first two seconds of a command; `make faults SIGNALS="--cases 50"`.
 faults: .venv/installed
-	$(BIN)/python tests/faults/run.py $(ARGS)
-	$(BIN)/python tests/faults/signals.py $(SIGNALS)
+	$(BIN)/python tests/support/faults/run.py $(ARGS)
+	$(BIN)/python tests/support/faults/signals.py $(SIGNALS)
 
 # 2,000 random histories of services, stores and followers, after make neighbours (docs/reliability.md). `make
 # follow-histories CASES=50 SEED=7`; a failing history is printed with the command that repeats it. The table is written
-# to tests/histories/results.txt.
+# to tests/support/histories/results.txt.
 CASES ?= 2000
 SEED ?= 1
 follow-histories: build/neighbours/installed
-	PYTHONPATH=$(CURDIR)/build/tree:tests JAX_PLATFORMS=cpu build/neighbours/bin/python -m histories \
+	PYTHONPATH=$(CURDIR)/build/tree:tests/support JAX_PLATFORMS=cpu build/neighbours/bin/python -m histories \
 		--cases $(CASES) --seed $(SEED) --record $(ARGS)
 
 # Jobs on a Ray cluster, after make neighbours: 100 kills of readers, owners, nodes and drivers, then jobs of every size
 # against one process (docs/reliability.md). `make cluster ROUNDS=1`: 4 kills.
 ROUNDS ?= 25
 cluster: build/neighbours/installed
-	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python tests/cluster/kills.py --rounds $(ROUNDS)
-	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python tests/cluster/matrix.py $(ARGS)
+	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python tests/support/cluster/kills.py --rounds $(ROUNDS)
+	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python tests/support/cluster/matrix.py $(ARGS)
 
 # A smoke test of the harness: small sizes, no other libraries. For figures: penstock bench --help, docs/performance.md.
 bench: .venv/installed

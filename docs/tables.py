@@ -1,7 +1,7 @@
 """Tables of the pages that list what registers itself in the code. ``python docs/tables.py`` writes them.
 
 A table stands between ``<!-- docs/tables.py NAME: begin -->`` and ``<!-- docs/tables.py NAME: end -->``.
-tests/test_docs_tables.py checks that every page is up to date.
+tests/repository/test_docs_tables.py checks that every page is up to date.
 """
 
 from __future__ import annotations

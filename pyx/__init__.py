@@ -1,4 +1,4 @@
-"""The kernels (sums, ids, rows, updates) in Cython and C. Their definition in NumPy is tests/reference.py.
+"""The kernels (sums, ids, rows, updates) in Cython and C. Their definition in NumPy is tests/support/reference.py.
 
 They import no other package of penstock; no files, no clock, no jax, no pyarrow.
 """

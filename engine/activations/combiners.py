@@ -3,7 +3,7 @@
 A lookup is one id of one sample. Its gain multiplies its row in the forward pass and the sample's gradient in the
 backward pass: weight times the combiner's scale of the sample, each rounded to float32, as in TensorFlow's SparseCore
 preprocessing. The gradients of rows are never materialized: ``penstock.pyx.row_sums`` computes each while it sums.
-The NumPy references are in ``tests/reference.py``.
+The NumPy references are in ``tests/support/reference.py``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ pending; it is scanned once per commit.
 
 A delta may be due after every step, so its cost must follow the number of touched rows and not the size of the table:
 ids are kept as lists, and marked per row only after many steps. Several streams of deltas, each since another step,
-coexist with one checkpoint. tests/test_dirty_rows.py checks that both agree.
+coexist with one checkpoint. tests/checkpoint/test_dirty_rows.py checks that both agree.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.terminal.command_line import add_command
-from penstock.cli.terminal.output import Output, count, writing
+from penstock.cli.command_line import add_command
+from penstock.cli.output import Output, count, writing
 from penstock.errors import UsageError
 from penstock.flag_values import MOST_PARALLEL, number, whole
 

@@ -6,8 +6,8 @@ import argparse
 import importlib
 from typing import Any
 
-from penstock.cli.terminal.command_line import Parser, add_command
-from penstock.cli.terminal.output import Output
+from penstock.cli.command_line import Parser, add_command
+from penstock.cli.output import Output
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
-from penstock.cli.terminal.command_line import add_command, make_devices
-from penstock.cli.terminal.output import Output, check_writable, say_error, writing
-from penstock.cli.terminal.replay_report import say_report
+from penstock.cli.command_line import add_command, make_devices
+from penstock.cli.output import Output, check_writable, say_error, writing
+from penstock.cli.replay_report import say_report
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine

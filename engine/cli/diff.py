@@ -15,8 +15,8 @@ import numpy.typing as npt
 import penstock.interrupts as interrupts
 from penstock.checkpoint.arrays import WEIGHTS, SavedTables
 from penstock.checkpoint.store import Folder
-from penstock.cli.terminal.command_line import add_command
-from penstock.cli.terminal.output import Output, count, several
+from penstock.cli.command_line import add_command
+from penstock.cli.output import Output, count, several
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.errors import MOST_LISTED, InputError
 from penstock.frames import Array, Int64

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import penstock
+from penstock.cli.command_line import add_command, make_devices
 from penstock.cli.compile_cache import SETTING, compile_cache
-from penstock.cli.terminal.command_line import add_command, make_devices
-from penstock.cli.terminal.output import Output, count, nearest
+from penstock.cli.output import Output, count, nearest
 from penstock.errors import PenstockError
 from penstock.threads import num_threads
 

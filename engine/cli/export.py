@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.checkpoint.arrays import SavedTables
-from penstock.cli.terminal.command_line import add_command
-from penstock.cli.terminal.output import Output, writing
+from penstock.cli.command_line import add_command
+from penstock.cli.output import Output, writing
 from penstock.errors import UsageError
 from penstock.filesystem import atomic_files
 from penstock.io.storage.table_files import TablesWriter

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.terminal.command_line import add_command
-from penstock.cli.terminal.output import Output, count, several
+from penstock.cli.command_line import add_command
+from penstock.cli.output import Output, count, several
 from penstock.errors import listed
 from penstock.flag_values import number
 from penstock.io.flight import connect
@@ -67,12 +67,12 @@ def run(args: argparse.Namespace) -> int:
         interval_s = target_kind(args.into).interval_s if args.interval is None else args.interval
         follower = Follower(client, target, args.patience, interval_s, args.replace)
 
-        def began() -> None:
+        def say_start() -> None:
             out.say(f"following {client.connection.uri} into {target.name}, step {count(follower.progress.step or 0)}")
             (sys.stderr if args.json else sys.stdout).flush()
 
         try:
-            follower.run(args.once, began)
+            follower.run(args.once, say_start)
         except KeyboardInterrupt:
             step = follower.progress.step
             held = "it holds nothing, or was not read yet" if step is None else f"it has the rows of step {count(step)}"

@@ -17,10 +17,10 @@ import penstock.interrupts as interrupts
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.store import Folder
+from penstock.cli.command_line import add_command, add_flag, columns_of
+from penstock.cli.output import Output, check_writable, count, several
 from penstock.cli.pages.html_report import write_page
 from penstock.cli.pages.id_statistics import IdUses, Uses, use_sections
-from penstock.cli.terminal.command_line import add_command, add_flag, columns_of
-from penstock.cli.terminal.output import Output, check_writable, count, several
 from penstock.config.dynamic import settings_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError, UsageError

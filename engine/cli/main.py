@@ -15,9 +15,9 @@ from typing import Any
 
 import penstock
 import penstock.interrupts as interrupts
+from penstock.cli.command_line import COMMANDS, Parser, parse
 from penstock.cli.compile_cache import keep_compiled
-from penstock.cli.terminal.command_line import COMMANDS, Parser, parse
-from penstock.cli.terminal.output import drop_dead_streams, own_process, say_error
+from penstock.cli.output import drop_dead_streams, own_process, say_error
 from penstock.errors import (
     CapacityError,
     ConfigError,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock.cli.terminal.command_line import (
+from penstock.cli.command_line import (
     add_command,
     add_flags,
     check_sources,
@@ -15,7 +15,7 @@ from penstock.cli.terminal.command_line import (
     keywords_of,
     learning_rates_of,
 )
-from penstock.cli.terminal.output import Output, ProgressLine, count, frames_text, size_text
+from penstock.cli.output import Output, ProgressLine, count, frames_text, size_text
 from penstock.config.dynamic import MOST
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.placement import MOST_BYTES

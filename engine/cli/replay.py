@@ -12,17 +12,17 @@ from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
-from penstock.cli.pages.monitoring import Watching
-from penstock.cli.terminal.command_line import (
+from penstock.cli.command_line import (
     add_command,
     add_flags,
     check_mode,
     keywords_of,
     make_devices,
 )
-from penstock.cli.terminal.output import Output, ProgressLine, check_writable, place_text, writing
-from penstock.cli.terminal.replay_flags import Checked, check_checkpoint, check_no_passes, deltas_of, file_of_deltas
-from penstock.cli.terminal.replay_report import say_end, say_report, written_aside
+from penstock.cli.output import Output, ProgressLine, check_writable, place_text, writing
+from penstock.cli.pages.monitoring import Watching
+from penstock.cli.replay_flags import Checked, check_checkpoint, check_no_passes, deltas_of, file_of_deltas
+from penstock.cli.replay_report import say_end, say_report, written_aside
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import InputError, StaleInputError, UsageError

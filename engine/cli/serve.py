@@ -14,11 +14,8 @@ from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
-from penstock.cli.pages.http_server import PageAccess
-from penstock.cli.pages.monitoring import Watching, page_addresses
-from penstock.cli.replay import make_engine
-from penstock.cli.terminal.command_line import Parser, add_command, add_flags, keywords_of, learning_rates_of
-from penstock.cli.terminal.output import (
+from penstock.cli.command_line import Parser, add_command, add_flags, keywords_of, learning_rates_of
+from penstock.cli.output import (
     Output,
     cache_texts,
     check_writable,
@@ -28,7 +25,10 @@ from penstock.cli.terminal.output import (
     several,
     writing,
 )
-from penstock.cli.terminal.replay_flags import check_checkpoint
+from penstock.cli.pages.http_server import PageAccess
+from penstock.cli.pages.monitoring import Watching, page_addresses
+from penstock.cli.replay import make_engine
+from penstock.cli.replay_flags import check_checkpoint
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError
@@ -224,7 +224,7 @@ def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> in
             watching.tick()
     except KeyboardInterrupt:
         interrupted = True
-    interrupts.leave_to_caller(at_once=False)  # shutdown has begun; ignore further signals
+    interrupts.ignore()
     _end(args, service, out)
     if interrupted:
         kept = "nothing was committed"

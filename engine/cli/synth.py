@@ -8,8 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.terminal.command_line import add_command
-from penstock.cli.terminal.output import Output, count, several, writing
+from penstock.cli.command_line import add_command
+from penstock.cli.output import Output, count, several, writing
 from penstock.flag_values import whole
 from penstock.io.synth import (
     DISTRIBUTIONS,

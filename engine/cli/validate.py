@@ -9,8 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from penstock.cli.key_checks import KeyChecks
-from penstock.cli.terminal.command_line import (
+from penstock.cli.command_line import (
     add_command,
     add_flags,
     check_sources,
@@ -18,7 +17,8 @@ from penstock.cli.terminal.command_line import (
     keywords_of,
     learning_rates_of,
 )
-from penstock.cli.terminal.output import Output, count, frames_text, several, size_text
+from penstock.cli.key_checks import KeyChecks
+from penstock.cli.output import Output, count, frames_text, several, size_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
 from penstock.gate import Gate

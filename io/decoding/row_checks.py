@@ -3,7 +3,7 @@
 Two ways judge a row. ``find_bad_rows`` reads every value and gives the reason. The kernel that sums a frame's rows
 (``pyx.frame_accumulate``) reads every id and value anyway: it checks the ids' range and that values are finite, and
 undoes the frame if one is bad. A run therefore asks ``find_bad_rows`` only if ``may_be_bad`` says so, and after the
-kernel has refused a frame. tests/test_row_checks.py holds the two equal.
+kernel has refused a frame. tests/io/decoding/test_row_checks.py holds the two equal.
 """
 
 from __future__ import annotations

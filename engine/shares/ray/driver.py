@@ -176,7 +176,8 @@ class Driver:
     def _read(self) -> Any:
         """Yield blocks that owners have been asked to apply."""
         actors, shares = self._actors, len(self._actors.owners)
-        stop, left, rounds = max((e.frames for e in self.positions.entries), default=0), self._left(), self._rounds or 1
+        stop, rounds = max((entry.frames for entry in self.positions.entries), default=0), self._rounds or 1
+        left = None if self._limit is None else self._limit - self.num_skipped
         ahead = deque[tuple[int, list[Any]]]()
         while True:
             while len(ahead) < AHEAD:
@@ -200,9 +201,6 @@ class Driver:
             yield block
             if block.is_last:
                 return
-
-    def _left(self) -> int | None:
-        return None if self._limit is None else self._limit - self.num_skipped
 
     def _block(self, parts: list[ReaderPart], left: int | None) -> JobBlock:
         """Return a block, which ends early at the first error or at the limit."""

@@ -113,7 +113,7 @@ class Replays:
 
     def passes(self):
         from penstock.cli import main
-        from penstock.shares.passes.multi_pass import MultiPass
+        from penstock.shares.multi_pass import MultiPass
 
         words = self.sources("passes", static_config(self.ps), frames_of(STATIC_DIMS, STATIC_MOST)[:20])
         flags = [

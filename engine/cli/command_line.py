@@ -1,0 +1,234 @@
+"""Flags from the table of options, what several commands make of them, and a parser with one-line errors."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import os
+import re
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from penstock.errors import UsageError
+from penstock.options import options_of
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+# One module per command, named after it, with add(subparsers) and run(args) -> exit code. The summaries are here, so
+# that ``penstock --help`` loads none of them.
+COMMANDS = {
+    "demo": "make a small log with a known answer, replay it and check the result",
+    "replay": "apply a gradient log to the tables of a configuration",
+    "validate": "check a configuration, and sources against it, without applying anything",
+    "plan": "show what capacity, filters and expiry of dynamic tables would do to a log",
+    "inspect": "show what a configuration, a gradient stream, a table file or a checkpoint holds",
+    "synth": "write a synthetic gradient log, and a configuration that fits it in the same folder",
+    "export": "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
+    "diff": "show where two checkpoints differ: the first place and the largest difference; exit 1 if they do",
+    "bench": "measure penstock against other libraries and against the memory of this machine, side by side",
+    "serve": "receive gradients over Arrow Flight and serve deltas, tables and rows",
+    "follow": "keep a store, a table or a function up to date with the deltas of a service",
+    "doctor": "report what this machine gives penstock, what will be slow here and why; exit 1 if it cannot run",
+    "completion": "print a script that completes commands and flags in bash, zsh or fish",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that accepts no abbreviated flags and raises UsageError."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **(kwargs | {"allow_abbrev": False}))
+        self.commands: dict[str, Parser] = {}
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} ({self.prog} --help)")
+
+    def flags(self) -> list[str]:
+        """Return every flag of this parser."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
+
+def parse(top: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse ``argv``, with sources allowed on both sides of a flag (argparse stops at the first flag)."""
+    first = next((word for word in argv if not word.startswith("-")), None)
+    before = argv[: argv.index(first)] if first is not None else argv
+    for word in before:
+        if word.startswith("-") and word not in top.flags():
+            top.error(f"unknown flag {word}{_near(word, top.flags())}; flags of a command come after it")
+    if first is not None and first not in top.commands:
+        top.error(f"unknown command '{first}'{_near_word(first, top.commands)}; there are: {', '.join(top.commands)}")
+    args, rest = top.parse_known_args(argv)
+    if args.command is None:
+        top.error(f"give a command: {', '.join(top.commands)}")
+    command = top.commands[args.command]
+    unknown = [word for word in rest if word.startswith("-") and word != "-"]
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        command.error(f"unknown flag {flag}{_near(flag, command.flags())}")
+    if rest and not hasattr(args, "sources"):
+        command.error(f"unexpected argument '{rest[0]}'")
+    if rest:
+        args.sources = [*args.sources, *rest]
+    return args
+
+
+def _near(flag: str, candidates: list[str]) -> str:
+    """Return "; did you mean FLAG?" for a similar flag, "" if there is none."""
+    begin = [k for k in candidates if k.startswith(flag) and flag.strip("-")]
+    near = begin or ["--" + n for n in difflib.get_close_matches(flag.strip("-"), [k.strip("-") for k in candidates])]
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _near_word(word: str, candidates: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(candidates), 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def add_command(commands: Any, name: str, run: Callable[[Any], int], example: str) -> Parser:
+    """Add and return a command's parser, with ``--json`` and an example under ``--help``."""
+    summary = COMMANDS[name]
+    command: Parser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("--json", action="store_true", help="one JSON object on stdout; text goes to stderr")
+    command.set_defaults(run=run)
+    return command
+
+
+def add_flags(command: Parser, *modes: str) -> dict[str, Any]:
+    """Add the flags of the options that work in any of the modes. Return the groups that they are in, by title."""
+    groups: dict[str, Any] = {"": command}
+    for option in options_of().values():
+        if option.flag is not None and option.modes.intersection(modes):
+            if option.group not in groups:
+                groups[option.group] = command.add_argument_group(option.group)
+            add_flag(groups[option.group], option.name)
+    return groups
+
+
+def add_flag(to: Any, name: str) -> None:
+    """Add the flag of an option; the parsed arguments have it under the option's name."""
+    option = options_of()[name]
+    flag, arguments = option.flag, dict[str, Any](dest=name, help=option.flag_help)
+    assert flag is not None
+    if not flag.metavar and not flag.choices:
+        to.add_argument(option.flag_name, action="store_false" if option.default else "store_true", **arguments)
+        return
+    arguments |= {"metavar": flag.metavar or None, "type": flag.parse, "choices": flag.choices or None}
+    if flag.repeated:
+        to.add_argument(option.flag_name, action="append", default=[], **arguments)
+    else:
+        nargs = "?" if flag.bare else None
+        to.add_argument(option.flag_name, default=option.default, nargs=nargs, const=flag.bare, **arguments)
+
+
+# Mode → the flag that selects it, and how it is typed.
+MODE_FLAGS = {"job": ("--ray", "a job on a cluster: --ray ADDRESS"), "passes": ("--passes", "--passes auto")}
+
+
+def check_mode(args: argparse.Namespace, mode: str, allowed: Container[str] = ()) -> None:
+    """Raise UsageError for a flag whose option does not work in a mode. allowed : options that the command checks"""
+    for name, option in options_of().items():
+        if option.flag is None or mode in option.modes or name in allowed:
+            continue
+        if getattr(args, name, option.default) not in (option.default, []):
+            if mode in MODE_FLAGS:
+                raise UsageError(f"{option.flag_name}: not with {MODE_FLAGS[mode][0]}")
+            others = " or ".join(text for other, (_, text) in MODE_FLAGS.items() if other in option.modes)
+            raise UsageError(f"{option.flag_name}: belongs to {others}")
+
+
+def keywords_of(args: argparse.Namespace, mode: str, *concerns: type) -> dict[str, Any]:
+    """Return the flags that are options of some concerns in a mode, as keywords."""
+    parsed = {"columns": columns_of, "learning_rates": learning_rates_of}
+    names = [name for name in options_of(mode, *concerns) if name in args]
+    return {name: parsed[name](args) if name in parsed else getattr(args, name) for name in names}
+
+
+def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
+    """Return ``--column ROLE=NAME`` as a mapping. Raise UsageError for an invalid or repeated one."""
+    from penstock.io.decoding.schema import check_columns
+
+    columns: dict[str, str] = {}
+    for text in args.columns:
+        role, name = _pair(text, "--column", "ROLE=NAME, such as gradient=grad", str, str)
+        check_columns({role: name})
+        name.encode()  # raises UnicodeEncodeError here, where the flag is at fault and not the stream
+        if role in columns:
+            raise UsageError(f"--column {role}: given twice, as '{columns[role]}' and as '{name}'")
+        columns[role] = name
+    return columns
+
+
+def learning_rates_of(args: argparse.Namespace) -> dict[int, float]:
+    """Return ``--learning-rate TAG=VALUE`` as a mapping. Raise UsageError for an invalid or repeated one."""
+    rates: dict[int, float] = {}
+    for text in args.learning_rates:
+        tag, rate = _pair(text, "--learning-rate", "TAG=VALUE, two numbers, such as 0=0.05", int, float)
+        if tag in rates:
+            raise UsageError(f"--learning-rate {tag}: given twice, as {rates[tag]:g} and as {rate:g}")
+        rates[tag] = rate
+    return rates
+
+
+def check_sources(sources: Sequence[str]) -> None:
+    """Raise UsageError if standard input is listed twice, since it can be read only once."""
+    if sources.count("-") > 1:
+        raise UsageError("- (standard input) can be given only once")
+
+
+def _pair(text: str, flag: str, form: str, key: Callable[[str], K], value: Callable[[str], V]) -> tuple[K, V]:
+    """Return both sides of ``=``, parsed by ``key`` and ``value``. Raise UsageError for another form."""
+    left, _, right = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if left and right:
+            return key(left), value(right)
+    raise UsageError(f"{flag} {text}: expected {form}")
+
+
+def make_devices(count: int | None) -> Any:
+    """Return a mesh of the first ``count`` devices. On a CPU, create that many host devices (default 1).
+
+    Loads jax. Raise UsageError if there are fewer devices, or jax finds no device that it may use; CapacityError if
+    the limits of memory leave no room for its threads.
+    """
+    from penstock.cli.thread_memory import check_thread_memory
+
+    check_thread_memory(count)
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh
+
+    set_cpu_devices(count)
+    try:
+        devices = jax.local_devices()
+    except (RuntimeError, AssertionError) as error:
+        platforms = os.environ.get("JAX_PLATFORMS")
+        if platforms:
+            problem = f"JAX_PLATFORMS is '{platforms}' and there is no such device here: unset it, or set it to cpu"
+            raise UsageError(problem) from error
+        raise UsageError(f"jax finds no device: {error}") from error
+    if count is not None and count > len(devices):
+        kind = devices[0].platform.upper()
+        why = " (XLA_FLAGS or JAX_NUM_CPU_DEVICES says so)" if kind == "CPU" else ""
+        raise UsageError(f"--devices {count}: there are {len(devices)} {kind} devices here{why}")
+    return Mesh(np.asarray(devices[:count]), ("shard",))
+
+
+def set_cpu_devices(count: int | None) -> None:
+    """Make jax create ``count`` host devices on a CPU (default 1). Call before anything queries jax's devices."""
+    import jax
+
+    # A device count in the environment is the user's decision, and jax refuses two settings.
+    forced = re.search(r"xla_force_host_platform_device_count", os.environ.get("XLA_FLAGS", ""))
+    settings: Any = jax.config  # its fields are created at run time
+    if not forced and settings.jax_num_cpu_devices < (count or 1):
+        # jax refuses this once it is initialized (a program called main); make_devices then counts its devices.
+        with contextlib.suppress(RuntimeError):
+            settings.update("jax_num_cpu_devices", count or 1)

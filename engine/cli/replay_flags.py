@@ -1,0 +1,112 @@
+"""The flags of a replay, checked together, before any table is allocated."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from penstock.checkpoint.store import PASSES, Folder
+from penstock.cli.command_line import MODE_FLAGS, check_mode, check_sources, columns_of, learning_rates_of
+from penstock.cli.output import check_writable, place_text
+from penstock.config.embedding import EmbeddingConfig
+from penstock.deltas import DeltaOptions, form_of
+from penstock.errors import UsageError
+from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.sources.opening import open_sources
+from penstock.io.sources.seekable_source import check_order
+from penstock.io.storage import quarantine
+from penstock.io.storage.delta_sink import check_new, is_stream
+from penstock.learning_rates import check_given
+from penstock.options import DeltaKeywords, options_of
+from penstock.shares.pass_folder import PassFolder
+
+
+def deltas_of(args: argparse.Namespace, mode: str) -> dict[str, Any]:
+    """Return the flags as arguments of ``Engine.run``. Raise UsageError for flags that exclude each other."""
+    if args.deltas is None:
+        for name, option in options_of(mode, DeltaKeywords).items():
+            if getattr(args, name, None):
+                raise UsageError(f"{option.flag_name}: name a file for deltas: --deltas FILE")
+        return {}
+    if args.deltas == "-" and args.json:
+        raise UsageError("--deltas - and --json both want standard output; give --deltas a file or a pipe")
+    if is_stream(args.deltas) and args.checkpoint is not None:
+        raise UsageError(f"--deltas {args.deltas}: with --checkpoint deltas go into a file, which --resume continues")
+    return {"deltas": args.deltas, "slots": _slots(args.slots), "last": args.last, **_per(args.per_steps, mode)}
+
+
+def file_of_deltas(args: argparse.Namespace) -> Path | None:
+    """Return the file that ``--deltas`` names; None for a stream. Raise UsageError if it exists, without --resume."""
+    if args.deltas is None or is_stream(args.deltas):
+        return None
+    file = Path(args.deltas)
+    if not args.resume:
+        check_new(file)
+    return file
+
+
+def _slots(text: str | None) -> bool | list[str]:
+    return text == "all" or (text.split(",") if text else False)
+
+
+def _per(text: str | None, mode: str) -> dict[str, float]:
+    if text is None:
+        return {}
+    unit, _, number = text.partition("=")
+    try:
+        value = float(number) if unit == "seconds" else int(number)
+    except ValueError:
+        value = -1
+    if f"per_{unit}" not in options_of("run") or not (0 <= value < float("inf") if unit == "seconds" else value >= 1):
+        raise UsageError(f"--deltas-per {text}: expected steps=N, rows=N or seconds=N, such as steps=100")
+    if f"per_{unit}" not in options_of(mode):
+        raise UsageError(f"--deltas-per: with {MODE_FLAGS[mode][0]}, expected steps=N")
+    return {f"per_{unit}": value}
+
+
+class Checked:
+    """The flags of a replay on one machine. Invalid ones and missing files are reported before tables are allocated."""
+
+    def __init__(self, args: argparse.Namespace, mode: str) -> None:
+        check_mode(args, mode)
+        columns_of(args)
+        rates = learning_rates_of(args)
+        _, self.quarantine = quarantine.parse_on_bad_row(args.on_bad_row)
+        check_sources(args.sources)
+        self.config = EmbeddingConfig.load(args.config)
+        check_given(rates, self.config.num_tags)
+        ReadOptions.of_config(self.config, {"table": args.table})
+        sources = open_sources(args.sources, args.allow_missing_end, args.as_files, args.patience)
+        if sources:
+            check_order(sources, args.merge, args.follow)
+        check_checkpoint(args)
+        if self.quarantine is not None and not args.resume:
+            quarantine.check_new(self.quarantine)
+        self.deltas = deltas_of(args, mode)
+        if self.deltas:
+            form_of(self.config.tables, DeltaOptions.among(self.deltas))
+        files = (self.quarantine, file_of_deltas(args))
+        for place in (args.out, args.checkpoint, args.report, *(file and file.parent for file in files)):
+            if place is not None:
+                check_writable(place)
+
+
+def check_checkpoint(args: argparse.Namespace) -> None:
+    """Raise UsageError if the checkpoint flags lack each other, or this run may not commit to DIR."""
+    if args.checkpoint is None:
+        for flag in ("every", "resume"):
+            if getattr(args, flag):
+                raise UsageError(f"--{flag}: name a checkpoint: --checkpoint DIR")
+    else:
+        Folder(args.checkpoint).check_place(args.resume)
+
+
+def check_no_passes(args: argparse.Namespace) -> None:
+    """Raise UsageError if the checkpoint to resume is that of an unfinished replay in passes."""
+    if args.resume and "://" not in str(args.checkpoint):
+        numbers = Folder(args.checkpoint).numbers()
+        count = PassFolder(Path(args.checkpoint) / PASSES).unfinished(numbers[-1] if numbers else None)
+        if count is not None:
+            unfinished = f"contains an unfinished replay in passes; resume it with --passes {count}"
+            raise UsageError(f"{place_text(args.checkpoint)}: {unfinished}")

@@ -1,0 +1,71 @@
+"""Each page of docs/sources: its lines send frames, and its commands apply them."""
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from brokers import MockKafka, Nats
+from limits import until
+from services import Process, config_of, connect, frame, replayed
+
+import penstock as ps
+from penstock.cli import main
+
+PAGES = Path(__file__).resolve().parents[3] / "docs" / "sources"
+BATCHES = [frame(number, step=number) for number in range(3)]
+
+
+def block(page, language):
+    (found,) = re.findall(rf"```{language}\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
+    return found
+
+
+def commands(page):
+    return [line.removeprefix("$ penstock ").split() for line in block(page, "console").splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The folder of the pages' relative paths."""
+    monkeypatch.chdir(tmp_path)
+    config_of().save(tmp_path / "tables.pbtxt")
+
+
+def check_state():
+    assert ps.Engine.restore("state").state_hash() == replayed(BATCHES).state_hash()
+
+
+@pytest.mark.parametrize("kind", ["nats", "kafka"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_broker(kind, number, tmp_path):
+    with MockKafka() if kind == "kafka" else Nats(tmp_path / "nats") as broker:
+        used, at = ("127.0.0.1:9092", "127.0.0.1:4222")[kind == "nats"], broker.address
+        exec(block(kind, "py").replace(used, at), {"batches": BATCHES})
+        command, *words = (word.replace(used, at) for word in commands(kind)[number])
+        producer = "kafka/gradients/0" if kind == "kafka" else "nats/gradients"
+        if command == "serve":
+            with Process(*words) as running, connect(running.uri) as client:
+                until(lambda: client.position(producer) == len(BATCHES))
+                assert running.end(signal.SIGTERM)[0] == 130
+        else:
+            assert main([command, *words]) == 0
+    check_state()
+
+
+@pytest.mark.parametrize("kind", ["delta", "lance", "iceberg"])
+def test_a_table(kind, tmp_path, monkeypatch):
+    pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}.get(kind, kind))
+    if kind == "iceberg":
+        pytest.importorskip("sqlalchemy")
+        import pyiceberg.catalog
+        from pyiceberg.utils.config import Config
+
+        monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TYPE", "sql")
+        monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/catalog.db")
+        monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", f"file://{tmp_path}")
+        monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())  # read at the first import
+    exec(block(kind, "py"), {"batches": BATCHES})
+    (command,) = commands(kind)
+    assert main(command) == 0
+    check_state()

@@ -1,0 +1,299 @@
+"""The README's Python runs as it stands, its commands exist, and its links lead somewhere."""
+
+import ast
+import doctest
+import os
+import re
+import shlex
+import subprocess
+import textwrap
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scripts import loaded
+from services import frame, service_of
+
+import penstock
+from penstock.cli.command_line import parse
+from penstock.cli.doctor import OPTIONAL
+from penstock.cli.main import COMMANDS, main, parser
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))),
+]
+# What pages that show a few lines of something larger take for granted.
+SCENES = {
+    "docs/activations.md": """
+        import numpy as np, penstock as ps
+        config_of = {"f": ps.FeatureConfig(ps.TableConfig(9, 2, name="user"))}
+        engine = ps.Engine(ps.EmbeddingConfig.from_features(config_of, batch_size=4, optimizer=ps.SGD(0.1),
+                                                                    pipeline_execution_with_tensor_core=True))
+        features = {"f": np.array([[1], [2], [1], [8]])}
+        batches = [features] * 3
+        gradients_of = lambda dedup: {"f": np.ones((4, 2), np.float32)}
+    """,
+    "docs/checkpoints.md": """
+        import numpy as np, pyarrow as pa, penstock as ps
+        engine, mesh = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 2, optimizer=ps.SGD(0.1))])), None
+        batch = pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]]})
+        with pa.ipc.new_stream("monday.arrows", batch.schema) as writer:
+            writer.write_batch(batch)
+    """,
+    "docs/deltas.md": """
+        import pyarrow as pa, penstock as ps
+        engine = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 2, optimizer=ps.Adagrad(0.1))]))
+        batch = pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]]})
+        with pa.ipc.new_stream("monday.arrows", batch.schema) as writer:
+            writer.write_batch(batch)
+        serving = follower = type("Rows", (list,), {"upsert": list.append, "take": list.append})()
+        ps.Engine(engine.config).save("run1")
+    """,
+    "docs/stages.md": """
+        import os, pyarrow as pa, pyarrow.dataset, pyarrow.parquet, penstock as ps
+        ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 2, optimizer=ps.SGD(0.1))]).save("tables.pbtxt")
+        batches = [pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]], "step": [0, 0]})]
+        os.mkdir("gradients")
+        pa.parquet.write_table(pa.Table.from_batches(batches), "gradients/0.parquet")
+    """,
+    "docs/log.md": """
+        import pyarrow as pa
+        batches = [pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]]})]
+        schema = batches[0].schema
+    """,
+}
+# Lines for data flows that are not installed here, or for a service that does not run: they are only compiled.
+ELSEWHERE = re.compile(r"\b(optax\.|ray\.|dask\.|daft\.|beam\.|mapInArrow|connect\(\"grpc)")
+
+
+def blocks(page, language):
+    found = re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return [re.sub(r"\\\n +", "", block) for block in found] if language == "console" else found
+
+
+def test_the_readmes_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in blocks("README.md", "python"):
+        exec(compile(block, "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "3 rows, 1 steps, 0 stale frames" in printed
+    assert "apply('item'): row 1, column 'id': expected 0 <= id < 5000" in printed
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/") and blocks(page, "python")])
+def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(textwrap.dedent(SCENES.get(page, "")), names)
+    # The commands of these pages belong between their blocks of Python; other pages' only exist (below).
+    wanted = "python|console" if page.startswith(("docs/tutorials/", "docs/placement")) else "python"
+    for language, block in re.findall(rf"```({wanted})\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+        if language == "console":
+            printed = run_commands(block, capsys).splitlines()
+            assert [line for line in block.splitlines() if line[:2] != "$ " and line not in printed] == []
+        elif not ELSEWHERE.search(block):
+            exec(compile(block, page, "exec"), names)
+        else:
+            compile(block, page, "exec")
+
+
+def run_commands(block, capsys):
+    """Run the commands of a block. Returns what they print."""
+    capsys.readouterr()
+    for line in block.splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if words[0] == "penstock" and words[1] != "serve":  # which goes on until somebody ends it
+            assert main(words[1:]) == 0, line
+    return capsys.readouterr().out
+
+
+def test_the_pages_lines_for_a_service_run():
+    (block,) = blocks("docs/serve.md", "py")
+    with service_of() as service:
+        assert block.count("grpc://127.0.0.1:8815") == 1
+        frames, ids = [frame(1), frame(2), frame(3)], [1, 2]
+        code = block.replace("grpc://127.0.0.1:8815", service.address.uri)
+        exec(compile(code, "docs/serve.md", "exec"), {"frames": frames[:2], "frame": frames[2], "ids": ids})
+        assert service.status()["frames"] == 3
+
+
+def test_every_command_on_a_page_is_one():
+    for page in PAGES:
+        for block in blocks(page, "console"):
+            for line in block.splitlines():
+                words = shlex.split(line.removeprefix("$ "), comments=True)
+                if line.startswith("$ penstock ") and "…" not in line:
+                    parse(parser(), words[1:])
+
+
+def test_the_generated_reference_names_everything():
+    hooks = loaded("docs/hooks.py")
+    api, commands = hooks.api(), hooks.commands()
+    assert [name for name in penstock.__all__ if f"\n## {name}\n" not in api] == []
+    assert "### Engine.run\n" in api
+    assert "### Engine.global_step\n" in api
+    assert [name for name in COMMANDS if f"\n## penstock {name}\n" not in commands] == []
+
+
+def test_the_citation_is_of_this_version():
+    assert f"\nversion: {penstock.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_every_page_is_in_the_sites_navigation():
+    nav = re.findall(r"- ([a-z_/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert sorted(nav) == sorted(pages | {"reference/api.md", "reference/help.md"})
+
+
+class Untimed(doctest.OutputChecker):
+    """Outputs are equal whatever the seconds in them."""
+
+    def check_output(self, want, got, optionflags):
+        want, got = (re.sub(r"\b\d+\.\d s\b", "N s", text) for text in (want, got))
+        return super().check_output(want, got, optionflags)
+
+
+@pytest.mark.parametrize(("page", "num_examples"), [("accumulators.md", 19), ("activations.md", 12)])
+def test_sessions_on_pages_show_their_real_output(page, num_examples):
+    text = (ROOT / "docs" / page).read_text()
+    examples = doctest.DocTestParser().get_doctest(text, {}, page, None, 0)
+    output = []
+    found = doctest.DocTestRunner(Untimed(), verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(
+        examples, out=output.append
+    )
+    assert (found.failed, found.attempted) == (0, num_examples), "".join(output)
+
+
+def test_the_readmes_way_to_your_own_file_works(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    section = (ROOT / "README.md").read_text().partition("### Your own file")[2]
+    python, text, console = re.findall(r"```(?:python|text|console)\n(.*?)```", section, re.DOTALL)[:3]
+    exec(compile(python, "README.md", "exec"), {"np": np})
+    (tmp_path / "mine.pbtxt").write_text(text)
+    output = run_commands(console, capsys)
+    assert "nothing to remark" in output
+    assert "6 steps" in output
+    assert (tmp_path / "mine" / "user.parquet").exists()
+
+
+def test_the_readmes_commands_parse():
+    lines = [line.removeprefix("$ ") for block in blocks("README.md", "console") for line in block.splitlines()]
+    commands = [line.split()[1:] for line in lines if line.startswith("penstock ")]
+    assert {c[0] for c in commands} >= {"synth", "replay", "validate", "inspect"}
+    for command in commands:
+        parser().parse_args(command)
+
+
+def test_the_readmes_log_has_the_state_that_it_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    synth, replay = (
+        shlex.split(line)[2:]
+        for line in blocks("README.md", "console")[1].splitlines()
+        if line.startswith("$ penstock")
+    )
+    assert main(synth) == 0
+    capsys.readouterr()
+    assert main(replay) == 0
+    printed = capsys.readouterr().out.splitlines()
+    output = blocks("README.md", "console")[1].splitlines()
+    assert printed[1:] == output[-len(printed) + 1 :]  # but for the first line, which has the seconds
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/decisions/")])
+def test_a_decision_has_a_status_a_date_a_context_and_a_consequence(page):
+    head, *body = (ROOT / page).read_text().split("\n\n", 2)
+    assert head.startswith("# ")
+    assert re.fullmatch(r"Status: (accepted|superseded by \S+), \d{4}-\d\d-\d\d", body[0])
+    parts = re.findall(r"^(?:## |\*\*)(Context|Decision|Consequence)\b", body[1], re.MULTILINE)
+    assert parts == ["Context", "Decision", "Consequence"] * (len(parts) // 3)
+    assert parts != []
+
+
+def test_the_architecture_and_the_readme_are_short():
+    lengths = {page: len((ROOT / page).read_text().splitlines()) for page in ("ARCHITECTURE.md", "README.md")}
+    assert lengths["ARCHITECTURE.md"] <= 120
+    assert lengths["README.md"] <= 150
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text()):
+        assert target.startswith("https://") or (ROOT / page).parent.joinpath(target).exists(), target
+
+
+def test_the_page_on_commands_knows_every_command_and_flag_of_replay(capsys):
+    page = (ROOT / "docs" / "cli.md").read_text()
+    assert all(f"`{command}" in page for command in COMMANDS)
+    with pytest.raises(SystemExit):
+        parser().parse_args(["replay", "--help"])
+    flags = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
+    assert {flag for flag in flags if flag not in page} == set()
+
+
+def test_the_page_on_commands_has_the_current_flags():
+    page = (ROOT / "docs" / "cli.md").read_text()
+    assert page.count("<!-- flags: ") == 3
+    assert page == loaded("docs/hooks.py").written(page), "run: python docs/hooks.py"
+
+
+def test_the_architecture_names_every_package_and_every_module_of_the_core():
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    for root in ("engine", "io", "pyx", "bench"):
+        for init in (ROOT / root).rglob("__init__.py"):
+            folder = init.parent.relative_to(ROOT)
+            assert f"`{folder}/`" in page or f"`{folder.name}/`" in page, folder
+    for path in (ROOT / "engine").glob("[!_]*.py"):
+        assert f"`engine/{path.name}`" in page, path
+
+
+def methods_of_classes():
+    """Return the names (class, method) of engine/ and io/."""
+    paths = [path for folder in ("engine", "io") for path in (ROOT / folder).rglob("*.py")]
+    classes = [node for path in paths for node in ast.walk(ast.parse(path.read_text())) if type(node) is ast.ClassDef]
+    return {(kind.name, node.name) for kind in classes for node in kind.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_method_that_the_architecture_draws_exists():
+    drawings = re.findall(r"```\n(.*?)```", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL)
+    drawn = {name for drawing in drawings for name in re.findall(r"\b([A-Z][A-Za-z]+)\.([a-z_]+)\b", drawing)}
+    assert ("CheckpointSession", "run") in drawn
+    assert drawn - methods_of_classes() == set()
+
+
+def test_every_path_that_the_architecture_names_exists():
+    for path in re.findall(r"`((?:engine|io|pyx|bench)/[a-z_/]*(?:\.pyx?)?)`", (ROOT / "ARCHITECTURE.md").read_text()):
+        assert (ROOT / path).exists() or (ROOT / f"{path}.py").exists(), path
+
+
+def test_every_hint_to_install_an_extra_names_the_package_and_one_of_its_extras():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    hint = re.compile(r"pip install ([^\n`]*?)'([^'\[\]\n]*)\[([a-z-]+)\]'")
+    folders = [(ROOT / name).rglob("*") for name in ("docs", "engine", "io", "bench", "examples")]
+    files = [path for folder in (ROOT.glob("*.md"), *folders) for path in folder if path.suffix in (".md", ".py")]
+    hints = {hint_text for path in files for hint_text in hint.findall(path.read_text())}
+    assert {(how, package) for how, package, _ in hints} == {("", "penstock")}
+    assert {extra for _, _, extra in hints} | set(OPTIONAL.values()) <= set(extras)
+
+
+@pytest.mark.parametrize(("codes", "ends_with"), [(["kill", "kill", "0"], 0), (["kill", "3"], 3), (["130"], 130)])
+def test_the_pages_script_restarts_a_process_that_was_killed(tmp_path, codes, ends_with):
+    """``penstock`` is a stub that counts its calls and ends with those codes."""
+    (script,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "checkpoints.md").read_text(), re.DOTALL)
+    assert "--resume" in script
+    (tmp_path / "codes").write_text("\n".join(codes))
+    stub = tmp_path / "penstock"
+    stub.write_text(
+        '#!/bin/sh\necho x >>calls\ncode=$(sed -n "$(wc -l <calls)p" codes)\n'
+        '[ "$code" = kill ] && kill -9 $$\nexit "$code"\n'
+    )
+    stub.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True, timeout=60)
+    assert done.returncode == ends_with
+    assert len((tmp_path / "calls").read_text().split()) == len(codes)

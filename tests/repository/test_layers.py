@@ -1,0 +1,239 @@
+"""The order of packages in ARCHITECTURE.md, and which package may import which library."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from package_layers import ALLOWED, LAYERS
+
+ROOT = Path(__file__).resolve().parents[2]
+CYTHON = {".pyx", ".pxd"}
+
+
+def modules():
+    folders = {"engine": "penstock", "bench": "penstock.bench", "io": "penstock.io", "pyx": "penstock.pyx"}
+    for folder, package in folders.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path.name.endswith("_pb2.py") or "experiments" in path.parts:  # scripts, not part of the package
+                continue
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            yield ".".join([package, *(p for p in parts if p != "__init__")]), path
+    for path in sorted(p for p in (ROOT / "pyx").rglob("*") if p.suffix in CYTHON):  # a header is a separate module
+        module = ".".join(("penstock", *path.relative_to(ROOT).with_suffix("").parts))
+        yield module + (".pxd" if path.suffix == ".pxd" else ""), path
+
+
+def imports(path):
+    """(module, whether it is loaded at run time) of every import, also under TYPE_CHECKING."""
+    if path.suffix in CYTHON:
+        yield from ((module, True) for module in cython_imports(path))
+        return
+    tree = ast.parse(path.read_text())
+    for_types = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            for_types.update(id(child) for statement in node.body for child in ast.walk(statement))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, id(node) not in for_types) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "modules are imported by their full name"
+            yield from ((f"{node.module}.{alias.name}", id(node) not in for_types) for alias in node.names)
+
+
+def cython_imports(path):
+    """Imports and cimports of a kernel; a relative one is of the same package."""
+    for line in path.read_text().splitlines():
+        found = re.match(r"\s*from\s+(\S+)\s+(c?)import\s+\(?\s*([\w, ]+)", line)
+        if found:
+            module = re.sub(r"^\.", "penstock.pyx.", found[1])
+            if found[2] and module.startswith("penstock."):
+                module += ".pxd"
+            yield from (f"{module}.{name.split()[0]}" for name in found[3].split(",") if name.strip())
+        elif found := re.match(r"\s*c?import\s+(\S+)", line):
+            yield found[1]
+
+
+def graph():
+    """module → the modules that it imports; a name that is imported stands for its module."""
+    names = {module for module, _ in modules()}
+    arrows = {module: set() for module in names - {"penstock"}}
+    for module, path in modules():
+        for imported, _ in imports(path):
+            of = imported if imported in names else imported.rpartition(".")[0]
+            if of in arrows and module in arrows and of != module:
+                arrows[module].add(of)
+    return arrows
+
+
+def circles(arrows):
+    """Strongly connected components of more than one module (Tarjan)."""
+    number, lowest, stack, found = {}, {}, [], []
+
+    def visit(module):
+        number[module] = lowest[module] = len(number)
+        stack.append(module)
+        for of in sorted(arrows[module]):
+            if of not in number:
+                visit(of)
+                lowest[module] = min(lowest[module], lowest[of])
+            elif of in stack:
+                lowest[module] = min(lowest[module], number[of])
+        if lowest[module] == number[module]:
+            first = stack.index(module)
+            if len(stack) - first > 1:
+                found.append(sorted(stack[first:]))
+            del stack[first:]
+
+    for module in sorted(arrows):
+        if module not in number:
+            visit(module)
+    return found
+
+
+def within(module, prefixes):
+    return any(module == p or module.startswith(p + ".") for p in prefixes)
+
+
+def test_a_library_is_imported_only_where_it_may_be():
+    for module, path in modules():
+        for imported, is_loaded in imports(path):
+            library = imported.split(".")[0]
+            if is_loaded and library in ALLOWED:
+                packages = {f"penstock.{package}" for package in ALLOWED[library]}
+                assert within(module, packages), f"{module} may not import {library}"
+
+
+def test_no_module_imports_the_top_level_package():
+    for module, path in modules():
+        if path.suffix == ".py":
+            for node in ast.walk(ast.parse(path.read_text())):
+                assert not (isinstance(node, ast.ImportFrom) and node.module == "penstock"), module
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+    assert circles(graph()) == []
+
+
+def running_up(arrows):
+    """The arrows from a package to one that stands above it in LAYERS, or before it in the same line."""
+    order = LAYERS.split()
+    height = {module: -order.index(module.split(".")[1]) for module in arrows}
+    return sorted((module, of) for module, found in arrows.items() for of in found if height[of] > height[module])
+
+
+def test_no_import_runs_back_up_to_a_higher_package():
+    arrows = {"penstock.io.log": {"penstock.io.synth", "penstock.core", "penstock.frames"}}
+    assert running_up(arrows | {"penstock.core": set(), "penstock.frames": set(), "penstock.io.synth": set()}) == [
+        ("penstock.io.log", "penstock.core")
+    ]
+    assert running_up(graph()) == []
+
+
+def test_the_architecture_draws_the_order_of_packages():
+    assert f"```{LAYERS}```" in (ROOT / "ARCHITECTURE.md").read_text()
+    assert set(LAYERS.split()) == {module.split(".")[1] for module in graph()}
+
+
+# Attributes whose leading underscore is not privacy, or that a library has no other name for.
+NOT_PRIVATE = {"os._exit", "._replace", "actor._actor_id", "command._actions"}
+
+
+def private_accesses(path):
+    """``x._y`` where x is neither self, cls nor super() and this module does not define ``_y``."""
+    tree = ast.parse(path.read_text())
+    defined = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            is_own = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
+            defined.update({node.attr} if is_own else ())
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not re.match("_[^_]", node.attr) or node.attr in defined:
+            continue
+        if ast.unparse(node.value) not in {"self", "cls", "super()"}:
+            yield ast.unparse(node)
+
+
+def test_no_module_uses_private_names_of_another():
+    found = {
+        f"{path.relative_to(ROOT)}: {access}"
+        for _, path in modules()
+        if path.suffix == ".py"
+        for access in private_accesses(path)
+        if not access.endswith(tuple(NOT_PRIVATE))
+    }
+    assert found == set()
+
+
+def test_every_package_is_in_the_wheel():
+    tree = ast.parse((ROOT / "setup.py").read_text())
+    (listed,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PACKAGE_DIR"
+    )
+    inits = [init for room in ("engine", "io", "pyx", "bench") for init in (ROOT / room).rglob("__init__.py")]
+    found = {str(init.parent.relative_to(ROOT)) for init in inits}
+    assert set(listed.values()) == found
+    assert all(name == "penstock" or folder.endswith(name.rsplit(".", 1)[1]) for name, folder in listed.items())
+
+
+def test_importing_penstock_loads_neither_jax_nor_pyarrow():
+    code = "import sys, penstock; print(*[m for m in ('jax', 'jaxlib', 'pyarrow') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_every_public_name_exists():
+    import penstock
+
+    assert all(getattr(penstock, name) is not None for name in penstock.__all__)
+    stub = ast.parse((ROOT / "engine" / "__init__.pyi").read_text())
+    imported = [(node, alias.name) for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    modules = [importlib.import_module(node.module) for node, name in imported if name == "*"]
+    listed = [name for _, name in imported if name != "*"] + [name for module in modules for name in module.__all__]
+    assert penstock.__all__ == sorted(listed)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = penstock.Nothing
+
+
+# Names that several modules share, each with the reason.
+SHARED_NAMES = {
+    "__init__": "every package has one",
+    "__main__": "of the command line, and of the bench's report",
+    "rule": "the constants of an update rule in Python, and the same in C",
+    "synth": "a command, named as it is typed, and the module that does its work",
+}
+
+
+def test_no_two_modules_share_a_name_without_a_reason():
+    paths = {path.relative_to(ROOT).with_suffix("") for _, path in modules()}
+    paths |= {
+        path.relative_to(ROOT).with_suffix("") for path in (ROOT / "pyx").rglob("*.h") if "vendor" not in path.parts
+    }
+    found = Counter(path.name for path in paths)
+    assert found["__init__"] > 1
+    assert {name for name, times in found.items() if times > 1} - SHARED_NAMES.keys() == set()
+
+
+# A file may be long where it is one state machine.
+MOST_LINES = 500
+
+
+def test_no_module_has_more_than_500_lines():
+    folders = [ROOT / folder for folder in ("engine", "io", "pyx", "bench", "tests", "examples")]
+    files = (path for folder in folders for path in folder.rglob("*") if path.suffix in {".py", ".pyx", ".pxd", ".h"})
+    written = [path for path in files if "vendor" not in path.parts and not path.name.endswith("_pb2.py")]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in written}
+    assert len(lengths) > 400
+    assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}

@@ -1,0 +1,170 @@
+"""Brokers for tests: a dedicated NATS server, and the messages that producers send."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from limits import HANG_S, until
+from services import free_port
+
+from penstock.io.connectors.broker_partition import Message, Partition, RetainedRange
+
+
+def message_of(batch, *more):
+    """A message: an Arrow IPC stream with these batches."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        for each in (batch, *more):
+            writer.write_batch(each)
+    return sink.getvalue().to_pybytes()
+
+
+def server_path(name):
+    """The path of a server; skip the test without it. Debian's is not on every user's PATH."""
+    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+    return found or pytest.skip(f"{name} is not installed")
+
+
+class Nats:
+    """A NATS server with JetStream and one stream. limits : of the stream, as JetStream names them"""
+
+    def __init__(self, folder, *options, **limits):
+        self.nats = pytest.importorskip("nats")
+        self.server = server_path("nats-server")
+        self.folder, self.port, self.options = folder, free_port(), options
+        self.address = f"127.0.0.1:{self.port}"
+        self.uri = f"nats://{self.address}/gradients"
+        self.limits, self.num_sent = limits, 0
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(
+            [self.server, "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self.folder), *self.options],
+            stderr=subprocess.DEVNULL,
+        )
+        until(self._has_stream)
+
+    def _has_stream(self):
+        try:
+            self._with_stream(lambda stream: stream.stream_info("gradients"))
+        except self.nats.js.errors.NotFoundError:
+            config = self.nats.js.api.StreamConfig(name="gradients", subjects=["gradients.>"], **self.limits)
+            self._with_stream(lambda stream: stream.add_stream(config))
+        except (self.nats.errors.Error, OSError):
+            return False
+        return True
+
+    def _with_stream(self, work):
+        async def run():
+            async def ignore(_):
+                pass
+
+            options = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0.02}
+            connection = await self.nats.connect(f"nats://{self.address}", **self.login, **options, error_cb=ignore)
+            try:
+                return await work(connection.jetstream())
+            finally:
+                await connection.close()
+
+        return asyncio.run(run())
+
+    login: dict[str, str] = {}  # noqa: RUF012 (a constant of the class)
+
+    def send(self, *messages):
+        """Publish, each after the server has stored the one before."""
+
+        async def publish(stream):
+            for message in messages:
+                await stream.publish("gradients.w0", message)
+
+        self._with_stream(publish)
+
+    def remove(self, sequence):
+        self._with_stream(lambda stream: stream.delete_msg("gradients", sequence))
+
+    def purge(self, sequence):
+        """Remove what precedes a sequence."""
+        self._with_stream(lambda stream: stream.purge_stream("gradients", seq=sequence))
+
+    def create_again(self, *messages):
+        """Delete the stream, and create another one of its name with these messages."""
+        self._with_stream(lambda stream: stream.delete_stream("gradients"))
+        assert self._has_stream()
+        self.send(*messages)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+
+class MockKafka:
+    """librdkafka's mock cluster in a separate process. brokers, address : where it is"""
+
+    def __init__(self):
+        pytest.importorskip("confluent_kafka")
+        words = [sys.executable, str(Path(__file__).with_name("mock_kafka.py"))]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.brokers = self.address = self.process.stdout.readline().strip()
+
+    def close(self):
+        self.process.communicate(timeout=HANG_S)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class Scripted(Partition):
+    """numbers : of the messages; low : below it, none is retained; failures : of the calls to come, False or True"""
+
+    def __init__(self, numbers, low=1, failures=()):
+        super().__init__("kafka/t/0", "kafka://b/t, partition 0")
+        self.numbers, self.low, self.failures = numbers, low, list(failures)
+        self.next, self.opened = None, 0
+
+    def _may_fail(self):
+        if self.failures and self.failures.pop(0):
+            raise OSError("broker transport failure")
+
+    def place(self, number):
+        return f"{self.description}, offset {number - 1}"
+
+    def retained_range(self):
+        self._may_fail()
+        return RetainedRange(self.low, max(self.numbers, default=self.low - 1))
+
+    def seek(self, number):
+        self._may_fail()
+        self.next, self.opened = number, self.opened + 1
+
+    def read(self, timeout_s):
+        self._may_fail()
+        found = [number for number in self.numbers if number >= max(self.next, self.low)]
+        if not found:
+            return []
+        self.next = found[0] + 1
+        return [Message(found[0], b"")]
+
+    def close(self):
+        self.next = None
+
+
+def numbers_of(reader, count):
+    """The numbers of so many reads that return a message."""
+    found = []
+    while len(found) < count:
+        found += [message.number for message in reader.read(0)]
+    return found

@@ -1,0 +1,153 @@
+"""What ``make test`` leaves to ``make evidence``: most cases of products of settings, and most random examples.
+
+``make test`` is a developer's loop: every behaviour, in few cases. ``make evidence`` runs the other cases, and the
+random tests with all of their examples. .ci/run calls both.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+IS_EVIDENCE = os.environ.get("PENSTOCK_EVIDENCE") == "1"
+
+# Test → the ids of the cases that ``make test`` runs. An empty list: none; the behaviour has another test.
+SAMPLED = {
+    "test_activations_example.py::test_the_example_with_tables_inside_its_jitted_step_has_the_same_losses": [""],
+    "test_allocation.py::test_every_allocation_that_fails_is_a_memory_error_and_nothing_else": [],
+    "test_bridge.py::test_an_update_never_moves_or_copies_a_table": ["1-xla", "3-ffi", "8-xla"],
+    "test_bridge.py::test_an_update_of_every_row_moves_no_table_and_each_row_once": ["3-ffi", "3-xla"],
+    "test_cached.py::test_a_cache_changes_no_bit_of_tables_and_deltas": [
+        "ffi-1-one row-1",
+        "ffi-3-half-1",
+        "ffi-8-a tenth-0",
+        "xla-3-half-4",
+        "pallas-3-half-4",
+    ],
+    "test_cached.py::test_passes_of_a_cached_table_give_the_hash_and_the_deltas_of_a_device": ["a tenth-4"],
+    "test_cached.py::test_passes_of_other_variants_give_the_hash_and_the_deltas_of_a_device": ["half-16-2-xla"],
+    "test_cached_moves.py::test_moves_copy_no_table_and_compile_nothing_once_warm": ["ffi", "xla"],
+    "test_cli_signals.py::test_a_signal_in_the_first_two_seconds": ["1", "6", "9"],
+    "test_delta_file.py::test_a_consumer_that_starts_again_gets_what_it_lacks_and_knows_what_it_has": [
+        "3-{'per_steps': 4}",
+        "6-{'per_steps': 4}",
+        "6-{'per_rows': 100}",
+    ],
+    "test_directory_twin.py::test_a_third_of_a_million_operations_on_several_shards_equal_the_twin": [],
+    "test_dynamic_devices.py::test_a_dynamic_table_runs_no_program_that_a_static_table_of_its_capacity_has_not": [
+        "xla-plain-11-False"
+    ],
+    "test_dynamic_devices.py::test_a_run_continues_on_any_number_of_devices_with_frames_in_its_gate": ["xla-plain"],
+    "test_dynamic_devices.py::test_all_devices_layouts_and_variants_give_the_bits_of_the_cpus_tables": ["sgd"],
+    "test_dynamic_followers.py::test_a_reader_equals_the_table_at_each_of_1000_steps_and_accounts_for_every_key": [
+        "lru"
+    ],
+    "test_dynamic_hash.py::test_a_run_that_resumes_after_every_frame_ends_like_the_unbroken_one": ["lfu"],
+    "test_dynamic_hash.py::test_a_run_that_resumes_at_any_frame_takes_the_same_way": ["lru"],
+    "test_faults.py::test_a_replay_in_passes_that_ended_early_resumes_to_the_state_of_one_run": ["kill:150", "eio:240"],
+    "test_faults.py::test_a_replay_with_rows_in_flight_that_ended_early_resumes_to_the_same_state": [
+        "kill-half:40",
+        "enospc:50",
+    ],
+    "test_faults.py::test_a_run_ended_at_a_file_operation_resumes_to_the_same_state": [
+        "1-kill",
+        "9-kill-half",
+        "9-eio",
+        "20-enospc",
+        "20-short",
+    ],
+    "test_faults.py::test_a_run_killed_at_a_random_moment_resumes_to_the_same_state": ["1"],
+    "test_files_of_runs.py::test_a_run_ended_at_any_file_operation_resumes_to_the_same_file": [
+        "killed-deltas",
+        "half a write-quarantine",
+        "no space-quarantine in Arrow's file format",
+    ],
+    "test_functional_rules.py::test_a_transform_with_slots_and_a_count_updates_rows_as_it_updates_a_dense_table": [
+        "1-plain",
+        "2-tiled",
+    ],
+    "test_functional_tables.py::test_steps_are_the_engines_to_rounding": ["sum-1", "mean-2", "sqrtn-1"],
+    "test_functional_tables.py::test_steps_of_tables_whose_rows_share_lines_are_the_engines": [
+        "optimizer0-1",
+        "optimizer3-2",
+    ],
+    "test_functional_tables.py::test_the_same_mesh_gives_the_same_bits": ["2"],
+    "test_log_damage.py::test_every_flip_of_a_single_bit_is_an_error_or_changes_nothing": [],
+    "test_meshes.py::test_frames_without_repeated_rows_give_the_bits_of_one_process_in_place": ["plain"],
+    "test_meshes.py::test_sources_of_different_lengths_are_read_to_the_end_of_the_longest": ["2"],
+    "test_meshes.py::test_tables_are_those_of_a_fold_per_process_and_then_over_processes": ["2-1"],
+    "test_passes.py::test_any_number_of_passes_gives_one_hash_the_same_deltas_and_files": [
+        "-2",
+        "devices-1",
+        "interval-2",
+    ],
+    "test_passes.py::test_more_passes_than_ids_leave_some_without_rows": ["MOD"],
+    "test_placement.py::test_placement_changes_no_bit_of_tables_and_deltas": [
+        "plain-swept-keyed-halved-1",
+        "plain-keyed-3",
+        "halved-plain-8",
+    ],
+    "test_placement.py::test_the_variant_of_the_devices_leaves_a_table_of_the_host_its_bits": ["xla"],
+    "test_plan_cached.py::test_a_plan_foretells_the_moves_of_keys_that_come_and_go": ["True"],
+    "test_plan_cached.py::test_a_plan_foretells_what_the_replay_moves": ["flags1"],
+    "test_row_format.py::test_an_update_of_every_row_finds_the_rows_in_their_lines": ["False"],
+    "test_row_format.py::test_copies_for_a_checkpoint_are_the_rows_of_every_part": ["row_wise_adagrad"],
+    "test_row_format.py::test_packed_lines_hold_the_bits_of_rows_by_themselves": [
+        "adagrad-32",
+        "adam-3",
+        "adam-200",
+        "row_wise_adagrad-32",
+        "stochastic_gradient_descent-32",
+        "user_defined_program-3",
+    ],
+    "test_row_format.py::test_the_kernel_has_xlas_bits_and_no_race": [
+        "adagrad-128",
+        "lion-130",
+        "stochastic_gradient_descent-128",
+    ],
+    "test_row_format.py::test_the_kernel_updates_tables_smaller_than_a_block_and_steps_without_rows": ["0", "600"],
+    "test_serve_acknowledgements.py::test_counts_of_a_put_are_right_after_the_service_was_killed": ["3"],
+    "test_shares.py::test_rows_that_were_summed_before_they_were_sent_change_nothing": [
+        "all-2",
+        "counted-3",
+        "frames-1",
+        "chance-5",
+    ],
+    "test_shares.py::test_the_deltas_of_all_shares_are_those_of_one_engine": [
+        "MOD-1-2",
+        "DIV-3-3",
+        "non-lazy-3-1",
+        "dynamic-3-3",
+    ],
+    "test_shuffle_example.py::test_logs_that_are_shuffled_by_owner_make_the_state_of_one_process": ["static"],
+}
+
+
+def examples(number: int, sample: int, **others):
+    """Return a decorator that sets the random examples of a test: ``number`` as evidence, else ``sample``."""
+
+    def decorate(test):
+        test = settings(max_examples=number if IS_EVIDENCE else sample, **others)(test)
+        return pytest.mark.evidence(test) if IS_EVIDENCE else test
+
+    return decorate
+
+
+def mark(items) -> None:
+    """Mark the collected cases that belong to ``make evidence``. Raises UsageError for an entry without a case."""
+    collected = {}
+    for item in items:
+        path, _, name = item.nodeid.partition("::")
+        function, _, case = name.partition("[")
+        key = f"{path.rpartition('/')[2]}::{function}"
+        if key in SAMPLED:
+            collected.setdefault(key, {})[case.removesuffix("]")] = item
+    for key, cases in collected.items():
+        unknown = set(SAMPLED[key]) - cases.keys()
+        if unknown and len(cases) > len(SAMPLED[key]):  # else the command line names single cases
+            raise pytest.UsageError(f"tests/support/evidence.py: {key} has no case {sorted(unknown)}")
+        for case, item in cases.items():
+            if case not in SAMPLED[key]:
+                item.add_marker(pytest.mark.evidence)

@@ -1,0 +1,31 @@
+"""The order of packages, as ARCHITECTURE.md draws it, and the libraries that only some of them may import."""
+
+# Library → the packages and modules below penstock that may import it when they are loaded.
+ALLOWED = {
+    "jax": {"bench", "bridge", "cli.command_line", "functional", "updates.optax_transforms"},
+    "jaxlib": set(),
+    "pyarrow": {"activations.inputs", "bench", "cli", "dataflow", "filesystem.file_stores", "io", "run"}
+    | {"service", "shares", "table_access"},
+    "google": {"config", "updates.optimizer_class"},
+    "flax": {"functional.nnx_embedding"},
+    "keras": {"functional.keras_embedding"},
+    "prometheus_client": {"metrics"},
+    "ray": {"shares.ray.cluster"},
+    "shtab": {"cli.completion"},
+}
+# Other libraries that the benches measure against: nothing else may know them.
+PEERS = ("duckdb", "fbgemm_gpu", "jax_tpu_embedding", "pandas", "polars", "tensorflow")
+PEERS += ("tensorflow_recommenders_addons", "torch", "torchrec")
+ALLOWED |= {library: {"bench.peers"} for library in PEERS}
+
+# Packages and modules of penstock from high to low, as ARCHITECTURE.md draws them: an import goes down, or to the right
+# in its line, never back.
+LAYERS = """
+__main__   cli   bench
+service   ray   shares   dataflow   functional   metrics
+engine   table_access   run   lockstep   deltas   checkpoint   telemetry   planning
+core   tables   io
+options   activations   accumulators   pipeline   sampling   gate   stats
+bridge   config   learning_rates   threads
+frames   validation   flag_values   lineage   filesystem   svg   updates   row_cache   pyx   interrupts   errors
+"""

@@ -1,0 +1,115 @@
+"""Prints the path of one batch from its source into a table: ``python tests/support/path_of_a_batch.py``.
+
+A run reads a plain Arrow IPC stream of a few batches, a frame each, from a file into one table on the CPU, and the gate
+opens for every frame. The path is that of a batch in the middle. It begins when the run asks the reader for the next
+frame, and ends when the table's backend calls the compiled update with the batch's rows.
+
+What counts, by ``sys.setprofile`` on the thread of the run:
+
+- modules: every module of penstock of which a Python function runs on the path, whoever calls it, or is on the stack
+  meanwhile, such as ``engine.py`` and ``run.py``. Compiled kernels do not count: the profiler does not see them.
+- frames: the most Python functions of penstock that are on the stack at a time, ``Engine.run`` being the first;
+  comprehensions are functions in Python 3.11. Functions of jax and pyarrow do not count.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROWS, DIM, BATCHES = 1000, 8, 6
+READER, BACKEND = "penstock.io.decoding.reader", "penstock.bridge."
+
+
+class Call(NamedTuple):
+    """A call of a function of penstock. depth : of the stack with it, from ``Engine.run`` on"""
+
+    depth: int
+    module: str
+    function: str
+
+
+class Profiler:
+    """Collects the paths of all batches. run : the code of ``Engine.run``"""
+
+    def __init__(self, run) -> None:
+        self._run = run
+        self._path = []
+        self.paths = []
+
+    def __call__(self, frame, event, _) -> None:
+        if event != "call":
+            return
+        module = module_of(frame)
+        if module.startswith("jax") and module_of(frame.f_back).startswith(BACKEND) and self._path:
+            self.paths.append(self._path)
+            self._path = []
+        elif module.startswith("penstock"):
+            stack = self._stack(frame)
+            if module == READER and READER not in [call.module for call in stack[:-1]]:
+                self._path = stack[:-1]
+            if self._path:
+                self._path.append(stack[-1])
+
+    def _stack(self, frame):
+        """Return the calls of penstock's functions from Engine.run to a frame."""
+        found = []
+        while frame is not None and frame.f_code is not self._run:
+            if module_of(frame).startswith("penstock"):
+                found.append(frame)
+            frame = frame.f_back
+        if frame is not None:
+            found.append(frame)
+        return [Call(depth, module_of(f), f.f_code.co_qualname) for depth, f in enumerate(reversed(found), 1)]
+
+
+def module_of(frame) -> str:
+    return frame.f_globals.get("__name__", "")
+
+
+def path_of_a_batch():
+    """Return the calls on the path of one batch, in order."""
+    import penstock as ps
+    from penstock.engine import Engine
+
+    config = ps.EmbeddingConfig.from_tables([ps.TableConfig(10 * ROWS, DIM, name="t")], ps.Adagrad(0.1))
+    engine = ps.Engine(config, threads=1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log.arrows"
+        write_stream(path)
+        profiler = Profiler(Engine.run.__code__)
+        sys.setprofile(profiler)
+        try:
+            report = engine.run(path)
+        finally:
+            sys.setprofile(None)
+    assert report.steps == len(profiler.paths) == BATCHES
+    return profiler.paths[BATCHES // 2]
+
+
+def write_stream(path) -> None:
+    import numpy as np
+    import pyarrow as pa
+
+    schema = pa.schema({"id": pa.int64(), "gradient": pa.list_(pa.float32(), DIM)})
+    rng = np.random.default_rng(0)
+    with pa.ipc.new_stream(str(path), schema) as writer:
+        for _ in range(BATCHES):
+            gradients = pa.array(rng.standard_normal(ROWS * DIM, np.float32))
+            ids = pa.array(rng.integers(0, 10 * ROWS, ROWS))
+            columns = [ids, pa.FixedSizeListArray.from_arrays(gradients, DIM)]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def main() -> int:
+    path = path_of_a_batch()
+    for call in path:
+        print(f"{call.depth:2} {'  ' * call.depth}{call.module.removeprefix('penstock.')}: {call.function}")
+    modules = sorted({call.module.removeprefix("penstock.") for call in path})
+    print(f"{len(modules)} modules: {', '.join(modules)}")
+    print(f"{max(call.depth for call in path)} frames")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""A pytest plugin: what needs jax or pyarrow is skipped, so that only penstock's own code is watched."""
+
+import importlib.abc
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Watched code is several times as slow.
+settings.register_profile("sanitize", deadline=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("sanitize")
+
+SHARED = Path(__file__).resolve().parents[4] / "shared"
+
+
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("jax", "jaxlib", "pyarrow"):
+            pytest.skip(f"imports {name}", allow_module_level=True)
+
+
+sys.meta_path.insert(0, Refuse())
+
+
+@pytest.fixture
+def shared():
+    """As in tests/conftest.py, which imports jax."""
+
+    def find(name):
+        if not (SHARED / name).exists():
+            pytest.skip(f"{name}: the recorded results are only next to a development checkout")
+        return SHARED / name
+
+    return find
