@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.cli.command_line import Parser, add_command
 from penstock.cli.output import Output
+from penstock.io.registry import Library
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -23,8 +24,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import shtab
-
+    shtab = Library("shtab", "completion").load("completion")
     top: Parser = importlib.import_module("penstock.cli.main").parser()  # imported here so that --help loads no command
     for command in top.commands.values():
         for action in command._actions:

@@ -19,8 +19,9 @@ from penstock.cli.output import Output, count, nearest
 from penstock.errors import PenstockError
 from penstock.threads import num_threads
 
-NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf", "prometheus-client", "shtab")
-OPTIONAL = {"orbax-checkpoint": "orbax", "safetensors": "safetensors"}
+NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf")
+OPTIONAL = {"prometheus-client": "metrics", "shtab": "completion"}
+OPTIONAL |= {"orbax-checkpoint": "orbax", "safetensors": "safetensors"}
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MOUNTS = Path("/proc/self/mounts")
 

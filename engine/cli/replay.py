@@ -20,7 +20,7 @@ from penstock.cli.command_line import (
     make_devices,
 )
 from penstock.cli.output import Output, ProgressLine, check_writable, place_text, writing
-from penstock.cli.pages.monitoring import Watching
+from penstock.cli.pages.monitoring import Watching, check_library
 from penstock.cli.replay_flags import Checked, check_checkpoint, check_no_passes, deltas_of, file_of_deltas
 from penstock.cli.replay_report import say_end, say_report, written_aside
 from penstock.config.embedding import EmbeddingConfig
@@ -62,6 +62,7 @@ def replay_on_ray(args: argparse.Namespace) -> int:
     from penstock.shares.ray.job import Job
 
     check_mode(args, "job", allowed={"merge"})
+    check_library(args)
     if args.shares is None:
         raise UsageError("--ray: give the number of shares, --shares N")
     if args.merge == "step" or "-" in args.sources:

@@ -26,7 +26,7 @@ from penstock.cli.output import (
     writing,
 )
 from penstock.cli.pages.http_server import PageAccess
-from penstock.cli.pages.monitoring import Watching, page_addresses
+from penstock.cli.pages.monitoring import Watching, check_library, page_addresses
 from penstock.cli.replay import make_engine
 from penstock.cli.replay_flags import check_checkpoint
 from penstock.config.embedding import EmbeddingConfig
@@ -153,6 +153,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     raise_limit()
     keep_freed_memory()
+    check_library(args)
     config = EmbeddingConfig.load(args.config)
     # Report invalid flags and missing files before allocating the tables.
     rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)

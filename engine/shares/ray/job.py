@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.run_files import CountedFiles
 from penstock.checkpoint.store import Commit, Folder
@@ -25,10 +25,12 @@ from penstock.shares.joined_deltas import JoinedDeltas
 from penstock.shares.joined_reports import joined_problems, joined_tables, joined_variants
 from penstock.shares.ray.cluster import Actors, LostError, RemoteTables, started, with_accelerator
 from penstock.shares.ray.driver import Driver
-from penstock.shares.ray.job_metrics import JobMetrics
 from penstock.shares.ray.owners import Ended
 from penstock.stats import Counters, Report
 from penstock.validation import check_known, share, whole
+
+if TYPE_CHECKING:
+    from penstock.shares.ray.job_metrics import JobMetrics
 
 log = logging.getLogger("penstock")
 
@@ -91,6 +93,8 @@ class Job:
     def metrics(self) -> JobMetrics:
         """Return the metrics of the whole job, as ``penstock.metrics.Metrics`` of an engine. Call it before ``run``."""
         if self._metrics is None:
+            from penstock.shares.ray.job_metrics import JobMetrics  # needs the extra metrics
+
             self._metrics = JobMetrics(self._config)
         return self._metrics
 
