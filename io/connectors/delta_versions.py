@@ -52,9 +52,6 @@ class DeltaVersions(TableVersions):
     def creation(self) -> str | None:
         return self._creation
 
-    def numbers(self, first: int, last: int) -> Sequence[int]:
-        return range(first, last + 1)
-
     def files(self, version: int) -> Sequence[RowFile]:
         path = f"{self._root}/_delta_log/{version:020d}.json"
         with self._failures():

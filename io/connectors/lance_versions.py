@@ -55,9 +55,6 @@ class LanceVersions(TableVersions):
             transaction = self._dataset.read_transaction(version)
         return None if transaction is None else f"transaction {transaction.uuid} of version {version}"
 
-    def numbers(self, first: int, last: int) -> Sequence[int]:
-        return range(first, last + 1)
-
     def files(self, version: int) -> Sequence[RowFile]:
         with self._failures():
             dataset = self._library.dataset(self._uri)

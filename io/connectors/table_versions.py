@@ -53,9 +53,9 @@ class TableVersions(ABC):
         """Return whether the table that ``latest`` read last may be the one that an earlier ``creation`` named."""
         return creation == self.creation()
 
-    @abstractmethod
     def numbers(self, first: int, last: int) -> Sequence[int]:
         """Return the numbers of the versions from ``first`` to ``last``, ascending."""
+        return range(first, last + 1)
 
     @abstractmethod
     def files(self, version: int) -> Sequence[RowFile]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import threading
 from contextlib import suppress
-from types import TracebackType
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -91,10 +90,8 @@ class Producer:
     def __enter__(self) -> Producer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
             self.close()
         else:
             self._drop()
