@@ -29,6 +29,18 @@ class MessageFrames:
         self._columns: BatchPieces | None = None
         self._repeated: RepeatedStreams | None = None
 
+    def read(self, message: Message, name: str) -> Frame:
+        """Return the frame of a message; a void one if it has no rows, or is dropped as a whole. Raises InputError."""
+        frame, dropped = None, {}
+        try:
+            frame = self.decode(message, name)
+        except InputError as error:
+            if self._options.on_bad_row == "error":
+                raise
+            self._first_bad.setdefault(BAD_MESSAGE, str(error))
+            dropped = {BAD_MESSAGE: 1}
+        return frame or Frame({}, 0, source=name, dropped=dropped, place=(message.number,), is_void=True)
+
     def decode(self, message: Message, name: str) -> Frame | None:
         """Return the frame of a message; None if it has no rows. name : of the message, for errors
 

@@ -10,7 +10,7 @@ import penstock.interrupts as interrupts
 from penstock.errors import InputError, UsageError
 from penstock.frames import Frame, Place
 from penstock.io.connectors.broker_partition import Message, Partition
-from penstock.io.connectors.message_frames import BAD_MESSAGE, MessageFrames
+from penstock.io.connectors.message_frames import MessageFrames
 from penstock.io.connectors.partition_reader import PartitionReader
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.patience import Patience
@@ -94,7 +94,7 @@ class PartitionSource(SeekableSource):
         self._decoder = self._decoder or MessageFrames(options, first_bad)
         last = self._last or 0
         while (message := self._next(last)) is not None:
-            yield self._frame(message, self._decoder, options, first_bad)
+            yield self._decoder.read(message, self.partition.place(message.number))
 
     def fix_end(self) -> None:
         if self._last is not None:  # a later reading takes what has arrived: to ask for the end waits for the broker
@@ -119,21 +119,6 @@ class PartitionSource(SeekableSource):
             interrupts.check()
             waiting.extend(self._reader.read(WAIT_S))
         return waiting.popleft() if waiting and waiting[0].number <= last else None
-
-    def _frame(
-        self, message: Message, decoder: MessageFrames, options: ReadOptions, first_bad: dict[str, str]
-    ) -> Frame:
-        name, dropped = self.partition.place(message.number), {}
-        try:
-            frame = decoder.decode(message, name)
-        except InputError as error:
-            if options.on_bad_row == "error":
-                raise
-            first_bad.setdefault(BAD_MESSAGE, str(error))
-            frame, dropped = None, {BAD_MESSAGE: 1}
-        if frame is None:
-            return Frame({}, 0, source=name, dropped=dropped, place=(message.number,), is_void=True)
-        return frame
 
     def _no_parts(self) -> Parts:
         raise UsageError(f"{self.partition.description}: replay, validate and serve read topics, nothing else does")
