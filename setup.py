@@ -43,7 +43,6 @@ PACKAGE_DIR = {
     "penstock.io.decoding": "io/decoding",
     "penstock.io.flight": "io/flight",
     "penstock.io.sources": "io/sources",
-    "penstock.io.storage": "io/storage",
     "penstock.io.targets": "io/targets",
     "penstock.planning": "engine/planning",
     "penstock.pyx": "pyx",

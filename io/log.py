@@ -15,6 +15,7 @@ import pyarrow.ipc
 
 from penstock.errors import UsageError
 from penstock.filesystem import atomic_files
+from penstock.io.arrow_output import ArrowOutput
 from penstock.io.sources.checksums import (
     BATCH_KEY,
     CLOSED_KEY,
@@ -26,7 +27,6 @@ from penstock.io.sources.checksums import (
     digits_of,
     find_digits,
 )
-from penstock.io.storage.arrow_output import ArrowOutput
 
 
 class LogWriter:

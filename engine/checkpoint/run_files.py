@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.io.storage.delta_sink import DeltaWriter
-from penstock.io.storage.quarantine import QuarantineWriter
+from penstock.io.delta_sink import DeltaWriter
+from penstock.io.quarantine import QuarantineWriter
 
 # OpenDeltas: committed state of a delta file, and whether a commit refers to a new one (None: no checkpoint) → writer.
 IsCommitted = Callable[[], bool] | None

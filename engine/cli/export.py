@@ -15,7 +15,7 @@ from penstock.cli.command_line import add_command
 from penstock.cli.output import Output, writing
 from penstock.errors import UsageError
 from penstock.filesystem import atomic_files
-from penstock.io.storage.table_files import TablesWriter
+from penstock.io.table_files import TablesWriter
 from penstock.tables.orbax import save_tree
 
 Float32 = npt.NDArray[np.float32]

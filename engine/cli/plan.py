@@ -21,7 +21,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.placement import MOST_BYTES
 from penstock.flag_values import MOST_PARALLEL, number, whole
 from penstock.io.decoding.reader import FrameReader
-from penstock.io.storage.quarantine import parse_on_bad_row
+from penstock.io.quarantine import parse_on_bad_row
 from penstock.options import ReadingKeywords
 from penstock.planning.cached_rows import CacheForecast
 from penstock.planning.choices import all_choices

@@ -13,11 +13,11 @@ from penstock.cli.pages.monitoring import check_library
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError
+from penstock.io import quarantine
 from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.delta_sink import check_new, is_stream
 from penstock.io.sources.opening import open_sources
 from penstock.io.sources.seekable_source import check_order
-from penstock.io.storage import quarantine
-from penstock.io.storage.delta_sink import check_new, is_stream
 from penstock.learning_rates import check_given
 from penstock.options import DeltaKeywords, options_of
 from penstock.shares.pass_folder import PassFolder

@@ -24,9 +24,9 @@ from penstock.errors import ConfigError, InputError
 from penstock.gate import Gate
 from penstock.io.connectors.partition_source import TopicKind
 from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
+from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.sources.opening import Source, open_sources
 from penstock.io.sources.source_kinds import source_kind
-from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.learning_rates import LearningRates
 from penstock.options import ReadingKeywords
 from penstock.pyx.keys.directory import directory_bytes

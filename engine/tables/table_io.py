@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.errors import CapacityError, StateError, UsageError
 from penstock.frames import Float32, Int64
-from penstock.io.storage.table_files import TablesWriter, check_table, read_table
+from penstock.io.table_files import TablesWriter, check_table, read_table
 from penstock.tables.orbax import WEIGHTS, is_orbax, load_tree, parts_of
 from penstock.validation import MASKED, is_masked
 

@@ -21,7 +21,7 @@ from penstock.errors import StateError
 from penstock.filesystem import atomic_files
 from penstock.filesystem.state_files import read_json
 from penstock.io.flight import Delta
-from penstock.io.storage.table_files import TablesWriter, table_path
+from penstock.io.table_files import TablesWriter, table_path
 from penstock.io.targets.changes import changes_of, merged
 from penstock.io.targets.row_table import blocks_of
 from penstock.io.targets.target import Stored, TableRows, Target, failures, locked

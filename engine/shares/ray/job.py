@@ -16,8 +16,8 @@ from penstock.core import checked_reduction
 from penstock.deltas import DeltaOptions
 from penstock.errors import PeerError, UsageError
 from penstock.io.decoding.reader import ReadOptions
-from penstock.io.storage.delta_sink import open_deltas
-from penstock.io.storage.quarantine import parse_on_bad_row
+from penstock.io.delta_sink import open_deltas
+from penstock.io.quarantine import parse_on_bad_row
 from penstock.learning_rates import LearningRates
 from penstock.options import JOB_CONCERNS, KEEP, Options, with_keywords
 from penstock.shares import WholeTables

@@ -10,7 +10,7 @@ from quarantines import COLUMNS, rows_of
 
 import penstock as ps
 from penstock.filesystem import atomic_files
-from penstock.io.storage.quarantine import QuarantineWriter
+from penstock.io.quarantine import QuarantineWriter
 
 
 def aside(number):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock.errors import InputError
-from penstock.io.storage.table_files import TablesWriter, read_table, table_path
+from penstock.io.table_files import TablesWriter, read_table, table_path
 
 ROWS = pa.list_(pa.float32(), 2)
 

@@ -17,8 +17,8 @@ import pyarrow.ipc
 
 from penstock.errors import StateError, UsageError
 from penstock.filesystem.append_file import GrowingFile, IsCommitted, existing_path
+from penstock.io.arrow_output import ArrowOutput
 from penstock.io.decoding.bad_rows import SCHEMA
-from penstock.io.storage.arrow_output import ArrowOutput
 
 _MODE = "quarantine"
 _FILES = (".arrow", ".feather")
