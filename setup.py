@@ -29,7 +29,6 @@ PACKAGE_DIR = {
     "penstock.bench.tpu": "bench/tpu",
     "penstock.bridge": "engine/bridge",
     "penstock.bridge.pallas": "engine/bridge/pallas",
-    "penstock.bridge.feeding": "engine/bridge/feeding",
     "penstock.bridge.processes": "engine/bridge/processes",
     "penstock.checkpoint": "engine/checkpoint",
     "penstock.cli": "engine/cli",

@@ -17,7 +17,6 @@ import pyarrow as pa
 import penstock.interrupts as interrupts
 from penstock.accumulators.frame_gate import FrameGate
 from penstock.checkpoint.run_commits import RunCommits
-from penstock.checkpoint.run_files import OpenDeltas
 from penstock.checkpoint.session import CheckpointSession
 from penstock.core import EngineCore
 from penstock.deltas import Deltas
@@ -25,7 +24,9 @@ from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.delta_sink import DeltaWriter, open_deltas
 from penstock.io.quarantine import parse_on_bad_row
+from penstock.io.run_files import OpenDeltas
 from penstock.learning_rates import LearningRates
+from penstock.lockstep import rounds, sharing_errors
 from penstock.options import SOURCE, Options
 from penstock.planning.look_ahead import LookAhead, looked_ahead
 from penstock.stats import Counters, Report
@@ -116,9 +117,10 @@ class SourceRun:
             try:
                 with (
                     closing(self._reader.numbered()) as numbered,
-                    core.in_lockstep(limited(numbered, saving.remaining(self._limit)), self._rates, counters) as frames,
+                    sharing_errors(core),
                     ExitStack() as stack,
                 ):
+                    frames = rounds(core, limited(numbered, saving.remaining(self._limit)), self._rates, counters)
                     with reading:
                         saving.skip(frames, self._limit)
                     if core.gate.is_due():  # a full table refused the step, when it had fewer rows
@@ -170,7 +172,6 @@ class SourceRun:
     @contextmanager
     def _opened(self) -> Iterator[RunCommits]:
         """Begin to count the run, and open its commits and files."""
-        options = self._options
         self._started_s = time.perf_counter()
         self._core.start_counting()
         self._core.rates = self._rates
@@ -179,10 +180,7 @@ class SourceRun:
             self._session.run(
                 self._reader,
                 self._counters,
-                options.checkpoint,
-                options.every,
-                options.keep,
-                options.resume,
+                self._options,
                 self._quarantine,
                 self._may_commit,
                 self._open_deltas,

@@ -19,7 +19,8 @@ from penstock.core import EngineCore
 from penstock.errors import UsageError
 from penstock.frames import Float32, Int64
 from penstock.learning_rates import Rates
-from penstock.tables.table_io import reading
+from penstock.lockstep import sharing_errors
+from penstock.tables.table_io import reading, write_tables
 from penstock.validation import place
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class TableAccess:
     def write_tables(self, directory: str | os.PathLike[str]) -> list[Path]:
         """Write ``<table>.parquet`` for every table: id, row, one column per slot, in id order."""
         with self.core.still():
-            return self.core.tables.write(place("directory", directory))
+            return write_tables(self.core.tables, place("directory", directory))
 
     def read_tables(self, directory: str | os.PathLike[str]) -> None:
         """Load tables that ``write_tables`` wrote: set every row listed, and keep the others as they are.
@@ -173,7 +174,7 @@ class ActivationAccess:
 
         features : ids nested like the configuration's features; weights : the same, or None (docs/activations.md)
         """
-        with self.core.in_lockstep():
+        with sharing_errors(self.core):
             return self._exchange.recv(features, weights)
 
     def send_gradients(
@@ -187,5 +188,5 @@ class ActivationAccess:
 
         Returns False if the frame was stale and dropped. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
         """
-        with self.core.in_lockstep():
+        with sharing_errors(self.core):
             return self._exchange.send(gradients, learning_rates, deduplication_data, time)

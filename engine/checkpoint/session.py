@@ -13,7 +13,6 @@ from penstock.checkpoint.engine_state import describe, encoded, tables_to_save
 from penstock.checkpoint.incremental import CommitContents, Saver
 from penstock.checkpoint.parts import PartRows, SharePart
 from penstock.checkpoint.run_commits import RunCommits
-from penstock.checkpoint.run_files import CountedFiles, OpenDeltas
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.core import EngineCore, StepObserver
@@ -21,7 +20,8 @@ from penstock.errors import UsageError
 from penstock.filesystem.descriptors import reserve
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
-from penstock.options import KEEP
+from penstock.io.run_files import OpenDeltas, RunFiles
+from penstock.options import KEEP, Options
 from penstock.stats import Counters
 from penstock.validation import whole
 
@@ -49,7 +49,7 @@ class CheckpointSession(StepObserver):
         self._before, self._running = Counters(), Counters()
         self._runs: list[RunCommits] = []  # in progress, in the order in which they began
         self.positions = Positions()
-        self.files = CountedFiles(core.gate.still)
+        self.files = RunFiles(core.gate.still)
 
     @property
     def totals(self) -> Counters:
@@ -68,7 +68,7 @@ class CheckpointSession(StepObserver):
         self._continue(positions, totals)
         files = tuple(file for file in commit.files if file.part == self._part.name)
         if not self._in_job:
-            self.files.bad_rows, self.files.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
+            self.files = RunFiles(self._core.gate.still, commit.contents)
         elif files and self.is_same(commit):
             commit = Commit(commit.number, files, commit.contents)
         else:
@@ -145,21 +145,19 @@ class CheckpointSession(StepObserver):
         self,
         reader: FrameReader,
         counters: Counters,
-        checkpoint: str | os.PathLike[str] | None,
-        every: int | None,
-        keep: int,
-        resume: bool,
-        quarantine: Path | None = None,
-        may_commit: Callable[[], bool] = lambda: True,
-        open_deltas: OpenDeltas | None = None,
+        options: Options,
+        quarantine: Path | None,
+        may_commit: Callable[[], bool],
+        open_deltas: OpenDeltas | None,
     ) -> Iterator[RunCommits]:
         """Open a run, which ends with ``RunCommits.end``. If an error ends it, commit the state if it is consistent.
 
-        checkpoint, every, keep, resume : as for ``Engine.run``
+        options : checkpoint, every, keep and resume, as for ``Engine.run``
         quarantine : the file of bad rows
         may_commit : called before each commit; a resumed run repeats the frames that were not committed
         open_deltas : creates the file of deltas, after the checkpoint's folder is locked
         """
+        checkpoint, every, resume = options.checkpoint, options.every, options.resume
         if checkpoint is not None and self._in_job:
             self.save(checkpoint)  # raises
         if checkpoint is None and every is not None:
@@ -169,19 +167,18 @@ class CheckpointSession(StepObserver):
         positions.follow(self.positions)
         start = self.positions if resume else Positions()
         start.seek(reader, positions)
-        saver = None if checkpoint is None else self._opened(Folder(checkpoint), keep, resume)
+        saver = None if checkpoint is None else self._opened(Folder(checkpoint), options.keep, resume)
         stores = saver is not None or self._stores(None)
+        files = RunFiles(self._core.gate.still, self.files.committed)
         if stores:
+            self.files = files
             self.count_into(counters)
         run: RunCommits | None = None
         try:
             has_committed = None if saver is None else saver.has_committed
-            with self.files.opened(quarantine, open_deltas, resume, stores, has_committed) as files:
-                has_new = saver is not None and files.any_new
+            with files.opened(quarantine, open_deltas, resume, has_committed):
                 with self._core.gate.still():
-                    run = RunCommits(
-                        self._core, saver, reader, counters, start, positions, every, files, has_new, may_commit
-                    )
+                    run = RunCommits(self._core, saver, reader, counters, start, positions, every, files, may_commit)
                     self._runs.append(run)
                     if not start.num_frames and self._stores(run):
                         self.positions = positions

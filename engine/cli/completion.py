@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from typing import Any
 
-from penstock.cli.command_line import Parser, add_command
+from penstock.cli.command_line import Parser
 from penstock.cli.output import Output
 from penstock.io.registry import Library
 
+EXAMPLE = "penstock completion bash > ~/.local/share/bash-completion/completions/penstock"
 SHELLS = ("bash", "zsh", "fish")
 
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "completion",
-        run,
-        "penstock completion bash > ~/.local/share/bash-completion/completions/penstock",
-    )
+def add(command: Parser) -> None:
     command.add_argument("shell", choices=SHELLS, help="whose script")
 
 

@@ -7,9 +7,8 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from penstock.cli.command_line import add_command
+from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, several
 from penstock.errors import listed
 from penstock.flag_values import number
@@ -17,13 +16,11 @@ from penstock.io.flight import connect
 from penstock.io.targets.follower import Follower
 from penstock.io.targets.target_kinds import open_target, target_forms, target_kind, target_kinds
 
+EXAMPLE = "penstock follow grpc://127.0.0.1:8815 --into redis://127.0.0.1:6379/0"
 DAY_S = 86_400.0
 
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands, "follow", run, "penstock follow grpc://127.0.0.1:8815 --into redis://127.0.0.1:6379/0"
-    )
+def add(command: Parser) -> None:
     command.add_argument("address", metavar="ADDRESS", help="of the service: grpc://HOST:PORT or grpc+tls://HOST:PORT")
     command.add_argument(
         "--into",

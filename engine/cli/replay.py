@@ -8,12 +8,11 @@ import os
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
 from penstock.cli.command_line import (
-    add_command,
+    Parser,
     add_flags,
     check_mode,
     keywords_of,
@@ -30,14 +29,10 @@ from penstock.io.registry import either
 from penstock.io.sources.source_kinds import source_kind, source_kinds
 from penstock.options import JOB_CONCERNS, SOURCE
 
+EXAMPLE = "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables"
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "replay",
-        run,
-        "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables",
-    )
+
+def add(command: Parser) -> None:
     command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
     command.add_argument(
         "sources",

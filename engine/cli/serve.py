@@ -14,7 +14,7 @@ from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
-from penstock.cli.command_line import Parser, add_command, add_flags, keywords_of, learning_rates_of
+from penstock.cli.command_line import Parser, add_flags, keywords_of, learning_rates_of
 from penstock.cli.output import (
     Output,
     cache_texts,
@@ -46,6 +46,7 @@ from penstock.service.sequencer import Saving
 from penstock.service.server import Service
 from penstock.validation import is_loopback
 
+EXAMPLE = "penstock serve tables.pbtxt --listen grpc://127.0.0.1:8815 --checkpoint state --every 100 --resume"
 SCALES = {"N": 1, "S": 1, "MB": 1 << 20}
 LimitFlags = dict[str, tuple[str, str, str, str]]
 # Flag → the field of Limits, the unit, the help before and after the default.
@@ -67,13 +68,7 @@ DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", "MB", "memory of t
 TICK_S = 0.1
 
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "serve",
-        run,
-        "penstock serve tables.pbtxt --listen grpc://127.0.0.1:8815 --checkpoint state --every 100 --resume",
-    )
+def add(command: Parser) -> None:
     command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
     command.add_argument(
         "--listen",

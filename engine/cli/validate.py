@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from penstock.cli.command_line import (
-    add_command,
+    Parser,
     add_flags,
     check_sources,
     columns_of,
@@ -32,14 +32,10 @@ from penstock.options import ReadingKeywords
 from penstock.pyx.keys.directory import directory_bytes
 from penstock.stats import Counters, too_stale
 
+EXAMPLE = "penstock validate tables.pbtxt worker0.arrows worker1.arrows --merge step --num-required 2"
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "validate",
-        run,
-        "penstock validate tables.pbtxt worker0.arrows worker1.arrows --merge step --num-required 2",
-    )
+
+def add(command: Parser) -> None:
     command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
     command.add_argument(
         "sources",

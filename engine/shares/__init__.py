@@ -5,7 +5,7 @@
 on one machine, ``ray`` runs all of them as actors. tables/shares.py says which rows a share has.
 """
 
-from penstock.shares.blocks import Head, RoutedBlock, Router, frames_of
+from penstock.shares.blocks import RoutedBlock, Router, frames_of
 from penstock.shares.whole_tables import WholeTables, mapped_array
 
-__all__ = ["Head", "RoutedBlock", "Router", "WholeTables", "frames_of", "mapped_array"]
+__all__ = ["RoutedBlock", "Router", "WholeTables", "frames_of", "mapped_array"]

@@ -9,7 +9,7 @@ from device_table import device_table
 from limits import HANG_S
 
 import penstock.updates as o
-from penstock.bridge.feeding.dispatcher import AHEAD, RING, Arena, Dispatcher
+from penstock.bridge.dispatcher import AHEAD, RING, Arena, Dispatcher
 from penstock.bridge.sharding import Layout
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
