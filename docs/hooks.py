@@ -22,7 +22,7 @@ MODULES = {
     "penstock.config.specs": ("TableSpec",),
     "penstock.io.flight": ("connect", "Client", "Producer", "Ack", "Delta", "TableAt"),
     "penstock.io.log": ("LogWriter",),
-    "penstock.io.storage.quarantine": ("QuarantineWriter",),
+    "penstock.io.quarantine": ("QuarantineWriter",),
     "penstock.io.targets.follower": ("Follower", "Progress"),
     "penstock.io.targets.target": ("Target", "Stored", "TableRows"),
     "penstock.metrics": ("Metrics",),

@@ -20,13 +20,12 @@ from prometheus_client.core import Sample, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.telemetry import MetricsSnapshot
+from penstock.telemetry import MAX_HOT, MetricsSnapshot
 
 if TYPE_CHECKING:
     from penstock.checkpoint.store import Commit
     from penstock.engine import Engine
 
-MAX_HOT = 12
 QUANTILES = (0.5, 0.9, 0.99)
 # Of dynamic tables: the field of KeyReport → the metric.
 KEY_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {

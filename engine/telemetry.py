@@ -24,6 +24,7 @@ log.addHandler(logging.NullHandler())  # without it, unconfigured logging prints
 
 STAGES = ("read", "sum", "step", "save")
 RECENT_STEPS = 1024  # window of the quantiles
+MAX_HOT = 12  # ids in a snapshot
 
 
 @dataclass(frozen=True, kw_only=True)

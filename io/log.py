@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ import pyarrow.ipc
 
 from penstock.errors import UsageError
 from penstock.filesystem import atomic_files
+from penstock.io.arrow_output import ArrowOutput
 from penstock.io.sources.checksums import (
     BATCH_KEY,
     CLOSED_KEY,
@@ -27,7 +27,6 @@ from penstock.io.sources.checksums import (
     digits_of,
     find_digits,
 )
-from penstock.io.storage.arrow_output import ArrowOutput
 
 
 class LogWriter:
@@ -137,10 +136,8 @@ class LogWriter:
     def __enter__(self) -> LogWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
             self.close()
         else:
             self._give_up()

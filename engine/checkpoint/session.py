@@ -20,7 +20,7 @@ from penstock.errors import UsageError
 from penstock.filesystem.descriptors import reserve
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
-from penstock.io.storage.run_files import OpenDeltas, RunFiles
+from penstock.io.run_files import OpenDeltas, RunFiles
 from penstock.options import KEEP, Options
 from penstock.stats import Counters
 from penstock.validation import whole

@@ -183,7 +183,7 @@ def check_reading(args: argparse.Namespace) -> tuple[dict[int, float], bool, Pat
 
     Raise UsageError for invalid flags, or if standard input is listed twice, since it can be read only once.
     """
-    from penstock.io.storage.quarantine import parse_on_bad_row
+    from penstock.io.quarantine import parse_on_bad_row
 
     columns_of(args)
     rates = learning_rates_of(args)

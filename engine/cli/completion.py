@@ -7,6 +7,7 @@ import importlib
 
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output
+from penstock.io.registry import Library
 
 EXAMPLE = "penstock completion bash > ~/.local/share/bash-completion/completions/penstock"
 SHELLS = ("bash", "zsh", "fish")
@@ -17,8 +18,7 @@ def add(command: Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    import shtab
-
+    shtab = Library("shtab", "completion").load("completion")
     top: Parser = importlib.import_module("penstock.cli.main").parser()  # imported here so that --help loads no command
     for command in top.commands.values():
         for action in command._actions:

@@ -20,8 +20,9 @@ from penstock.errors import PenstockError
 from penstock.threads import num_threads
 
 EXAMPLE = "penstock doctor --checkpoint run1"
-NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf", "prometheus-client", "shtab")
-OPTIONAL = {"orbax-checkpoint": "orbax", "safetensors": "safetensors"}
+NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf")
+OPTIONAL = {"prometheus-client": "metrics", "shtab": "completion"}
+OPTIONAL |= {"orbax-checkpoint": "orbax", "safetensors": "safetensors"}
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MOUNTS = Path("/proc/self/mounts")
 

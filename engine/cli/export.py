@@ -15,7 +15,7 @@ from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, writing
 from penstock.errors import UsageError
 from penstock.filesystem import atomic_files
-from penstock.io.storage.table_files import TablesWriter
+from penstock.io.table_files import TablesWriter
 from penstock.tables.orbax import save_tree
 
 EXAMPLE = "penstock export run1 tables --format parquet"

@@ -19,13 +19,14 @@ from penstock.cli.command_line import (
     make_devices,
 )
 from penstock.cli.output import Output, ProgressLine, check_writable, place_text, writing
-from penstock.cli.pages.monitoring import Watching
+from penstock.cli.pages.monitoring import Watching, check_library
 from penstock.cli.replay_flags import Checked, check_checkpoint, check_no_passes, deltas_of, file_of_deltas
 from penstock.cli.replay_report import say_end, say_report, written_aside
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import InputError, StaleInputError, UsageError
-from penstock.io.sources.seekable_source import names_seekable
+from penstock.io.registry import either
+from penstock.io.sources.source_kinds import source_kind, source_kinds
 from penstock.options import JOB_CONCERNS, SOURCE
 
 EXAMPLE = "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables"
@@ -38,7 +39,7 @@ def add(command: Parser) -> None:
         metavar="SOURCE",
         nargs="+",
         help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order. "
-        "Or kafka://BROKER:PORT/TOPIC, nats://HOST:PORT/STREAM, delta:URI, lance:URI, iceberg:CATALOG/NAMESPACE.TABLE",
+        f"Or {either(kind.form for kind in source_kinds())}",
     )
     add_flags(command, "run", "job", "passes")
 
@@ -59,12 +60,13 @@ def replay_on_ray(args: argparse.Namespace, out: Output) -> None:
     from penstock.shares.ray.job import Job
 
     check_mode(args, "job", allowed={"merge"})
+    check_library(args)
     if args.shares is None:
         raise UsageError("--ray: give the number of shares, --shares N")
     if args.merge == "step" or "-" in args.sources:
         raise UsageError("--ray: takes a frame of each source in turn (--merge round), from files and URIs")
     for source in args.sources:
-        if names_seekable(source):
+        if (kind := source_kind(source)) is not None and kind.grows:
             scheme = source.partition(":")[0]
             raise UsageError(f"--ray: {scheme}: one process reads topics and tables with versions, without --ray")
     deltas = deltas_of(args, "job")

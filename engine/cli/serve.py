@@ -26,7 +26,7 @@ from penstock.cli.output import (
     writing,
 )
 from penstock.cli.pages.http_server import PageAccess
-from penstock.cli.pages.monitoring import Watching, page_addresses
+from penstock.cli.pages.monitoring import Watching, check_library, page_addresses
 from penstock.cli.replay import make_engine
 from penstock.cli.replay_flags import check_checkpoint
 from penstock.config.embedding import EmbeddingConfig
@@ -34,7 +34,7 @@ from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError
 from penstock.filesystem.descriptors import raise_limit
 from penstock.flag_values import whole
-from penstock.io.brokers.broker_uri import open_partitions
+from penstock.io.connectors.partition_source import partitions_of, topic_kinds
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
@@ -78,13 +78,14 @@ def add(command: Parser) -> None:
     )
     command.set_defaults(report=None)  # a service has no end at which to write a page
     reading = add_flags(command, "serve")["reading"]
-    for scheme, form in (("kafka", "kafka://BROKER:PORT,…/TOPIC"), ("nats", "nats://HOST:PORT/STREAM")):
+    for kind in topic_kinds():
         reading.add_argument(
-            f"--{scheme}",
+            kind.flag,
+            dest="topics",
             action="append",
             default=[],
             metavar="URI",
-            help=f"{form}: also take frames from there, one per message; may be repeated",
+            help=f"{kind.form}: also take frames from there, one per message; may be repeated",
         )
     reading.add_argument(
         "--on-bad-row",
@@ -132,6 +133,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     raise_limit()
     keep_freed_memory()
+    check_library(args)
     config = EmbeddingConfig.load(args.config)
     # Report invalid flags and missing files before allocating the tables.
     rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)
@@ -146,7 +148,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     for place in (args.out, args.checkpoint):
         if place is not None:
             check_writable(place)
-    partitions = [each for uri in (*args.kafka, *args.nats) for each in open_partitions(uri, args.patience)]
+    partitions = [partition for uri in args.topics for partition in partitions_of(uri, args.patience)]
     engine = make_engine(args, config)
     watching = Watching(args, engine, pages)  # before the service accepts callers
     with writing(args.checkpoint) if args.checkpoint else nullcontext():  # commits its epoch before it listens

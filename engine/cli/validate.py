@@ -20,9 +20,10 @@ from penstock.cli.output import Output, count, frames_text, several, size_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
 from penstock.gate import Gate
+from penstock.io.connectors.partition_source import TopicKind
 from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
 from penstock.io.sources.opening import Source, open_sources
-from penstock.io.sources.seekable_source import BROKERS
+from penstock.io.sources.source_kinds import source_kind
 from penstock.learning_rates import LearningRates
 from penstock.options import ReadingKeywords
 from penstock.pyx.keys.directory import directory_bytes
@@ -198,7 +199,7 @@ class SourceCheck:
 
 def _sources(text: str, args: argparse.Namespace) -> Sequence[str | Source]:
     """Return the partitions of a topic; any other source stays a text, whose errors are findings."""
-    return open_sources(text, patience_s=args.patience) if text.startswith(BROKERS) else [text]
+    return open_sources(text, patience_s=args.patience) if isinstance(source_kind(text), TopicKind) else [text]
 
 
 def walk(

@@ -11,7 +11,6 @@ After a failure the client reconnects for ``patience_s`` and resumes after the l
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +20,11 @@ import pyarrow.flight as flight
 
 import penstock.interrupts as interrupts
 from penstock.errors import ServiceError, UsageError
-from penstock.io.flight.connection import Address, Connection, Patience
+from penstock.io.flight.connection import Address, Connection
 from penstock.io.flight.messages import TABLE, Ack, ReaderPosition, decoded
 from penstock.io.flight.producer import WINDOW_BYTES, Producer
 from penstock.io.flight.put_frames import ArrowStream, Frame, frames_of
+from penstock.io.patience import Patience
 from penstock.lineage import FIRST_EPOCH
 from penstock.validation import MASKED, is_masked
 
@@ -425,9 +425,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- inside

@@ -5,16 +5,16 @@ from __future__ import annotations
 import secrets
 import threading
 from contextlib import suppress
-from types import TracebackType
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import ServiceError, StateError, UsageError
-from penstock.io.flight.connection import Connection, Patience
+from penstock.io.flight.connection import Connection
 from penstock.io.flight.messages import END, FRAME, Ack, PutRequest, decoded, encoded
 from penstock.io.flight.put_frames import Frame, batches_of, check_schema, split_batch
+from penstock.io.patience import Patience
 
 # The size of the buffer of unacknowledged frames.
 WINDOW_BYTES = 256 << 20
@@ -126,10 +126,8 @@ class Producer:
     def __enter__(self) -> Producer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
             self.close()
         else:
             self._drop()

@@ -18,7 +18,7 @@ import pyarrow.flight as flight
 import penstock.interrupts as interrupts
 from penstock.errors import DeltasGoneError, InputError, ServiceError, StateError, TargetError, UsageError
 from penstock.io.flight import Client, Delta, TableAt
-from penstock.io.flight.connection import Patience
+from penstock.io.patience import Patience
 from penstock.io.targets.changes import changes_of, merged
 from penstock.io.targets.target import FollowedJob, MovedError, Position, Stored, TableRows, Target
 from penstock.lineage import FIRST_EPOCH, Epoch, Lineage

@@ -204,17 +204,10 @@ class Target(ABC):
     name : str
         For messages.
 
-    Attributes
-    ----------
-    interval_s : float
-        Default seconds between two transactions.
-
     Notes
     -----
     Methods raise TargetError if the store is unreachable, full or failing, and may be called again then.
     """
-
-    interval_s = 0.2
 
     def __init__(self, name: str) -> None:
         self.name = name

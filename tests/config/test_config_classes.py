@@ -69,7 +69,11 @@ SLOTS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_slots_of_every_optimizer_of_tensorflow_are_listed():
+    assert OPTIMIZERS.keys() - OWN_OPTIMIZERS <= SLOTS.keys()
+
+
+@pytest.mark.parametrize("name", SLOTS)
 def test_slots_stand_in_tensorflows_order_with_their_initial_values(name):
     assert list(made(name).slots()) == list(SLOTS[name].items())
 

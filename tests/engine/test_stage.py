@@ -114,7 +114,7 @@ def test_a_step_that_touched_nothing_has_no_delta_and_is_not_missed():
 
 
 def test_a_large_delta_is_cut_into_batches_and_counts_down_what_is_left(monkeypatch):
-    monkeypatch.setattr("penstock.io.storage.delta_format.MOST_ROWS", 1000)
+    monkeypatch.setattr("penstock.io.delta_format.MOST_ROWS", 1000)
     engine = engine_of(config_of(optimizer=o.Adam(0.1, lazy_adam=False)), num_required=1)
     deltas = list(engine.stage([batch(0)], **WHOLE))
     assert [delta.num_rows for delta in deltas[:-1]] == [1000] * (len(deltas) - 1)

@@ -12,14 +12,14 @@ from limits import HANG_S, in_thread
 
 import penstock as ps
 from penstock.deltas import Deltas
-from penstock.io.storage.delta_format import DeltaForm
+from penstock.io.delta_format import DeltaForm
 
 NEVER_STALE = 1 << 40
 
 
 @pytest.fixture(autouse=True)
 def deltas_of_many_batches(monkeypatch):
-    monkeypatch.setattr("penstock.io.storage.delta_format.MOST_ROWS", 8)
+    monkeypatch.setattr("penstock.io.delta_format.MOST_ROWS", 8)
 
 
 def consumer_asks_for(gate, monkeypatch):
@@ -95,7 +95,7 @@ def test_a_delta_does_not_end_under_a_step_that_has_found_it(monkeypatch):
 def test_deltas_are_whole_wherever_a_step_meets_their_consumer(monkeypatch):
     """A step begins when half of a delta has been read, and the rest is asked for a little later."""
     engine, random = engine_of(num_required=1), np.random.default_rng(5)
-    monkeypatch.setattr("penstock.io.storage.delta_format.MOST_ROWS", 32)
+    monkeypatch.setattr("penstock.io.delta_format.MOST_ROWS", 32)
     follower, begin, over = follower_of(engine), threading.Semaphore(0), threading.Event()
     deltas = engine.stage((batch(NEVER_STALE + n, rows=80) for n in range(500)), **WHOLE)
 

@@ -18,7 +18,7 @@ from limits import until
 from services import free_port
 
 import penstock as ps
-from penstock.io.targets.target_uri import open_target
+from penstock.io.targets.target_kinds import open_target
 
 DIM, ITEMS, KEYS = 4, 30, 32
 STEPS = churning_steps(200)

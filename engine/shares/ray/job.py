@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.store import Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
@@ -15,9 +15,9 @@ from penstock.core import checked_reduction
 from penstock.deltas import DeltaOptions
 from penstock.errors import PeerError, UsageError
 from penstock.io.decoding.reader import ReadOptions, unverified_text
-from penstock.io.storage.delta_sink import open_deltas
-from penstock.io.storage.quarantine import parse_on_bad_row
-from penstock.io.storage.run_files import RunFiles
+from penstock.io.delta_sink import open_deltas
+from penstock.io.quarantine import parse_on_bad_row
+from penstock.io.run_files import RunFiles
 from penstock.learning_rates import LearningRates
 from penstock.options import JOB_CONCERNS, KEEP, with_keywords
 from penstock.shares import WholeTables
@@ -25,10 +25,12 @@ from penstock.shares.joined_deltas import JoinedDeltas
 from penstock.shares.joined_reports import joined_problems, joined_tables, joined_variants
 from penstock.shares.ray.cluster import Actors, LostError, RemoteTables, started, with_accelerator
 from penstock.shares.ray.driver import Driver, JobOptions
-from penstock.shares.ray.job_metrics import JobMetrics
 from penstock.shares.ray.owners import Ended
 from penstock.stats import Counters, Report
 from penstock.validation import check_known, share, whole
+
+if TYPE_CHECKING:
+    from penstock.shares.ray.job_metrics import JobMetrics
 
 log = logging.getLogger("penstock")
 
@@ -118,6 +120,8 @@ class Job:
         JobMetrics
         """
         if self._metrics is None:
+            from penstock.shares.ray.job_metrics import JobMetrics  # needs the extra metrics
+
             self._metrics = JobMetrics(self._config)
         return self._metrics
 

@@ -7,8 +7,8 @@ from brokers import message_of
 from services import DIM, VOCABULARY, config_of, frame
 
 from penstock.errors import InputError
-from penstock.io.brokers.broker_partition import Message
-from penstock.io.brokers.message_frames import MessageFrames
+from penstock.io.connectors.broker_partition import Message
+from penstock.io.connectors.message_frames import MessageFrames
 from penstock.io.decoding.reader import ReadOptions
 from penstock.io.sources.repeated_streams import RepeatedStreams
 
