@@ -158,19 +158,6 @@ def test_gradients_go_back_by_the_way_the_rows_came():
     assert engine.global_step == 1
 
 
-def test_the_state_is_that_of_the_rows_applied_by_hand():
-    ids, samples = np.array([0, 2, 4, 1, 1, 3]), np.array([0, 0, 2, 3, 3, 3])
-    weights = np.array([0.5, 0.25, 3, 1, 0.3, 0.7], np.float32)
-    gradient = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
-    for combiner in ("sum", "mean", "sqrtn"):
-        by = reference.gains(samples, weights, 4, combiner)
-        ours, byhand = engine_of(combiner=combiner), engine_of(combiner=combiner)
-        _, dedup = ours.recv_activations([RAGGED], weights=[[[0.5, 0.25], [], [3], [1, 0.3, 0.7]]])
-        ours.send_gradients([gradient], deduplication_data=dedup)
-        byhand.apply({"t": (ids, reference.row_gradients(gradient, samples, by))})
-        assert ours.state_hash() == byhand.state_hash()
-
-
 def test_a_gradient_of_none_is_zeros_of_rows_that_were_touched():
     engine = ps.Engine(config_of("sum", optimizer=ps.Momentum(1.0, momentum=0.5)))
     engine.load_parameters("t", np.zeros((6, 2)), momenta=np.ones((6, 2)))

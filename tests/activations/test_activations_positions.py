@@ -17,30 +17,6 @@ def engine_of(batch, length=0, combiner="sum", **feature):
     return engine
 
 
-INDICES, IDS = [[0, 0], [0, 2], [1, 1]], [1, 2, 3]
-GAPS = [
-    pytest.param(ps.CooIds(np.array(INDICES), np.array(IDS)), id="CooIds"),
-    pytest.param(ps.CooIds(np.array(INDICES)[::-1], np.array(IDS)[::-1]), id="CooIds backwards"),
-    pytest.param(sparse(INDICES, IDS, [2, 3]), id="SparseTensor"),
-]
-
-
-@pytest.mark.parametrize("given", GAPS)
-def test_ids_of_a_sequence_stay_at_their_positions(given):
-    (activations,), dedup = engine_of(2, 3).recv_activations([given])
-    assert activations[:, :, 0].tolist() == [[20, 0, 30], [0, 40, 0]]
-    assert dedup.truncated == 0
-
-
-@pytest.mark.parametrize("given", GAPS)
-def test_the_gradient_of_a_position_belongs_to_the_id_that_stands_there(given):
-    engine = engine_of(2, 3)
-    _, dedup = engine.recv_activations([given])
-    gradient = np.array([[[1], [2], [4]], [[8], [16], [32]]], np.float32)
-    engine.send_gradients([gradient], deduplication_data=dedup)
-    assert engine.lookup("t", range(6))[:, 0].tolist() == [10, 19, 26, 24, 50, 60]
-
-
 @pytest.mark.parametrize(
     "given",
     [

@@ -103,16 +103,6 @@ def test_all_devices_layouts_and_variants_give_the_bits_of_the_cpus_tables(optim
     assert len(set(states.values())) == 1, states
 
 
-def test_evicted_keys_return_with_their_initial_rows_and_slots_on_every_device(on, mesh_of):
-    on("xla", "tiled")
-    engine = ps.Engine(config_of(ps.Dynamic(evict="lru"), rows=1, optimizer=ps.Adagrad(0.1)), mesh_of(3))
-    push(engine, [5])
-    first = engine.lookup("user", [5])
-    push(engine, [6])
-    push(engine, [5])
-    assert engine.lookup("user", [5]).tobytes() == first.tobytes()
-
-
 # ---- stacks
 
 
