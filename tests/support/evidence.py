@@ -45,7 +45,6 @@ SAMPLED = {
         "lru"
     ],
     "test_dynamic_hash.py::test_a_run_that_resumes_after_every_frame_ends_like_the_unbroken_one": ["lfu"],
-    "test_dynamic_hash.py::test_a_run_that_resumes_at_any_frame_takes_the_same_way": ["lru"],
     "test_faults.py::test_a_replay_in_passes_that_ended_early_resumes_to_the_state_of_one_run": ["kill:150", "eio:240"],
     "test_faults.py::test_a_replay_with_rows_in_flight_that_ended_early_resumes_to_the_same_state": [
         "kill-half:40",
