@@ -126,27 +126,6 @@ def test_empty_batches_and_streams_are_fine(ending, config, tmp_path, call):
     assert (report["state_hash"] == fresh) == (report["steps"] == 0)
 
 
-@pytest.mark.parametrize("fix", [lambda bad: [bad.slice(0, 3)], lambda bad: []], ids=["fixed", "removed"])
-def test_a_bad_row_late_in_a_frame_leaves_the_frames_before_and_a_working_engine(fix, config):
-    def engine():
-        return ps.Engine(ps.EmbeddingConfig.load(config), num_required=3)
-
-    whole = good(5)
-    # The frame comes in two record batches; only the last row of the second is bad.
-    head, bad = rows([5, 6], step=5), rows([7, 8, 9, 77], step=5)
-    failing, wanted = engine(), engine()
-    with pytest.raises(ps.InputError, match="batch 6, row 3, column 'id'"):
-        failing.run(iter([*whole, head, bad]))
-    wanted.run(iter(whole))
-    assert failing.state_hash() == wanted.state_hash()
-    assert failing.gate.num_accumulated == wanted.gate.num_accumulated == 2
-    assert failing.global_step == wanted.global_step == 1
-    rest = [head, *fix(bad)]
-    assert failing.run(iter(rest)).steps == 1
-    wanted.run(iter(rest))
-    assert failing.state_hash() == wanted.state_hash()
-
-
 @pytest.mark.parametrize(
     ("error", "message"),
     [

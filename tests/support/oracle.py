@@ -20,22 +20,6 @@ def coalesce(frames, reduction):
     return {i: s / np.float32(held[i]) if reduction == "mean" else s for i, s in sums.items()}
 
 
-def adagrad_step(weights, accumulators, gradients, lr):
-    """In place, float32. Returns {id: |update|} for the error measure."""
-    updates = {}
-    for i, g in gradients.items():
-        accumulators[i] = accumulators[i] + g * g
-        update = np.float32(lr) * g / np.sqrt(accumulators[i])
-        weights[i] = weights[i] - update
-        updates[i] = np.abs(update)
-    return updates
-
-
-def ulps(got, wanted, scale):
-    """|got - wanted| in units of the last place of ``scale``."""
-    return np.abs(got.astype(np.float64) - wanted) / np.spacing(np.abs(scale).astype(np.float32))
-
-
 # ---- frames
 
 
