@@ -10,7 +10,7 @@ from services import client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
 from penstock.checkpoint.store import Folder
-from penstock.errors import InputError, StateError, UsageError
+from penstock.errors import InputError, StateError
 from penstock.io.brokers.broker_partition import Kept, Message, Partition
 from penstock.io.brokers.nats_stream import NatsStream
 from penstock.io.brokers.partition_source import PartitionSource
@@ -250,8 +250,3 @@ def test_a_job_on_a_cluster_reads_no_topic(source, config, refused):
     line = refused(2, "replay", config, source, "--ray", "auto", "--shares", 2)
     problem = "one process reads topics and tables with versions, without --ray"
     assert line == f"penstock: --ray: {source.partition(':')[0]}: {problem}\n"
-
-
-def test_a_topic_that_is_misspelled():
-    with pytest.raises(UsageError, match="nats://x: expected nats://HOST:PORT/STREAM"):
-        ps.Engine(config_of()).run("nats://x")
