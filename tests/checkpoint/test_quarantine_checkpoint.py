@@ -174,9 +174,3 @@ def test_a_run_without_quarantine_in_between_keeps_the_place(replay, tmp_path):
     replay("--limit", "6", "--resume", "--on-bad-row", "drop")
     replay("--resume", "--on-bad-row", f"quarantine={file}")
     assert ids_in(file) == EVERY[:4] + EVERY[6:]
-
-
-def test_a_usage_error_leaves_no_file(replay, tmp_path):
-    replay("--limit", "1", "--on-bad-row", "drop")
-    code, _ = replay("--on-bad-row", f"quarantine={tmp_path / 'bad.arrows'}")  # --resume is missing
-    assert (code, list(tmp_path.glob("*bad*"))) == (2, [])
