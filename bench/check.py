@@ -28,7 +28,7 @@ def wrong(side: Side, kind: str, step: Step, corrects_bias: bool = False) -> str
     for table, (ids, grads) in step.parts.items():
         sample = np.unique(np.random.default_rng(1).choice(ids, SAMPLED_ROWS))
         wanted = expected(kind, float64_sums(ids, grads, sample), corrects_bias)
-        got = side.seen(table, sample)
+        got = side.read_rows(table, sample)
         if got.shape != wanted.shape:
             return f"table {table}: expected shape {wanted.shape}, got {got.shape}"
         scale = np.maximum(np.abs(wanted - (0.0 if kind == "coalesce" else WEIGHT)), RATE * 1e-2)

@@ -53,7 +53,7 @@ class Runner(Protocol):
 class Side(Runner, Protocol):
     """A contestant with sums or weights, which are checked."""
 
-    def seen(self, table: str, ids: Int64) -> Float32:
+    def read_rows(self, table: str, ids: Int64) -> Float32:
         """Return, after one step, the sums of these ids (coalesce) or their weights: float32 (n, dim)."""
 
 
@@ -67,7 +67,7 @@ class Way:
     forward : (state, ids) → the argument of ``step`` in place of the ids; not timed. For a library that updates in its
         backward pass, which needs a forward pass
     step : (state, ids, grads) → anything that ``finish`` waits for; for coalesce (unique ids, sums)
-    seen : (state, ids) → weights; not called for coalesce, whose result is converted by ``to_numpy``
+    read_rows : (state, ids) → weights; not called for coalesce, whose result is converted by ``to_numpy``
     slow : takes part only if peers are "all"
     ids_kept : of a way without gradients, a result → number of rows whose ids it contains; reported without a ratio
     corrects_bias : Adam with bias correction, which torch has and TensorFlow on TPU has not
@@ -80,7 +80,7 @@ class Way:
     convert: Callable[[npt.NDArray[Any]], Any] = lambda array: array
     state: Callable[[TableSize], Any] = lambda table: None
     forward: Callable[[Any, Any], Any] | None = None
-    seen: Callable[[Any, Any], Any] = lambda state, ids: state[ids]
+    read_rows: Callable[[Any, Any], Any] = lambda state, ids: state[ids]
     finish: Callable[[Any], Any] = lambda result: result
     to_numpy: Callable[[Any], npt.NDArray[Any]] = np.asarray
     ids_kept: Callable[[Any], int] | None = None
@@ -153,12 +153,12 @@ class PerTable:
         assert self.way.ids_kept is not None
         return self.workload.rows - sum(self.way.ids_kept(result) for result in self._last.values())
 
-    def seen(self, table: str, ids: Int64) -> Float32:
+    def read_rows(self, table: str, ids: Int64) -> Float32:
         to_numpy = self.way.to_numpy
         if self.way.kind == "coalesce":
             unique, sums = self._last[table]
             return look_up(to_numpy(unique), to_numpy(sums), ids)
-        return np.asarray(to_numpy(self.way.seen(self._states[table], self.way.convert(ids))), np.float32)
+        return np.asarray(to_numpy(self.way.read_rows(self._states[table], self.way.convert(ids))), np.float32)
 
 
 def look_up(unique: npt.NDArray[Any], sums: npt.NDArray[Any], ids: Int64) -> Float32:

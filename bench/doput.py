@@ -40,7 +40,7 @@ class DoPut(Ours):
     def run(self, steps: Sequence[int]) -> None:
         self._client.put((self._steps[number].batches for number in steps), "bench")
 
-    def seen(self, table: str, ids: Int64) -> Float32:
+    def read_rows(self, table: str, ids: Int64) -> Float32:
         return self._client.rows(table, ids)
 
 

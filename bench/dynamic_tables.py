@@ -48,8 +48,8 @@ class ByKey(Update):
                 with self.engine.core.still():
                     self.engine.core.tables.dynamic[table.name].admit(keys)
 
-    def seen(self, table: str, ids: Int64) -> Float32:
-        return super().seen(table, hashed(ids))
+    def read_rows(self, table: str, ids: Int64) -> Float32:
+        return super().read_rows(table, hashed(ids))
 
 
 def by_key(step: Step) -> Step:
@@ -76,7 +76,7 @@ def directory_way(threads: int) -> KeyWay:
         state.openings += 1
         plan = Plan(state.directory, keys, clock=state.openings, step=state.openings, run=run)
         plan.commit()
-        rows: Int64 = plan.found
+        rows: Int64 = plan.key_rows
         return rows
 
     return KeyWay(OURS, OURS, lambda size: Keys(Directory(roomy(size), 0, "bench", evict="lru")), number)
@@ -200,7 +200,7 @@ class Admissions(Ours):
             self.table.forget_changes()
             self.table.carry_out()
 
-    def seen(self, table: str, ids: Int64) -> Float32:
+    def read_rows(self, table: str, ids: Int64) -> Float32:
         return self.table.read(hashed(ids))
 
 
@@ -244,7 +244,7 @@ class Turnover(Ours):
     def num_evicted(self) -> int:
         return int(self.engine.core.tables.dynamic["table"].directory.num_evicted)
 
-    def seen(self, table: str, ids: Int64) -> Float32:
+    def read_rows(self, table: str, ids: Int64) -> Float32:
         return self.engine.lookup(table, hashed(ids))
 
 

@@ -76,7 +76,7 @@ class Update(Ours):
     def run(self, steps: Sequence[int]) -> None:
         self._apply(batches_of(self._steps, steps), len(steps))
 
-    def seen(self, table: str, ids: Int64) -> Float32:
+    def read_rows(self, table: str, ids: Int64) -> Float32:
         return self.engine.lookup(table, ids)
 
     def _apply(self, source: Any, num_steps: int) -> None:
@@ -124,7 +124,7 @@ class Coalesce(Ours):
             admitted = self._gate.admit(frame.local_step, partial(self._pipeline.add, frame, lambda: None))
             counters.count(frame, admitted)
 
-    def seen(self, table: str, ids: Int64) -> Float32:
+    def read_rows(self, table: str, ids: Int64) -> Float32:
         (coalesced,) = self._last[table]
         unique, sums = (np.concatenate(arrays) for arrays in zip(*coalesced.parts, strict=True))
         return look_up(unique, sums, ids)
@@ -180,5 +180,5 @@ class Latency(Ours):
                 self._array = self._call(self._array)
             self._array.block_until_ready()
 
-    def seen(self, table: str, ids: Int64) -> Float32:
+    def read_rows(self, table: str, ids: Int64) -> Float32:
         return self.engine.lookup(table, ids)

@@ -92,7 +92,7 @@ class EngineCore:
                 count_frames=spec.dynamic is not None and spec.dynamic.count == "frames",
                 count_rows=spec.dynamic is not None and spec.dynamic.counts_rows,
             )
-            for name, spec in tables.held.items()
+            for name, spec in tables.specs_here.items()
         }
         self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
         self.gate.open_into(self._step)
@@ -270,7 +270,7 @@ class EngineCore:
         step, observers, dynamic = self.gate.global_step, self.observers, self.tables.dynamic
         if dynamic:
             dynamic.plan(lambda name: self.pipeline.stores[name].look(), step, self.pipeline.time)
-        coalesced = dynamic.located(self.pipeline.drain()) if dynamic else self.pipeline.drain()
+        coalesced = dynamic.with_rows(self.pipeline.drain()) if dynamic else self.pipeline.drain()
         for observer in reversed(observers):
             observer.before_step(coalesced)
         try:

@@ -26,8 +26,7 @@ class _State:
     """The signal state of this process.
 
     before : the replaced handlers by signal; empty if none is installed
-    arrived : whether a signal has arrived; first_s : time of the first; again : whether a second one arrived at least
-        AT_ONCE_AFTER_S later
+    arrived : whether a signal has arrived; first_s : time of the first
     raises : whether ``check`` raises; at_once : whether another signal ends the process
     wake_up : both ends of the pipe that a signal writes to before Python runs its handler
     woken_before : the wake-up file descriptor that was replaced
@@ -35,7 +34,7 @@ class _State:
 
     def __init__(self) -> None:
         self.before: dict[signal.Signals, Any] = {}
-        self.arrived, self.first_s, self.again = False, 0.0, False
+        self.arrived, self.first_s = False, 0.0
         self.raises = self.at_once = False
         self.wake_up = (-1, -1)
         self.woken_before = -1
@@ -84,27 +83,10 @@ def remove() -> None:
 
 
 def ignore() -> None:
-    """Ignore further signals, while the process exits with its result."""
+    """Ignore further signals, while the command ends with its result."""
+    _state.raises = False
     for number in _state.before:
         signal.signal(number, signal.SIG_IGN)
-
-
-def leave_to_caller(at_once: bool) -> None:
-    """Stop ``check`` from raising; the caller polls ``arrived`` instead.
-
-    at_once : a second signal still ends the process
-    """
-    _state.raises, _state.at_once = False, _state.at_once and at_once
-
-
-def arrived() -> bool:
-    """Return whether a signal has arrived."""
-    return _state.arrived
-
-
-def arrived_again() -> bool:
-    """Return whether a second signal has arrived, at least AT_ONCE_AFTER_S after the first."""
-    return _state.again
 
 
 def check() -> None:
@@ -150,10 +132,8 @@ def _handle(number: int, frame: object) -> None:
     now = os.times().elapsed
     if not _state.arrived:
         _state.arrived, _state.first_s = True, now
-    elif now - _state.first_s >= AT_ONCE_AFTER_S:
-        _state.again = True
-        if _state.at_once:
-            try:
-                os.write(2, _AT_ONCE)
-            finally:
-                os._exit(INTERRUPTED)
+    elif _state.at_once and now - _state.first_s >= AT_ONCE_AFTER_S:
+        try:
+            os.write(2, _AT_ONCE)
+        finally:
+            os._exit(INTERRUPTED)

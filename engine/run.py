@@ -116,7 +116,7 @@ class SourceRun:
             try:
                 with (
                     closing(self._reader.numbered()) as numbered,
-                    core.in_lockstep(limited(numbered, saving.left(self._limit)), self._rates, counters) as frames,
+                    core.in_lockstep(limited(numbered, saving.remaining(self._limit)), self._rates, counters) as frames,
                     ExitStack() as stack,
                 ):
                     with reading:

@@ -176,9 +176,9 @@ cdef class Accumulator(PartMemory):
 
     def get_state(self):
         """Return copies of the sums that are not drained yet."""
-        held, marks = self.sums(), np.concatenate([self._occurrences(p) for p in range(self.num_parts)])
+        parts, marks = self.sums(), np.concatenate([self._occurrences(p) for p in range(self.num_parts)])
         names = ("ids", "sums", "rows") if self.count_rows else ("ids", "sums")
-        arrays = {of: np.concatenate([getattr(part, of) for part in held]) for of in names}
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         return arrays | {"counts": marks[:, 1].copy(), "frames": marks[:, 0].copy()}
 
     def set_state(self, state):

@@ -25,27 +25,27 @@ cdef class Pool:
     """Blocks to be used again. Used under the GIL."""
 
     def __dealloc__(self):
-        cdef int at
-        for at in range(self._num_free):
-            penstock_release(self._free[at].memory, self._free[at].size)
+        cdef int i
+        for i in range(self._num_free):
+            penstock_release(self._free[i].memory, self._free[i].size)
 
     cdef Py_ssize_t num_bytes(self) noexcept:
         """Bytes of the blocks to be used again."""
-        cdef int at
+        cdef int i
         cdef Py_ssize_t n = 0
-        for at in range(self._num_free):
-            n += self._free[at].touched
+        for i in range(self._num_free):
+            n += self._free[i].touched
         return n
 
     cdef Block take(self, Py_ssize_t num_bytes):
         """A block of at least num_bytes, its contents undefined. Raises MemoryError."""
         cdef Block block = Block.__new__(Block)
         cdef Py_ssize_t size
-        cdef int at, best = -1
-        for at in range(self._num_free):
+        cdef int i, best = -1
+        for i in range(self._num_free):
             # The smallest that will do: ids must not take the room of sums, or sums would be new in every step.
-            if self._free[at].size >= num_bytes and (best < 0 or self._free[at].size < self._free[best].size):
-                best = at
+            if self._free[i].size >= num_bytes and (best < 0 or self._free[i].size < self._free[best].size):
+                best = i
         if best >= 0:
             block.memory, block.size = self._free[best].memory, self._free[best].size
             block.touched, block.pool = self._free[best].touched, self

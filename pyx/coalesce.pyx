@@ -35,25 +35,25 @@ cdef int part_find(Part* part, const Vocabulary* vocabulary, const Frame* frame,
     cdef const Source* sources = frame.sources
     cdef id_t[CHUNK] picked
     cdef const id_t* ids
-    cdef Py_ssize_t s, start, num_chunk, num_mine, first = 0, found = 0
+    cdef Py_ssize_t s, start, num_chunk, num_picked, first = 0, num_found = 0
     for s in range(frame.num_sources):
         start = 0
         while start < sources[s].num_rows:
             if is_set(stop):
                 return 0
             num_chunk = min(<Py_ssize_t>CHUNK, sources[s].num_rows - start)
-            ids, num_mine = sources[s].ids + start, num_chunk
+            ids, num_picked = sources[s].ids + start, num_chunk
             if outside(ids, num_chunk, vocabulary.size):
                 return 1
             if num_parts > 1:
-                num_mine = pick(ids, num_chunk, first + start, number, num_parts, picked, part.picked + found)
+                num_picked = pick(ids, num_chunk, first + start, number, num_parts, picked, part.picked + num_found)
                 ids = picked
-            find(part, vocabulary, ids, num_mine, part.slots + found, frame.number)
-            found += num_mine
-            publish(&part.progress, found)
+            find(part, vocabulary, ids, num_picked, part.slots + num_found, frame.number)
+            num_found += num_picked
+            publish(&part.progress, num_found)
             start += num_chunk
         first += sources[s].num_rows
-    publish(&part.progress, found + ALL_DONE)
+    publish(&part.progress, num_found + ALL_DONE)
     return 0
 
 
@@ -72,15 +72,15 @@ cdef bint outside(const id_t* ids, Py_ssize_t n, id_t vocabulary_size) noexcept 
 cdef Py_ssize_t pick(const id_t* ids, Py_ssize_t n, Py_ssize_t first, Py_ssize_t number, Py_ssize_t num_parts,
                      id_t* picked, uint32_t* rows) noexcept nogil:
     """The ids that part ``number`` owns, and which rows of the frame they are, in order; the first one is ``first``."""
-    cdef Py_ssize_t i, num_mine = 0
+    cdef Py_ssize_t i, num_picked = 0
     cdef uint64_t block
     for i in range(n):
         block = <uint64_t>ids[i] // NEIGHBOURS * <uint64_t>0x9E3779B97F4A7C15
-        picked[num_mine] = ids[i]
-        rows[num_mine] = <uint32_t>(first + i)
+        picked[num_picked] = ids[i]
+        rows[num_picked] = <uint32_t>(first + i)
         # No branch: which ids are whose cannot be predicted.
-        num_mine += ((block >> 32) & <uint64_t>(num_parts - 1)) == <uint64_t>number
-    return num_mine
+        num_picked += ((block >> 32) & <uint64_t>(num_parts - 1)) == <uint64_t>number
+    return num_picked
 
 
 cdef void find(Part* part, const Vocabulary* vocabulary, const id_t* ids, Py_ssize_t n, uint32_t* slots,
@@ -118,14 +118,14 @@ cdef inline bint see(uint8_t* seen, id_t key) noexcept nogil:
 
 cdef void mark(Part* part, const uint32_t* slots, Py_ssize_t n, index_t frame) noexcept nogil:
     cdef Py_ssize_t k
-    cdef Mark* found
+    cdef Mark* id_mark
     for k in range(n):
-        found = &part.marks[slots[k] & ~<uint32_t>NEW_ID]
+        id_mark = &part.marks[slots[k] & ~<uint32_t>NEW_ID]
         if slots[k] & NEW_ID:
-            found.frame, found.count = frame, 1
+            id_mark.frame, id_mark.count = frame, 1
         else:
-            found.count += found.frame != frame
-            found.frame = frame
+            id_mark.count += id_mark.frame != frame
+            id_mark.frame = frame
 
 
 cdef void count_rows(Part* part, const uint32_t* slots, Py_ssize_t n) noexcept nogil:

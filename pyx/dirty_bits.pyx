@@ -32,7 +32,7 @@ def change(uint8_t[::1] marks not None, const id_t[::1] ids not None, id_t[::1] 
     ids : int64 (n,), distinct; waiting : OUT, room for n: the ids of the rows that waited, in the order of ids
     Returns how many waited. Raises IndexError, and has marked nothing then.
     """
-    cdef Py_ssize_t i, found = 0, n = ids.shape[0]
+    cdef Py_ssize_t i, num_waiting = 0, n = ids.shape[0]
     cdef id_t size = marks.shape[0]
     if waiting.shape[0] < n:
         raise ValueError(f"expected room for {n} ids, got {waiting.shape[0]}")
@@ -44,37 +44,37 @@ def change(uint8_t[::1] marks not None, const id_t[::1] ids not None, id_t[::1] 
             if i + AHEAD < n:
                 prefetch_byte(&marks[ids[i + AHEAD]])
             # Written whether it waits or not, and kept only where it does: no branch to guess.
-            waiting[found] = ids[i]
-            found += marks[ids[i]] >> 1 & 1
+            waiting[num_waiting] = ids[i]
+            num_waiting += marks[ids[i]] >> 1 & 1
             marks[ids[i]] = CHANGED_BIT
-    return found
+    return num_waiting
 
 
-def take(uint8_t[::1] marks not None, id_t cursor, id_t stride, Py_ssize_t most_looked_at, id_t[::1] taken not None):
+def take(uint8_t[::1] marks not None, id_t cursor, id_t stride, Py_ssize_t most_looked_at, id_t[::1] out not None):
     """The next rows that wait, which do not any more.
 
     cursor : the row to begin with; one after the last: there is none left
     stride : rows so far apart lie next to each other: row 0, stride, 2 * stride, …, then row 1, 1 + stride, …
-    most_looked_at : marks, about; taken : OUT, room for as many as are wanted
+    most_looked_at : marks, about; out : OUT, room for as many as are wanted
     Returns how many were taken, and the cursor to continue from.
     """
-    cdef Py_ssize_t found = 0, looked_at = 0, most = taken.shape[0]
+    cdef Py_ssize_t num_waiting = 0, looked_at = 0, most = out.shape[0]
     cdef id_t row = cursor, size = marks.shape[0]
     if cursor < 0 or stride < 1:
         raise ValueError(f"expected a cursor from 0 and a stride from 1, got {cursor} and {stride}")
     with nogil:
-        while row < size and found < most and looked_at < most_looked_at:
+        while row < size and num_waiting < most and looked_at < most_looked_at:
             if stride == 1 and none_of_eight(marks, row, size):
                 row += 8
                 looked_at += 8
                 continue
             if marks[row] & WAITING_BIT:
-                taken[found] = row
-                found += 1
+                out[num_waiting] = row
+                num_waiting += 1
                 marks[row] &= CHANGED_BIT
             row = next_row(row, stride, size)
             looked_at += 1
-    return found, row
+    return num_waiting, row
 
 
 cdef inline bint none_of_eight(uint8_t[::1] marks, id_t row, id_t size) noexcept nogil:

@@ -17,9 +17,9 @@ from .row_sums cimport part_check, part_fold, part_help
 
 cdef extern from *:
     """
-    #define taken(next) __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)
+    #define next_task(next) __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)
     """
-    Py_ssize_t taken(Py_ssize_t* next) nogil
+    Py_ssize_t next_task(Py_ssize_t* next) nogil
 
 cdef extern from "progress.h" nogil:
     bint is_set(const int* flag)
@@ -71,15 +71,15 @@ cdef class Intake:
         nothing has changed then.
         """
         cdef Accumulator accumulator
-        cdef Py_ssize_t at
+        cdef Py_ssize_t i
         cdef bint vacant = True
         self.accumulators = accumulators
         try:
-            for at in range(len(accumulators)):
-                accumulator = accumulators[at]
+            for i in range(len(accumulators)):
+                accumulator = accumulators[i]
                 vacant = vacant and accumulator.held() == 0
-                accumulator.begin([(block.ids, block.grads, block.which, block.gains) for block in blocks[at]], frame,
-                                  1 if parts is None else parts[at])
+                accumulator.begin([(block.ids, block.grads, block.which, block.gains) for block in blocks[i]], frame,
+                                  1 if parts is None else parts[i])
         except BaseException:
             self.cancel()
             raise
@@ -90,17 +90,17 @@ cdef class Intake:
 
         strict : a value that is not finite makes its row bad; an id outside the vocabulary always does
         """
-        cdef Py_ssize_t at, num_tables = len(self.accumulators)
+        cdef Py_ssize_t i, num_tables = len(self.accumulators)
         self._begin_tasks()
         # The look-ups of a table come before the folds of the one before it, which then wait for less; help comes last.
-        for at in range(num_tables + 1):
-            if at < num_tables:
-                (<Accumulator>self.accumulators[at]).frame.strict = strict
-                self._add_tasks(self.accumulators[at], FIND)
-            if at > 0:
-                self._add_tasks(self.accumulators[at - 1], FOLD)
-        for at in range(num_tables):
-            self._add_tasks(self.accumulators[num_tables - 1 - at], HELP)
+        for i in range(num_tables + 1):
+            if i < num_tables:
+                (<Accumulator>self.accumulators[i]).frame.strict = strict
+                self._add_tasks(self.accumulators[i], FIND)
+            if i > 0:
+                self._add_tasks(self.accumulators[i - 1], FOLD)
+        for i in range(num_tables):
+            self._add_tasks(self.accumulators[num_tables - 1 - i], HELP)
         return self.num_tasks
 
     def check(self, Py_ssize_t num_parts):
@@ -115,14 +115,14 @@ cdef class Intake:
 
         Any number of threads may call it at once; the frame is done when all calls have returned.
         """
-        cdef Py_ssize_t at
+        cdef Py_ssize_t i
         cdef bint bad
         with nogil:
-            at = taken(&self.next)
-            while at < self.num_tasks and not is_set(&self.bad):
-                if self._does(&self.tasks[at]):
+            i = next_task(&self.next)
+            while i < self.num_tasks and not is_set(&self.bad):
+                if self._does(&self.tasks[i]):
                     set_flag(&self.bad)
-                at = taken(&self.next)
+                i = next_task(&self.next)
             bad = is_set(&self.bad)
         return not bad
 
@@ -158,16 +158,17 @@ cdef class Intake:
         self.num_tasks, self.next, self.bad = 0, 0, 0
         return 0
 
-    cdef int _add_tasks(self, Accumulator of, Phase phase, Py_ssize_t num_checks=0) except -1:
+    cdef int _add_tasks(self, Accumulator accumulator, Phase phase, Py_ssize_t num_checks=0) except -1:
         cdef Task* task
-        cdef Py_ssize_t number, num_parts = num_checks or of.num_parts
-        if (phase == FOLD or phase == HELP) and not of.dim:
+        cdef Py_ssize_t number, num_parts = num_checks or accumulator.num_parts
+        if (phase == FOLD or phase == HELP) and not accumulator.dim:
             return 0  # only ids are counted
         self._reserve(self.num_tasks + num_parts)
         for number in range(num_parts):
             task = &self.tasks[self.num_tasks]
-            task.phase, task.part = phase, NULL if phase == CHECK else &of.parts[number]
-            task.vocabulary, task.frame, task.number, task.num_parts = &of.vocabulary, &of.frame, number, num_parts
+            task.phase, task.part = phase, NULL if phase == CHECK else &accumulator.parts[number]
+            task.vocabulary, task.frame = &accumulator.vocabulary, &accumulator.frame
+            task.number, task.num_parts = number, num_parts
             self.num_tasks += 1
         return 0
 

@@ -87,7 +87,7 @@ def scatter(const id_t[::1] owners not None, const id_t[::1] numbers not None,  
     Raises ValueError or IndexError; nothing has changed then.
     """
     cdef Py_ssize_t i, j, row, n = owners.shape[0], dim = grads.shape[1], num_owners = rows_at.shape[0]
-    cdef id_t at, owner
+    cdef id_t position, owner
     cdef grad_t* to
     check(owners, num_owners, 1)
     if n and dim > 1 and grads.strides[1] != sizeof(grad_t):
@@ -114,10 +114,10 @@ def scatter(const id_t[::1] owners not None, const id_t[::1] numbers not None,  
             else:
                 for j in range(dim):
                     to[j] = grads[row, j] * gains[i]
-            at = rows_at[owner]
-            out_numbers[at] = numbers[i]
+            position = rows_at[owner]
+            out_numbers[position] = numbers[i]
             if out_counts is not None:
-                out_counts[at] = 1 if counts is None else <uint32_t>counts[i]
+                out_counts[position] = 1 if counts is None else <uint32_t>counts[i]
             rows_at[owner] += 1
             floats_at[owner] += dim
 
@@ -188,7 +188,7 @@ def number(const int32_t[::1] rows not None, const int32_t[::1] lines not None):
     cdef int32_t[::1] numbers = numbers_of
     cdef int32_t[::1] distinct = distinct_of
     cdef int32_t[::1] counts = counts_of
-    cdef size_t mask = 16, at
+    cdef size_t mask = 16, slot
     cdef int32_t line
     cdef uint32_t used = 0
     while mask < <size_t>(2 * n):
@@ -203,14 +203,14 @@ def number(const int32_t[::1] rows not None, const int32_t[::1] lines not None):
                 wrong = i
                 break
             line = lines[rows[i]]
-            at = (<size_t>(<uint32_t>line * <uint32_t>2654435769) >> 7) & mask
-            while table[at] != 0 and distinct[table[at] - 1] != line:
-                at = (at + 1) & mask
-            if table[at] == 0:
+            slot = (<size_t>(<uint32_t>line * <uint32_t>2654435769) >> 7) & mask
+            while table[slot] != 0 and distinct[table[slot] - 1] != line:
+                slot = (slot + 1) & mask
+            if table[slot] == 0:
                 distinct[used] = line
                 used += 1
-                table[at] = used
-            numbers[i] = <int32_t>(table[at] - 1)
+                table[slot] = used
+            numbers[i] = <int32_t>(table[slot] - 1)
             counts[numbers[i]] += 1
     free(table)
     if wrong >= 0:
@@ -231,7 +231,7 @@ def lay_rows(const int32_t[::1] rows not None, const int32_t[::1] numbers not No
         of a line; cells : int32, shape (n,), where each row went
     """
     cdef Py_ssize_t i, n = rows.shape[0], dim = values.shape[1], num_lines = next_of.shape[0], wrong = -1
-    cdef int32_t row, line, at
+    cdef int32_t row, line, cell
     if numbers.shape[0] != n or cells.shape[0] != n or words.shape[1] != dim or words.shape[0] != marks.shape[0]:
         raise ValueError(f"expected the lines and cells of {n} rows of {dim} words")
     with nogil:
@@ -241,11 +241,11 @@ def lay_rows(const int32_t[::1] rows not None, const int32_t[::1] numbers not No
                     or line >= num_lines or next_of[line] < 0 or next_of[line] >= words.shape[0]):
                 wrong = i
                 break
-            at = next_of[line]
+            cell = next_of[line]
             next_of[line] += 1
-            cells[i] = at
-            marks[at] = <uint8_t>places[row]
-            memcpy(&words[at, 0], &values[row - first, 0], dim * sizeof(grad_t))
+            cells[i] = cell
+            marks[cell] = <uint8_t>places[row]
+            memcpy(&words[cell, 0], &values[row - first, 0], dim * sizeof(grad_t))
     if wrong >= 0:
         raise ValueError(f"row {rows[wrong]} of line {numbers[wrong]} does not fit among {words.shape[0]}")
 

@@ -51,41 +51,41 @@ cdef int part_fold(Part* part, const Frame* frame, const int* stop) noexcept nog
     stop : set where another task has found a bad row
     Returns 1 at a value that is not finite, where the frame is strict; what has been added by then is there.
     """
-    cdef int64_t at = 0
-    cdef int bad = fold_from(part, frame, &at, EVERY, stop)
-    publish(&part.split, at)
-    if at < ALL_DONE and not bad:
-        bad = fold_from(part, frame, &at, 0, stop)
+    cdef int64_t next_row = 0
+    cdef int bad = fold_from(part, frame, &next_row, EVERY, stop)
+    publish(&part.split, next_row)
+    if next_row < ALL_DONE and not bad:
+        bad = fold_from(part, frame, &next_row, 0, stop)
     return bad
 
 
 cdef int part_help(Part* part, const Frame* frame, const int* stop) noexcept nogil:
     """Share the rows that ``part_fold``, which another thread has begun, has not folded yet. Returns as it does."""
-    cdef int64_t at
+    cdef int64_t next_row
     set_flag(&part.helped)
-    at = wait_for(&part.split, 0, stop)
-    if at < 0 or at >= ALL_DONE:
+    next_row = wait_for(&part.split, 0, stop)
+    if next_row < 0 or next_row >= ALL_DONE:
         return 0
-    return fold_from(part, frame, &at, 1, stop)
+    return fold_from(part, frame, &next_row, 1, stop)
 
 
-cdef int fold_from(Part* part, const Frame* frame, int64_t* at, int owner, const int* stop) noexcept nogil:
+cdef int fold_from(Part* part, const Frame* frame, int64_t* next_row, int owner, const int* stop) noexcept nogil:
     """Fold the rows of an owner from a row on. at : IN, OUT the next row; ALL_DONE at the end, not where help came."""
     cdef Buffered b
-    cdef int64_t found, upto
+    cdef int64_t progress, upto
     cdef Py_ssize_t s, n, num_ahead, source = 0, first = 0
     cdef bint last = False, nonfinite
     b.num_rows, b.scaled = 0, False
     for s in range(frame.num_sources):
         b.scaled |= frame.sources[s].scales != NULL
     while not last:
-        found = wait_for(&part.progress, at[0] + CHUNK, stop)
-        if found < 0:
+        progress = wait_for(&part.progress, next_row[0] + CHUNK, stop)
+        if progress < 0:
             return 0
-        upto = min(found & (ALL_DONE - 1), at[0] + CHUNK)
-        last = found == upto + ALL_DONE
-        take(&b, part, frame, owner, &source, &first, at[0], upto)
-        at[0] = upto
+        upto = min(progress & (ALL_DONE - 1), next_row[0] + CHUNK)
+        last = progress == upto + ALL_DONE
+        take(&b, part, frame, owner, &source, &first, next_row[0], upto)
+        next_row[0] = upto
         num_ahead = 0 if last else min(<Py_ssize_t>MOST_AHEAD, b.num_rows)
         n = b.num_rows - num_ahead
         if frame.wide:
@@ -102,9 +102,9 @@ cdef int fold_from(Part* part, const Frame* frame, int64_t* at, int owner, const
             memmove(b.scales, b.scales + n, num_ahead * sizeof(float))
         b.num_rows = num_ahead
         if owner == EVERY and not last and is_set(&part.helped):
-            at[0] -= num_ahead  # these are shared out
+            next_row[0] -= num_ahead  # these are shared out
             return 0
-    at[0] = ALL_DONE
+    next_row[0] = ALL_DONE
     return 0
 
 

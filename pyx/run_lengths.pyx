@@ -28,25 +28,25 @@ def equal_runs(const code_t[::1] codes not None, Py_ssize_t most):
     Returns a list of (start, stop, code), or None where there are more than ``most``.
     """
     cdef Py_ssize_t start = 0, stop, k, n = codes.shape[0]
-    cdef const code_t* of = &codes[0] if n else NULL
+    cdef const code_t* values = &codes[0] if n else NULL
     cdef code_t code, differ
-    found = []
+    runs = []
     while start < n:
-        if len(found) == most:
+        if len(runs) == most:
             return None
-        code, stop = of[start], start + 1
+        code, stop = values[start], start + 1
         while stop + BLOCK <= n:
             differ = 0
             for k in range(BLOCK):
-                differ |= of[stop + k] ^ code
+                differ |= values[stop + k] ^ code
             if differ:
                 break
             stop += BLOCK
-        while stop < n and of[stop] == code:
+        while stop < n and values[stop] == code:
             stop += 1
-        found.append((start, stop, code))
+        runs.append((start, stop, code))
         start = stop
-    return found
+    return runs
 
 
 def length_runs(const offset_t[::1] offsets not None, uint64_t num_values, Py_ssize_t most):
@@ -57,28 +57,28 @@ def length_runs(const offset_t[::1] offsets not None, uint64_t num_values, Py_ss
     ascend, or reach beyond ``num_values``.
     """
     cdef Py_ssize_t start = 0, stop, k, n = offsets.shape[0] - 1
-    cdef const offset_t* of
+    cdef const offset_t* bounds
     cdef offset_t length, differ
     if n < 0:
         return None
-    of = &offsets[0]
-    found = []
+    bounds = &offsets[0]
+    runs = []
     while start < n:
-        length, stop = of[start + 1] - of[start], start + 1
+        length, stop = bounds[start + 1] - bounds[start], start + 1
         while stop + BLOCK <= n:
             differ = 0
             for k in range(BLOCK):
-                differ |= (of[stop + k + 1] - of[stop + k]) ^ length
+                differ |= (bounds[stop + k + 1] - bounds[stop + k]) ^ length
             if differ:
                 break
             stop += BLOCK
-        while stop < n and <offset_t>(of[stop + 1] - of[stop]) == length:
+        while stop < n and <offset_t>(bounds[stop + 1] - bounds[stop]) == length:
             stop += 1
         # Nothing has wrapped: so many lists of that length end inside the values, and where the offsets say.
-        if of[start] > num_values or <uint64_t>length > (num_values - of[start]) // <uint64_t>(stop - start):
+        if bounds[start] > num_values or <uint64_t>length > (num_values - bounds[start]) // <uint64_t>(stop - start):
             return None
-        if of[stop] != of[start] + <uint64_t>length * <uint64_t>(stop - start) or len(found) == most:
+        if bounds[stop] != bounds[start] + <uint64_t>length * <uint64_t>(stop - start) or len(runs) == most:
             return None
-        found.append((start, stop, length))
+        runs.append((start, stop, length))
         start = stop
-    return found
+    return runs

@@ -31,11 +31,11 @@ def targets():
     """The instruction sets that the rules are compiled for and this machine has, the best first."""
     cdef const char* name
     cdef int n = 0
-    found = []
+    names = []
     while rules_of_target(n, &name) != NULL:
-        found.append(name.decode())
+        names.append(name.decode())
         n += 1
-    return found
+    return names
 
 
 def rules():

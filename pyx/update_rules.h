@@ -8,7 +8,7 @@
 INLINE void prefetch_row(const Batch *b, int64_t i) {
     if (i < b->num_known) {
         const char *row = (const char *)b->rows[i];
-        for (int64_t at = 0; at < b->row_bytes; at += 64) __builtin_prefetch(row + at, 1);
+        for (int64_t offset = 0; offset < b->row_bytes; offset += 64) __builtin_prefetch(row + offset, 1);
         /* A row that is no whole number of lines may end in one line more. */
         if (b->row_bytes & 63) __builtin_prefetch(row + b->row_bytes - 1, 1);
     }

@@ -45,14 +45,14 @@ static inline __attribute__((always_inline)) long rows_in_bytes_ahead(size_t row
 }
 
 static inline __attribute__((always_inline)) void fetch_for_read(const void *from, size_t num_bytes) {
-    for (size_t at = 0; at < num_bytes && at < 512; at += 64)
-        __builtin_prefetch((const char *)from + at);
+    for (size_t offset = 0; offset < num_bytes && offset < 512; offset += 64)
+        __builtin_prefetch((const char *)from + offset);
 }
 
 static inline __attribute__((always_inline)) void fetch_for_write(const void *from, size_t num_bytes) {
     /* Four lines: what is longer is found by the machine's own prefetcher. */
-    for (size_t at = 0; at < num_bytes && at < 256; at += 64)
-        __builtin_prefetch((const char *)from + at, 1);
+    for (size_t offset = 0; offset < num_bytes && offset < 256; offset += 64)
+        __builtin_prefetch((const char *)from + offset, 1);
 }
 
 #endif

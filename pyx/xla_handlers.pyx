@@ -136,13 +136,13 @@ cdef void touch_item(void* context, int64_t item) noexcept nogil:
     cdef uint64_t* touched = NULL
     cdef float* rows[CHUNK + MOST_AHEAD]
     cdef float* values[CHUNK + MOST_AHEAD]
-    cdef int64_t i, row, upto, done, n = 0, at = (item - segment.first_item) * segment.rows_per_item
-    cdef int64_t end = min(at + segment.rows_per_item, segment.num_rows)
+    cdef int64_t i, row, upto, done, n = 0, begin = (item - segment.first_item) * segment.rows_per_item
+    cdef int64_t end = min(begin + segment.rows_per_item, segment.num_rows)
     if p.touched != NULL and segment.sweep >= 0:
         touched = p.touched + o.sweeps[segment.sweep].first_word
-    while at < end:
-        upto = min(at + CHUNK, end)
-        for i in range(at, upto):
+    while begin < end:
+        upto = min(begin + CHUNK, end)
+        for i in range(begin, upto):
             row = place(t, first_shard, segment.first + i if segment.ids == NULL else segment.ids[i])
             if row >= 0:
                 rows[n] = first_row + row * t.row_floats
@@ -154,7 +154,7 @@ cdef void touch_item(void* context, int64_t item) noexcept nogil:
                     set_bit(touched, row)
             elif row == -2:
                 note(&p.bad_id_table, t)
-        at, done = upto, n if upto == end else max(<int64_t>0, n - t.ahead)
+        begin, done = upto, n if upto == end else max(<int64_t>0, n - t.ahead)
         if o.op == UPDATE:
             update(t, segment.lr, rows, <const float**>values, done, n)
         else:
@@ -175,12 +175,12 @@ cdef void update(const Table* t, float lr, float** rows, const float** grads, in
 
 cdef void copy(const Table* t, const StepPlan* o, float** rows, float** values, int64_t n, int64_t known) noexcept nogil:
     """Some floats of the rows from or to the host's arrays."""
-    cdef int64_t i, at, first = o.first_copied
+    cdef int64_t i, offset, first = o.first_copied
     for i in range(n):
         if i + t.ahead < known:
             # All of them at once: where rows lie in no order, the processor guesses the next line too late.
-            for at in range(0, o.num_copied, 16):  # the floats of a cache line
-                prefetch(rows[i + t.ahead] + first + at)
+            for offset in range(0, o.num_copied, 16):  # the floats of a cache line
+                prefetch(rows[i + t.ahead] + first + offset)
         if o.op == WRITE:
             memcpy(rows[i] + first, values[i], o.num_copied * sizeof(float))
         else:

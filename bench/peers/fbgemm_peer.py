@@ -42,7 +42,7 @@ def ways(threads: int) -> list[Way]:
             convert=torch.from_numpy,
             state=partial(module, optim),
             forward=forward,
-            seen=lambda state, ids: state.split_embedding_weights()[0].detach()[ids],
+            read_rows=lambda state, ids: state.split_embedding_weights()[0].detach()[ids],
             to_numpy=lambda tensor: tensor.numpy(),
         )
         for kind, optim in KINDS.items()

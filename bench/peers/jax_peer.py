@@ -40,7 +40,7 @@ def ways(threads: int) -> list[Way]:
                 kind,
                 partial(deduplicated, kind),
                 state=partial(start, kind),
-                seen=lambda state, ids: np.asarray(state["parts"][0][ids]),
+                read_rows=lambda state, ids: np.asarray(state["parts"][0][ids]),
                 finish=jax.block_until_ready,
             )
         )

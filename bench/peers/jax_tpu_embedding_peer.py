@@ -28,7 +28,7 @@ def ways(threads: int) -> list[Way]:
             "coalesce",
             lambda state, ids, grads: step(ids),
             convert=convert,
-            ids_kept=lambda result: kept(*result),
+            ids_kept=lambda result: num_kept(*result),
         )
     ]
 
@@ -69,7 +69,7 @@ def step(ids: Any) -> Any:
     return result, rows, len(samples)
 
 
-def kept(result: Any, rows: int, samples: int) -> int:
+def num_kept(result: Any, rows: int, samples: int) -> int:
     """Return the number of ids in the result without padding, from the row pointers; parts begin at multiples of 8."""
     (pointers,) = result.sparse_dense_matmul_input.lhs_row_pointers.values()
     ends = pointers.reshape(SPARSE_CORES, -1).astype(np.int64)

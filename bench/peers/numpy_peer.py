@@ -25,7 +25,7 @@ def ways(threads: int) -> list[Way]:
                 kind,
                 partial(step, kind),
                 state=partial(start, kind),
-                seen=lambda state, ids: state[0][ids],
+                read_rows=lambda state, ids: state[0][ids],
             )
         )
     return result

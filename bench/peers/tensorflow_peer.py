@@ -41,7 +41,7 @@ def ways(threads: int) -> list[Way]:
                 lambda state, ids, grads: state["step"](ids, grads),
                 convert=tf.constant,
                 state=partial(start, kind, equation),
-                seen=lambda state, ids: tf.gather(state["weights"], ids),
+                read_rows=lambda state, ids: tf.gather(state["weights"], ids),
                 to_numpy=_numpy,
             )
         )

@@ -45,7 +45,7 @@ def _way(name: str, kind: str, step: Any, state: Any, corrects_bias: bool = Fals
         step,
         convert=torch.from_numpy,
         state=state,
-        seen=lambda state, ids: state["weights"].detach()[ids],
+        read_rows=lambda state, ids: state["weights"].detach()[ids],
         to_numpy=_numpy,
         corrects_bias=corrects_bias,
     )

@@ -19,7 +19,7 @@ from penstock.bench.report import plots
 from penstock.bench.report.comparison import check_machine, read_result
 from penstock.bench.report.readme_table import cell_of, peers_of
 from penstock.bench.workloads import WORKLOADS
-from penstock.plots.svg import standalone
+from penstock.svg import standalone
 
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:60rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0}td,th{padding:.2rem .7rem;border-bottom:1px solid #ddd;text-align:right}

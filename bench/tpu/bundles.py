@@ -74,7 +74,7 @@ class Listing:
         more = f"--xla_jf_dump_to={self._folder} --xla_jf_dump_llo_text=true"
         os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {more}".strip()
 
-    def taken(self) -> str:
+    def take(self) -> str:
         """Return the listing of the kernel that was compiled since the last call, and clear the folder."""
         (path,) = (path for path in self._folder.glob("*-penstock_*final_bundles.txt") if "schedule" not in path.name)
         text = path.read_text()
@@ -100,7 +100,7 @@ def main() -> None:
             if case.by_xla or case in results or not case.has(args.only):
                 continue
             compiler.compile(case)
-            bundles = bundles_per_line(listing.taken(), tensorcore.BLOCK, tensorcore.UNROLLED)
+            bundles = bundles_per_line(listing.take(), tensorcore.BLOCK, tensorcore.UNROLLED)
             print(case, f"{bundles:.1f}", flush=True)
             with args.results.open("a") as file:
                 file.write(json.dumps({"case": asdict(case), "bundles": bundles}) + "\n")

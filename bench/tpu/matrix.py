@@ -23,7 +23,7 @@ from typing import Any
 
 from penstock.bench.tpu import in_place
 from penstock.bench.tpu.moved_bytes import dma_bytes, hbm_bytes
-from penstock.bench.tpu.results_page import bundles_in, kept, row_of, write
+from penstock.bench.tpu.results_page import bundles_in, read_results, row_of, write
 from penstock.bench.tpu.step_cases import LINES, OF_FOUR_HOSTS, TOPOLOGIES, Case, Result, cases, optimizers
 
 # Bytes moved, as a multiple of the floor. XLA's staging leaves the chip beyond this dim, and beyond ``LINES`` lines.
@@ -164,7 +164,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="WORDS", help="cases whose line has all these words")
     args = parser.parse_args(words)
     prepare()
-    compiler, results, earlier = Compiler(), [], kept(args.results)
+    compiler, results, earlier = Compiler(), [], read_results(args.results)
     listed = bundles_in(args.bundles)
     for case in cases(args.small):
         if not case.has(args.only):

@@ -52,7 +52,7 @@ def telling(case: Case) -> bool:
     return usual and shown and case.optimizer in ("Adagrad", "Adam")
 
 
-def kept(path: Path | None) -> dict[Case, Result]:
+def read_results(path: Path | None) -> dict[Case, Result]:
     """Return the results of an earlier run."""
     results = {}
     for line in path.read_text().splitlines() if path is not None and path.exists() else ():
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("bundles", type=Path)
     args = parser.parse_args()
-    shown = [result for case, result in kept(args.results).items() if telling(case)]
+    shown = [result for case, result in read_results(args.results).items() if telling(case)]
     order = sorted(shown, key=lambda result: astuple(result.case)[:4])
     print(markdown_table(order, bundles_in(args.bundles)))
 

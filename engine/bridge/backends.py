@@ -32,8 +32,8 @@ from penstock.bridge.programs import AXIS, BY_ROW
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import form, stacked
 from penstock.bridge.xla_tables import XlaTables, quoted
-from penstock.caching.row_cache import RowCache
 from penstock.errors import CapacityError, ConfigError, short
+from penstock.row_cache import RowCache
 from penstock.updates import UpdateRule
 
 VARIANTS = ("auto", "ffi", "xla", "pallas")

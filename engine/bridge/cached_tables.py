@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from penstock.bridge.cpu_ffi import CpuTables
 from penstock.bridge.xla_tables import XlaTables, without_marks
-from penstock.caching.row_cache import Moves, RowCache
+from penstock.row_cache import Moves, RowCache
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]

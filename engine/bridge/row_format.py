@@ -182,7 +182,7 @@ class Line:
         if self.forms[-1][1] == np.int16:  # an array of one strip, the last
             whole = joined_halves(lines[-1])
             lines = [*lines[:-1], whole if self.halves > 1 else floats_of(whole)]
-        return [*self.joined([part[:, number] for part in lines for number in range(part.shape[1])]), *slots]
+        return [*self.join_strips([part[:, number] for part in lines for number in range(part.shape[1])]), *slots]
 
     def stacked(self, planes: Planes) -> list[jax.Array]:
         """Return planes as lines of each of the arrays: the inverse of ``planes``."""
@@ -193,7 +193,7 @@ class Line:
             return [jnp.concatenate([weights, *(slots if self.halves == 1 else map(bits_of, slots))], axis=1)[:, None]]
         if self.row_slots:
             planes, slots = planes[:1], planes[1:]
-        strips, ends = [by_line(strip) for strip in self.cut(planes)], accumulate(self.groups, initial=0)
+        strips, ends = [by_line(strip) for strip in self.strips_of(planes)], accumulate(self.groups, initial=0)
         parts = [jnp.stack(strips[start:end], axis=1) for start, end in pairwise(ends)]
         lines = [
             by_line(halves_of(part) if dtype == np.int16 else part)
@@ -201,14 +201,14 @@ class Line:
         ]
         return [*lines, *slots]
 
-    def joined(self, strips: Planes) -> Planes:
+    def join_strips(self, strips: Planes) -> Planes:
         """Return strips (n, strip) as planes."""
         each = self.width // self.strip
         if each == 1:
             return strips
         return [jnp.concatenate(strips[start : start + each], axis=1) for start in range(0, len(strips), each)]
 
-    def cut(self, planes: Planes) -> Planes:
+    def strips_of(self, planes: Planes) -> Planes:
         """Return planes as strips."""
         starts = range(0, self.width, self.strip)
         return [plane[:, s : s + self.strip] for plane in planes for s in starts] if len(starts) > 1 else planes

@@ -25,7 +25,7 @@ from penstock.checkpoint.store import Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Initializer
-from penstock.config.text_format import kept_config
+from penstock.config.text_format import parse_stored
 from penstock.core import EngineCore
 from penstock.errors import CapacityError, ConfigError, StateError, UsageError
 from penstock.frames import Float32, Int64
@@ -89,7 +89,7 @@ def tables_to_save(core: EngineCore) -> dict[str, Saved]:
     """Return the tables of an engine by name, in the form that a saver expects."""
     return {
         name: Saved(core.tables.table(name), spec.vocabulary_size, spec.rule.non_lazy)
-        for name, spec in core.tables.held.items()
+        for name, spec in core.tables.specs_here.items()
     }
 
 
@@ -261,7 +261,7 @@ def _config_of(commit: Commit, place: str) -> EmbeddingConfig:
             f"{place}: its configuration holds {', '.join(commit.contents['python'])}, which no file can; give config="
         )
     try:
-        return EmbeddingConfig.from_proto(kept_config(base64.b64decode(commit.contents["config"])))
+        return EmbeddingConfig.from_proto(parse_stored(base64.b64decode(commit.contents["config"])))
     except ConfigError as error:
         raise StateError(f"{place}: its configuration cannot be loaded: {error}; give config=") from None
 

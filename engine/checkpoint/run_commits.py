@@ -72,7 +72,7 @@ class RunCommits(CommitListener):
         if self.num_skipped:
             self._reader.first_bad.clear()  # an earlier run reported the bad rows of skipped frames
 
-    def left(self, limit: int | None) -> int | None:
+    def remaining(self, limit: int | None) -> int | None:
         """Return a limit of all frames without those that sources which seek leave out."""
         return None if limit is None else max(limit - (self.num_skipped - self._start.num_to_read), 0)
 

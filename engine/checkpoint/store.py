@@ -29,7 +29,7 @@ _OURS = re.compile(rf"{PART}|\.{PART}\.[0-9-]+\.part|\.lock")
 _AT_ONCE = 1 << 20
 # How often a reader starts over with a newer commit: in each try, a run removed the commit that was read.
 READ_TRIES = 5
-# Contains an unfinished replay in passes (passes/pass_folder.py).
+# Contains an unfinished replay in passes (shares/pass_folder.py).
 PASSES = ".passes"
 # After a chain longer than this, or deltas larger than their base, the next commit is a new base.
 MAX_DELTAS = 64

@@ -34,7 +34,7 @@ class Pace:
         self._expedited = True
         self._turn.set()
 
-    def worked(self, seconds: float) -> None:
+    def add_work(self, seconds: float) -> None:
         """Count seconds of work, and wait until more is allowed. Called by the writing thread."""
         self._used_s += seconds
         self.wait_for(lambda: self._expedited or self._used_s < self._allowed_s)

@@ -157,7 +157,7 @@ class CommitWriter:
                 num_bytes += len(piece)
                 file.write(piece)
                 file.write_along()
-                self.pace.worked(time.thread_time() - began)
+                self.pace.add_work(time.thread_time() - began)
         return DataFile(name, num_bytes, digest.hexdigest(), self._parent)
 
     def _pieces(self) -> Iterator[bytes | memoryview]:

@@ -7,21 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.terminal.command_line import add_command
-from penstock.cli.terminal.output import Output, count, writing
+from penstock.cli.command_line import Parser
+from penstock.cli.output import Output, count, writing
 from penstock.errors import UsageError
 from penstock.flag_values import MOST_PARALLEL, number, whole
 
+EXAMPLE = "penstock bench 'w1/*' '*/adagrad' --threads 1,2 --report report"
 ROUNDS, SHORT_ROUNDS = 9, 3
 
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "bench",
-        run,
-        "penstock bench 'w1/*' '*/adagrad' --threads 1,2 --report report",
-    )
+def add(command: Parser) -> None:
     command.add_argument(
         "sources",
         nargs="*",

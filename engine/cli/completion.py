@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from typing import Any
 
-from penstock.cli.terminal.command_line import Parser, add_command
-from penstock.cli.terminal.output import Output
+from penstock.cli.command_line import Parser
+from penstock.cli.output import Output
 
+EXAMPLE = "penstock completion bash > ~/.local/share/bash-completion/completions/penstock"
 SHELLS = ("bash", "zsh", "fish")
 
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "completion",
-        run,
-        "penstock completion bash > ~/.local/share/bash-completion/completions/penstock",
-    )
+def add(command: Parser) -> None:
     command.add_argument("shell", choices=SHELLS, help="whose script")
 
 

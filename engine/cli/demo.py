@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
-from penstock.cli.terminal.command_line import add_command, make_devices
-from penstock.cli.terminal.output import Output, check_writable, say_error, writing
-from penstock.cli.terminal.replay_report import say_report
+from penstock.cli.command_line import Parser, make_devices
+from penstock.cli.output import Output, check_writable, say_error, writing
+from penstock.cli.replay_report import say_report
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine
 from penstock.io.log import LogWriter
 from penstock.updates import SGD, Adagrad
 
+EXAMPLE = "penstock demo"
 Float32 = npt.NDArray[np.float32]
 Rows = dict[str, tuple[npt.NDArray[np.int64], Float32]]  # table → (ids, gradients)
 
@@ -40,8 +40,7 @@ SCHEMA = pa.schema(
 )
 
 
-def add(commands: Any) -> None:
-    command = add_command(commands, "demo", run, "penstock demo")
+def add(command: Parser) -> None:
     command.add_argument(
         "--dir",
         type=Path,

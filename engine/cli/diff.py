@@ -15,23 +15,18 @@ import numpy.typing as npt
 import penstock.interrupts as interrupts
 from penstock.checkpoint.arrays import WEIGHTS, SavedTables
 from penstock.checkpoint.store import Folder
-from penstock.cli.terminal.command_line import add_command
-from penstock.cli.terminal.output import Output, count, several
+from penstock.cli.command_line import Parser
+from penstock.cli.output import Output, count, several
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.errors import MOST_LISTED, InputError
 from penstock.frames import Array, Int64
 from penstock.io.storage.table_files import read_keys, read_shape, read_table
 
+EXAMPLE = "penstock diff run1 run2"
 Float32 = npt.NDArray[np.float32]
 
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "diff",
-        run,
-        "penstock diff run1 run2",
-    )
+def add(command: Parser) -> None:
     for name in ("a", "b"):
         command.add_argument(name, metavar=name.upper(), help="a checkpoint, or a folder that --out wrote")
 

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import penstock
+from penstock.cli.command_line import Parser, make_devices
 from penstock.cli.compile_cache import SETTING, compile_cache
-from penstock.cli.terminal.command_line import add_command, make_devices
-from penstock.cli.terminal.output import Output, count, nearest
+from penstock.cli.output import Output, count, nearest
 from penstock.errors import PenstockError
 from penstock.threads import num_threads
 
+EXAMPLE = "penstock doctor --checkpoint run1"
 NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf", "prometheus-client", "shtab")
 OPTIONAL = {"orbax-checkpoint": "orbax", "safetensors": "safetensors"}
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -43,13 +44,7 @@ class CheckResult:
     broken: bool = False
 
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "doctor",
-        run,
-        "penstock doctor --checkpoint run1",
-    )
+def add(command: Parser) -> None:
     command.add_argument(
         "--checkpoint",
         type=Path,

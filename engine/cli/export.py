@@ -11,25 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.checkpoint.arrays import SavedTables
-from penstock.cli.terminal.command_line import add_command
-from penstock.cli.terminal.output import Output, writing
+from penstock.cli.command_line import Parser
+from penstock.cli.output import Output, writing
 from penstock.errors import UsageError
 from penstock.filesystem import atomic_files
 from penstock.io.storage.table_files import TablesWriter
 from penstock.tables.orbax import save_tree
 
+EXAMPLE = "penstock export run1 tables --format parquet"
 Float32 = npt.NDArray[np.float32]
 FORMATS = ("parquet", "safetensors", "orbax")
 _ROWS_AT_ONCE = 1 << 14
 
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "export",
-        run,
-        "penstock export run1 tables --format parquet",
-    )
+def add(command: Parser) -> None:
     command.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder that replay --checkpoint wrote")
     command.add_argument("out", metavar="OUT", type=Path, help="parquet, orbax: a folder; safetensors: a file")
     command.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="default: parquet, as --out writes it")

@@ -7,22 +7,19 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from penstock.cli.terminal.command_line import add_command
-from penstock.cli.terminal.output import Output, count, several
+from penstock.cli.command_line import Parser
+from penstock.cli.output import Output, count, several
 from penstock.flag_values import number
 from penstock.io.flight import connect
 from penstock.io.targets.follower import Follower
 from penstock.io.targets.target_uri import open_target
 
+EXAMPLE = "penstock follow grpc://127.0.0.1:8815 --into redis://127.0.0.1:6379/0"
 DAY_S = 86_400.0
 
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands, "follow", run, "penstock follow grpc://127.0.0.1:8815 --into redis://127.0.0.1:6379/0"
-    )
+def add(command: Parser) -> None:
     command.add_argument("address", metavar="ADDRESS", help="of the service: grpc://HOST:PORT or grpc+tls://HOST:PORT")
     command.add_argument(
         "--into",
@@ -60,12 +57,12 @@ def run(args: argparse.Namespace) -> int:
         interval_s = target.interval_s if args.interval is None else args.interval
         follower = Follower(client, target, args.patience, interval_s, args.replace)
 
-        def began() -> None:
+        def say_start() -> None:
             out.say(f"following {client.connection.uri} into {target.name}, step {count(follower.progress.step or 0)}")
             (sys.stderr if args.json else sys.stdout).flush()
 
         try:
-            follower.run(args.once, began)
+            follower.run(args.once, say_start)
         except KeyboardInterrupt:
             step = follower.progress.step
             held = "it holds nothing, or was not read yet" if step is None else f"it has the rows of step {count(step)}"

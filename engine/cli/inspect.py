@@ -17,10 +17,10 @@ import penstock.interrupts as interrupts
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.store import Folder
+from penstock.cli.command_line import Parser, add_flag, columns_of
+from penstock.cli.output import Output, check_writable, count, several
 from penstock.cli.pages.html_report import write_page
 from penstock.cli.pages.id_statistics import IdUses, Uses, use_sections
-from penstock.cli.terminal.command_line import add_command, add_flag, columns_of
-from penstock.cli.terminal.output import Output, check_writable, count, several
 from penstock.config.dynamic import settings_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError, UsageError
@@ -30,6 +30,7 @@ from penstock.io.decoding.schema import Roles, is_list, resolve
 from penstock.io.sources.opening import Part, looks_like_arrow, open_source
 from penstock.pyx.id_table import IdTable
 
+EXAMPLE = "penstock inspect monday.arrows"
 UNNAMED = "(unnamed)"
 OTHER_KINDS: dict[str | None, str] = {
     "table": "a table, as --out writes it: the weights in 'row', then the optimizer's slots",
@@ -37,13 +38,7 @@ OTHER_KINDS: dict[str | None, str] = {
 }
 
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "inspect",
-        run,
-        "penstock inspect monday.arrows",
-    )
+def add(command: Parser) -> None:
     command.add_argument(
         "path",
         metavar="PATH",

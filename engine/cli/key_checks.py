@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.cli.terminal.output import Output, count, keys_texts
+from penstock.cli.output import Output, count, keys_texts
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.frames import Frame, Int64

@@ -15,9 +15,9 @@ from typing import Any
 
 import penstock
 import penstock.interrupts as interrupts
+from penstock.cli.command_line import COMMANDS, Parser, add_command, parse
 from penstock.cli.compile_cache import keep_compiled
-from penstock.cli.terminal.command_line import COMMANDS, Parser, parse
-from penstock.cli.terminal.output import drop_dead_streams, own_process, say_error
+from penstock.cli.output import drop_dead_streams, own_process, say_error
 from penstock.errors import (
     CapacityError,
     ConfigError,
@@ -171,7 +171,7 @@ def parser(argv: Sequence[str] | None = None) -> Parser:
     commands: Any = top.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name, summary in COMMANDS.items():
         if argv is None or name in argv:
-            importlib.import_module(f"penstock.cli.{name}").add(commands)
+            add_command(commands, name, importlib.import_module(f"penstock.cli.{name}"))
         else:
             commands.add_parser(name, help=summary)
     top.commands = commands.choices

@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock.cli.terminal.command_line import (
-    add_command,
+from penstock.cli.command_line import (
+    Parser,
     add_flags,
     check_sources,
     columns_of,
     keywords_of,
     learning_rates_of,
 )
-from penstock.cli.terminal.output import Output, ProgressLine, count, frames_text, size_text
+from penstock.cli.output import Output, ProgressLine, count, frames_text, size_text
 from penstock.config.dynamic import MOST
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.placement import MOST_BYTES
@@ -29,6 +29,7 @@ from penstock.planning.forecast import Forecast, TableForecast
 from penstock.planning.planner import EXACT_ROWS, Planner, reading
 from penstock.stats import percent
 
+EXAMPLE = "penstock plan tables.pbtxt monday.arrows --capacity 1000000,2000000 --min-count 1,3 --expire never,500000"
 NEVER = "never"
 # Shown of each table: heading, and the name in KeyReport.
 _COLUMNS = (
@@ -41,13 +42,7 @@ _COLUMNS = (
 )
 
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "plan",
-        run,
-        "penstock plan tables.pbtxt monday.arrows --capacity 1000000,2000000 --min-count 1,3 --expire never,500000",
-    )
+def add(command: Parser) -> None:
     command.add_argument("config", metavar="CONFIG", help="EngineConfig with a dynamic or cached table, text or binary")
     command.add_argument(
         "sources",
@@ -59,35 +54,8 @@ def add(commands: Any) -> None:
         "choices",
         "every combination is followed, in all dynamic and all cached tables (default: the configuration's settings)",
     )
-    choices.add_argument("--capacity", type=_several(whole(1, MOST)), default=[], metavar="N,…", help="rows")
-    choices.add_argument(
-        "--min-count",
-        type=_several(whole(1, MOST)),
-        default=[],
-        metavar="N,…",
-        help="occurrences that admit a key",
-    )
-    choices.add_argument(
-        "--expire",
-        type=_several(_after),
-        default=[],
-        metavar="N,…",
-        help=f"a key expires when the clock has moved on by more than this since its last row; or {NEVER}",
-    )
-    choices.add_argument(
-        "--device-bytes",
-        type=_several(whole(1, MOST_BYTES)),
-        default=[],
-        metavar="N,…",
-        help="bytes of rows that a cached table has on the devices",
-    )
-    choices.add_argument(
-        "--look-ahead",
-        type=_several(whole(0, MOST)),
-        default=[],
-        metavar="N,…",
-        help="openings of the gate that a cached table looks ahead",
-    )
+    for flag, (parse, text) in _CHOICES.items():
+        choices.add_argument(flag, type=_several(parse), default=[], metavar="N,…", help=text)
     choices.add_argument(
         "--sample",
         type=number("a share above 0, up to 1", 0, 1, with_least=False),
@@ -118,6 +86,18 @@ def _after(text: str) -> int | None:
         return None if text == NEVER else whole(1, MOST)(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{error}; or {NEVER}") from None
+
+
+_CHOICES: dict[str, tuple[Callable[[str], Any], str]] = {
+    "--capacity": (whole(1, MOST), "rows"),
+    "--min-count": (whole(1, MOST), "occurrences that admit a key"),
+    "--expire": (
+        _after,
+        f"a key expires when the clock has moved on by more than this since its last row; or {NEVER}",
+    ),
+    "--device-bytes": (whole(1, MOST_BYTES), "bytes of rows that a cached table has on the devices"),
+    "--look-ahead": (whole(0, MOST), "openings of the gate that a cached table looks ahead"),
+}
 
 
 def run(args: argparse.Namespace) -> int:

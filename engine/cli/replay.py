@@ -8,35 +8,30 @@ import os
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
-from penstock.cli.pages.monitoring import Watching
-from penstock.cli.terminal.command_line import (
-    add_command,
+from penstock.cli.command_line import (
+    Parser,
     add_flags,
     check_mode,
     keywords_of,
     make_devices,
 )
-from penstock.cli.terminal.output import Output, ProgressLine, check_writable, place_text, writing
-from penstock.cli.terminal.replay_flags import Checked, check_checkpoint, check_no_passes, deltas_of, file_of_deltas
-from penstock.cli.terminal.replay_report import say_end, say_report, written_aside
+from penstock.cli.output import Output, ProgressLine, check_writable, place_text, writing
+from penstock.cli.pages.monitoring import Watching
+from penstock.cli.replay_flags import Checked, check_checkpoint, check_no_passes, deltas_of, file_of_deltas
+from penstock.cli.replay_report import say_end, say_report, written_aside
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import InputError, StaleInputError, UsageError
 from penstock.io.sources.seekable_source import names_seekable
 from penstock.options import JOB_CONCERNS, SOURCE
 
+EXAMPLE = "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables"
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "replay",
-        run,
-        "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables",
-    )
+
+def add(command: Parser) -> None:
     command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
     command.add_argument(
         "sources",

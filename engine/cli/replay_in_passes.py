@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import penstock.interrupts as interrupts
-from penstock.cli.terminal.command_line import check_mode, keywords_of, make_devices
-from penstock.cli.terminal.output import Output, ProgressLine, count, place_text, writing
-from penstock.cli.terminal.replay_flags import Checked
-from penstock.cli.terminal.replay_report import say_end, say_report, written_aside
+from penstock.cli.command_line import check_mode, keywords_of, make_devices
+from penstock.cli.output import Output, ProgressLine, count, place_text, writing
+from penstock.cli.replay_flags import Checked
+from penstock.cli.replay_report import say_end, say_report, written_aside
 from penstock.errors import InputError, StaleInputError, UsageError
 from penstock.options import PASS_CONCERNS
-from penstock.shares.passes.multi_pass import MultiPass, PassOptions, check_seekable
+from penstock.shares.multi_pass import MultiPass, PassOptions, check_seekable
 
 
 def replay_in_passes(args: argparse.Namespace) -> int:

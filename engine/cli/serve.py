@@ -14,11 +14,8 @@ from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
-from penstock.cli.pages.http_server import PageAccess
-from penstock.cli.pages.monitoring import Watching, page_addresses
-from penstock.cli.replay import make_engine
-from penstock.cli.terminal.command_line import Parser, add_command, add_flags, keywords_of, learning_rates_of
-from penstock.cli.terminal.output import (
+from penstock.cli.command_line import Parser, add_flags, keywords_of, learning_rates_of
+from penstock.cli.output import (
     Output,
     cache_texts,
     check_writable,
@@ -28,7 +25,10 @@ from penstock.cli.terminal.output import (
     several,
     writing,
 )
-from penstock.cli.terminal.replay_flags import check_checkpoint
+from penstock.cli.pages.http_server import PageAccess
+from penstock.cli.pages.monitoring import Watching, page_addresses
+from penstock.cli.replay import make_engine
+from penstock.cli.replay_flags import check_checkpoint
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError
@@ -46,6 +46,7 @@ from penstock.service.sequencer import Saving
 from penstock.service.server import Service
 from penstock.validation import is_loopback
 
+EXAMPLE = "penstock serve tables.pbtxt --listen grpc://127.0.0.1:8815 --checkpoint state --every 100 --resume"
 SCALES = {"N": 1, "S": 1, "MB": 1 << 20}
 LimitFlags = dict[str, tuple[str, str, str, str]]
 # Flag → the field of Limits, the unit, the help before and after the default.
@@ -67,13 +68,7 @@ DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", "MB", "memory of t
 TICK_S = 0.1
 
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "serve",
-        run,
-        "penstock serve tables.pbtxt --listen grpc://127.0.0.1:8815 --checkpoint state --every 100 --resume",
-    )
+def add(command: Parser) -> None:
     command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
     command.add_argument(
         "--listen",
@@ -223,7 +218,7 @@ def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> in
             watching.tick()
     except KeyboardInterrupt:
         interrupted = True
-    interrupts.leave_to_caller(at_once=False)  # shutdown has begun; ignore further signals
+    interrupts.ignore()
     _end(args, service, out)
     if interrupted:
         kept = "nothing was committed"

@@ -6,10 +6,9 @@ import argparse
 import shlex
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-from penstock.cli.terminal.command_line import add_command
-from penstock.cli.terminal.output import Output, count, several, writing
+from penstock.cli.command_line import Parser
+from penstock.cli.output import Output, count, several, writing
 from penstock.flag_values import whole
 from penstock.io.synth import (
     DISTRIBUTIONS,
@@ -21,14 +20,10 @@ from penstock.io.synth import (
     write_synthetic,
 )
 
+EXAMPLE = "penstock synth log.arrows --rows 1000000 --vocabulary 1000000 --distribution zipf --alpha 1.2"
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "synth",
-        run,
-        "penstock synth log.arrows --rows 1000000 --vocabulary 1000000 --distribution zipf --alpha 1.2",
-    )
+
+def add(command: Parser) -> None:
     default = SynthOptions()
     command.add_argument(
         "out",

@@ -9,16 +9,16 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from penstock.cli.key_checks import KeyChecks
-from penstock.cli.terminal.command_line import (
-    add_command,
+from penstock.cli.command_line import (
+    Parser,
     add_flags,
     check_sources,
     columns_of,
     keywords_of,
     learning_rates_of,
 )
-from penstock.cli.terminal.output import Output, count, frames_text, several, size_text
+from penstock.cli.key_checks import KeyChecks
+from penstock.cli.output import Output, count, frames_text, several, size_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
 from penstock.gate import Gate
@@ -31,14 +31,10 @@ from penstock.options import ReadingKeywords
 from penstock.pyx.keys.directory import directory_bytes
 from penstock.stats import Counters, too_stale
 
+EXAMPLE = "penstock validate tables.pbtxt worker0.arrows worker1.arrows --merge step --num-required 2"
 
-def add(commands: Any) -> None:
-    command = add_command(
-        commands,
-        "validate",
-        run,
-        "penstock validate tables.pbtxt worker0.arrows worker1.arrows --merge step --num-required 2",
-    )
+
+def add(command: Parser) -> None:
     command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
     command.add_argument(
         "sources",

@@ -172,7 +172,7 @@ def _descriptor(name: str) -> Descriptor | None:
     return None
 
 
-def kept_config(content: bytes) -> EngineConfig:
+def parse_stored(content: bytes) -> EngineConfig:
     """Parse the stored bytes of a message. Raise ValueError for bytes that are not one."""
     try:
         return EngineConfig.FromString(content)

@@ -63,7 +63,7 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-def found_at(path: Path, check_new: Callable[[Path], None]) -> Path:
+def existing_path(path: Path, check_new: Callable[[Path], None]) -> Path:
     """Return the path of a file of another run: ``.FILE.part`` if that exists, where FILE must not, else FILE."""
     part = part_of(path)
     if not part.exists():

@@ -110,7 +110,7 @@ class EmbeddingTables:
             store = self._store(name)
             DeviceTable(store).fill(start_of(spec, seed))
             rule = self.rules[name]
-            created[name] = self._taken(name, store, rule.numbers if isinstance(rule, OptaxRule) else ())
+            created[name] = self._table_from(name, store, rule.numbers if isinstance(rule, OptaxRule) else ())
         return created
 
     def preprocess(self, features: Any, weights: Any = None) -> dict[str, Uses]:
@@ -155,7 +155,7 @@ class EmbeddingTables:
         store = self._store(name, tables)
         for part, value in values.items():
             store.write(0, 0, value, part)
-        return {**tables, name: self._taken(name, store, tables[name].numbers)}
+        return {**tables, name: self._table_from(name, store, tables[name].numbers)}
 
     # ---- traced
 
@@ -225,7 +225,7 @@ class EmbeddingTables:
             arrays = tuple(jax.device_put(tables[name].arrays, row_sharding(mesh)))
         return XlaTables(mesh, [self._definitions[name]], self._formats[name].variant, arrays=arrays)
 
-    def _taken(self, name: str, store: XlaTables, numbers: tuple[Any, ...]) -> Table:
+    def _table_from(self, name: str, store: XlaTables, numbers: tuple[Any, ...]) -> Table:
         store.wait()
         form = self._formats[name]
         arrays = jax.device_put(store.arrays, NamedSharding(self.mesh, form.spec))

@@ -149,12 +149,12 @@ class LookAhead:
     def _begin(self) -> None:
         """Foretell from the state of the engine's gate on."""
         core, tables = self._core, self._core.tables
-        held = tables.held
+        specs = tables.specs_here
         stores = {
             name: TableStore(
-                held[name].vocabulary_size if held[name].dynamic is None else None,
+                specs[name].vocabulary_size if specs[name].dynamic is None else None,
                 0,
-                accumulate=held[name].accumulate,
+                accumulate=specs[name].accumulate,
                 mean=False,
                 is_share=tables.is_share,
             )

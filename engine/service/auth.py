@@ -134,10 +134,10 @@ class _AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]
 
     def set_peer(self, peer: str) -> None:
         """Set the peer of the call's connection, which ``start_call`` does not receive."""
-        self._admission.connections.began(peer)
+        self._admission.connections.begin_call(peer)
         self._peer = peer
 
     def call_completed(self, exception: BaseException | None) -> None:
         if self._peer is not None:
-            self._admission.connections.ended(self._peer)
+            self._admission.connections.end_call(self._peer)
         self._admission.call_ended()

@@ -64,13 +64,13 @@ class Connections:
         self._thread = threading.Thread(target=self._run, name="penstock-connections", daemon=True)
         self._thread.start()
 
-    def began(self, peer: str) -> None:
+    def begin_call(self, peer: str) -> None:
         with self._lock:
             connection = self._known.setdefault(_peer_of(peer), _Connection(time.monotonic()))
             connection.was_admitted = True
             connection.num_calls += 1
 
-    def ended(self, peer: str) -> None:
+    def end_call(self, peer: str) -> None:
         with self._lock:
             connection = self._known[_peer_of(peer)]
             connection.num_calls -= 1

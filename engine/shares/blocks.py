@@ -8,14 +8,14 @@ frames, then of the tables in the configuration, then of arrival; the metadata s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.frames import Contributor, Float32, Frame, Int64, Rows
+from penstock.frames import Float32, Frame, Int64, Rows
 from penstock.pyx import partition
 from penstock.shares.summing import FrameSums
 from penstock.tables.shares import shares_of
@@ -23,60 +23,10 @@ from penstock.tables.shares import shares_of
 _COUNTS = b"penstock.counts"
 
 
-@dataclass(frozen=True)
-class Head:
-    """Everything of a frame but its rows: the same for every share. The fields are those of Frame.
-
-    number : of its source
-    tables : names of the tables that occur
-    """
-
-    number: int
-    tables: tuple[str, ...]
-    num_rows: int
-    local_step: int | None
-    contributor: Contributor
-    learning_rates: tuple[float, ...] | None
-    dropped: Mapping[str, int]
-    source: str
-    truncated: int
-    time: int | None
-
-    @classmethod
-    def of(cls, number: int, frame: Frame) -> Head:
-        return cls(
-            number,
-            tuple(frame.rows),
-            frame.num_rows,
-            frame.local_step,
-            frame.contributor,
-            frame.learning_rates,
-            dict(frame.dropped),
-            frame.source,
-            frame.truncated,
-            frame.time,
-        )
-
-    def frame(self, rows: Mapping[str, tuple[Rows, ...]]) -> Frame:
-        """Return the frame with some of its rows. Its position is counted where the whole frame is read."""
-        return Frame(
-            rows,
-            self.num_rows,
-            self.local_step,
-            self.contributor,
-            self.learning_rates,
-            self.dropped,
-            self.source,
-            truncated=self.truncated,
-            fingerprint="",
-            time=self.time,
-        )
-
-
 class RoutedBlock(NamedTuple):
-    """Some frames. heads : of every frame; batches : of every share"""
+    """Some frames. heads : the frames without their rows, the same for every share; batches : of every share"""
 
-    heads: list[Head]
+    heads: list[Frame]
     batches: list[pa.RecordBatch]
 
 
@@ -95,13 +45,13 @@ class Router:
         self._count = count
         self._sums = FrameSums(config.tables) if sums else None
 
-    def block(self, frames: Sequence[tuple[int, Frame]]) -> RoutedBlock:
-        """Return frames, each with the number of its source, as a block. Raises InputError for a bad row."""
-        count, whole = self._count, [(number, frame.audited()) for number, frame in frames]
-        heads = [Head.of(number, frame) for number, frame in whole]
+    def block(self, frames: Sequence[Frame]) -> RoutedBlock:
+        """Return frames as a block. Raises InputError for a bad row."""
+        count, whole = self._count, [frame.audited() for frame in frames]
+        heads = [_head(frame) for frame in whole]
         routed = []  # (table, rows, their owners, their numbers there)
         rows_of = np.zeros((len(whole), len(self._dims), count), np.int64)
-        for index, (_, frame) in enumerate(whole):
+        for index, frame in enumerate(whole):
             summed = frame.rows if self._sums is None else self._sums.of(frame)
             for table in self._dims:
                 for block in summed.get(table, ()):
@@ -139,6 +89,12 @@ class Router:
         return RoutedBlock(heads, batches)
 
 
+def _head(frame: Frame) -> Frame:
+    """Return a frame without its rows. Its position is counted where the whole frame is read."""
+    rows: dict[str, tuple[Rows, ...]] = dict.fromkeys(frame.rows, ())
+    return replace(frame, rows=rows, bad_rows=(), audit=None, place=(), fingerprint="")
+
+
 def _batch(rows_of: Int64, dims: Int64, numbers: Int64, grads: Float32, counts: object) -> pa.RecordBatch:
     widths = np.repeat(np.tile(dims, len(rows_of)), rows_of.reshape(-1))
     offsets = np.zeros(len(widths) + 1, np.int32)
@@ -152,7 +108,7 @@ def _batch(rows_of: Int64, dims: Int64, numbers: Int64, grads: Float32, counts: 
     return batch.replace_schema_metadata({_COUNTS: rows_of.astype("<i4").tobytes()})
 
 
-def frames_of(heads: Sequence[Head], batch: pa.RecordBatch, dims: Mapping[str, int]) -> Iterator[Frame]:
+def frames_of(heads: Sequence[Frame], batch: pa.RecordBatch, dims: Mapping[str, int]) -> Iterator[Frame]:
     """Yield the frames of a block as a share sees them. Their rows look into the batch.
 
     Every table that a frame contains is in it, even without a row here. dims : of all tables, in order
@@ -165,7 +121,7 @@ def frames_of(heads: Sequence[Head], batch: pa.RecordBatch, dims: Mapping[str, i
     for head, of_frame in zip(heads, rows_of, strict=True):
         rows = {}
         for name, count in zip(names, of_frame.tolist(), strict=True):
-            if name not in head.tables:
+            if name not in head.rows:
                 continue
             dim = dims[name]
             block_counts = None if counts is None else counts[row : row + count]
@@ -173,4 +129,4 @@ def frames_of(heads: Sequence[Head], batch: pa.RecordBatch, dims: Mapping[str, i
             block = Rows(numbers[row : row + count], values, counts=block_counts)
             rows[name] = (block,)
             row, offset = row + count, offset + count * dim
-        yield head.frame(rows)
+        yield replace(head, rows=rows)

@@ -95,7 +95,7 @@ class DynamicTable:
         if self._plan.num_rejected and self.settings.on_full == "error":
             raise self._no_room()
 
-    def located(self, frames: Sequence[Coalesced]) -> list[Coalesced]:
+    def with_rows(self, frames: Sequence[Coalesced]) -> list[Coalesced]:
         """Return the sums of the planned opening by row, without those of keys that were not admitted."""
         plan, located = self._plan, []
         assert plan is not None
@@ -104,9 +104,9 @@ class DynamicTable:
             summed = []
             for part in frame.summed:
                 if len(frames) > 1:
-                    rows = plan.found[np.searchsorted(plan.keys, part.ids)]
+                    rows = plan.key_rows[np.searchsorted(plan.keys, part.ids)]
                 else:
-                    rows, first = plan.found[first : first + part.num_ids], first + part.num_ids
+                    rows, first = plan.key_rows[first : first + part.num_ids], first + part.num_ids
                 sums = part.sums
                 if not plan.all_have_rows:
                     admitted = rows >= 0
@@ -126,7 +126,7 @@ class DynamicTable:
 
         last : also the keys that only the stamps of the first opening changed
         """
-        keys = [(plan.removed()[0], plan.keys[plan.found >= 0]) for plan in self._carried_out]
+        keys = [(plan.removed()[0], plan.keys[plan.key_rows >= 0]) for plan in self._carried_out]
         return np.concatenate([self._stamped if last else _NO_KEYS, *itertools.chain(*keys)])
 
     def carry_out(self, opens: bool = True) -> None:
@@ -137,7 +137,7 @@ class DynamicTable:
         plan, before = self._plan, self.directory.clock
         assert plan is not None
         fresh = plan.fresh
-        self._table.create_rows(plan.found[fresh], self._starts(plan.keys[fresh]))
+        self._table.create_rows(plan.key_rows[fresh], self._starts(plan.keys[fresh]))
         self.num_removed += plan.num_expired + plan.num_evicted
         plan.commit()
         self._carried_out.append(plan)
@@ -223,7 +223,7 @@ class DynamicTable:
                 self.drop_plan()
                 raise no_room_for_load(self.spec.name, self.directory, num_lost)
         self.carry_out(opens=False)
-        rows: Int64 = plan.found
+        rows: Int64 = plan.key_rows
         return rows
 
     def valid_keys(self, keys: Any) -> Int64:

@@ -90,18 +90,18 @@ class Share:
         """Return another share of the same table."""
         return replace(self, rank=rank, count=count)
 
-    def drawn(self, draw: Draw) -> Draw:
+    def initializer(self, draw: Draw) -> Draw:
         """Return the initializer of this share's rows. draw : that of the whole table's, (first, count) → rows"""
 
         at_once = max(1, _DRAWN_ROWS // self.stride)
 
         def share_rows(first: int, count: int) -> Float32:
             starts = range(first, first + count, at_once)
-            return np.concatenate([self._drawn(draw, start, min(at_once, first + count - start)) for start in starts])
+            return np.concatenate([self._draw(draw, start, min(at_once, first + count - start)) for start in starts])
 
         return share_rows
 
-    def _drawn(self, draw: Draw, first: int, count: int) -> Float32:
+    def _draw(self, draw: Draw, first: int, count: int) -> Float32:
         start = first * self.stride + self._first
         # The row that no id has may lie beyond a table that a callable created.
         start = min(start, self.vocabulary_size - 1)

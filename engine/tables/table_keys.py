@@ -32,10 +32,10 @@ class TableKeys(dict[str, DynamicTable]):
                 table.drop_plan()
             raise
 
-    def located(self, coalesced: dict[str, list[Coalesced]]) -> dict[str, list[Coalesced]]:
+    def with_rows(self, coalesced: dict[str, list[Coalesced]]) -> dict[str, list[Coalesced]]:
         """Return the sums of the planned step by row, where they were by key."""
         for name, table in self.items():
-            coalesced[name] = table.located(coalesced[name])
+            coalesced[name] = table.with_rows(coalesced[name])
         return coalesced
 
     def carry_out(self) -> None:

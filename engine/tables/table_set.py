@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.caching.row_cache import RowCache
 from penstock.config.specs import TableSpec
 from penstock.errors import UsageError
 from penstock.frames import Array, Coalesced, Float32, Frame, Int64
+from penstock.row_cache import RowCache
 from penstock.stats import CacheReport
 from penstock.tables.dynamic_table import DynamicTable
 from penstock.tables.initializers import start_of
@@ -80,10 +80,10 @@ class TableSet(TablesById):
         self._check_process()
         self.devices = tuple(mesh.devices.flat)
         on_host = {name for name, spec in self.specs.items() if spec.placement.where != "device"}
-        places = {name: spec.places for name, spec in self.held.items() if spec.placement.where == "cached"}
+        places = {name: spec.places for name, spec in self.specs_here.items() if spec.placement.where == "cached"}
         host = backends.host_mesh() if on_host else mesh
         meshes = {name: host if name in on_host else mesh for name in self.specs}
-        check_memory([(meshes[name], spec.weights_bytes + spec.slots_bytes) for name, spec in self.held.items()])
+        check_memory([(meshes[name], spec.weights_bytes + spec.slots_bytes) for name, spec in self.specs_here.items()])
         lanes = backends.lanes(mesh)
         layouts = {
             name: Layout(
@@ -98,14 +98,14 @@ class TableSet(TablesById):
                 among=self.among(name),
                 row_slots=spec.rule.row_slots,
             )
-            for name, spec in self.held.items()
+            for name, spec in self.specs_here.items()
         }
         directories = bytes_of_directories(
             [(spec, 0) for spec in self.specs.values() if spec.dynamic], 1 if share is None else share[1]
         )
         caches = [(mesh, backends.places_layout(layouts[name], size, mesh).nbytes) for name, size in places.items()]
         tables = [(meshes[name], layout.nbytes) for name, layout in layouts.items()]
-        caches += [(host, spec.cache_bytes) for spec in self.held.values()]
+        caches += [(host, spec.cache_bytes) for spec in self.specs_here.values()]
         check_memory([(mesh, directories), *tables, *caches])
         definitions = {
             name: TableDefinition(
@@ -165,7 +165,7 @@ class TableSet(TablesById):
             )
 
     @property
-    def held(self) -> Mapping[str, TableSpec]:
+    def specs_here(self) -> Mapping[str, TableSpec]:
         """The specs of the tables with as many rows as are here."""
         rows = {name: share.held_rows for name, share in self.shares.items()}
         return {n: replace(spec, vocabulary_size=rows.get(n, spec.vocabulary_size)) for n, spec in self.specs.items()}
@@ -173,7 +173,7 @@ class TableSet(TablesById):
     def start_of(self, spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
         """Return the initializer of the rows of a table that are here: (first, count) → rows."""
         share = self.shares.get(spec.name)
-        return share.drawn(start_of(spec, seed)) if isinstance(share, Share) else start_of(spec, seed)
+        return share.initializer(start_of(spec, seed)) if isinstance(share, Share) else start_of(spec, seed)
 
     def among(self, name: str) -> tuple[int, int]:
         """Return which rows of the table are here: (first row, stride)."""

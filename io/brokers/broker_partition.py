@@ -14,7 +14,7 @@ class Message(NamedTuple):
     data: bytes | None
 
 
-class Kept(NamedTuple):
+class RetainedRange(NamedTuple):
     """The numbers that a partition retains. first : the lowest one; last : the highest one; first - 1 if it is empty"""
 
     first: int
@@ -50,7 +50,7 @@ class Partition(ABC):
         return None
 
     @abstractmethod
-    def kept(self) -> Kept:
+    def retained_range(self) -> RetainedRange:
         """Ask the broker which numbers it retains."""
 
     @abstractmethod

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from penstock.io.brokers.broker_partition import Kept, Message, Partition
+from penstock.io.brokers.broker_partition import Message, Partition, RetainedRange
 from penstock.io.brokers.kafka_client import PARTITION_EOF, TIMEOUT_S, Topic, kafka_failures, kafka_topic
 from penstock.io.brokers.kafka_topic_id import TopicId
 
@@ -31,10 +31,10 @@ class KafkaPartition(Partition):
         self._creation = self._topic_id.ask(self._opened())
         return self._creation
 
-    def kept(self) -> Kept:
+    def retained_range(self) -> RetainedRange:
         with self._failures():
             low, high = self._opened().get_watermark_offsets(self._at(0), timeout=TIMEOUT_S, cached=False)
-        return Kept(low + 1, high)
+        return RetainedRange(low + 1, high)
 
     def seek(self, number: int) -> None:
         with self._failures():

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from penstock.errors import PenstockError, UsageError
-from penstock.io.brokers.broker_partition import Kept, Message, Partition
+from penstock.io.brokers.broker_partition import Message, Partition, RetainedRange
 from penstock.io.optional import library
 
 T = TypeVar("T")
@@ -50,8 +50,8 @@ class NatsStream(Partition):
         self._created = self._run(self._creation())
         return self._created
 
-    def kept(self) -> Kept:
-        return self._run(self._kept())
+    def retained_range(self) -> RetainedRange:
+        return self._run(self._retained_range())
 
     def seek(self, number: int) -> None:
         self._next, self._consumer, self.drained = number, None, 0
@@ -108,9 +108,9 @@ class NatsStream(Partition):
     async def _info(self) -> Any:
         return await (await self._opened()).stream_info(self._stream)
 
-    async def _kept(self) -> Kept:
+    async def _retained_range(self) -> RetainedRange:
         state = (await self._info()).state
-        return Kept(max(state.first_seq, 1), state.last_seq)
+        return RetainedRange(max(state.first_seq, 1), state.last_seq)
 
     async def _fetch(self, timeout_s: float) -> list[Message]:
         stream = await self._opened()
@@ -136,7 +136,7 @@ class NatsStream(Partition):
             if self._connection.is_closed:
                 raise
             try:
-                last = (await self._kept()).last
+                last = (await self._retained_range()).last
                 # Raises where the server has lost the consumer, or has left.
                 if (await self._consumer.consumer_info()).num_pending == 0:
                     self.drained = last

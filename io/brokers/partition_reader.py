@@ -35,16 +35,16 @@ class PartitionReader:
         Raises InputError if the broker stays unreachable, StateError if messages after the position are gone, or the
         topic is another one, UsageError if the broker refuses the caller.
         """
-        messages = self._tried(lambda: self._read(timeout_s)) or []
+        messages = self._call(lambda: self._read(timeout_s)) or []
         if messages:
             self.position = messages[-1].number
         return messages
 
     def last(self) -> int | None:
         """Return the highest number that the broker has now; None if it is unreachable at the moment. Raises as read"""
-        return self._tried(lambda: self.partition.kept().last)
+        return self._call(lambda: self.partition.retained_range().last)
 
-    def _tried(self, call: Callable[[], T]) -> T | None:
+    def _call(self, call: Callable[[], T]) -> T | None:
         """Call with the partition open; after a failure, pause and return None until patience is over."""
         try:
             if not self._is_open:
@@ -64,21 +64,21 @@ class PartitionReader:
         for message in self.partition.read(timeout_s):
             if message.number > position:  # else it was delivered again
                 if message.number > position + 1:
-                    self._check_kept(position, message.number)
+                    self._check_retained(position, message.number)
                 position = message.number
                 messages.append(message)
         return messages
 
     def _open(self) -> None:
         self._check_creation()
-        kept = self.partition.kept()
+        retained = self.partition.retained_range()
         if not self.position:
-            self.position = kept.first - 1
-        self._check(self.position, kept.first)
-        if self.position > kept.last and self.position >= kept.first:
+            self.position = retained.first - 1
+        self._check(self.position, retained.first)
+        if self.position > retained.last and self.position >= retained.first:
             raise StateError(
                 f"{self.partition.place(self.position)} is in the tables, and the topic ends before it, after "
-                f"{kept.last} messages: it was emptied or replaced; use another checkpoint, or the former topic"
+                f"{retained.last} messages: it was emptied or replaced; use another checkpoint, or the former topic"
             )
         self.partition.seek(self.position + 1)
         self._is_open = True
@@ -95,9 +95,9 @@ class PartitionReader:
             self.note = unknown_creation(partition.description, partition.kind, creation)
         self.creation = creation
 
-    def _check_kept(self, position: int, number: int) -> None:
+    def _check_retained(self, position: int, number: int) -> None:
         """Check that the numbers before a message were never messages, and are not ones that are no longer retained."""
-        self._check(position, min(self.partition.kept().first, number))
+        self._check(position, min(self.partition.retained_range().first, number))
 
     def _check(self, position: int, first: int) -> None:
         if first > position + 1:

@@ -51,7 +51,7 @@ class FramePiece:
             num_bytes = data.nbytes
         return int(num_bytes * self.num_units // data.num_rows)
 
-    def cut(self, room: int | None) -> tuple[FramePiece, FramePiece | None]:
+    def split(self, room: int | None) -> tuple[FramePiece, FramePiece | None]:
         """Split the piece into the first rows that fit, and the rest if any."""
         if room is None or self.num_units <= room:
             return self, None
@@ -191,7 +191,7 @@ class FrameBuilder:
         limit = self._options.contribution_rows
         rest: FramePiece | None = piece
         while rest is not None:
-            here, rest = rest.cut(None if limit is None else limit - self._frame.num_units)
+            here, rest = rest.split(None if limit is None else limit - self._frame.num_units)
             self._add(here)
             if self._frame.num_units == limit:
                 yield self._completed()

@@ -14,7 +14,7 @@ import pyarrow.flight as flight
 from penstock.errors import ServiceError, StateError, UsageError
 from penstock.io.flight.connection import Connection, Patience
 from penstock.io.flight.messages import END, FRAME, Ack, PutRequest, decoded, encoded
-from penstock.io.flight.put_frames import Frame, batches_of, check_schema, cut
+from penstock.io.flight.put_frames import Frame, batches_of, check_schema, split_batch
 
 # The size of the buffer of unacknowledged frames.
 WINDOW_BYTES = 256 << 20
@@ -60,7 +60,7 @@ class Producer:
         batches = batches_of(frame)
         self._schema = self._schema or batches[0].schema
         check_schema(batches, self._schema)
-        pieces = [piece for batch in batches for piece in cut(batch)]
+        pieces = [piece for batch in batches for piece in split_batch(batch)]
         size = sum(batch.nbytes for batch in batches)
         while not self._is_done() and self._buffered_bytes + size > self._window_bytes:
             self._send_buffer()

@@ -107,7 +107,7 @@ def check_schema(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> None:
             )
 
 
-def cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Split batches into slices of one message each."""
     rows = max(1, batch.num_rows * MESSAGE_BYTES // max(1, batch.nbytes))
     for first in range(0, batch.num_rows, rows):

@@ -48,7 +48,7 @@ class DeltaVersions(TableVersions):
         path = f"{self._root}/_delta_log/{version:020d}.json"
         with self._failures():
             if self._fs.get_file_info(path).type == pa.fs.FileType.NotFound:
-                raise self.gone(version)
+                raise self.removal_error(version)
             log = self._fs.open_input_file(path).read()
         actions = [json.loads(line) for line in log.splitlines() if line.strip()]
         operation = next(
@@ -70,7 +70,7 @@ class DeltaVersions(TableVersions):
         def opened(stack: ExitStack) -> Part:
             file_path = f"{self._root}/{path}"
             if self._fs.get_file_info(file_path).type == pa.fs.FileType.NotFound:
-                raise self.gone(version)
+                raise self.removal_error(version)
             part = open_file(self._fs, file_path, f"{self.name}, version {version}, {path}", stack, False)
             return _with_values(part, self._values(values)) if values else part
 

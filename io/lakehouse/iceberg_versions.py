@@ -54,7 +54,7 @@ class IcebergVersions(TableVersions):
             snapshots = self._snapshots()
             snapshot = snapshots[version]
             if snapshot.parent_snapshot_id not in {None, *(each.snapshot_id for each in snapshots.values())}:
-                raise self.gone(version - 1)
+                raise self.removal_error(version - 1)
             kind = snapshot.summary.operation.value
             if kind == "replace":  # a compaction
                 return []

@@ -51,7 +51,7 @@ class LanceVersions(TableVersions):
             dataset = self._library.dataset(self._uri)
             versions = {each["version"] for each in dataset.versions()}
             if version not in versions:
-                raise self.gone(version)
+                raise self.removal_error(version)
             dataset = self._library.dataset(self._uri, version=version)
             operation = dataset.read_transaction(version).operation
             kind, fragments = type(operation).__name__, dataset.get_fragments()

@@ -72,7 +72,7 @@ class TableVersions(ABC):
             source=self.name,
         )
 
-    def gone(self, version: int) -> StateError:
+    def removal_error(self, version: int) -> StateError:
         """Return the error of a version that was removed."""
         return StateError(
             f"{self.name}: version {version} is next, and it is no longer there; keep versions for longer, and start "

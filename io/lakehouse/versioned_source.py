@@ -45,8 +45,8 @@ class VersionedSource(SeekableSource):
         self._next, self._creation = place, creation
 
     def fix_end(self) -> None:
-        self._last = self._tried(self._versions.latest)
-        creation = self._tried(self._versions.creation)
+        self._last = self._call(self._versions.latest)
+        creation = self._call(self._versions.creation)
         if self._next and self._creation is None and creation is not None:
             self._note = unknown_creation(self.name, "table", creation)
         elif self._next and self._creation is not None and not self._versions.is_of(self._creation):
@@ -61,17 +61,17 @@ class VersionedSource(SeekableSource):
                 "replaced; use another checkpoint, or the former table"
             )
         for version in self._versions.numbers(first, self._last):
-            files = self._tried(partial(self._versions.files, version))
+            files = self._call(partial(self._versions.files, version))
             for number in range(file if version == first else 0, len(files)):
                 num_rows = files[number].num_rows
                 skipped = row if (version, number) == (first, file) else 0
                 if num_rows is None or skipped < num_rows:
                     with ExitStack() as stack:
-                        open_file = partial(self._tried, partial(files[number].open, stack))
+                        open_file = partial(self._call, partial(files[number].open, stack))
                         yield self._placed(open_file, version, number, skipped, number + 1 == len(files))
             self._next = (version + 1, 0, 0)
 
-    def _tried(self, call: Callable[[], T]) -> T:
+    def _call(self, call: Callable[[], T]) -> T:
         """Call, again until patience is over if the table's server is gone."""
         patience = Patience(self._patience_s, starts_over=False)
         while True:

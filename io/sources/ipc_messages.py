@@ -159,7 +159,7 @@ class Framing:
         self._pieces = _check_pieces(Messages(source))
         self._expected = next(self._pieces)  # bytes of the next piece
 
-    def seen(self, piece: bytes) -> None:
+    def add(self, piece: bytes) -> None:
         if not self._expected or len(piece) != self._expected:
             self._expected = 0
             return

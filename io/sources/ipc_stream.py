@@ -60,7 +60,7 @@ class Forward:
         if self._kept is not None:
             self._kept.append(out)
         if self._framing is not None:
-            self._framing.seen(out)
+            self._framing.add(out)
         return out
 
     def expect_messages(self) -> None:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from penstock.errors import StateError, UsageError
-from penstock.filesystem.append_file import GrowingFile, IsCommitted, found_at, part_of
+from penstock.filesystem.append_file import GrowingFile, IsCommitted, existing_path, part_of
 from penstock.filesystem.pipes import open_writer
 from penstock.io.log import LogWriter, schema_of_log
 
@@ -113,7 +113,7 @@ class DeltaFile(DeltaWriter):
 
     def _check_committed(self, committed: Mapping[str, Any], schema: pa.Schema, step: int) -> None:
         """Raise StateError if the existing file differs from the committed one; leave it unchanged."""
-        file = found_at(self._path, check_new)
+        file = existing_path(self._path, check_new)
         if committed["step"] != step:
             raise StateError(
                 f"{self._path}: its last delta is of step {committed['step']} and the checkpoint of step {step}: a run "

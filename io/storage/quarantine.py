@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.errors import StateError, UsageError
-from penstock.filesystem.append_file import GrowingFile, IsCommitted, found_at
+from penstock.filesystem.append_file import GrowingFile, IsCommitted, existing_path
 from penstock.io.decoding.bad_rows import SCHEMA
 from penstock.io.storage.arrow_output import ArrowOutput
 
@@ -113,7 +113,7 @@ class QuarantineWriter:
 
     def _resume(self, committed: Mapping[str, int]) -> None:
         """Pass the existing batches to Arrow's writer, so that its footer has the location of every batch."""
-        file = found_at(self._path, check_new)
+        file = existing_path(self._path, check_new)
         expected = {key: committed[key] for key in ("bytes", "crc", "rows")}
         try:
             if expected["bytes"]:

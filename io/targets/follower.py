@@ -71,10 +71,10 @@ class Follower:
     _last: Stored | None = None  # what it held last, if it is empty now
     _tried: Stored | None = None  # what a transaction of unknown outcome leaves there
 
-    def run(self, once: bool = False, began: Callable[[], object] = lambda: None) -> None:
+    def run(self, once: bool = False, on_start: Callable[[], object] = lambda: None) -> None:
         """Follow until a signal; ``once``: until all that is published is applied.
 
-        began : called when the target has the rows of a step for the first time
+        on_start : called when the target has the rows of a step for the first time
         Raises InputError if the service stays unreachable, TargetError if the target does, UsageError for wrong
         credentials, StateError if the target belongs to another job, or another follower is ahead.
         """
@@ -90,7 +90,7 @@ class Follower:
             patience.good()
             if not has_begun:
                 has_begun = True
-                began()
+                on_start()
             if once and is_current:
                 return
             if is_current:
@@ -154,7 +154,7 @@ class Follower:
             self._check_not_behind(stored, last)
         if before is not None and (stored is None or before.is_ahead_of(stored, self._epochs)):
             self.progress.set_back += 1
-        self._left(stored)
+        self._note_stored(stored)
         self._is_read = True
 
     def _check_not_behind(self, stored: Stored, last: Stored) -> None:
@@ -167,7 +167,7 @@ class Follower:
                 f"follower has come to step {here.step}; let one follower write to it, and end the other ones"
             )
 
-    def _left(self, stored: Stored | None) -> None:
+    def _note_stored(self, stored: Stored | None) -> None:
         """Note what the target holds."""
         self._stored, self._tried = stored, None
         self._last = stored or self._last
@@ -197,7 +197,7 @@ class Follower:
         changes = changes_of(deltas, job)
         self._attempt(new)
         self.target.apply(new, deltas, before)
-        self._left(new)
+        self._note_stored(new)
         self.progress.deltas += len(deltas)
         self.progress.transactions += 1
         self.progress.rows += sum(len(table.ids) for table in changes)
@@ -223,7 +223,7 @@ class Follower:
         new = Stored(job, position)
         self._attempt(new)
         self.target.replace(new, rows, self._stored)
-        self._left(new)
+        self._note_stored(new)
         self.progress.transactions += 1
         self.progress.full_copies += 1
         self.progress.rows += sum(len(table.ids) for table in rows)

@@ -106,10 +106,10 @@ class KafkaTopic(Target):
         consumer = self._consumer()
         low, high = consumer.get_watermark_offsets(self._topic.at(0, 0), timeout=TIMEOUT_S, cached=False)
         if self._mark is None or self._mark[0] != (low, high):
-            self._mark = (low, high), self._found_mark(consumer, low, high)
+            self._mark = (low, high), self._find_mark(consumer, low, high)
         return self._mark[1]
 
-    def _found_mark(self, consumer: Any, low: int, high: int) -> Stored | None:
+    def _find_mark(self, consumer: Any, low: int, high: int) -> Stored | None:
         tail = _TAIL
         while True:
             first = max(low, high - tail)

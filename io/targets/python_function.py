@@ -38,7 +38,7 @@ class PythonFunction(Target):
 
     def __init__(self, name: str, state: str | os.PathLike[str]) -> None:
         super().__init__(name)
-        self._function, self._state = _found(name), Path(state)
+        self._function, self._state = _load(name), Path(state)
 
     def stored(self) -> Stored | None:
         with failures(str(self._state)):
@@ -87,7 +87,7 @@ class PythonFunction(Target):
             file.write(json.dumps(stored.encoded()).encode())
 
 
-def _found(name: str) -> Function:
+def _load(name: str) -> Function:
     """Import a function. The working directory is on the path, as for ``python -m``."""
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path and "" not in sys.path:

@@ -41,21 +41,21 @@ cdef class Directory:
     def __cinit__(self, int64_t capacity, int64_t seed, str table, *, int32_t min_count=1, bint by_frames=False,
                   probability=None, forget_after=None, expire_after=None, evict=None, half_life=None,
                   int sample_bits=0, share=(0, 1)):
-        cdef Shards* of = &self.shards
+        cdef Shards* shards = &self.shards
         if not 1 <= capacity < 2**31:
             raise ValueError(f"capacity must be from 1 to 2147483647, got {capacity}")
         if (evict == "lfu") != (half_life is not None):
             raise ValueError("half_life belongs to evict='lfu', which needs it")
         hashed, drawn = philox_key(b"keys", seed, table), philox_key(b"admission", seed, table)
-        of.salt = int.from_bytes(hashed[:8], "little")
-        of.chance.low, of.chance.high = [int.from_bytes(half, "little") for half in (drawn[:8], drawn[8:])]
-        of.policy.min_count, of.policy.by_frames, of.policy.by_chance = min_count, by_frames, probability is not None
-        of.policy.probability, of.policy.evict = probability or 0.0, POLICIES[evict]
+        shards.salt = int.from_bytes(hashed[:8], "little")
+        shards.chance.low, shards.chance.high = [int.from_bytes(half, "little") for half in (drawn[:8], drawn[8:])]
+        shards.policy.min_count, shards.policy.by_frames, shards.policy.evict = min_count, by_frames, POLICIES[evict]
+        shards.policy.by_chance, shards.policy.probability = probability is not None, probability or 0.0
         periods = [-1 if period is None else period for period in (forget_after, expire_after, half_life)]
-        of.policy.forget_after, of.policy.expire_after, of.policy.half_life = periods
-        of.policy.sweep_period = MOST_SHARDS
+        shards.policy.forget_after, shards.policy.expire_after, shards.policy.half_life = periods
+        shards.policy.sweep_period = MOST_SHARDS
         self.pool, self.share, self.whole_capacity = Pool(), share, capacity
-        if shards_init(of, capacity, sample_bits, share[0], share[1]) < 0:
+        if shards_init(shards, capacity, sample_bits, share[0], share[1]) < 0:
             raise MemoryError(f"cannot allocate a directory of {capacity} keys")
 
     def __dealloc__(self):
@@ -109,13 +109,13 @@ cdef class Directory:
 
     def num_expired_waiting(self, Py_ssize_t first=0, Py_ssize_t count=MOST_SHARDS):
         """Return how many keys with a row are expired and wait for their sweep, in ``count`` shards from ``first`` on."""
-        cdef Shards* of = &self.shards
-        cdef Py_ssize_t at, n = 0
+        cdef Shards* shards = &self.shards
+        cdef Py_ssize_t i, slots = shards.slots, n = 0
         self.settle()
-        if of.policy.expire_after >= 0:
+        if shards.policy.expire_after >= 0:
             with nogil:
-                for at in range(first * <Py_ssize_t>of.slots, min(first + count, of.num_shards) * <Py_ssize_t>of.slots):
-                    n += (of.entries[at].value >= 0) & is_expired(of, &of.entries[at], of.clock)  # no branch
+                for i in range(first * slots, min(first + count, shards.num_shards) * slots):
+                    n += (shards.entries[i].value >= 0) & is_expired(shards, &shards.entries[i], shards.clock)  # no branch
         return n
 
     def rows(self, const id_t[::1] keys not None, bint expired=False):
@@ -124,37 +124,37 @@ cdef class Directory:
         expired : also of expired keys that wait for their sweep
         A plan that is not committed yet makes no difference and stays open.
         """
-        cdef Shards* of = &self.shards
+        cdef Shards* shards = &self.shards
         cdef Py_ssize_t i, n = keys.shape[0]
         cdef KeyEntry* entry
-        found = np.empty(n, np.int32)
-        cdef int32_t[::1] rows = found
+        out = np.empty(n, np.int32)
+        cdef int32_t[::1] rows = out
         with nogil:
             for i in range(n):
                 if i + AHEAD < n:
-                    prefetch(of.entries + home_of(of, key_mix(<uint64_t>keys[i + AHEAD], of.salt)))
-                entry = find(of, key_mix(<uint64_t>keys[i], of.salt))
+                    prefetch(shards.entries + home_of(shards, key_mix(<uint64_t>keys[i + AHEAD], shards.salt)))
+                entry = find(shards, key_mix(<uint64_t>keys[i], shards.salt))
                 rows[i] = entry.value
-                if entry.value < 0 or (not expired and is_expired(of, entry, of.clock)):
+                if entry.value < 0 or (not expired and is_expired(shards, entry, shards.clock)):
                     rows[i] = -1
-        return found
+        return out
 
     def keys(self, const id_t[::1] rows not None):
         """Return the key of every row, int64 (n,). rows : int64 (n,), of keys that have one"""
         cdef Py_ssize_t i
-        found = np.empty(rows.shape[0], np.int64)
-        cdef int64_t[::1] keys = found
+        out = np.empty(rows.shape[0], np.int64)
+        cdef int64_t[::1] keys = out
         for i in range(rows.shape[0]):
             if not 0 <= rows[i] < self.shards.capacity:
                 raise IndexError(f"no row {rows[i]} of {self.shards.capacity}")
             keys[i] = self.shards.keys[rows[i]]
-        return found
+        return out
 
     def records(self, const id_t[::1] keys not None, bint expired=False):
         """Return the records of keys, as arrays by name: ``row`` int32, -1 where it has none or is expired;
         ``last`` int64, the clock when it occurred last, -1 if unknown; ``count`` int64, LFU's; ``waiting`` int64, the
         occurrences of a candidate. expired : also the rows of expired keys that wait for their sweep"""
-        cdef Shards* of = &self.shards
+        cdef Shards* shards = &self.shards
         cdef Py_ssize_t i, n = keys.shape[0]
         cdef uint64_t mixed
         cdef KeyEntry* entry
@@ -165,14 +165,14 @@ cdef class Directory:
         cdef int64_t[::1] last = out["last"], count = out["count"], waiting = out["waiting"]
         with nogil:
             for i in range(n):
-                mixed = key_mix(<uint64_t>keys[i], of.salt)
-                entry = find(of, mixed)
-                if entry.value >= 0 and (expired or not is_expired(of, entry, of.clock)):
+                mixed = key_mix(<uint64_t>keys[i], shards.salt)
+                entry = find(shards, mixed)
+                if entry.value >= 0 and (expired or not is_expired(shards, entry, shards.clock)):
                     row[i], last[i] = entry.value, entry.last
-                    if of.counts != NULL:
-                        count[i] = decayed(of, of.counts[entry.value], entry.last, of.clock)
+                    if shards.counts != NULL:
+                        count[i] = decayed(shards, shards.counts[entry.value], entry.last, shards.clock)
                     continue
-                entry = find_candidate(of, mixed)
+                entry = find_candidate(shards, mixed)
                 if entry != NULL:
                     last[i], waiting[i] = entry.last, entry.value
         return out
@@ -180,25 +180,25 @@ cdef class Directory:
     def state(self, bint expired=True):
         """Return the keys with a row as arrays by name, in order of the mixed key: ``key`` int64, ``row`` int32,
         ``last`` uint32, ``count`` uint32 (LFU's). expired : with the keys that wait for their sweep"""
-        cdef Shards* of = &self.shards
+        cdef Shards* shards = &self.shards
         cdef Py_ssize_t s, i, first = 0, n = len(self)
         self.settle()
         out = {"key": np.empty(n, np.int64), "row": np.empty(n, np.int32), "last": np.empty(n, np.uint32)}
         cdef int64_t[::1] key = out["key"]
         cdef int32_t[::1] row = out["row"]
         cdef uint32_t[::1] last = out["last"]
-        cdef uint64_t[::1] memory = np.empty(of.each[0].num_rows * sizeof(KeyEntry) // 8, np.uint64)
+        cdef uint64_t[::1] memory = np.empty(shards.each[0].num_rows * sizeof(KeyEntry) // 8, np.uint64)
         cdef KeyEntry* block = <KeyEntry*>&memory[0]
         with nogil:
-            for s in range(of.num_shards):
-                n = sorted_entries(of, s, expired, block)
+            for s in range(shards.num_shards):
+                n = sorted_entries(shards, s, expired, block)
                 for i in range(n):
-                    key[first + i] = <int64_t>key_unmix(block[i].mixed, of.salt)
+                    key[first + i] = <int64_t>key_unmix(block[i].mixed, shards.salt)
                     row[first + i], last[first + i] = block[i].value, block[i].last
                 first += n
         out = {name: array[:first] for name, array in out.items()}
-        if of.counts != NULL:
-            out["count"] = np.asarray(<uint32_t[:of.capacity]>of.counts)[out["row"]]
+        if shards.counts != NULL:
+            out["count"] = np.asarray(<uint32_t[:shards.capacity]>shards.counts)[out["row"]]
         return out
 
     def candidates(self):
@@ -238,15 +238,15 @@ cdef class Directory:
                           share=self.share)
         other.shards.salt, other.shards.policy, other.shards.chance = (
             self.shards.salt, self.shards.policy, self.shards.chance)
-        mine, waiting = (self._own(arrays[name]) for name in ("key", "waiting.key"))
+        own, waiting = (self._own(arrays[name]) for name in ("key", "waiting.key"))
         is_same = numbers[0] == self.whole_capacity
         rows = np.full(len(arrays["key"]), -1, np.int32)
-        rows[mine] = restore_keys(&other.shards, arrays["key"][mine], arrays["last"][mine],
-                                  arrays["row"][mine] - np.int32(self.shards.first_row) if is_same else None)
+        rows[own] = restore_keys(&other.shards, arrays["key"][own], arrays["last"][own],
+                                 arrays["row"][own] - np.int32(self.shards.first_row) if is_same else None)
         if is_same and arrays["removed.shards"].tolist() == self._shards_here().tolist() != []:
             restore_removed(&other.shards, arrays["removed.size"], arrays["removed.bits"], arrays["removed.print"])
         if lfu:
-            np.asarray(<uint32_t[:self.capacity]>other.shards.counts)[rows[mine]] = arrays["count"][mine]
+            np.asarray(<uint32_t[:self.capacity]>other.shards.counts)[rows[own]] = arrays["count"][own]
         restore_candidates(&other.shards, arrays["waiting.key"][waiting], arrays["waiting.count"][waiting],
                            arrays["waiting.last"][waiting], arrays["waiting.generation"][waiting])
         other.shards.clock, other.shards.epoch = numbers[1], numbers[2]
@@ -292,7 +292,7 @@ cdef class Directory:
 
 def directory_bytes(int64_t capacity, bint counts=False):
     """Return the bytes of a directory of this capacity, without candidates. counts : with those of LFU"""
-    cdef Shards of
-    of.policy.evict = EVICT_LFU if counts else 0
-    shards_divide(&of, capacity, 0, 0, 1)
-    return shards_bytes(&of)
+    cdef Shards shards
+    shards.policy.evict = EVICT_LFU if counts else 0
+    shards_divide(&shards, capacity, 0, 0, 1)
+    return shards_bytes(&shards)

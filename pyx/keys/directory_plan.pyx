@@ -8,7 +8,7 @@ from libc.stdlib cimport calloc, free
 from penstock.pyx._types cimport id_t
 from penstock.pyx.keys.directory cimport Directory
 from penstock.pyx.keys.key_lookup cimport (
-    count_chunk, deal_chunk, find_chunk, find_dealt, list_chunk, place_chunks, take_back,
+    count_chunk, deal_chunk, find_absent, find_chunk, list_chunk, place_chunks, take_back,
 )
 from penstock.pyx.keys.shard_decisions cimport (
     ADMITTED, CHUNK, AbsentKey, Decision, Opening, change, decide, num_chunks,
@@ -41,7 +41,7 @@ cdef class Plan:
     run : called with a list of callables, calls each on some thread, and returns when all have returned; None: the
         caller's thread alone
 
-    found : int64 (n,), the row of every key after the commit, -1: none
+    key_rows : int64 (n,), the row of every key after the commit, -1: none
     num_admitted, num_expired, … : keys of this opening; num_returned : admitted keys that had a row before, after commit
 
     Whatever else is done with the directory before ``commit`` cancels the plan. Raises MemoryError or ValueError;
@@ -49,7 +49,7 @@ cdef class Plan:
     """
 
     cdef Directory directory
-    cdef readonly object keys, found
+    cdef readonly object keys, key_rows
     cdef readonly Py_ssize_t num_admitted, num_expired, num_evicted, num_returned, num_rejected
     cdef readonly int64_t unadmitted_rows
     cdef Opening opening
@@ -69,7 +69,7 @@ cdef class Plan:
                              f"{clock}")
         directory.settle()
         self.directory, self.run, self.arrays, self.num_shards = directory, run, [], directory.shards.num_shards
-        opening.of, opening.clock, opening.step, opening.admit_all = &directory.shards, clock, step, admit_all
+        opening.shards, opening.clock, opening.step, opening.admit_all = &directory.shards, clock, step, admit_all
         self.point_to(keys, rows, frames)
         self.epoch, opening.generation = directory.shards.epoch, directory.shards.generation
         if forget_after > 0 and not admit_all:
@@ -107,30 +107,30 @@ cdef class Plan:
     def fresh(self):
         """Positions in ``keys`` of the keys that get a new row: int32, ascending."""
         cdef Py_ssize_t s, j, n = 0
-        found = np.empty(self.num_admitted, np.int32)
-        cdef int32_t[::1] positions = found
+        out = np.empty(self.num_admitted, np.int32)
+        cdef int32_t[::1] positions = out
         for s in range(self.num_shards):
             for j in range(self.opening.first[s], self.opening.last[s]):
                 if self.opening.fate[j] == ADMITTED:
-                    positions[n] = self.opening.dealt[j].position
+                    positions[n] = self.opening.absent_keys[j].position
                     n += 1
-        found.sort()
-        return found
+        out.sort()
+        return out
 
     def removed(self):
         """Return the removed keys as arrays: keys int64, why uint8 (EXPIRED, EVICTED); shard by shard, expired keys by
         mixed key, then evicted ones in the order of their eviction."""
-        cdef Py_ssize_t s, i, at = 0, n = self.num_expired + self.num_evicted
-        cdef Decision* its
+        cdef Py_ssize_t s, i, j = 0, n = self.num_expired + self.num_evicted
+        cdef Decision* decision
         keys, whys = np.empty(n, np.int64), np.empty(n, np.uint8)
         cdef int64_t[::1] key = keys
         cdef uint8_t[::1] why = whys
         for s in range(self.directory.shards.num_shards):
-            its = &self.opening.each[s]
-            for i in range(its.num_expired + its.num_evicted):
-                why[at] = i >= its.num_expired
-                key[at] = <int64_t>key_unmix(its.removed[i].mixed, self.directory.shards.salt)
-                at += 1
+            decision = &self.opening.each[s]
+            for i in range(decision.num_expired + decision.num_evicted):
+                why[j] = i >= decision.num_expired
+                key[j] = <int64_t>key_unmix(decision.removed[i].mixed, self.directory.shards.salt)
+                j += 1
         return keys, whys
 
     @property
@@ -141,32 +141,33 @@ cdef class Plan:
         for s in range(self.num_shards):
             if self.opening.each[s].num_rejected > self.opening.each[most].num_rejected:
                 most = s
-        shard = &self.opening.of.each[most]
+        shard = &self.opening.shards.each[most]
         return shard.num_rows - shard.num_free, shard.num_rows
 
     # ---- the end of a plan
 
     def commit(self):
         """Carry the plan out. Only a ``run`` that raises can fail it; ``commit`` again then does the rest."""
-        cdef Directory of = self.directory
+        cdef Directory directory = self.directory
         cdef Py_ssize_t s
         if not self.open:
             raise ValueError("the plan was committed or cancelled before")
         self.each(change, self.num_shards, self.num_absent)
         for s in range(self.num_shards):
             self.num_returned += self.opening.each[s].num_returned
-        if of.shards.counts != NULL:
+        if directory.shards.counts != NULL:
             self.each(count_chunk, num_chunks(&self.opening), self.opening.num_keys)
-        of.shards.clock, of.shards.newest = self.opening.clock, max(of.shards.newest, self.opening.clock)
-        of.shards.epoch, of.shards.generation = self.epoch, self.opening.generation
-        of.shards.mostly_new = 2 * self.num_absent > self.opening.num_keys
-        of.num_admitted += self.num_admitted
-        of.num_expired += self.num_expired
-        of.num_evicted += self.num_evicted
-        of.num_returned += self.num_returned
-        of.num_rejected += self.num_rejected
-        of.unadmitted_rows += self.unadmitted_rows
-        self.open, of.plan = False, None
+        directory.shards.clock = self.opening.clock
+        directory.shards.newest = max(directory.shards.newest, self.opening.clock)
+        directory.shards.epoch, directory.shards.generation = self.epoch, self.opening.generation
+        directory.shards.mostly_new = 2 * self.num_absent > self.opening.num_keys
+        directory.num_admitted += self.num_admitted
+        directory.num_expired += self.num_expired
+        directory.num_evicted += self.num_evicted
+        directory.num_returned += self.num_returned
+        directory.num_rejected += self.num_rejected
+        directory.unadmitted_rows += self.unadmitted_rows
+        self.open, directory.plan = False, None
 
     cpdef cancel(self):
         """Drop the plan: the directory is as before it."""
@@ -206,27 +207,27 @@ cdef class Plan:
         cdef Opening* opening = &self.opening
         cdef const id_t[::1] key = keys
         cdef const int64_t[::1] counts
-        cdef int64_t[::1] found
+        cdef int64_t[::1] key_rows
         cdef Py_ssize_t chunk, n = key.shape[0]
         if n >= 2**31:
             raise ValueError(f"expected less than {2**31} keys, got {n}")
         opening.num_keys = n
-        self.keys, self.found = keys, self.directory.array(np.int64, n)
+        self.keys, self.key_rows = keys, self.directory.array(np.int64, n)
         if n:
             opening.keys = &key[0]
-            for number, given in enumerate((rows, frames)):
-                if given is None:
+            for number, occurrences in enumerate((rows, frames)):
+                if occurrences is None:
                     continue
-                counts = given
+                counts = occurrences
                 if counts.shape[0] != n:
                     raise ValueError(f"expected {n} counts, got {counts.shape[0]}")
-                self.arrays.append(given)
+                self.arrays.append(occurrences)
                 if number:
                     opening.frames = &counts[0]
                 else:
                     opening.rows = &counts[0]
-            found = self.found
-            opening.found = &found[0]
+            key_rows = self.key_rows
+            opening.key_rows = &key_rows[0]
         opening.stamps = <uint32_t*>self.memory(n * sizeof(uint32_t))
         opening.in_chunk = <int32_t*>self.memory(num_chunks(opening) * sizeof(int32_t))
         for chunk in range(num_chunks(opening)):
@@ -234,7 +235,7 @@ cdef class Plan:
         opening.places = <int32_t*>self.memory(num_chunks(opening) * self.num_shards * sizeof(int32_t))
         opening.first = <Py_ssize_t*>self.memory(self.num_shards * sizeof(Py_ssize_t))
         opening.last = <Py_ssize_t*>self.memory(self.num_shards * sizeof(Py_ssize_t))
-        opening.each = <Decision*>calloc(opening.of.num_shards, sizeof(Decision))
+        opening.each = <Decision*>calloc(opening.shards.num_shards, sizeof(Decision))
         if opening.each == NULL:
             raise MemoryError("cannot allocate a plan")
         return 0
@@ -249,16 +250,16 @@ cdef class Plan:
         """Find the keys, and partition those that are absent by shard."""
         cdef Opening* opening = &self.opening
         cdef Py_ssize_t s, n = opening.num_keys
-        cdef bint by_shard = opening.of.mostly_new and n >= KEYS_PER_SHARD * self.num_shards
+        cdef bint by_shard = opening.shards.mostly_new and n >= KEYS_PER_SHARD * self.num_shards
         if not by_shard:
             opening.listed = <int32_t*>self.memory(n * sizeof(int32_t))
         self.each(list_chunk if by_shard else find_chunk, num_chunks(opening), n)
-        n = opening.num_dealt = place_chunks(opening)
-        opening.dealt = <AbsentKey*>self.memory(n * sizeof(AbsentKey))
+        n = opening.num_listed = place_chunks(opening)
+        opening.absent_keys = <AbsentKey*>self.memory(n * sizeof(AbsentKey))
         opening.fate = <uint8_t*>self.memory(n)
         self.each(deal_chunk, num_chunks(opening), n)
         if by_shard:
-            self.each(find_dealt, self.num_shards, n)
+            self.each(find_absent, self.num_shards, n)
         for s in range(self.num_shards):
             self.num_absent += opening.last[s] - opening.first[s]
         return 0
@@ -268,33 +269,33 @@ cdef class Plan:
         went back."""
         cdef Opening* opening = &self.opening
         cdef Py_ssize_t i
-        if not opening.of.policy.evict or opening.clock > opening.of.newest or not self.num_absent:
+        if not opening.shards.policy.evict or opening.clock > opening.shards.newest or not self.num_absent:
             return 0
-        if opening.of.touched == NULL:
-            opening.of.touched = <unsigned char*>calloc(opening.of.capacity // 8 + 1, 1)
-            if opening.of.touched == NULL:
+        if opening.shards.touched == NULL:
+            opening.shards.touched = <unsigned char*>calloc(opening.shards.capacity // 8 + 1, 1)
+            if opening.shards.touched == NULL:
                 raise MemoryError("cannot allocate the marks of a directory")
         opening.marked = True
         for i in range(opening.num_keys):
-            if opening.found[i] >= 0:
-                opening.of.touched[opening.found[i] >> 3] |= 1 << (opening.found[i] & 7)
+            if opening.key_rows[i] >= 0:
+                opening.shards.touched[opening.key_rows[i] >> 3] |= 1 << (opening.key_rows[i] & 7)
         return 0
 
     cdef void unmark_touched(self) noexcept:
         cdef Opening* opening = &self.opening
         cdef Py_ssize_t i
         for i in range(opening.num_keys if opening.marked else 0):
-            if opening.found[i] >= 0:
-                opening.of.touched[opening.found[i] >> 3] = 0
+            if opening.key_rows[i] >= 0:
+                opening.shards.touched[opening.key_rows[i] >> 3] = 0
         opening.marked = False
 
     cdef void add_up(self) noexcept:
         cdef Py_ssize_t s
-        cdef Decision* its
-        for s in range(self.opening.of.num_shards):
-            its = &self.opening.each[s]
-            self.num_admitted += its.num_admitted
-            self.num_expired += its.num_expired
-            self.num_evicted += its.num_evicted
-            self.num_rejected += its.num_rejected
-            self.unadmitted_rows += its.unadmitted_rows
+        cdef Decision* decision
+        for s in range(self.opening.shards.num_shards):
+            decision = &self.opening.each[s]
+            self.num_admitted += decision.num_admitted
+            self.num_expired += decision.num_expired
+            self.num_evicted += decision.num_evicted
+            self.num_rejected += decision.num_rejected
+            self.unadmitted_rows += decision.unadmitted_rows

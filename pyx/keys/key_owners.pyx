@@ -20,24 +20,24 @@ def owners(const id_t[::1] keys not None, int64_t seed, str table, int64_t capac
 
 def owned_rows(int64_t capacity, int64_t rank, int64_t count):
     """Return which rows of a table one of its owners has: the first one, and how many."""
-    cdef Shards of
-    shards_divide(&of, capacity, 0, 0, 1)
-    num_shards = of.num_shards
-    shards_divide(&of, capacity, 0, rank, count)
-    return of.first_row, 0 if rank * num_shards // count == (rank + 1) * num_shards // count else of.capacity
+    cdef Shards shards
+    shards_divide(&shards, capacity, 0, 0, 1)
+    num_shards = shards.num_shards
+    shards_divide(&shards, capacity, 0, rank, count)
+    return shards.first_row, 0 if rank * num_shards // count == (rank + 1) * num_shards // count else shards.capacity
 
 
 cdef owners_of(const id_t[::1] keys, uint64_t salt, int64_t capacity, int64_t count):
     cdef Py_ssize_t i
     cdef int64_t shard, num_shards
-    cdef Shards of
-    shards_divide(&of, capacity, 0, 0, 1)
-    num_shards = of.num_shards
-    found = np.empty(keys.shape[0], np.int64)
-    cdef int64_t[::1] owner = found
+    cdef Shards shards
+    shards_divide(&shards, capacity, 0, 0, 1)
+    num_shards = shards.num_shards
+    owners = np.empty(keys.shape[0], np.int64)
+    cdef int64_t[::1] owner = owners
     with nogil:
         for i in range(keys.shape[0]):
-            shard = <int64_t>(key_mix(<uint64_t>keys[i], salt) >> (64 - of.bits)) if of.bits else 0
+            shard = <int64_t>(key_mix(<uint64_t>keys[i], salt) >> (64 - shards.bits)) if shards.bits else 0
             # The largest rank whose first shard, rank * num_shards // count, is not beyond this one.
             owner[i] = ((shard + 1) * count - 1) // num_shards
-    return found
+    return owners

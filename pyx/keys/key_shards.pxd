@@ -16,7 +16,7 @@ cdef extern from "keys/key_table.h" nogil:
     uint64_t key_unmix(uint64_t mixed, uint64_t salt)
     size_t key_home(uint64_t mixed, int shard_bits, size_t slots)
     KeyEntry* key_find(KeyEntry* entries, size_t slots, int shard_bits, uint64_t mixed)
-    KeyEntry* key_find_from(KeyEntry* entries, size_t slots, uint64_t mixed, size_t at)
+    KeyEntry* key_find_from(KeyEntry* entries, size_t slots, uint64_t mixed, size_t slot)
     void key_clear(KeyEntry* entries, size_t slots)
     void key_remove(KeyEntry* entries, size_t slots, int shard_bits, KeyEntry* entry)
     void rank_nearly_sorted(KeyRank* ranks, int64_t n)
@@ -26,12 +26,12 @@ cdef extern from "keys/removed_keys.h" nogil:
     ctypedef struct RemovedKeys:
         uint32_t* prints
         size_t slots, size
-    bint removed_has(const RemovedKeys* some, int shard_bits, uint64_t mixed)
-    int removed_reserve(RemovedKeys* some, size_t num_keys)
+    bint removed_has(const RemovedKeys* removed, int shard_bits, uint64_t mixed)
+    int removed_reserve(RemovedKeys* removed, size_t num_keys)
     void removed_add(RemovedKeys* lately, RemovedKeys* before, size_t most, int shard_bits, uint64_t mixed)
-    size_t removed_bytes_of_bits(const RemovedKeys* some)
-    void removed_save(const RemovedKeys* some, unsigned char* bits, uint32_t* prints)
-    int removed_restore(RemovedKeys* some, const unsigned char* bits, const uint32_t* prints, size_t size)
+    size_t removed_bytes_of_bits(const RemovedKeys* removed)
+    void removed_save(const RemovedKeys* removed, unsigned char* bits, uint32_t* prints)
+    int removed_restore(RemovedKeys* removed, const unsigned char* bits, const uint32_t* prints, size_t size)
 
 cdef extern from "philox.h" nogil:
     ctypedef struct PhiloxKey:
@@ -98,36 +98,36 @@ cdef struct Shards:
     bint mostly_new         # of the last opening: more keys were absent than present
 
 
-cdef inline Py_ssize_t shard_of(const Shards* of, uint64_t mixed) noexcept nogil:
+cdef inline Py_ssize_t shard_of(const Shards* shards, uint64_t mixed) noexcept nogil:
     """The shard of a key here; the first one of a key of another share, which has no row here."""
-    cdef uint64_t s = (mixed >> (64 - of.bits) & of.kept) - <uint64_t>of.first_shard if of.bits else 0
-    return <Py_ssize_t>s if s < <uint64_t>of.num_shards else 0
+    cdef uint64_t s = (mixed >> (64 - shards.bits) & shards.kept) - <uint64_t>shards.first_shard if shards.bits else 0
+    return <Py_ssize_t>s if s < <uint64_t>shards.num_shards else 0
 
 
-cdef inline size_t home_of(const Shards* of, uint64_t mixed) noexcept nogil:
-    return <size_t>shard_of(of, mixed) * of.slots + key_home(mixed, of.bits, of.slots)
+cdef inline size_t home_of(const Shards* shards, uint64_t mixed) noexcept nogil:
+    return <size_t>shard_of(shards, mixed) * shards.slots + key_home(mixed, shards.bits, shards.slots)
 
 
-cdef inline KeyEntry* find(const Shards* of, uint64_t mixed) noexcept nogil:
-    return key_find(of.entries + <size_t>shard_of(of, mixed) * of.slots, of.slots, of.bits, mixed)
+cdef inline KeyEntry* find(const Shards* shards, uint64_t mixed) noexcept nogil:
+    return key_find(shards.entries + <size_t>shard_of(shards, mixed) * shards.slots, shards.slots, shards.bits, mixed)
 
 
-cdef inline bint is_expired(const Shards* of, const KeyEntry* entry, int64_t clock) noexcept nogil:
-    return of.policy.expire_after >= 0 and clock - <int64_t>entry.last > of.policy.expire_after
+cdef inline bint is_expired(const Shards* shards, const KeyEntry* entry, int64_t clock) noexcept nogil:
+    return shards.policy.expire_after >= 0 and clock - <int64_t>entry.last > shards.policy.expire_after
 
 
-cdef inline uint32_t decayed(const Shards* of, uint32_t count, int64_t last, int64_t clock) noexcept nogil:
+cdef inline uint32_t decayed(const Shards* shards, uint32_t count, int64_t last, int64_t clock) noexcept nogil:
     """A count at the clock: halved at every multiple of the half-life since ``last``."""
-    cdef int64_t halvings = clock // of.policy.half_life - last // of.policy.half_life
+    cdef int64_t halvings = clock // shards.policy.half_life - last // shards.policy.half_life
     return count if halvings <= 0 else 0 if halvings > 31 else count >> halvings
 
 
-cdef void shards_divide(Shards* of, int64_t capacity, int sample_bits, int64_t rank, int64_t count) noexcept nogil
-cdef size_t shards_bytes(const Shards* of) noexcept nogil
-cdef int shards_init(Shards* of, int64_t capacity, int sample_bits, int64_t rank, int64_t count) noexcept nogil
-cdef void shards_free(Shards* of) noexcept nogil
-cdef void age(Shards* of, Shard* shard, int64_t generation) noexcept nogil
-cdef KeyEntry* find_candidate(Shards* of, uint64_t mixed) noexcept nogil
-cdef KeyEntry* candidate_of(const Candidates* some, int bits, uint64_t mixed) noexcept nogil
-cdef void candidates_clear(Candidates* some) noexcept nogil
-cdef int candidates_reserve(Candidates* some, size_t num_keys, int bits) noexcept nogil
+cdef void shards_divide(Shards* shards, int64_t capacity, int sample_bits, int64_t rank, int64_t count) noexcept nogil
+cdef size_t shards_bytes(const Shards* shards) noexcept nogil
+cdef int shards_init(Shards* shards, int64_t capacity, int sample_bits, int64_t rank, int64_t count) noexcept nogil
+cdef void shards_free(Shards* shards) noexcept nogil
+cdef void age(Shards* shards, Shard* shard, int64_t generation) noexcept nogil
+cdef KeyEntry* find_candidate(Shards* shards, uint64_t mixed) noexcept nogil
+cdef KeyEntry* candidate_of(const Candidates* candidates, int bits, uint64_t mixed) noexcept nogil
+cdef void candidates_clear(Candidates* candidates) noexcept nogil
+cdef int candidates_reserve(Candidates* candidates, size_t num_keys, int bits) noexcept nogil

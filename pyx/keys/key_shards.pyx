@@ -17,7 +17,7 @@ cdef extern from "pages.h":
 MAX_CLOCK = 2**32 - 2
 
 
-cdef void shards_divide(Shards* of, int64_t capacity, int sample_bits, int64_t rank, int64_t count) noexcept nogil:
+cdef void shards_divide(Shards* shards, int64_t capacity, int sample_bits, int64_t rank, int64_t count) noexcept nogil:
     """Set the number of shards and of their slots.
 
     capacity : of all shards
@@ -25,87 +25,87 @@ cdef void shards_divide(Shards* of, int64_t capacity, int sample_bits, int64_t r
     rank, count : keep the contiguous run of shards of one of ``count`` owners; if that is none, one shard of one row
     """
     cdef int64_t stop
-    of.num_shards, of.bits = 1, 0
-    while 2 * of.num_shards <= min(<int64_t>MOST_SHARDS, capacity // ROWS_PER_SHARD):
-        of.num_shards *= 2
-        of.bits += 1
+    shards.num_shards, shards.bits = 1, 0
+    while 2 * shards.num_shards <= min(<int64_t>MOST_SHARDS, capacity // ROWS_PER_SHARD):
+        shards.num_shards *= 2
+        shards.bits += 1
     # 1.6 slots per row, and one that is always empty.
-    of.slots = (-(-capacity // of.num_shards) * 8 + 4) // 5 + 1
-    of.first_shard, stop = rank * of.num_shards // count, (rank + 1) * of.num_shards // count
-    of.num_shards = (stop - of.first_shard) >> min(sample_bits, of.bits)
-    of.kept = (<uint64_t>1 << (of.bits - min(sample_bits, of.bits))) - 1
-    of.first_row = first_row_of(of, capacity, of.first_shard)
-    of.capacity = first_row_of(of, capacity, of.first_shard + of.num_shards) - of.first_row
-    if of.num_shards == 0:
-        of.num_shards = of.capacity = 1
+    shards.slots = (-(-capacity // shards.num_shards) * 8 + 4) // 5 + 1
+    shards.first_shard, stop = rank * shards.num_shards // count, (rank + 1) * shards.num_shards // count
+    shards.num_shards = (stop - shards.first_shard) >> min(sample_bits, shards.bits)
+    shards.kept = (<uint64_t>1 << (shards.bits - min(sample_bits, shards.bits))) - 1
+    shards.first_row = first_row_of(shards, capacity, shards.first_shard)
+    shards.capacity = first_row_of(shards, capacity, shards.first_shard + shards.num_shards) - shards.first_row
+    if shards.num_shards == 0:
+        shards.num_shards = shards.capacity = 1
 
 
-cdef inline int64_t first_row_of(const Shards* of, int64_t capacity, int64_t shard) noexcept nogil:
+cdef inline int64_t first_row_of(const Shards* shards, int64_t capacity, int64_t shard) noexcept nogil:
     """The first row of a shard, both counted among all; the first shards have one row more than the others."""
-    return shard * (capacity >> of.bits) + min(shard, capacity & ((<int64_t>1 << of.bits) - 1))
+    return shard * (capacity >> shards.bits) + min(shard, capacity & ((<int64_t>1 << shards.bits) - 1))
 
 
-cdef size_t shards_bytes(const Shards* of) noexcept nogil:
+cdef size_t shards_bytes(const Shards* shards) noexcept nogil:
     """Bytes of entries, keys, free rows and counts; without candidates. The shards may not be allocated yet."""
-    cdef size_t of_counts = sizeof(uint32_t) if of.policy.evict == EVICT_LFU else 0
-    return (of.num_shards * of.slots * sizeof(KeyEntry)
-            + <size_t>of.capacity * (sizeof(id_t) + sizeof(int32_t) + of_counts))
+    cdef size_t count_bytes = sizeof(uint32_t) if shards.policy.evict == EVICT_LFU else 0
+    return (shards.num_shards * shards.slots * sizeof(KeyEntry)
+            + <size_t>shards.capacity * (sizeof(id_t) + sizeof(int32_t) + count_bytes))
 
 
-cdef int shards_init(Shards* of, int64_t capacity, int sample_bits, int64_t rank, int64_t count) noexcept nogil:
+cdef int shards_init(Shards* shards, int64_t capacity, int sample_bits, int64_t rank, int64_t count) noexcept nogil:
     """Allocate empty shards; policy and salts are set. Returns -1 if there is no memory: ``shards_free`` must follow."""
     cdef int64_t s, first, rows = capacity
-    shards_divide(of, capacity, sample_bits, rank, count)
-    capacity = of.capacity
-    of.newest, of.mostly_new = -1, True
-    of.entries = <KeyEntry*>penstock_allocate(of.num_shards * of.slots * sizeof(KeyEntry))
-    of.keys = <id_t*>penstock_allocate(capacity * sizeof(id_t))
-    of.free_rows = <int32_t*>penstock_allocate(capacity * sizeof(int32_t))
-    of.each = <Shard*>calloc(of.num_shards, sizeof(Shard))
-    if of.policy.evict == EVICT_LFU:
-        of.counts = <uint32_t*>penstock_allocate_zeroed(capacity * sizeof(uint32_t))
-        if of.counts == NULL:
+    shards_divide(shards, capacity, sample_bits, rank, count)
+    capacity = shards.capacity
+    shards.newest, shards.mostly_new = -1, True
+    shards.entries = <KeyEntry*>penstock_allocate(shards.num_shards * shards.slots * sizeof(KeyEntry))
+    shards.keys = <id_t*>penstock_allocate(capacity * sizeof(id_t))
+    shards.free_rows = <int32_t*>penstock_allocate(capacity * sizeof(int32_t))
+    shards.each = <Shard*>calloc(shards.num_shards, sizeof(Shard))
+    if shards.policy.evict == EVICT_LFU:
+        shards.counts = <uint32_t*>penstock_allocate_zeroed(capacity * sizeof(uint32_t))
+        if shards.counts == NULL:
             return -1
-    if of.entries == NULL or of.keys == NULL or of.free_rows == NULL or of.each == NULL:
+    if shards.entries == NULL or shards.keys == NULL or shards.free_rows == NULL or shards.each == NULL:
         return -1
-    for s in range(of.num_shards):
-        first = first_row_of(of, rows, of.first_shard + s)
-        of.each[s].first_row = <int32_t>(first - of.first_row)
-        of.each[s].num_rows = <int32_t>(min(first_row_of(of, rows, of.first_shard + s + 1) - first, capacity))
-        free_all(of, &of.each[s])
-        key_clear(of.entries + s * of.slots, of.slots)
+    for s in range(shards.num_shards):
+        first = first_row_of(shards, rows, shards.first_shard + s)
+        shards.each[s].first_row = <int32_t>(first - shards.first_row)
+        shards.each[s].num_rows = <int32_t>(min(first_row_of(shards, rows, shards.first_shard + s + 1) - first, capacity))
+        free_all(shards, &shards.each[s])
+        key_clear(shards.entries + s * shards.slots, shards.slots)
     return 0
 
 
-cdef void free_all(Shards* of, Shard* shard) noexcept nogil:
+cdef void free_all(Shards* shards, Shard* shard) noexcept nogil:
     """All rows are free, and the first one is used first."""
     cdef int32_t i
     shard.num_free = shard.num_rows
     for i in range(shard.num_rows):
-        of.free_rows[shard.first_row + i] = shard.first_row + shard.num_rows - 1 - i
+        shards.free_rows[shard.first_row + i] = shard.first_row + shard.num_rows - 1 - i
 
 
-cdef void shards_free(Shards* of) noexcept nogil:
+cdef void shards_free(Shards* shards) noexcept nogil:
     cdef int64_t s
-    if of.entries != NULL:
-        penstock_release(of.entries, of.num_shards * of.slots * sizeof(KeyEntry))
-    if of.keys != NULL:
-        penstock_release(of.keys, of.capacity * sizeof(id_t))
-    if of.free_rows != NULL:
-        penstock_release(of.free_rows, of.capacity * sizeof(int32_t))
-    if of.counts != NULL:
-        penstock_release(of.counts, of.capacity * sizeof(uint32_t))
-    free(of.touched)
-    if of.each != NULL:
-        for s in range(of.num_shards):
-            free(of.each[s].young.entries)
-            free(of.each[s].old.entries)
-            free(of.each[s].lately.prints)
-            free(of.each[s].before.prints)
-        free(of.each)
+    if shards.entries != NULL:
+        penstock_release(shards.entries, shards.num_shards * shards.slots * sizeof(KeyEntry))
+    if shards.keys != NULL:
+        penstock_release(shards.keys, shards.capacity * sizeof(id_t))
+    if shards.free_rows != NULL:
+        penstock_release(shards.free_rows, shards.capacity * sizeof(int32_t))
+    if shards.counts != NULL:
+        penstock_release(shards.counts, shards.capacity * sizeof(uint32_t))
+    free(shards.touched)
+    if shards.each != NULL:
+        for s in range(shards.num_shards):
+            free(shards.each[s].young.entries)
+            free(shards.each[s].old.entries)
+            free(shards.each[s].lately.prints)
+            free(shards.each[s].before.prints)
+        free(shards.each)
 
 
-cdef void age(Shards* of, Shard* shard, int64_t generation) noexcept nogil:
+cdef void age(Shards* shards, Shard* shard, int64_t generation) noexcept nogil:
     """Swap the generations of a shard's candidates as often as those of the whole directory were."""
     cdef int64_t swaps = generation - shard.generation
     shard.generation = generation
@@ -116,44 +116,44 @@ cdef void age(Shards* of, Shard* shard, int64_t generation) noexcept nogil:
         candidates_clear(&shard.young)
 
 
-cdef KeyEntry* find_candidate(Shards* of, uint64_t mixed) noexcept nogil:
+cdef KeyEntry* find_candidate(Shards* shards, uint64_t mixed) noexcept nogil:
     """The entry of a candidate, in either generation; NULL: none."""
-    cdef Shard* shard = &of.each[shard_of(of, mixed)]
+    cdef Shard* shard = &shards.each[shard_of(shards, mixed)]
     cdef KeyEntry* entry
-    age(of, shard, of.generation)
-    entry = candidate_of(&shard.young, of.bits, mixed)
-    return entry if entry != NULL else candidate_of(&shard.old, of.bits, mixed)
+    age(shards, shard, shards.generation)
+    entry = candidate_of(&shard.young, shards.bits, mixed)
+    return entry if entry != NULL else candidate_of(&shard.old, shards.bits, mixed)
 
 
-cdef KeyEntry* candidate_of(const Candidates* some, int bits, uint64_t mixed) noexcept nogil:
+cdef KeyEntry* candidate_of(const Candidates* candidates, int bits, uint64_t mixed) noexcept nogil:
     cdef KeyEntry* entry
-    if some.size == 0:
+    if candidates.size == 0:
         return NULL
-    entry = key_find(some.entries, some.slots, bits, mixed)
+    entry = key_find(candidates.entries, candidates.slots, bits, mixed)
     return entry if entry.value >= 0 else NULL
 
 
-cdef void candidates_clear(Candidates* some) noexcept nogil:
-    if some.size:
-        key_clear(some.entries, some.slots)
-    some.size = 0
+cdef void candidates_clear(Candidates* candidates) noexcept nogil:
+    if candidates.size:
+        key_clear(candidates.entries, candidates.slots)
+    candidates.size = 0
 
 
-cdef int candidates_reserve(Candidates* some, size_t num_keys, int bits) noexcept nogil:
+cdef int candidates_reserve(Candidates* candidates, size_t num_keys, int bits) noexcept nogil:
     """Make room for num_keys in all. Returns -1, and has changed nothing, if there is no memory."""
     cdef Candidates bigger
-    cdef size_t at
-    if num_keys * 8 <= some.slots * 5:
+    cdef size_t slot
+    if num_keys * 8 <= candidates.slots * 5:
         return 0
     bigger.slots = max(num_keys * 2 + num_keys // 2, <size_t>16)
-    bigger.size = some.size
+    bigger.size = candidates.size
     bigger.entries = <KeyEntry*>malloc(bigger.slots * sizeof(KeyEntry))
     if bigger.entries == NULL:
         return -1
     key_clear(bigger.entries, bigger.slots)
-    for at in range(some.slots):
-        if some.entries[at].value >= 0:
-            key_find(bigger.entries, bigger.slots, bits, some.entries[at].mixed)[0] = some.entries[at]
-    free(some.entries)
-    some[0] = bigger
+    for slot in range(candidates.slots):
+        if candidates.entries[slot].value >= 0:
+            key_find(bigger.entries, bigger.slots, bits, candidates.entries[slot].mixed)[0] = candidates.entries[slot]
+    free(candidates.entries)
+    candidates[0] = bigger
     return 0

@@ -41,10 +41,10 @@ static inline size_t key_home(uint64_t mixed, int shard_bits, size_t slots) {
 }
 
 /* The entry of a key, or the empty entry where it belongs. One entry at least must be empty. */
-static inline KeyEntry *key_find_from(KeyEntry *entries, size_t slots, uint64_t mixed, size_t at) {
-    while (entries[at].value >= 0 && entries[at].mixed != mixed)
-        if (++at == slots) at = 0;
-    return &entries[at];
+static inline KeyEntry *key_find_from(KeyEntry *entries, size_t slots, uint64_t mixed, size_t slot) {
+    while (entries[slot].value >= 0 && entries[slot].mixed != mixed)
+        if (++slot == slots) slot = 0;
+    return &entries[slot];
 }
 
 static inline KeyEntry *key_find(KeyEntry *entries, size_t slots, int shard_bits, uint64_t mixed) {
@@ -57,16 +57,16 @@ static inline void key_clear(KeyEntry *entries, size_t slots) {
 
 /* Empty an entry, and move up the entries behind it that probed past it. */
 static inline void key_remove(KeyEntry *entries, size_t slots, int shard_bits, KeyEntry *entry) {
-    size_t hole = (size_t)(entry - entries), at = hole;
+    size_t hole = (size_t)(entry - entries), slot = hole;
     for (;;) {
-        if (++at == slots) at = 0;
-        if (entries[at].value < 0) break;
-        size_t home = key_home(entries[at].mixed, shard_bits, slots);
-        size_t probed = at >= home ? at - home : at + slots - home;
-        size_t distance = at >= hole ? at - hole : at + slots - hole;
+        if (++slot == slots) slot = 0;
+        if (entries[slot].value < 0) break;
+        size_t home = key_home(entries[slot].mixed, shard_bits, slots);
+        size_t probed = slot >= home ? slot - home : slot + slots - home;
+        size_t distance = slot >= hole ? slot - hole : slot + slots - hole;
         if (probed >= distance) {
-            entries[hole] = entries[at];
-            hole = at;
+            entries[hole] = entries[slot];
+            hole = slot;
         }
     }
     entries[hole].value = -1;
@@ -80,9 +80,9 @@ static inline int rank_below(KeyRank a, KeyRank b) {
 static inline void rank_nearly_sorted(KeyRank *ranks, int64_t n) {
     for (int64_t i = 1; i < n; i++) {
         KeyRank rank = ranks[i];
-        int64_t at = i;
-        for (; at > 0 && rank_below(rank, ranks[at - 1]); at--) ranks[at] = ranks[at - 1];
-        ranks[at] = rank;
+        int64_t slot = i;
+        for (; slot > 0 && rank_below(rank, ranks[slot - 1]); slot--) ranks[slot] = ranks[slot - 1];
+        ranks[slot] = rank;
     }
 }
 

@@ -27,7 +27,7 @@ cdef struct AbsentKey:
 
 
 cdef struct Opening:
-    Shards* of
+    Shards* shards
     int64_t clock, step, generation
     bint admit_all, marked  # marked: the rows of the opening are in ``touched``
     bint alone              # one thread does all of the present work
@@ -35,16 +35,16 @@ cdef struct Opening:
     const id_t* keys
     const int64_t* rows     # occurrences of each key, or NULL: 1
     const int64_t* frames
-    int64_t* found          # a row, or below 0
+    int64_t* key_rows       # of each key: a row, or below 0
     uint32_t* stamps        # the last clock of every key found, before this one
     int32_t* listed         # positions of the keys to deal, chunk by chunk; NULL: all
     int32_t* in_chunk       # how many each chunk has; -1: not looked at
     int32_t* places         # [chunk, shard]: how many keys to deal, then where the next one goes
-    Py_ssize_t num_dealt
-    AbsentKey* dealt        # the absent keys by shard, each from ``first`` to ``last``, by position
+    Py_ssize_t num_listed
+    AbsentKey* absent_keys  # the absent keys by shard, each from ``first`` to ``last``, by position
     Py_ssize_t* first
     Py_ssize_t* last
-    uint8_t* fate           # of dealt[j]
+    uint8_t* fate           # of absent_keys[j]
     Decision* each
 
 
@@ -57,7 +57,7 @@ cdef inline int64_t rows_of(const Opening* opening, Py_ssize_t i) noexcept nogil
 
 
 cdef inline uint64_t mixed_of(const Opening* opening, Py_ssize_t i) noexcept nogil:
-    return key_mix(<uint64_t>opening.keys[i], opening.of.salt)
+    return key_mix(<uint64_t>opening.keys[i], opening.shards.salt)
 
 
 cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil

@@ -30,59 +30,59 @@ cdef int decide(const Opening* opening, Py_ssize_t s) noexcept nogil:
 
     Returns -1 if there is no memory.
     """
-    cdef Shard* shard = &opening.of.each[s]
-    cdef Decision* its = &opening.each[s]
+    cdef Shard* shard = &opening.shards.each[s]
+    cdef Decision* decision = &opening.each[s]
     cdef AbsentKey* key
     cdef Py_ssize_t j, begin = opening.first[s], end = opening.last[s], num_free, wanted = 0
     if begin == end and not is_due(opening, s):
         return 0
-    age(opening.of, shard, opening.of.generation)
+    age(opening.shards, shard, opening.shards.generation)
     for j in range(begin, end):
         if j + AHEAD < end_ahead(opening, s):
-            prefetch(opening.found + opening.dealt[j + AHEAD].position)
-            prefetch_candidate(opening, opening.dealt[j + AHEAD].mixed)
-        its.num_back += opening.dealt[j].value != ABSENT
-        opening.fate[j] = ADMITTED if is_admitted(opening, shard, &opening.dealt[j]) else WAITS
+            prefetch(opening.key_rows + opening.absent_keys[j + AHEAD].position)
+            prefetch_candidate(opening, opening.absent_keys[j + AHEAD].mixed)
+        decision.num_back += opening.absent_keys[j].value != ABSENT
+        opening.fate[j] = ADMITTED if is_admitted(opening, shard, &opening.absent_keys[j]) else WAITS
         wanted += opening.fate[j] == ADMITTED
     if make_room(opening, s, wanted) < 0:
         return -1
-    num_free = shard.num_free + its.num_expired + its.num_evicted
+    num_free = shard.num_free + decision.num_expired + decision.num_evicted
     if wanted > num_free:
         if reject(opening, s, wanted, num_free) < 0:
             return -1
     for j in range(begin, end):
-        key = &opening.dealt[j]
+        key = &opening.absent_keys[j]
         if opening.fate[j] == ADMITTED:
-            key.value = free_row(opening, s, its.num_admitted)
-            opening.found[key.position] = key.value
-            its.num_admitted += 1
+            key.value = free_row(opening, s, decision.num_admitted)
+            opening.key_rows[key.position] = key.value
+            decision.num_admitted += 1
         else:
-            opening.found[key.position] = ABSENT
-            its.unadmitted_rows += rows_of(opening, key.position)
-    if reserve_removed(shard, its.num_expired + its.num_evicted) < 0:
+            opening.key_rows[key.position] = ABSENT
+            decision.unadmitted_rows += rows_of(opening, key.position)
+    if reserve_removed(shard, decision.num_expired + decision.num_evicted) < 0:
         return -1
-    return reserve(opening, shard, end - begin - its.num_admitted)
+    return reserve(opening, shard, end - begin - decision.num_admitted)
 
 
 cdef inline Py_ssize_t end_ahead(const Opening* opening, Py_ssize_t s) noexcept nogil:
     """The end of the keys that a shard's thread reads ahead: also the next shards', for a shard often has but a few,
     unless another thread may be changing those."""
-    return opening.num_dealt if opening.alone else opening.last[s]
+    return opening.num_listed if opening.alone else opening.last[s]
 
 
 cdef inline void prefetch_candidate(const Opening* opening, uint64_t mixed) noexcept nogil:
     """Prefetch where a key would be among the candidates."""
-    cdef const Shards* of = opening.of
-    cdef const Shard* shard = &of.each[shard_of(of, mixed)]
+    cdef const Shards* shards = opening.shards
+    cdef const Shard* shard = &shards.each[shard_of(shards, mixed)]
     if shard.young.size:
-        prefetch(shard.young.entries + key_home(mixed, of.bits, shard.young.slots))
+        prefetch(shard.young.entries + key_home(mixed, shards.bits, shard.young.slots))
     if shard.old.size:
-        prefetch(shard.old.entries + key_home(mixed, of.bits, shard.old.slots))
+        prefetch(shard.old.entries + key_home(mixed, shards.bits, shard.old.slots))
 
 
 cdef inline bint is_admitted(const Opening* opening, const Shard* shard, AbsentKey* key) noexcept nogil:
     """Whether a key is admitted if there is room. Sets its value to the occurrences so far."""
-    cdef const Shards* of = opening.of
+    cdef const Shards* shards = opening.shards
     cdef int64_t swaps = opening.generation - shard.generation, occurrences
     cdef uint64_t[4] words
     cdef KeyEntry* entry
@@ -90,67 +90,67 @@ cdef inline bint is_admitted(const Opening* opening, const Shard* shard, AbsentK
     if opening.admit_all:
         return True
     occurrences = rows_of(opening, key.position)
-    if of.policy.by_chance:
-        philox_block(key_unmix(key.mixed, of.salt), <uint64_t>opening.step, of.chance, words)
-        return philox_unit(words[0]) >= power(1 - of.policy.probability, occurrences)
-    if of.policy.by_frames:
+    if shards.policy.by_chance:
+        philox_block(key_unmix(key.mixed, shards.salt), <uint64_t>opening.step, shards.chance, words)
+        return philox_unit(words[0]) >= power(1 - shards.policy.probability, occurrences)
+    if shards.policy.by_frames:
         occurrences = 1 if opening.frames == NULL else opening.frames[key.position]
     if swaps < 2 and shard.young.size + shard.old.size:
-        entry = candidate_of(&shard.young, of.bits, key.mixed)
+        entry = candidate_of(&shard.young, shards.bits, key.mixed)
         if entry == NULL and swaps == 0:
-            entry = candidate_of(&shard.old, of.bits, key.mixed)
+            entry = candidate_of(&shard.old, shards.bits, key.mixed)
         if entry != NULL:
             occurrences += entry.value
     key.value = <int32_t>min(occurrences, <int64_t>0x7fffffff)
-    return key.value >= of.policy.min_count
+    return key.value >= shards.policy.min_count
 
 
 cdef int make_room(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted) noexcept nogil:
     """List what is removed: expired keys that occur, all expired keys if the shard is swept or short, and victims.
     Returns -1 if there is no memory."""
-    cdef const Shards* of = opening.of
-    cdef const Shard* shard = &of.each[s]
-    cdef Decision* its = &opening.each[s]
-    cdef KeyEntry* entries = of.entries + s * of.slots
-    cdef Py_ssize_t j, short, num_expired = its.num_back
+    cdef const Shards* shards = opening.shards
+    cdef const Shard* shard = &shards.each[s]
+    cdef Decision* decision = &opening.each[s]
+    cdef KeyEntry* entries = shards.entries + s * shards.slots
+    cdef Py_ssize_t j, short, num_expired = decision.num_back
     cdef uint32_t* scores = NULL
     cdef Lowest lowest
-    cdef size_t at
+    cdef size_t slot
     lowest.num = 0
-    if wanted > shard.num_free + its.num_back or is_due(opening, s):
-        scores = <uint32_t*>malloc(of.slots * sizeof(uint32_t))
+    if wanted > shard.num_free + decision.num_back or is_due(opening, s):
+        scores = <uint32_t*>malloc(shards.slots * sizeof(uint32_t))
         if scores == NULL:
             return -1
         num_expired = score_all(opening, entries, scores)
-        short = max(wanted - shard.num_free - num_expired, <Py_ssize_t>0) if of.policy.evict else 0
+        short = max(wanted - shard.num_free - num_expired, <Py_ssize_t>0) if shards.policy.evict else 0
         if short:
-            its.num_evicted = short + shard.num_rows // SPARE
-            lowest_scores(scores, of.slots, its.num_evicted, &lowest)
-            its.num_evicted = min(its.num_evicted, lowest.num)
+            decision.num_evicted = short + shard.num_rows // SPARE
+            lowest_scores(scores, shards.slots, decision.num_evicted, &lowest)
+            decision.num_evicted = min(decision.num_evicted, lowest.num)
     if num_expired + lowest.num:
-        its.removed = <KeyRank*>malloc((num_expired + lowest.num) * sizeof(KeyRank))
-        if its.removed == NULL:
+        decision.removed = <KeyRank*>malloc((num_expired + lowest.num) * sizeof(KeyRank))
+        if decision.removed == NULL:
             free(scores)
             return -1
     if scores == NULL:
         for j in range(opening.first[s], opening.last[s] if num_expired else opening.first[s]):
-            if opening.found[opening.dealt[j].position] != ABSENT:
-                fill(&its.removed[its.num_expired], find(of, opening.dealt[j].mixed), 0)
-                its.num_expired += 1
-        rank_lowest(its.removed, num_expired, num_expired)
+            if opening.key_rows[opening.absent_keys[j].position] != ABSENT:
+                fill(&decision.removed[decision.num_expired], find(shards, opening.absent_keys[j].mixed), 0)
+                decision.num_expired += 1
+        rank_lowest(decision.removed, num_expired, num_expired)
     elif num_expired + lowest.num:
-        for at in range(of.slots):
-            if num_expired and entries[at].value >= 0 and is_expired(of, &entries[at], opening.clock):
-                fill(&its.removed[its.num_expired], &entries[at], 0)
-                its.num_expired += 1
-            elif lowest.num and scores[at] <= lowest.most:
-                fill(&its.removed[num_expired + lowest_place(&lowest, scores[at])], &entries[at], scores[at])
+        for slot in range(shards.slots):
+            if num_expired and entries[slot].value >= 0 and is_expired(shards, &entries[slot], opening.clock):
+                fill(&decision.removed[decision.num_expired], &entries[slot], 0)
+                decision.num_expired += 1
+            elif lowest.num and scores[slot] <= lowest.most:
+                fill(&decision.removed[num_expired + lowest_place(&lowest, scores[slot])], &entries[slot], scores[slot])
         # The place of an entry follows from its mixed key, so that entries of one score are nearly in order.
-        rank_nearly_sorted(its.removed, num_expired)
+        rank_nearly_sorted(decision.removed, num_expired)
         if lowest.shift == 0:
-            rank_nearly_sorted(its.removed + num_expired, lowest.num)
+            rank_nearly_sorted(decision.removed + num_expired, lowest.num)
         else:
-            rank_lowest(its.removed + num_expired, lowest.num, its.num_evicted)
+            rank_lowest(decision.removed + num_expired, lowest.num, decision.num_evicted)
     free(scores)
     return 0
 
@@ -161,10 +161,10 @@ cdef void fill(KeyRank* rank, const KeyEntry* entry, uint32_t score) noexcept no
 
 cdef bint is_due(const Opening* opening, Py_ssize_t s) noexcept nogil:
     """Whether a shard is swept at this opening: once in every period, at a place that depends on the step alone."""
-    cdef int64_t period = opening.of.policy.sweep_period
-    if period <= 0 or opening.admit_all or opening.of.policy.expire_after < 0:
+    cdef int64_t period = opening.shards.policy.sweep_period
+    if period <= 0 or opening.admit_all or opening.shards.policy.expire_after < 0:
         return False
-    return opening.step % period == (opening.of.first_shard + s) * period >> opening.of.bits
+    return opening.step % period == (opening.shards.first_shard + s) * period >> opening.shards.bits
 
 
 cdef int reject(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted, Py_ssize_t num_free) noexcept nogil:
@@ -175,7 +175,7 @@ cdef int reject(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted, Py_ssiz
         return -1
     for j in range(opening.first[s], opening.last[s]):
         if opening.fate[j] == ADMITTED:
-            ranks[k].mixed, ranks[k].score = opening.dealt[j].mixed, 0
+            ranks[k].mixed, ranks[k].score = opening.absent_keys[j].mixed, 0
             ranks[k].value = <int32_t>(j - opening.first[s])
             k += 1
     rank_lowest(ranks, wanted, num_free)
@@ -188,16 +188,16 @@ cdef int reject(const Opening* opening, Py_ssize_t s, Py_ssize_t wanted, Py_ssiz
 
 cdef int32_t free_row(const Opening* opening, Py_ssize_t s, Py_ssize_t k) noexcept nogil:
     """The row of the k-th new key: rows that become free first, then those of the stack."""
-    cdef const Shard* shard = &opening.of.each[s]
-    cdef const Decision* its = &opening.each[s]
-    cdef Py_ssize_t num_removed = its.num_expired + its.num_evicted
+    cdef const Shard* shard = &opening.shards.each[s]
+    cdef const Decision* decision = &opening.each[s]
+    cdef Py_ssize_t num_removed = decision.num_expired + decision.num_evicted
     if k < num_removed:
-        return its.removed[num_removed - 1 - k].value
-    return opening.of.free_rows[shard.first_row + shard.num_free - 1 - (k - num_removed)]
+        return decision.removed[num_removed - 1 - k].value
+    return opening.shards.free_rows[shard.first_row + shard.num_free - 1 - (k - num_removed)]
 
 
 cdef bint keeps_candidates(const Opening* opening) noexcept nogil:
-    return not opening.of.policy.by_chance and not opening.admit_all
+    return not opening.shards.policy.by_chance and not opening.admit_all
 
 
 cdef int reserve(const Opening* opening, Shard* shard, Py_ssize_t num_waiting) noexcept nogil:
@@ -205,8 +205,8 @@ cdef int reserve(const Opening* opening, Shard* shard, Py_ssize_t num_waiting) n
     if num_waiting == 0 or not keeps_candidates(opening):
         return 0
     if opening.generation == shard.generation:
-        return candidates_reserve(&shard.young, shard.young.size + num_waiting, opening.of.bits)
-    return candidates_reserve(&shard.old, max(shard.old.size, <size_t>num_waiting), opening.of.bits)
+        return candidates_reserve(&shard.young, shard.young.size + num_waiting, opening.shards.bits)
+    return candidates_reserve(&shard.old, max(shard.old.size, <size_t>num_waiting), opening.shards.bits)
 
 
 cdef int reserve_removed(Shard* shard, Py_ssize_t num_keys) noexcept nogil:
@@ -221,68 +221,69 @@ cdef int reserve_removed(Shard* shard, Py_ssize_t num_keys) noexcept nogil:
 
 cdef int change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     """Carry out what was decided about a shard."""
-    cdef Shards* of = opening.of
-    cdef Shard* shard = &of.each[s]
-    cdef Decision* its = &opening.each[s]
-    cdef KeyEntry* entries = of.entries + s * of.slots
+    cdef Shards* shards = opening.shards
+    cdef Shard* shard = &shards.each[s]
+    cdef Decision* decision = &opening.each[s]
+    cdef KeyEntry* entries = shards.entries + s * shards.slots
     cdef KeyEntry* entry
     cdef const AbsentKey* key
     cdef Py_ssize_t j, k, begin = opening.first[s], end = opening.last[s]
-    cdef Py_ssize_t num_removed = its.num_expired + its.num_evicted
+    cdef Py_ssize_t num_removed = decision.num_expired + decision.num_evicted
     cdef uint64_t mixed
     if begin == end and num_removed == 0:
         return 0
-    age(of, shard, opening.generation)
+    age(shards, shard, opening.generation)
     for k in range(num_removed):
         if k + AHEAD < num_removed:
-            mixed = its.removed[k + AHEAD].mixed
-            prefetch(entries + key_home(mixed, of.bits, of.slots))
-            prefetch(shard.lately.prints + key_home(mixed, of.bits, shard.lately.slots))
-        key_remove(entries, of.slots, of.bits, key_find(entries, of.slots, of.bits, its.removed[k].mixed))
-        removed_add(&shard.lately, &shard.before, shard.num_rows, of.bits, its.removed[k].mixed)
-    for k in range(num_removed - its.num_admitted):
-        of.free_rows[shard.first_row + shard.num_free + k] = its.removed[k].value
-    shard.num_free += <int32_t>(num_removed - its.num_admitted)
+            mixed = decision.removed[k + AHEAD].mixed
+            prefetch(entries + key_home(mixed, shards.bits, shards.slots))
+            prefetch(shard.lately.prints + key_home(mixed, shards.bits, shard.lately.slots))
+        mixed = decision.removed[k].mixed
+        key_remove(entries, shards.slots, shards.bits, key_find(entries, shards.slots, shards.bits, mixed))
+        removed_add(&shard.lately, &shard.before, shard.num_rows, shards.bits, mixed)
+    for k in range(num_removed - decision.num_admitted):
+        shards.free_rows[shard.first_row + shard.num_free + k] = decision.removed[k].value
+    shard.num_free += <int32_t>(num_removed - decision.num_admitted)
     for j in range(begin, end):
-        key = &opening.dealt[j]
+        key = &opening.absent_keys[j]
         mixed = key.mixed
-        if j + FAR_AHEAD < opening.num_dealt:
-            prefetch(of.entries + home_of(of, opening.dealt[j + FAR_AHEAD].mixed))
+        if j + FAR_AHEAD < opening.num_listed:
+            prefetch(shards.entries + home_of(shards, opening.absent_keys[j + FAR_AHEAD].mixed))
         if j + AHEAD < end_ahead(opening, s):
-            prefetch_candidate(opening, opening.dealt[j + AHEAD].mixed)
+            prefetch_candidate(opening, opening.absent_keys[j + AHEAD].mixed)
         if opening.fate[j] == ADMITTED:
-            entry = key_find(entries, of.slots, of.bits, mixed)
+            entry = key_find(entries, shards.slots, shards.bits, mixed)
             entry.mixed, entry.value, entry.last = mixed, key.value, <uint32_t>opening.clock
-            of.keys[key.value] = <id_t>key_unmix(mixed, of.salt)
-            if of.counts != NULL:
-                of.counts[key.value] = 0
+            shards.keys[key.value] = <id_t>key_unmix(mixed, shards.salt)
+            if shards.counts != NULL:
+                shards.counts[key.value] = 0
             if shard.young.size + shard.old.size:
-                drop_candidate(&shard.young, of.bits, mixed)
-                drop_candidate(&shard.old, of.bits, mixed)
-            its.num_returned += (removed_has(&shard.lately, of.bits, mixed)
-                                 or removed_has(&shard.before, of.bits, mixed))
+                drop_candidate(&shard.young, shards.bits, mixed)
+                drop_candidate(&shard.old, shards.bits, mixed)
+            decision.num_returned += (removed_has(&shard.lately, shards.bits, mixed)
+                                 or removed_has(&shard.before, shards.bits, mixed))
         elif keeps_candidates(opening):
-            drop_candidate(&shard.old, of.bits, mixed)
-            entry = key_find(shard.young.entries, shard.young.slots, of.bits, mixed)
+            drop_candidate(&shard.old, shards.bits, mixed)
+            entry = key_find(shard.young.entries, shard.young.slots, shards.bits, mixed)
             shard.young.size += entry.value < 0
             entry.mixed, entry.value, entry.last = mixed, key.value, <uint32_t>opening.clock
-    if of.policy.forget_after < 0 and shard.young.size >= <size_t>shard.num_rows:
+    if shards.policy.forget_after < 0 and shard.young.size >= <size_t>shard.num_rows:
         shard.young, shard.old = shard.old, shard.young
         candidates_clear(&shard.young)
-    shard.counts.num_admitted += its.num_admitted
-    shard.counts.num_expired += its.num_expired
-    shard.counts.num_evicted += its.num_evicted
-    shard.counts.num_returned += its.num_returned
-    shard.counts.num_rejected += its.num_rejected
-    shard.counts.unadmitted_rows += its.unadmitted_rows
+    shard.counts.num_admitted += decision.num_admitted
+    shard.counts.num_expired += decision.num_expired
+    shard.counts.num_evicted += decision.num_evicted
+    shard.counts.num_returned += decision.num_returned
+    shard.counts.num_rejected += decision.num_rejected
+    shard.counts.unadmitted_rows += decision.unadmitted_rows
     return 0
 
 
-cdef void drop_candidate(Candidates* some, int bits, uint64_t mixed) noexcept nogil:
-    cdef KeyEntry* entry = candidate_of(some, bits, mixed)
+cdef void drop_candidate(Candidates* candidates, int bits, uint64_t mixed) noexcept nogil:
+    cdef KeyEntry* entry = candidate_of(candidates, bits, mixed)
     if entry != NULL:
-        key_remove(some.entries, some.slots, bits, entry)
-        some.size -= 1
+        key_remove(candidates.entries, candidates.slots, bits, entry)
+        candidates.size -= 1
 
 
 cdef double power(double base, int64_t exponent) noexcept nogil:

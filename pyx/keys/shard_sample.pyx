@@ -18,15 +18,15 @@ def sampled(Directory directory not None, const id_t[::1] keys not None, int sam
     """
     cdef Py_ssize_t i, m = 0, n = keys.shape[0]
     cdef int shift = 64 - sample_bits
-    found = np.empty(n, np.int64)
-    cdef int64_t[::1] at = found
+    positions = np.empty(n, np.int64)
+    cdef int64_t[::1] position = positions
     if sample_bits == 0:
         return np.arange(n)
     with nogil:
         for i in range(n):
-            at[m] = i
+            position[m] = i
             m += key_mix(<unsigned long long>keys[i], directory.shards.salt) >> shift == 0
-    return found[:m]
+    return positions[:m]
 
 
 def by_shard(Directory directory not None):

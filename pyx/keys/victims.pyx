@@ -38,23 +38,23 @@ cdef extern from *:
 cdef Py_ssize_t score_all(const Opening* opening, const KeyEntry* entries, uint32_t* scores) noexcept nogil:
     """Score the entries of a shard by what evictions go by; STAYS: the entry is empty, expired, or of a key that occurs.
     Returns how many are expired."""
-    cdef const Shards* of = opening.of
-    cdef int64_t num_expired = 0, clock = opening.clock, after = of.policy.expire_after
+    cdef const Shards* shards = opening.shards
+    cdef int64_t num_expired = 0, clock = opening.clock, after = shards.policy.expire_after
     cdef int64_t spared = -1 if opening.marked else clock
-    cdef size_t at
+    cdef size_t slot
     if after < 0:
         after = 1 << 62
-    for at in range(of.slots):
-        prefetch(entries + at + FAR)
-        scores[at] = penstock_score(entries[at].value, entries[at].last, clock, after, spared, &num_expired)
-    if opening.marked or of.policy.evict == EVICT_LFU:
-        for at in range(of.slots):
-            if scores[at] == STAYS:
+    for slot in range(shards.slots):
+        prefetch(entries + slot + FAR)
+        scores[slot] = penstock_score(entries[slot].value, entries[slot].last, clock, after, spared, &num_expired)
+    if opening.marked or shards.policy.evict == EVICT_LFU:
+        for slot in range(shards.slots):
+            if scores[slot] == STAYS:
                 continue
-            if opening.marked and of.touched[entries[at].value >> 3] >> (entries[at].value & 7) & 1:
-                scores[at] = STAYS
-            elif of.policy.evict == EVICT_LFU:
-                scores[at] = decayed(of, of.counts[entries[at].value], entries[at].last, clock)
+            if opening.marked and shards.touched[entries[slot].value >> 3] >> (entries[slot].value & 7) & 1:
+                scores[slot] = STAYS
+            elif shards.policy.evict == EVICT_LFU:
+                scores[slot] = decayed(shards, shards.counts[entries[slot].value], entries[slot].last, clock)
     return num_expired
 
 
@@ -64,19 +64,19 @@ cdef void lowest_scores(const uint32_t* scores, size_t slots, Py_ssize_t wanted,
     cdef Py_ssize_t count, n = 0, bucket = 0
     cdef uint32_t low = STAYS, high = 0
     cdef int shift = 0
-    cdef size_t at
+    cdef size_t slot
     lowest.num = lowest.shift = 0
-    for at in range(slots):
-        low = min(low, scores[at])
-        high = max(high, <uint32_t>(scores[at] + 1))  # 0 for STAYS
+    for slot in range(slots):
+        low = min(low, scores[slot])
+        high = max(high, <uint32_t>(scores[slot] + 1))  # 0 for STAYS
     if high == 0:
         return
     high -= 1
     while (high - low) >> shift >= BUCKETS:
         shift += 1
     memset(lowest.places, 0, sizeof(lowest.places))
-    for at in range(slots):
-        lowest.places[penstock_bucket(scores[at], low, shift, BUCKETS)] += 1
+    for slot in range(slots):
+        lowest.places[penstock_bucket(scores[slot], low, shift, BUCKETS)] += 1
     while n < wanted and bucket < BUCKETS:
         count = lowest.places[bucket]
         lowest.places[bucket] = n

@@ -114,8 +114,8 @@ def test_one_wrong_row_is_detected(workload, kind):
     way = next(w for w in WAYS if w.kind == kind)
 
     class OneRowOff(contestants.PerTable):
-        def seen(self, table, ids):
-            rows = super().seen(table, ids)
+        def read_rows(self, table, ids):
+            rows = super().read_rows(table, ids)
             rows[len(rows) // 2] += 0.01
             return rows
 
@@ -172,7 +172,9 @@ def test_peers_that_do_not_fit_into_memory_together_come_in_waves(workload, monk
 
 
 def test_a_failure_of_ours_is_a_result(workload, monkeypatch):
-    monkeypatch.setattr(penstock_adapter.Update, "seen", lambda self, table, ids: np.zeros((len(ids), 8), np.float32))
+    monkeypatch.setattr(
+        penstock_adapter.Update, "read_rows", lambda self, table, ids: np.zeros((len(ids), 8), np.float32)
+    )
     settings = compare.Settings(1, 2, [], lambda event, **values: None)
     run = compare.measure(cases.Point("w1/sgd", "sgd", workload), workload.steps(), None, settings)
     assert run["sides"] == {}

@@ -93,7 +93,7 @@ def test_the_table_of_the_turnover_evicts_and_the_other_one_has_room():
     assert sides[1].num_evicted == 0
     # The same steps: keys that none of them evicted lately have the same rows.
     newest = np.arange(46_875 + 29 * 500, 46_875 + 30 * 500)
-    assert np.array_equal(*(side.seen("table", newest) for side in sides))
+    assert np.array_equal(*(side.read_rows("table", newest) for side in sides))
 
 
 def test_half_of_the_keys_of_each_batch_of_the_stream_are_new():

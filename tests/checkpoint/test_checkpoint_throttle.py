@@ -21,7 +21,7 @@ def worker():
 
         def work():
             for piece in range(pieces):
-                pace.worked(1.0 if piece else 0.0)
+                pace.add_work(1.0 if piece else 0.0)
                 done.append(piece)
 
         thread = threading.Thread(target=work)

@@ -20,7 +20,7 @@ from faults.signals import Harness, catches
 from ipc import stream
 from limits import HANG_S, until
 
-from penstock.cli.terminal.output import ProgressLine, progress_text
+from penstock.cli.output import ProgressLine, progress_text
 from penstock.gate import Gate
 from penstock.stats import Counters
 

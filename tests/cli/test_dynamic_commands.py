@@ -11,7 +11,7 @@ from dynamic import ALL_POLICIES, churning_steps, config_of, engine_of, log_of, 
 from ipc import write
 
 import penstock as ps
-from penstock.cli.terminal.output import size_text
+from penstock.cli.output import size_text
 
 SETTINGS = "min_count 2, expire_after 9, evict lru"
 

@@ -13,7 +13,7 @@ from ipc import write
 from penstock.cli import main
 from penstock.cli.pages.html_report import covered, frequencies
 from penstock.cli.pages.id_statistics import IdUses
-from penstock.plots.svg import Axis, Bar, bars, lines, short
+from penstock.svg import Axis, Bar, bars, lines, short
 
 CONFIG = table(rate="dynamic { tag: 0 }") + "mode: TRAINING\n"
 

@@ -29,7 +29,7 @@ def test_dropped_plans_leave_no_trace():
 
 def test_any_64_bits_are_a_key_and_rows_stay_with_their_keys():
     directory = Directory(5, 0, "t")
-    rows = opened(directory, EDGES, 0).found
+    rows = opened(directory, EDGES, 0).key_rows
     assert sorted(rows.tolist()) == [0, 1, 2, 3, 4]
     assert directory.rows(int64(EDGES)).tolist() == rows.tolist()
     assert directory.keys(rows.astype(np.int64)).tolist() == EDGES

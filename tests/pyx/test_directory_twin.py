@@ -53,7 +53,7 @@ class Pair:
         assert sorted(plan.keys[plan.fresh].tolist()) == sorted(admitted)
         assert removals(plan) == removed
         assert plan.num_rejected == rejected
-        found = plan.found[plan.found >= 0]
+        found = plan.key_rows[plan.key_rows >= 0]
         assert len(set(found.tolist())) == len(found)
         assert before + plan.num_admitted - plan.num_expired - plan.num_evicted == len(self.directory)
         return plan

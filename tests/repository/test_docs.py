@@ -16,9 +16,9 @@ from scripts import loaded
 from services import frame, service_of
 
 import penstock
+from penstock.cli.command_line import parse
 from penstock.cli.doctor import OPTIONAL
 from penstock.cli.main import COMMANDS, main, parser
-from penstock.cli.terminal.command_line import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [

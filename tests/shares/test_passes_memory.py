@@ -10,7 +10,7 @@ from collections import namedtuple
 import pytest
 
 import penstock as ps
-from penstock.shares.passes import memory
+from penstock.shares import memory
 
 GB, MB = 10**9, 10**6
 Usage = namedtuple("Usage", "total used free")

@@ -12,7 +12,7 @@ import pytest
 from limits import HANG_S, until
 from services import free_port
 
-from penstock.io.brokers.broker_partition import Kept, Message, Partition
+from penstock.io.brokers.broker_partition import Message, Partition, RetainedRange
 
 
 def message_of(batch, *more):
@@ -142,9 +142,9 @@ class Scripted(Partition):
     def place(self, number):
         return f"{self.description}, offset {number - 1}"
 
-    def kept(self):
+    def retained_range(self):
         self._may_fail()
-        return Kept(self.low, max(self.numbers, default=self.low - 1))
+        return RetainedRange(self.low, max(self.numbers, default=self.low - 1))
 
     def seek(self, number):
         self._may_fail()

@@ -2,7 +2,7 @@
 
 # Library → the packages and modules below penstock that may import it when they are loaded.
 ALLOWED = {
-    "jax": {"bench", "bridge", "cli.terminal.command_line", "functional", "updates.optax_transforms"},
+    "jax": {"bench", "bridge", "cli.command_line", "functional", "updates.optax_transforms"},
     "jaxlib": set(),
     "pyarrow": {"activations.inputs", "bench", "cli", "dataflow", "filesystem.file_stores", "io", "run"}
     | {"service", "shares", "table_access"},
@@ -27,5 +27,5 @@ engine   table_access   run   lockstep   deltas   checkpoint   telemetry   plann
 core   tables   io
 options   activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads
-frames   validation   flag_values   lineage   filesystem   plots   updates   caching   pyx   interrupts   errors
+frames   validation   flag_values   lineage   filesystem   svg   updates   row_cache   pyx   interrupts   errors
 """

@@ -58,7 +58,7 @@ class LocalJob:
         left = 10**9 if limit is None else limit
         while some := [frame for _, frame in zip(range(min(self.frames_per_block, left)), frames, strict=False)]:
             left -= len(some)
-            block = self.router.block(some)
+            block = self.router.block([frame for _, frame in some])
             for engine, batch in zip(self.engines, block.batches, strict=True):
                 for frame in frames_of(block.heads, batch, dims):
                     engine.core.push(frame, rates, counters)

@@ -139,10 +139,10 @@ def _body(rule: UpdateRule, line: Line, lines: Any, count: Any, numbers: Any, wo
     pl.when(block < last)(lambda: start(block + 1, there, copies_in))
     wait(block, here, copies_in)
     pl.when(block > 1)(lambda: wait(block - 2, here, copies_out))
-    planes = line.joined([rows[here, :, strip] for rows in fetched for strip in range(rows.shape[2])])
+    planes = line.join_strips([rows[here, :, strip] for rows in fetched for strip in range(rows.shape[2])])
     ops = Ops(jnp, partial(_rounded, numbers[1]))
     lr = jax.lax.bitcast_convert_type(numbers[0], jnp.float32)
-    new = iter(line.cut(updated(ops, rule, line, lr, line.received(words[...]), planes)))
+    new = iter(line.strips_of(updated(ops, rule, line, lr, line.received(words[...]), planes)))
     for rows in updated_:
         for strip in range(rows.shape[2]):
             rows[here, :, strip] = next(new)

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 import penstock
-from penstock.cli.terminal.output import count, input_text, size_text, writing
+from penstock.cli.output import count, input_text, size_text, writing
 from penstock.errors import MOST_LISTED
-from penstock.plots.svg import MAX_LEGEND, Bar, Points, bars, lines, short
 from penstock.sampling import Hot, Moment, thinned
 from penstock.stats import Report, TableReport
+from penstock.svg import MAX_LEGEND, Bar, Points, bars, lines, short
 
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;color:#1f2933;background:#f7f9fb;max-width:72rem;margin:0 auto;
 padding:1rem}h1{font-size:1.4rem}h2{font-size:1rem;margin:0}p{margin:.2rem 0}p.note{color:#7b8794;font-size:.85rem}

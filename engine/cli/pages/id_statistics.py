@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from penstock.cli.output import count
 from penstock.cli.pages.html_report import covered, frequencies, table
-from penstock.cli.terminal.output import count
-from penstock.plots.svg import MAX_LEGEND, Points, lines
 from penstock.pyx.id_table import IdTable
+from penstock.svg import MAX_LEGEND, Points, lines
 
 MAX_POINTS = 400
 
@@ -52,23 +52,23 @@ def use_sections(uses: Mapping[str, IdUses]) -> Iterator[tuple[str, str, str]]:
     names = sorted(uses, key=lambda name: -int(uses[name].times.sum()))
     shown = {name: uses[name] for name in names[:MAX_LEGEND]}
 
-    def drawn(points: Mapping[str, Points], x: str, y: str, log: bool) -> str:
+    def plot(points: Mapping[str, Points], x: str, y: str, log: bool) -> str:
         return lines(points, x, y, log_x=log, log_y=log)
 
     yield (
         "How often ids come",
         "share of the table's rows by the id's rank, both logarithmic: a straight line is a power law",
-        drawn({name: frequencies(id_uses.times) for name, id_uses in shown.items()}, "rank", "share of rows", True),
+        plot({name: frequencies(id_uses.times) for name, id_uses in shown.items()}, "rank", "share of rows", True),
     )
     yield (
         "What the hottest ids make up",
         "the share of all rows that the most frequent ids have together",
-        drawn({name: covered(id_uses.times) for name, id_uses in shown.items()}, "hottest ids, %", "of rows, %", False),
+        plot({name: covered(id_uses.times) for name, id_uses in shown.items()}, "hottest ids, %", "of rows, %", False),
     )
     yield (
         "How many new ids keep coming",
         "distinct ids over rows read: where it bends, what comes has mostly been seen",
-        drawn(
+        plot(
             {name: [(0.0, 0.0), *id_uses.growth] for name, id_uses in shown.items()}, "rows read", "distinct ids", False
         ),
     )

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.accumulators.frame_gate import FrameGate
+from penstock.cli.output import writing
 from penstock.cli.pages.html_report import run_sections, write_page
 from penstock.cli.pages.http_server import HTML, JSON, PLAIN, TEXT, PageAccess, Server, address_of
-from penstock.cli.terminal.output import writing
 from penstock.config.id_ranges import ANY_UINT64
 from penstock.engine import Engine
 from penstock.sampling import thinned

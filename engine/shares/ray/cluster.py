@@ -179,10 +179,10 @@ class Actors:
             except errors.RayTaskError as error:
                 cause = getattr(error, "cause", None)
                 if isinstance(cause, errors.RayError):
-                    raise self._lost(cause) from None
+                    raise self._lost_error(cause) from None
                 raise
             except errors.RayError as error:
-                raise self._lost(error) from None
+                raise self._lost_error(error) from None
 
     def begin(self, calls: Callable[[], list[Any]]) -> list[Any]:
         """Return the results of calls that create the state of actors, again until those that died are back.
@@ -208,7 +208,7 @@ class Actors:
                     raise PeerError(f"the job could not begin: {failure}") from None
                 time.sleep(_PAUSE_S)
 
-    def _lost(self, error: BaseException) -> LostError:
+    def _lost_error(self, error: BaseException) -> LostError:
         if name := self._names.get(getattr(error, "actor_id", None) or ""):
             return LostError(f"{name} died or cannot be reached")
         if isinstance(error, self._ray.exceptions.ObjectLostError):

@@ -20,6 +20,7 @@ from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.errors import CapacityError, StateError, UsageError
 from penstock.metrics import measured
+from penstock.options import JOB_CONCERNS, Options
 from penstock.shares.joined_deltas import JoinedDeltas
 from penstock.shares.ray.cluster import Actors, LostError
 from penstock.shares.ray.job_metrics import JobMetrics
@@ -34,6 +35,10 @@ AHEAD = 2
 IN_FLIGHT = 2
 # The bytes that a block should have per owner, and the most rounds: each block costs Ray a task per reader and owner.
 BLOCK_BYTES, MOST_ROUNDS, GROWTH = 16 << 20, 256, 4
+
+
+class JobOptions(Options, concerns=JOB_CONCERNS, mode="job"):
+    """How a job runs: what its engines, its readers and its driver need. ``Job`` documents every option."""
 
 
 @dataclass
@@ -57,9 +62,7 @@ class Driver:
 
     actors : readers and owners, whatever state they have
     commit : to begin with, the newest of ``folder``; None: begin at the start, with the tables of ``init``
-    rounds : of a block; None: as many as have about BLOCK_BYTES per owner
-    every, keep, limit, flush : as in ``Engine.run``
-    deltas : joins those of the owners; None: none are wanted
+    options : of the job
     metrics : of the job; None: none are wanted
 
     positions : in the sources; counters : of this attempt; committed : those of them at its last commit
@@ -71,20 +74,13 @@ class Driver:
         actors: Actors,
         folder: Folder | None,
         commit: Commit | None,
-        *,
+        options: JobOptions,
         num_sources: int,
-        init: str | None,
-        rounds: int | None,
-        every: int | None,
-        keep: int,
-        limit: int | None,
-        flush: bool,
         progress: Callable[[Counters, int], None] | None,
         metrics: JobMetrics | None,
     ) -> None:
         self._actors, self._folder, self._commit = actors, folder, commit
-        self._rounds, self._every, self._keep, self._limit, self._flush = rounds, every, keep, limit, flush
-        self._progress, self._metrics = progress, metrics
+        self._options, self._progress, self._metrics = options, progress, metrics
         self._read_s = 0.0
         self._fractions: dict[int, float | None] = dict.fromkeys(range(num_sources), 0.0)
         self.counters, self.first_bad = Counters(), dict[str, str]()
@@ -94,7 +90,7 @@ class Driver:
         self.error: BaseException | None = None
         self._attempt = secrets.token_hex(4)
         address, number = (None, None) if commit is None else (folder.files.address, commit.number)  # type: ignore[union-attr]
-        begun: list[Begun] = self._all(lambda: [o.begin.remote(address, number, init) for o in actors.owners])
+        begun: list[Begun] = self._all(lambda: [o.begin.remote(address, number, options.init) for o in actors.owners])
         self.global_step, self.changed_step = begun[0].global_step, max(owner.changed_step for owner in begun)
         self._step, self._frames_before = self.global_step, begun[0].num_frames
         saved = begun[0].positions
@@ -117,9 +113,9 @@ class Driver:
             for entry, old in zip(self.positions.entries, before.entries, strict=False):
                 entry.frames, entry.digest = old.frames, old.digest
         self.num_skipped = self.positions.num_frames
-        if limit is not None and limit < self.num_skipped:
+        if options.limit is not None and options.limit < self.num_skipped:
             raise UsageError(
-                f"limit: the checkpoint holds {self.num_skipped} frames already, which is more than {limit}"
+                f"limit: the checkpoint holds {self.num_skipped} frames already, which is more than {options.limit}"
             )
         self._stale_before = self.positions.stale_rows
 
@@ -168,7 +164,7 @@ class Driver:
         if any(part.contents["counters"]["frames"] != self._frames_before + self.counters.frames for part in parts):
             raise StateError("an interrupt came between two frames of a block; the last commit counts")
         contents = {"positions": self.positions.get_state(), **self._counted.commit()}
-        self._commit = join_parts(self._folder, number, parts, contents, self._keep)
+        self._commit = join_parts(self._folder, number, parts, contents, self._options.keep)
         self._step, self.committed, self.has_committed = self.global_step, self.counters, True
 
     # ---- blocks
@@ -176,7 +172,9 @@ class Driver:
     def _read(self) -> Any:
         """Yield blocks that owners have been asked to apply."""
         actors, shares = self._actors, len(self._actors.owners)
-        stop, left, rounds = max((e.frames for e in self.positions.entries), default=0), self._left(), self._rounds or 1
+        limit, rounds = self._options.limit, self._options.rounds_per_block or 1
+        stop = max((entry.frames for entry in self.positions.entries), default=0)
+        left = None if limit is None else limit - self.num_skipped
         ahead = deque[tuple[int, list[Any]]]()
         while True:
             while len(ahead) < AHEAD:
@@ -184,12 +182,12 @@ class Driver:
                 ahead.append((rounds, [r.block.options(num_returns=2 + shares).remote(stop) for r in actors.readers]))
             asked, refs = ahead.popleft()
             parts: list[ReaderPart] = actors.get([ref[0] for ref in refs])
-            if self._rounds is None:
+            if self._options.rounds_per_block is None:
                 num_bytes = max(1, sum(part.num_bytes for part in parts))
                 rounds = max(1, min(asked * shares * BLOCK_BYTES // num_bytes, asked * GROWTH, MOST_ROUNDS))
             block = self._block(parts, left)
             left = None if left is None else left - len(block.frames)
-            flush = self._flush and block.is_last and block.error is None
+            flush = self._options.flush and block.is_last and block.error is None
             heads = [ref[1] for ref in refs]
             block.refs = [
                 owner.apply.remote(block.stop, flush, *heads, *(ref[2 + rank] for ref in refs))
@@ -200,9 +198,6 @@ class Driver:
             yield block
             if block.is_last:
                 return
-
-    def _left(self) -> int | None:
-        return None if self._limit is None else self._limit - self.num_skipped
 
     def _block(self, parts: list[ReaderPart], left: int | None) -> JobBlock:
         """Return a block, which ends early at the first error or at the limit."""
@@ -254,7 +249,8 @@ class Driver:
             self._progress(self.counters, self.global_step)
 
     def _is_due(self) -> bool:
-        return self._every is not None and self.global_step - self._step >= self._every
+        every = self._options.every
+        return every is not None and self.global_step - self._step >= every
 
     # ---- metrics
 

@@ -19,12 +19,12 @@ from penstock.io.decoding.reader import ReadOptions
 from penstock.io.storage.delta_sink import open_deltas
 from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.learning_rates import LearningRates
-from penstock.options import JOB_CONCERNS, KEEP, Options, with_keywords
+from penstock.options import JOB_CONCERNS, KEEP, with_keywords
 from penstock.shares import WholeTables
 from penstock.shares.joined_deltas import JoinedDeltas
 from penstock.shares.joined_reports import joined_problems, joined_tables, joined_variants
 from penstock.shares.ray.cluster import Actors, LostError, RemoteTables, started, with_accelerator
-from penstock.shares.ray.driver import Driver
+from penstock.shares.ray.driver import Driver, JobOptions
 from penstock.shares.ray.job_metrics import JobMetrics
 from penstock.shares.ray.owners import Ended
 from penstock.stats import Counters, Report
@@ -34,10 +34,6 @@ log = logging.getLogger("penstock")
 
 # LostErrors in a row without a commit between them, after which a job ends.
 MOST_FAILURES = 10
-
-
-class JobOptions(Options, concerns=JOB_CONCERNS, mode="job"):
-    """How a job runs: what its engines, its readers and its driver need. ``Job`` documents every option."""
 
 
 class Job:
@@ -69,15 +65,15 @@ class Job:
         whole("shares", options.shares, 1)
         self._num_readers = min(len(self._sources), options.shares if options.readers is None else options.readers)
         whole("readers", self._num_readers, 1)
-        if options.rounds_per_block is not None:
-            whole("rounds_per_block", options.rounds_per_block, 1)
+        for name, least in (("rounds_per_block", 1), ("every", 1), ("limit", 0)):
+            if getattr(options, name) is not None:
+                whole(name, getattr(options, name), least)
         self._owner_options = with_accelerator(options.owner_options or {}, options.accelerator)
-        self._reduction = checked_reduction(config, None, options.reduction)
-        self._every = None if options.every is None else whole("every", options.every, 1)
+        checked_reduction(config, None, options.reduction)
         if options.checkpoint is None and (options.every is not None or options.resume):
             raise UsageError("every, resume: name a folder for commits, with checkpoint=")
-        self._limit = None if options.limit is None else whole("limit", options.limit, 0)
-        self._max_stale = None if options.max_stale is None else share("max_stale", options.max_stale)
+        if options.max_stale is not None:
+            share("max_stale", options.max_stale)
         mode, self._quarantine = parse_on_bad_row(options.on_bad_row)
         rates = LearningRates(config.num_tags, options.learning_rates, config.schedules)
         self._read = ReadOptions.of_config(config, vars(options), on_bad_row=mode, rates_needed=rates.missing)
@@ -148,7 +144,7 @@ class Job:
         while True:
             driver: Driver | None = None
             try:
-                driver = self._driver(actors, folder, commit)
+                driver = Driver(actors, folder, commit, options, len(self._sources), self.progress, self._metrics)
                 skipped = driver.num_skipped if skipped is None else skipped
                 if self._metrics is not None:
                     self._metrics.before, self._metrics.num_skipped = before, skipped
@@ -168,23 +164,6 @@ class Job:
                 place = "the start" if commit is None else f"commit {commit.number}"
                 log.warning("%s; the job continues from %s", failure, place)
 
-    def _driver(self, actors: Actors, folder: Folder | None, commit: Commit | None) -> Driver:
-        options = self.options
-        return Driver(
-            actors,
-            folder,
-            commit,
-            num_sources=len(self._sources),
-            init=options.init,
-            rounds=options.rounds_per_block,
-            every=self._every,
-            keep=options.keep,
-            limit=self._limit,
-            flush=options.flush,
-            progress=self.progress,
-            metrics=self._metrics,
-        )
-
     def _attempt(
         self,
         driver: Driver,
@@ -197,11 +176,11 @@ class Job:
         options, joined, opened = self.options, None, None
         if self._delta_options is not None:
             joined = JoinedDeltas(self._config.tables, self._delta_options, driver.changed_step)
-            opened = partial(_opened, options.deltas, joined, driver.changed_step)
+            opened = partial(open_deltas, options.deltas, joined.schema, driver.changed_step)
         is_committed = None if folder is None else lambda: driver.has_committed
         with counted.opened(self._quarantine, opened, commit is not None, True, is_committed) as files:
             ended = driver.run(files, counted, joined)
-        driver.positions.check_stale(self._max_stale)
+        driver.positions.check_stale(options.max_stale)
         state_hash = None
         if options.state_hash or options.out is not None:
             tables = WholeTables(self._config, [RemoteTables(actors, rank) for rank in range(options.shares)])
@@ -244,10 +223,6 @@ def _locked(folder: Folder | None) -> Any:
         yield
     finally:
         folder.unlock()
-
-
-def _opened(target: Any, joined: JoinedDeltas, step: int, committed: Any, is_committed: Any) -> Any:
-    return open_deltas(target, joined.schema, step, committed, is_committed)
 
 
 def _unverified(checksums: set[bool]) -> str:

@@ -14,7 +14,7 @@ from penstock.errors import PenstockError, UsageError
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.seekable_source import SeekableSource
-from penstock.shares import Head, Router
+from penstock.shares import Router
 
 # The place of a frame in the order of a job: its round, then the number of its source.
 Place = tuple[int, int]
@@ -115,9 +115,9 @@ class Reader:
             part.checksums |= reader.checksums
             part.first_bad.update(reader.first_bad)
             reader.first_bad.clear()
-        heads, batches = self._router.block([(place[1], frame) for place, frame in frames])
+        heads, batches = self._router.block([frame for _, frame in frames])
         part.num_bytes, part.read_s = sum(batch.nbytes for batch in batches), time.perf_counter() - began_s
-        placed: list[tuple[Place, Head]] = [(place, head) for (place, _), head in zip(frames, heads, strict=True)]
+        placed = [(place, head) for (place, _), head in zip(frames, heads, strict=True)]
         return part, placed, *batches
 
     def _rounds(self, stop: int, part: ReaderPart) -> Iterator[tuple[Place, Frame]]:

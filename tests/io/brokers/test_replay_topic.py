@@ -11,7 +11,7 @@ from services import client_of, config_of, frame, replayed, service_of
 import penstock as ps
 from penstock.checkpoint.store import Folder
 from penstock.errors import InputError, StateError
-from penstock.io.brokers.broker_partition import Kept, Message, Partition
+from penstock.io.brokers.broker_partition import Message, Partition, RetainedRange
 from penstock.io.brokers.nats_stream import NatsStream
 from penstock.io.brokers.partition_source import PartitionSource
 from penstock.io.log import LogWriter
@@ -176,8 +176,8 @@ class Kept9(Partition):
     def place(self, number):
         return f"{self.description}, offset {number - 1}"
 
-    def kept(self):
-        return Kept(1, len(self.messages))
+    def retained_range(self):
+        return RetainedRange(1, len(self.messages))
 
     def seek(self, number):
         self.next = number

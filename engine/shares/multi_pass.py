@@ -32,10 +32,10 @@ from penstock.options import PASS_CONCERNS, Options, ReadingKeywords, options_of
 from penstock.shares import WholeTables
 from penstock.shares.joined_deltas import JoinedDeltas
 from penstock.shares.joined_reports import joined_tables
-from penstock.shares.passes.mapped_rows import mapped_tables
-from penstock.shares.passes.memory import check_disk, num_passes
-from penstock.shares.passes.part_deltas import merged
-from penstock.shares.passes.pass_folder import PassFolder
+from penstock.shares.mapped_rows import mapped_tables
+from penstock.shares.part_deltas import merged
+from penstock.shares.pass_folder import PassFolder
+from penstock.shares.pass_memory import check_disk, num_passes
 from penstock.stats import Report, TableReport
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.terminal.output import Output, cache_texts, count, frames_text, input_text, keys_texts, place_text
+from penstock.cli.output import Output, cache_texts, count, frames_text, input_text, keys_texts, place_text
 from penstock.errors import MOST_LISTED
 from penstock.stats import Report, TableReport
 

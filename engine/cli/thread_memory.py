@@ -11,7 +11,7 @@ import os
 import resource
 
 from penstock.errors import CapacityError
-from penstock.shares.passes.memory import status_bytes
+from penstock.shares.pass_memory import status_bytes
 
 MB = 10**6
 

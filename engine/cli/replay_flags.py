@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.store import PASSES, Folder
-from penstock.cli.terminal.command_line import MODE_FLAGS, check_mode, check_sources, columns_of, learning_rates_of
-from penstock.cli.terminal.output import check_writable, place_text
+from penstock.cli.command_line import MODE_FLAGS, check_mode, check_sources, columns_of, learning_rates_of
+from penstock.cli.output import check_writable, place_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError
@@ -19,7 +19,7 @@ from penstock.io.storage import quarantine
 from penstock.io.storage.delta_sink import check_new, is_stream
 from penstock.learning_rates import check_given
 from penstock.options import DeltaKeywords, options_of
-from penstock.shares.passes.pass_folder import PassFolder
+from penstock.shares.pass_folder import PassFolder
 
 
 def deltas_of(args: argparse.Namespace, mode: str) -> dict[str, Any]:

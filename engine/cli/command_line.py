@@ -16,8 +16,8 @@ from penstock.options import options_of
 K = TypeVar("K")
 V = TypeVar("V")
 
-# One module per command, named after it, with add(subparsers) and run(args) -> exit code. The summaries are here, so
-# that ``penstock --help`` loads none of them.
+# One module per command, named after it, with add(parser), run(args) -> exit code and an EXAMPLE. The summaries are
+# here, so that ``penstock --help`` loads none of them.
 COMMANDS = {
     "demo": "make a small log with a known answer, replay it and check the result",
     "replay": "apply a gradient log to the tables of a configuration",
@@ -86,19 +86,19 @@ def _near_word(word: str, candidates: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def add_command(commands: Any, name: str, run: Callable[[Any], int], example: str) -> Parser:
-    """Add and return a command's parser, with ``--json`` and an example under ``--help``."""
+def add_command(commands: Any, name: str, module: Any) -> None:
+    """Add a command's parser, with ``--json`` and an example under ``--help``."""
     summary = COMMANDS[name]
     command: Parser = commands.add_parser(
         name,
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"example:\n  {example}",
+        epilog=f"example:\n  {module.EXAMPLE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("--json", action="store_true", help="one JSON object on stdout; text goes to stderr")
-    command.set_defaults(run=run)
-    return command
+    command.set_defaults(run=module.run)
+    module.add(command)
 
 
 def add_flags(command: Parser, *modes: str) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def make_devices(count: int | None) -> Any:
     Loads jax. Raise UsageError if there are fewer devices, or jax finds no device that it may use; CapacityError if
     the limits of memory leave no room for its threads.
     """
-    from penstock.cli.terminal.thread_memory import check_thread_memory
+    from penstock.cli.thread_memory import check_thread_memory
 
     check_thread_memory(count)
     import jax

@@ -1,1 +1,0 @@
-"""Which rows of a cached table are on the device."""

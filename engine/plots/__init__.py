@@ -1,1 +1,0 @@
-"""Plots of the pages that commands and the bench write."""
