@@ -2,8 +2,8 @@
 
 import jax
 import numpy as np
-import pyarrow as pa
 import pytest
+from batches import batch, lists
 from deltas import bytes_of
 
 import penstock as ps
@@ -44,16 +44,7 @@ def log_of(frames=10, rows=120):
         for number, name in enumerate(OPTIMIZERS):
             ids = rng.integers(0, 2000 if name == "keyed" else 600, rows)
             grads = rng.standard_normal((rows, 3 + 5 * number)).astype(np.float32)
-            batches.append(
-                pa.record_batch(
-                    {
-                        "table": pa.array([name] * rows),
-                        "step": pa.array([step] * rows),
-                        "id": pa.array(ids),
-                        "gradient": pa.array(list(grads), pa.list_(pa.float32())),
-                    }
-                )
-            )
+            batches.append(batch(ids, table=name, step=step, gradient=lists(grads)))
     return batches
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from engines import batch
+from batches import batch
 from foreseen import Uses, batches, config_of
 from ipc import log, stream
 
@@ -73,8 +73,8 @@ def test_bad_rows_are_dropped_ahead_too_and_counted_when_their_frame_is_applied(
     def bad():
         for number, one in enumerate(batches(20)):
             if number % 4 == 2:
-                yield batch([7, 600, 8], step=one["step"][0].as_py(), table="far", contributor=["w0"] * 3)
-                yield batch([7, 9], step=one["step"][0].as_py(), table="near", value=np.nan, contributor=["w0"] * 2)
+                yield batch([7, 600, 8], step=one["step"][0].as_py(), table="far", contributor="w0")
+                yield batch([7, 9], step=one["step"][0].as_py(), table="near", values=np.nan, contributor="w0")
             yield one
 
     counts = []
@@ -92,7 +92,7 @@ def test_bad_rows_are_dropped_ahead_too_and_counted_when_their_frame_is_applied(
 
 def test_an_error_ahead_ends_the_run_when_the_frames_before_it_are_applied(monkeypatch, tmp_path):
     found = list(batches(10))
-    found[-3] = batch([9999], step=found[-3]["step"][0].as_py(), table="far", contributor=["w0"])
+    found[-3] = batch([9999], step=found[-3]["step"][0].as_py(), table="far", contributor="w0")
     hashes, frames = [], []
     for is_ahead in (False, True):
         engine = ps.Engine(config_of())

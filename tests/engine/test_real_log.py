@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
+from batches import batch
 from oracle import adagrad, coalesce
 
 from penstock.config.embedding import EmbeddingConfig
@@ -68,15 +69,9 @@ def test_every_step_equals_a_plain_numpy_loop_row_for_row(log, num_required, red
 
 def batch_of(step, frame):
     """One frame as a record batch, from the oracle's lists."""
-    rows = [(table, i, g) for table, rows in frame.items() for i, g in rows]
-    return pa.record_batch(
-        {
-            "step": pa.array([step] * len(rows), pa.int64()),
-            "table": pa.array([table for table, _, _ in rows]),
-            "id": pa.array([i for _, i, _ in rows]),
-            "gradient": pa.array([g.tolist() for _, _, g in rows], pa.list_(pa.float32(), DIM)),
-        }
-    )
+    tables = [table for table, rows in frame.items() for _ in rows]
+    ids, values = zip(*(row for rows in frame.values() for row in rows), strict=True)
+    return batch(ids, values, step=step, table=tables)
 
 
 def spy_on_steps(engine):

@@ -1,7 +1,7 @@
 """What the tests of cached tables share: tables of every kind, a log for them, and placements of every size."""
 
 import numpy as np
-import pyarrow as pa
+from batches import batch, lists
 
 import penstock as ps
 
@@ -58,19 +58,8 @@ def log_of(steps=5, workers=2, rows=40, names=tuple(DIMS)):
         rng = np.random.default_rng([step, worker])
         for name in names:
             ids = (rng.zipf(1.2, rows) + 7 * step) % (ROWS if name != "keyed" else 2000)
-            batches.append(
-                pa.record_batch(
-                    {
-                        "table": pa.array([name] * rows),
-                        "step": pa.array([step] * rows),
-                        "contributor": pa.array([f"w{worker}"] * rows),
-                        "id": pa.array(ids),
-                        "gradient": pa.array(
-                            list(rng.standard_normal((rows, DIMS[name])).astype(np.float32)), pa.list_(pa.float32())
-                        ),
-                    }
-                )
-            )
+            gradient = lists(rng.standard_normal((rows, DIMS[name])).astype(np.float32))
+            batches.append(batch(ids, table=name, step=step, contributor=f"w{worker}", gradient=gradient))
     return batches
 
 

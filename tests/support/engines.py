@@ -4,7 +4,6 @@ import hashlib
 import struct
 
 import numpy as np
-import pyarrow as pa
 
 import penstock as ps
 
@@ -25,18 +24,6 @@ def zeroed(engine, dim=2, rows=10):
 
 def frame(ids, value=1.0, dim=2):
     return np.array(ids), np.full((len(ids), dim), value, np.float32)
-
-
-def batch(ids, step=None, table=None, value=1.0, dim=2, **columns):
-    columns = {
-        "id": pa.array(ids, pa.int64()),
-        "gradient": pa.array([[value] * dim] * len(ids), pa.list_(pa.float32(), dim)),
-    } | columns
-    if step is not None:
-        columns["step"] = pa.array([step] * len(ids), pa.int64())
-    if table is not None:
-        columns["table"] = pa.array([table] * len(ids))
-    return pa.record_batch(columns)
 
 
 def parts_of(engine, name="t"):

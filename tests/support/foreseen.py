@@ -1,7 +1,7 @@
 """A configuration with tables that look ahead, and the record of what they are told of the future."""
 
 import numpy as np
-from engines import batch
+from batches import batch
 
 import penstock as ps
 
@@ -30,7 +30,7 @@ def batches(num_steps=12, workers=1, seed=0):
             late = 3 * (worker > 0 and worker == workers - 1 and step % 5 == 4)
             for name in np.array(list(SETS))[rng.random(len(SETS)) < 0.7]:
                 ids = rng.integers(0, 500, rng.integers(1, 30))
-                yield batch(ids, step=step - late, table=name, contributor=[f"w{worker}"] * len(ids))
+                yield batch(ids, step=step - late, table=name, contributor=f"w{worker}")
 
 
 class Uses:
