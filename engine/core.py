@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -56,7 +56,7 @@ class StepObserver:
 class EngineCore:
     """The tables of an engine and the only path of a gradient into them.
 
-    tables : on the devices
+    tables : on the devices; pipeline : sums the frames of a step
     reduction : "mean" or "sum"
     num_required : frames that open the gate; None: the configuration's, else 1
 
@@ -71,10 +71,10 @@ class EngineCore:
         self,
         config: EmbeddingConfig,
         tables: TableSet,
-        num_required: int | None = None,
-        reduction: str = "mean",
-        seed: int = 0,
-        threads: int | None = None,
+        pipeline: Pipeline,
+        num_required: int | None,
+        reduction: str,
+        seed: int,
     ) -> None:
         self.config, self.tables, self.reduction, self.seed = config, tables, reduction, seed
         self.failed: str | None = None
@@ -82,23 +82,11 @@ class EngineCore:
         self.last_rates: tuple[float, ...] | None = None
         self.changed_step, self.counters = 0, Counters()
         self._observers: list[ref[StepObserver]] = []
-        stores = {
-            name: TableStore(
-                spec.vocabulary_size if spec.dynamic is None else None,
-                spec.dim,
-                accumulate=spec.accumulate,
-                mean=reduction == "mean",
-                is_share=tables.is_share,
-                count_frames=spec.dynamic is not None and spec.dynamic.count == "frames",
-                count_rows=spec.dynamic is not None and spec.dynamic.counts_rows,
-            )
-            for name, spec in tables.specs_here.items()
-        }
         self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
         self.gate.open_into(self._step)
         if tables.dynamic:
             self.gate.steps = range(MAX_TIME + 1)
-        self.pipeline = Pipeline(stores, threads)
+        self.pipeline = pipeline
         tables.dynamic.run_on(self.pipeline.team.run)
         # Of the next step: the learning rate of every tag, and the counters of its run.
         self._opening: tuple[tuple[float, ...], Counters] = ((), self.counters)
@@ -184,10 +172,6 @@ class EngineCore:
             self._opening = rates.at(self.global_step, self.pipeline.last_rates), counters
             with self._whole():
                 return self.gate.open_early()
-
-    def in_lockstep(self, frames: Any = None, rates: Any = None, counters: Any = None) -> AbstractContextManager[Any]:
-        """Return a context that yields ``frames``. Several processes raise the error of one, and end together."""
-        return nullcontext(frames)
 
     def start_counting(self) -> None:
         """Reset the counts of rows and distinct ids of every table."""
@@ -286,6 +270,22 @@ class EngineCore:
         if dynamic:
             dynamic.forget_changes()
         self.last_rates, counters.steps = rates, counters.steps + 1
+
+
+def stores_of(tables: TableSet, mean: bool) -> dict[str, TableStore]:
+    """Return the stores of the rows of tables that are here. mean : divide sums by the number of frames"""
+    return {
+        name: TableStore(
+            spec.vocabulary_size if spec.dynamic is None else None,
+            spec.dim,
+            accumulate=spec.accumulate,
+            mean=mean,
+            is_share=tables.is_share,
+            count_frames=spec.dynamic is not None and spec.dynamic.count == "frames",
+            count_rows=spec.dynamic is not None and spec.dynamic.counts_rows,
+        )
+        for name, spec in tables.specs_here.items()
+    }
 
 
 def checked_reduction(config: Any, mesh: Any, reduction: str | None) -> str:

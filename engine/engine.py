@@ -18,7 +18,7 @@ from penstock.errors import listed
 from penstock.frames import Contributor, time_given
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.learning_rates import Rates
-from penstock.lockstep import core_of
+from penstock.lockstep import create_core, sharing_errors
 from penstock.options import RUN, AnyPath, RunKeywords, StageKeywords, with_defaults, with_keywords
 from penstock.run import RunOptions, SourceRun
 from penstock.stats import Report
@@ -70,7 +70,7 @@ class Engine(TableAccess, ActivationAccess):
         self.config, self.seed = config, whole("seed", seed)
         num_required = None if num_required is None else whole("num_required", num_required, 1)
         tables = TableSet(config, mesh, self.seed, num_threads(threads), share, variant)
-        self.core = core_of(tables)(config, tables, num_required, self.reduction, self.seed, threads)
+        self.core = create_core(config, tables, num_required, self.reduction, self.seed, threads)
         # The first observer is the innermost: telemetry times the step alone.
         self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.ids)
         self.core.observe(self.watch)
@@ -104,7 +104,7 @@ class Engine(TableAccess, ActivationAccess):
         """
         values = with_defaults("Engine.run", "run", RUN, keywords)
         options = RunOptions.among(values)
-        with self.core.in_lockstep():
+        with sharing_errors(self.core):
             if values["deltas"] is None:
                 check_no_deltas(keywords)
                 return self._source_run(source, options).run()
@@ -141,7 +141,7 @@ class Engine(TableAccess, ActivationAccess):
         time : of the frame, in seconds, for tables with the clock "time", which need it
         Returns False if the frame was stale and dropped. Raises InputError; nothing is applied then.
         """
-        with self.core.in_lockstep():
+        with sharing_errors(self.core):
             self.core.check_ready()
             step = None if local_step is None else whole("local_step", local_step)
             seconds = time_given(time, self.config.needs_time, "apply()")

@@ -8,21 +8,26 @@ frames; the tables add the sums of the processes in the order of ranks (``bridge
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.core import EngineCore, StepObserver
+from penstock.core import EngineCore, StepObserver, stores_of
 from penstock.errors import PenstockError, UsageError
 from penstock.frames import Coalesced, Float32, Frame, Int64, SummedArrays
-from penstock.learning_rates import LearningRates, Rates
+from penstock.learning_rates import LearningRates
 from penstock.pipeline import Pipeline, TableStore
 from penstock.stats import Counters
 from penstock.tables.table_set import TableSet
+
+if TYPE_CHECKING:
+    from penstock.bridge.processes.agreement import Processes
+
+T = TypeVar("T")
 
 # What a process brings to a round.
 NOTHING, FRAME, STALE = range(3)
@@ -30,46 +35,28 @@ Values = tuple[float, ...] | PenstockError  # the learning rates of a step, or w
 
 
 class LockstepCore(EngineCore):
-    """The core of an engine whose mesh spans processes. Arguments and attributes as for EngineCore."""
+    """The core of an engine whose mesh spans processes: it observes, admits and opens alike in all of them."""
 
-    def __init__(
-        self,
-        config: EmbeddingConfig,
-        tables: TableSet,
-        num_required: int | None = None,
-        reduction: str = "mean",
-        seed: int = 0,
-        threads: int | None = None,
-    ) -> None:
-        super().__init__(config, tables, num_required, reduction, seed, threads)
-        assert tables.processes is not None
-        self._processes = tables.processes
-        self.pipeline = _Sums(config, tables, reduction == "mean", threads)
-        same = config.to_engine_proto().SerializeToString(deterministic=True)
-        made_of = hashlib.sha256(same + repr((self.gate.num_required, reduction, seed)).encode()).hexdigest()
-        self._processes.agree(f"Engine(…), configuration and arguments {made_of[:12]}")
+    pipeline: ProcessSums
+
+    @property
+    def processes(self) -> Processes:
+        return self.pipeline.processes
 
     def observe(self, observer: StepObserver) -> None:
         if observer.needs_all_rows:
             raise UsageError(
-                f"the tables span {self._processes.count} processes, which write neither commits nor deltas: save "
+                f"the tables span {self.processes.count} processes, which write neither commits nor deltas: save "
                 "engine.table() and engine.slots() with Orbax (docs/meshes.md), or run a separate engine per process"
             )
         super().observe(observer)
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        with self._processes.sharing_errors(), super().still():
+        with self.processes.sharing_errors(), super().still():
             yield
 
-    @contextmanager
-    def in_lockstep(
-        self, frames: Iterable[Any] | None = None, rates: LearningRates | None = None, counters: Counters | None = None
-    ) -> Iterator[Iterator[Any]]:
-        with self._processes.sharing_errors():
-            yield self._rounds(frames or (), rates or self.rates, counters or self.counters)
-
-    def _rounds(self, frames: Iterable[Any], rates: LearningRates, counters: Counters) -> Iterator[Any]:
+    def rounds(self, frames: Iterator[T], rates: LearningRates, counters: Counters) -> Iterator[T]:
         """Yield the frames of this process, each of which the caller pushes, and end with the last process."""
         yield from frames
         while self._enter(NOTHING, None, rates, counters):
@@ -78,7 +65,7 @@ class LockstepCore(EngineCore):
                     self.gate.open_early()
 
     def push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
-        with self.gate.still(), self._processes.sharing_errors():
+        with self.gate.still(), self.processes.sharing_errors():
             self.check_ready()
             frame = frame.audited()
             brings = STALE if self.gate.is_stale(frame.local_step) else FRAME
@@ -92,16 +79,12 @@ class LockstepCore(EngineCore):
                     observer.frame_applied(frame, admitted, counters)
             return frame, admitted
 
-    def take_in(self, frame: Frame, learning_rates: Rates) -> bool:
-        with self._processes.sharing_errors():
-            return super().take_in(frame, learning_rates)
-
     def open_early(self, rates: LearningRates, counters: Counters) -> bool:
-        with self.gate.still(), self._processes.sharing_errors():
+        with self.gate.still(), self.processes.sharing_errors():
             self.check_ready()
             opens = self.gate.num_accumulated > 0
             own = self._values(rates, self.pipeline.last_rates) if opens else ()
-            bits = self._processes.agree("flush()", self._encoded(own))
+            bits = self.processes.agree("flush()", self._encoded(own))
             if not opens:
                 return False
             self.gate.check_may_open()
@@ -114,11 +97,11 @@ class LockstepCore(EngineCore):
 
         The caller then admits this process's frame, and opens the gate if it is due.
         """
-        may_open = self.gate.is_due(self._processes.count)
+        may_open = self.gate.is_due(self.processes.count)
         own: Values = ()
         if brings == FRAME and frame is not None and may_open:
             own = self._values(rates, frame.learning_rates)
-        heads = self._processes.agree("a round of frames", [brings, *self._encoded(own)])
+        heads = self.processes.agree("a round of frames", [brings, *self._encoded(own)])
         num_frames = int((heads[:, 0] == FRAME).sum())
         if self.gate.is_due(num_frames):
             self.gate.check_may_open()
@@ -148,42 +131,39 @@ class LockstepCore(EngineCore):
         raise own if isinstance(own, PenstockError) else UsageError("learning_rates: no process gave any")
 
 
-class _Sums(Pipeline):
+class ProcessSums(Pipeline):
     """The sums of this process, as the tables of all processes take them: the same tables everywhere, not divided.
 
     Tables that keep frames separate apply those of the first process, then those of the second, and so on.
     """
 
-    def __init__(self, config: EmbeddingConfig, tables: TableSet, mean: bool, threads: int | None) -> None:
-        stores = {
-            spec.name: TableStore(
-                spec.vocabulary_size, spec.dim, accumulate=spec.accumulate, mean=False, count_frames=mean
-            )
-            for spec in config.tables
-        }
+    def __init__(self, stores: Mapping[str, TableStore], threads: int | None, processes: Processes, mean: bool) -> None:
         super().__init__(stores, threads)
-        assert tables.processes is not None
-        self._processes, self._mean = tables.processes, mean
-        self._of_no_rows = {spec.name: self._of([Coalesced.of_no_rows(spec.dim).parts[0]]) for spec in config.tables}
+        self.processes, self._mean = processes, mean
 
     def drain(self) -> dict[str, list[Coalesced]]:
         separate = [name for name, store in self.stores.items() if not store.accumulates]
-        frames = {name: self._drained(name, store) for name, store in self.stores.items()}
+        frames = {name: self._drained(store) for name, store in self.stores.items()}
         if separate:
-            counts = self._processes.agree("a step of separate frames", [len(frames[name]) for name in separate])
+            counts = self.processes.agree("a step of separate frames", [len(frames[name]) for name in separate])
             for name, of_ranks in zip(separate, counts.T.tolist(), strict=True):
-                nothing, own, rank = self._of_no_rows[name], frames[name], self._processes.rank
+                nothing, own, rank = self._no_rows(self.stores[name]), frames[name], self.processes.rank
                 before, after = sum(of_ranks[:rank]), sum(of_ranks[rank + 1 :])
                 frames[name] = [nothing] * before + own + [nothing] * after
         return frames
 
-    def _drained(self, name: str, store: TableStore) -> list[Coalesced]:
+    def _drained(self, store: TableStore) -> list[Coalesced]:
         if not store.accumulates:
-            return [self._of(frame.parts) for frame in store.drain()]
+            return [self._summed(frame.parts) for frame in store.drain()]
+        if not len(store.accumulator):
+            return [self._no_rows(store)]
         counts = store.accumulator.counts() if self._mean else None
-        return [self._of(frame.parts, counts) for frame in store.drain()] or [self._of_no_rows[name]]
+        return [self._summed(Coalesced(store.accumulator.drain()).parts, counts)]
 
-    def _of(self, parts: Sequence[tuple[Int64, Float32]], counts: Int64 | None = None) -> Coalesced:
+    def _no_rows(self, store: TableStore) -> Coalesced:
+        return self._summed(Coalesced.of_no_rows(store.accumulator.dim).parts)
+
+    def _summed(self, parts: Sequence[tuple[Int64, Float32]], counts: Int64 | None = None) -> Coalesced:
         """Return sums with the number of frames that contain each id, if the tables divide by it.
 
         counts : of the ids of all parts; None: 1 each
@@ -194,6 +174,32 @@ class _Sums(Pipeline):
         return Coalesced(tuple(SummedArrays(*part, frames=count) for part, count in zip(parts, frames, strict=True)))
 
 
-def core_of(tables: TableSet) -> type[EngineCore]:
-    """Return the class of the core of these tables."""
-    return EngineCore if tables.processes is None else LockstepCore
+def create_core(
+    config: EmbeddingConfig,
+    tables: TableSet,
+    num_required: int | None,
+    reduction: str,
+    seed: int,
+    threads: int | None,
+) -> EngineCore:
+    """Return the core of an engine; of one that spans processes, after all have created an equal one."""
+    mean = reduction == "mean"
+    stores = stores_of(tables, mean)
+    if tables.processes is None:
+        return EngineCore(config, tables, Pipeline(stores, threads), num_required, reduction, seed)
+    pipeline = ProcessSums(stores, threads, tables.processes, mean)
+    core = LockstepCore(config, tables, pipeline, num_required, reduction, seed)
+    same = config.to_engine_proto().SerializeToString(deterministic=True)
+    digest = hashlib.sha256(same + repr((core.gate.num_required, reduction, seed)).encode()).hexdigest()
+    tables.processes.agree(f"Engine(…), configuration and arguments {digest[:12]}")
+    return core
+
+
+def sharing_errors(core: EngineCore) -> AbstractContextManager[None]:
+    """Return a context whose error the other processes raise too, if there are any."""
+    return core.processes.sharing_errors() if isinstance(core, LockstepCore) else nullcontext()
+
+
+def rounds(core: EngineCore, frames: Iterator[T], rates: LearningRates, counters: Counters) -> Iterator[T]:
+    """Return the frames of a run of this process, which ends with that of the last process."""
+    return core.rounds(frames, rates, counters) if isinstance(core, LockstepCore) else frames

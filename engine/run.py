@@ -17,7 +17,6 @@ import pyarrow as pa
 import penstock.interrupts as interrupts
 from penstock.accumulators.frame_gate import FrameGate
 from penstock.checkpoint.run_commits import RunCommits
-from penstock.checkpoint.run_files import OpenDeltas
 from penstock.checkpoint.session import CheckpointSession
 from penstock.core import EngineCore
 from penstock.deltas import Deltas
@@ -25,7 +24,9 @@ from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.storage.delta_sink import DeltaWriter, open_deltas
 from penstock.io.storage.quarantine import parse_on_bad_row
+from penstock.io.storage.run_files import OpenDeltas
 from penstock.learning_rates import LearningRates
+from penstock.lockstep import rounds, sharing_errors
 from penstock.options import SOURCE, Options
 from penstock.planning.look_ahead import LookAhead, looked_ahead
 from penstock.stats import Counters, Report
@@ -116,9 +117,10 @@ class SourceRun:
             try:
                 with (
                     closing(self._reader.numbered()) as numbered,
-                    core.in_lockstep(limited(numbered, saving.remaining(self._limit)), self._rates, counters) as frames,
+                    sharing_errors(core),
                     ExitStack() as stack,
                 ):
+                    frames = rounds(core, limited(numbered, saving.remaining(self._limit)), self._rates, counters)
                     with reading:
                         saving.skip(frames, self._limit)
                     if core.gate.is_due():  # a full table refused the step, when it had fewer rows

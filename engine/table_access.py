@@ -19,6 +19,7 @@ from penstock.core import EngineCore
 from penstock.errors import UsageError
 from penstock.frames import Float32, Int64
 from penstock.learning_rates import Rates
+from penstock.lockstep import sharing_errors
 from penstock.tables.table_io import reading
 from penstock.validation import place
 
@@ -173,7 +174,7 @@ class ActivationAccess:
 
         features : ids nested like the configuration's features; weights : the same, or None (docs/activations.md)
         """
-        with self.core.in_lockstep():
+        with sharing_errors(self.core):
             return self._exchange.recv(features, weights)
 
     def send_gradients(
@@ -187,5 +188,5 @@ class ActivationAccess:
 
         Returns False if the frame was stale and dropped. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
         """
-        with self.core.in_lockstep():
+        with sharing_errors(self.core):
             return self._exchange.send(gradients, learning_rates, deduplication_data, time)

@@ -8,26 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
-
 from penstock.frames import Float32
 
 
 class Ring:
-    """A ring buffer of float32. Call ``touch`` before use; ``release`` frees the memory. num_floats : its capacity"""
+    """A ring buffer. memory : float32, all of it free"""
 
-    def __init__(self, num_floats: int) -> None:
-        self.num_floats = num_floats
-        self._memory = np.empty(0, np.float32)
+    def __init__(self, memory: Float32) -> None:
+        self._memory = memory
         self._lent: deque[tuple[int, int]] = deque()
 
-    def touch(self) -> None:
-        """Allocate the pages now: 4 MB of new pages delay a step by 7 ms on a virtual machine, more than the copy."""
-        if not len(self._memory):
-            self._memory = np.full(self.num_floats, 0.0, np.float32)
-
-    def release(self) -> None:
-        self._memory = np.empty(0, np.float32)
+    @property
+    def num_floats(self) -> int:
+        return len(self._memory)
 
     @property
     def lent_bytes(self) -> int:
@@ -49,9 +42,6 @@ class Ring:
     def take_back(self) -> None:
         """Free the piece that was lent first."""
         self._lent.popleft()
-
-    def take_all_back(self) -> None:
-        self._lent.clear()
 
     def _start(self, num_floats: int) -> int | None:
         size = len(self._memory)

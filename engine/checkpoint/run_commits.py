@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.incremental import Saver
-from penstock.checkpoint.run_files import RunFiles
 from penstock.checkpoint.source_positions import Positions
 from penstock.core import EngineCore
 from penstock.errors import UsageError
 from penstock.frames import Frame, Place
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.sources.seekable_source import SeekableSource
+from penstock.io.storage.run_files import RunFiles
 from penstock.stats import Counters
 
 

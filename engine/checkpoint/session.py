@@ -13,7 +13,6 @@ from penstock.checkpoint.engine_state import describe, encoded, tables_to_save
 from penstock.checkpoint.incremental import CommitContents, Saver
 from penstock.checkpoint.parts import PartRows, SharePart
 from penstock.checkpoint.run_commits import RunCommits
-from penstock.checkpoint.run_files import CountedFiles, OpenDeltas
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.core import EngineCore, StepObserver
@@ -21,6 +20,7 @@ from penstock.errors import UsageError
 from penstock.filesystem.descriptors import reserve
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
+from penstock.io.storage.run_files import OpenDeltas, RunFiles
 from penstock.options import KEEP
 from penstock.stats import Counters
 from penstock.validation import whole
@@ -49,7 +49,7 @@ class CheckpointSession(StepObserver):
         self._before, self._running = Counters(), Counters()
         self._runs: list[RunCommits] = []  # in progress, in the order in which they began
         self.positions = Positions()
-        self.files = CountedFiles(core.gate.still)
+        self.files = RunFiles(core.gate.still)
 
     @property
     def totals(self) -> Counters:
@@ -68,7 +68,7 @@ class CheckpointSession(StepObserver):
         self._continue(positions, totals)
         files = tuple(file for file in commit.files if file.part == self._part.name)
         if not self._in_job:
-            self.files.bad_rows, self.files.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
+            self.files = RunFiles(self._core.gate.still, commit.contents)
         elif files and self.is_same(commit):
             commit = Commit(commit.number, files, commit.contents)
         else:
@@ -171,12 +171,14 @@ class CheckpointSession(StepObserver):
         start.seek(reader, positions)
         saver = None if checkpoint is None else self._opened(Folder(checkpoint), keep, resume)
         stores = saver is not None or self._stores(None)
+        files = RunFiles(self._core.gate.still, self.files.committed)
         if stores:
+            self.files = files
             self.count_into(counters)
         run: RunCommits | None = None
         try:
             has_committed = None if saver is None else saver.has_committed
-            with self.files.opened(quarantine, open_deltas, resume, stores, has_committed) as files:
+            with files.opened(quarantine, open_deltas, resume, has_committed):
                 has_new = saver is not None and files.any_new
                 with self._core.gate.still():
                     run = RunCommits(

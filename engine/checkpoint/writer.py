@@ -39,7 +39,7 @@ class CommitWriter:
 
     draft : its files are those before the new one
     keep : number of commits to keep in the folder, with this one
-    ring : memory for copies of rows that wait for the disk; nothing is lent at first
+    memory : for copies of rows that wait for the disk
     part : the rows that the data file contains
     attempt : of the job that writes the manifest, hexadecimal; None: this writer writes it
 
@@ -53,7 +53,7 @@ class CommitWriter:
         folder: Folder,
         draft: Commit,
         keep: int,
-        ring: Ring,
+        memory: Float32,
         part: PartRows = ALL_ROWS,
         attempt: str | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class CommitWriter:
         self._part, self._attempt = part, attempt
         self._parent = next((file.digest for file in reversed(draft.files) if file.part == part.name), None)
         self._records: deque[Queued | None] = deque([Queued(Record("begin", {"parent": self._parent}))])
-        self._ring = ring
+        self._ring = Ring(memory)
         self._changed = threading.Condition()
         self.pace = Pace()
         self._error: BaseException | None = None

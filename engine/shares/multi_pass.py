@@ -201,7 +201,7 @@ class MultiPass:
                 folder.path, self._mesh, options.threads, config=self._config, share=share, **gate
             )
             if folder is self._folder:
-                engine.session.files.deltas = None  # those of the pass begin a new file
+                engine.session.files.committed["deltas"] = None  # those of the pass begin a new file
             return engine
         engine = PassEngine(self._config, self._mesh, seed=options.seed, threads=options.threads, share=share, **gate)
         if options.init is not None:

@@ -10,7 +10,7 @@ from collections import namedtuple
 import pytest
 
 import penstock as ps
-from penstock.shares import memory
+from penstock.shares import pass_memory as memory
 
 GB, MB = 10**9, 10**6
 Usage = namedtuple("Usage", "total used free")

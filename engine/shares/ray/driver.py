@@ -15,10 +15,10 @@ from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.parts import SharePart, join_parts
-from penstock.checkpoint.run_files import CountedFiles, RunFiles
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.errors import CapacityError, StateError, UsageError
+from penstock.io.storage.run_files import RunFiles
 from penstock.metrics import measured
 from penstock.options import JOB_CONCERNS, Options
 from penstock.shares.joined_deltas import JoinedDeltas
@@ -119,12 +119,12 @@ class Driver:
             )
         self._stale_before = self.positions.stale_rows
 
-    def run(self, files: RunFiles, counted: CountedFiles, deltas: JoinedDeltas | None) -> list[Ended]:
+    def run(self, files: RunFiles, deltas: JoinedDeltas | None) -> list[Ended]:
         """Apply the sources to their end, and commit. Raises an error that ended them, after the commit before it.
 
-        files : bad rows and deltas; counted : their state for commits
+        files : of bad rows and of deltas, open
         """
-        self._files, self._counted, self._deltas = files, counted, deltas
+        self._files, self._deltas = files, deltas
         in_flight: deque[JobBlock] = deque()
         try:
             for block in self._read():
@@ -163,7 +163,7 @@ class Driver:
         parts: list[SharePart] = self._checked(writes)
         if any(part.contents["counters"]["frames"] != self._frames_before + self.counters.frames for part in parts):
             raise StateError("an interrupt came between two frames of a block; the last commit counts")
-        contents = {"positions": self.positions.get_state(), **self._counted.commit()}
+        contents = {"positions": self.positions.get_state(), **self._files.commit()}
         self._commit = join_parts(self._folder, number, parts, contents, self._options.keep)
         self._step, self.committed, self.has_committed = self.global_step, self.counters, True
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from penstock.checkpoint.run_files import CountedFiles
 from penstock.checkpoint.store import Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import checked_reduction
@@ -18,6 +17,7 @@ from penstock.errors import PeerError, UsageError
 from penstock.io.decoding.reader import ReadOptions
 from penstock.io.storage.delta_sink import open_deltas
 from penstock.io.storage.quarantine import parse_on_bad_row
+from penstock.io.storage.run_files import RunFiles
 from penstock.learning_rates import LearningRates
 from penstock.options import JOB_CONCERNS, KEEP, with_keywords
 from penstock.shares import WholeTables
@@ -138,9 +138,7 @@ class Job:
 
     def _until_it_ends(self, actors: Actors, folder: Folder | None, commit: Commit | None, began: float) -> Report:
         options, failures, before, skipped = self.options, 0, Counters(), None
-        counted = CountedFiles(nullcontext)
-        if commit is not None:
-            counted.bad_rows, counted.deltas = commit.contents.get("quarantine"), commit.contents.get("deltas")
+        files = RunFiles(nullcontext, {} if commit is None else commit.contents)
         while True:
             driver: Driver | None = None
             try:
@@ -149,7 +147,7 @@ class Job:
                 if self._metrics is not None:
                     self._metrics.before, self._metrics.num_skipped = before, skipped
                 report = partial(self._report, before, skipped, began)
-                return self._attempt(driver, actors, folder, commit, counted, report)
+                return self._attempt(driver, actors, folder, commit, files, report)
             except LostError as failure:
                 newest = None if folder is None else folder.newest()
                 has_commit = newest is not None and (commit is None or newest.number > commit.number)
@@ -170,7 +168,7 @@ class Job:
         actors: Actors,
         folder: Folder | None,
         commit: Commit | None,
-        counted: CountedFiles,
+        files: RunFiles,
         report: Callable[..., Report],
     ) -> Report:
         options, joined, opened = self.options, None, None
@@ -178,8 +176,8 @@ class Job:
             joined = JoinedDeltas(self._config.tables, self._delta_options, driver.changed_step)
             opened = partial(open_deltas, options.deltas, joined.schema, driver.changed_step)
         is_committed = None if folder is None else lambda: driver.has_committed
-        with counted.opened(self._quarantine, opened, commit is not None, True, is_committed) as files:
-            ended = driver.run(files, counted, joined)
+        with files.opened(self._quarantine, opened, commit is not None, is_committed):
+            ended = driver.run(files, joined)
         driver.positions.check_stale(options.max_stale)
         state_hash = None
         if options.state_hash or options.out is not None:
