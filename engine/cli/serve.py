@@ -77,14 +77,7 @@ def add(command: Parser) -> None:
         help="grpc://HOST:PORT or grpc+tls://HOST:PORT (default grpc://127.0.0.1:0: a free port, printed at the start)",
     )
     command.set_defaults(report=None)  # a service has no end at which to write a page
-    groups = add_flags(command, "serve")
-    _add_reading(groups["reading"])
-    _add_saving(command.add_argument_group("deltas"))
-    _add_access(command)
-    _add_limits(command)
-
-
-def _add_reading(reading: Any) -> None:
+    reading = add_flags(command, "serve")["reading"]
     for scheme, form in (("kafka", "kafka://BROKER:PORT,…/TOPIC"), ("nats", "nats://HOST:PORT/STREAM")):
         reading.add_argument(
             f"--{scheme}",
@@ -99,9 +92,7 @@ def _add_reading(reading: Any) -> None:
         default="error",
         help="error (default): refuse the frame; drop: leave the row out and count it",
     )
-
-
-def _add_saving(deltas: Any) -> None:
+    deltas = command.add_argument_group("deltas")
     deltas.add_argument(
         "--delta-steps",
         type=whole(1),
@@ -114,9 +105,6 @@ def _add_saving(deltas: Any) -> None:
         help="deltas and tables say when each key of a dynamic table occurred last, in a column 'last'",
     )
     _add_limit_flags(deltas, DELTA_MEMORY)
-
-
-def _add_access(command: Parser) -> None:
     access = command.add_argument_group("access")
     access.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM; for grpc+tls://")
     access.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
@@ -126,9 +114,6 @@ def _add_access(command: Parser) -> None:
         action="store_true",
         help="listen beyond this machine without TLS, or without tokens; --ui and --metrics answer everybody there",
     )
-
-
-def _add_limits(command: Parser) -> None:
     limits = command.add_argument_group("limits")
     _add_limit_flags(limits, LIMITS)
     limits.add_argument(

@@ -40,7 +40,7 @@ def test_weights_count_in_the_divisor_and_a_zero_one_gives_zeros():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         RAGGED,
         [np.array(row, np.int32) for row in RAGGED],
@@ -51,8 +51,8 @@ def test_weights_count_in_the_divisor_and_a_zero_one_gives_zeros():
     ],
     ids=["lists", "arrays", "arrow", "arrow with null", "chunked", "sliced"],
 )
-def test_ragged_input_may_come_in_any_form(given):
-    (activations,), dedup = engine_of(combiner="sum").recv_activations([given])
+def test_ragged_input_may_come_in_any_form(value):
+    (activations,), dedup = engine_of(combiner="sum").recv_activations([value])
     assert activations[:, 0].tolist() == [4, 0, 8, 10]
     assert dedup.ids(0, "t").tolist() == [0, 2, 4, 1, 1, 3]
 
@@ -70,9 +70,9 @@ def test_lists_may_be_nested_like_an_input_shape_of_several_axes():
         feature = ps.FeatureConfig(table, name="f", output_shape=shape, max_sequence_length=length)
         engine = ps.Engine(ps.EmbeddingConfig.from_features([feature], None, ps.SGD(1.0)))
         flat, nested = [[1], [2, 3], [], [], [1], [5]], [[[1], [2, 3], []], [[], [1], [5]]]
-        found = [engine.recv_activations([given])[0][0] for given in (flat, nested)]
-        assert found[0].shape == (*shape, 2)
-        assert found[0].tobytes() == found[1].tobytes()
+        actual = [engine.recv_activations([value])[0][0] for value in (flat, nested)]
+        assert actual[0].shape == (*shape, 2)
+        assert actual[0].tobytes() == actual[1].tobytes()
 
 
 def test_a_length_that_the_shape_does_not_end_in_makes_no_sequence():
@@ -119,8 +119,8 @@ def test_nesting_is_kept_and_tables_may_be_shared():
     user, item = ps.TableConfig(5, 2, name="user"), ps.TableConfig(7, 3, name="item")
     features = {"b": (ps.FeatureConfig(user), [ps.FeatureConfig(item)]), "a": ps.FeatureConfig(item)}
     engine = ps.Engine(ps.EmbeddingConfig.from_features(features, 2, ps.SGD()))
-    given = {"a": [[0], [1, 2]], "b": (np.array([4, 4]), [np.array([6, 0])])}
-    activations, dedup = engine.recv_activations(given)
+    value = {"a": [[0], [1, 2]], "b": (np.array([4, 4]), [np.array([6, 0])])}
+    activations, dedup = engine.recv_activations(value)
     assert jax.tree.map(np.shape, activations) == {"a": (2, 3), "b": ((2, 2), [(2, 3)])}
     assert dedup.unique_ids["item"].tolist() == [0, 1, 2, 6]
     assert engine.send_gradients(jax.tree.map(jnp.ones_like, activations), deduplication_data=dedup)

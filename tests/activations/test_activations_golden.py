@@ -112,11 +112,11 @@ def test_learning_rates_are_scalars_as_in_the_ops(golden):
 
 
 def test_lint_warns_of_the_mode_that_the_partitioner_refuses(golden):
-    one = ps.EmbeddingConfig.from_tables([ps.TableConfig(5, 2, name="x")], ps.SGD())
+    config = ps.EmbeddingConfig.from_tables([ps.TableConfig(5, 2, name="x")], ps.SGD())
     cases = [case for case in golden("op_shapes") if "mode" in case]
     for case in cases:
         message = TPUEmbeddingConfiguration(mode=case["mode"])
-        message.table_descriptor.extend(one.to_proto().table_descriptor)
+        message.table_descriptor.extend(config.to_proto().table_descriptor)
         codes = {finding.code for finding in ps.EmbeddingConfig.from_proto(message).lint()}
         assert ("PS101" in codes) == (not case["ok"])
     assert len(cases) == 4

@@ -18,15 +18,15 @@ def engine_of(batch, length=0, combiner="sum", **feature):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         ps.CooIds([[0, 3], [0, 0], [0, 2**40], [1, 2]], [5, 1, 4, 2]),
         sparse([[0, 0], [0, 3], [0, 9], [1, 2]], [1, 5, 4, 2], [2, 10]),
     ],
     ids=["CooIds", "SparseTensor"],
 )
-def test_a_sequence_is_truncated_by_position_and_not_by_number(given):
-    (activations,), dedup = engine_of(2, 3).recv_activations([given])
+def test_a_sequence_is_truncated_by_position_and_not_by_number(value):
+    (activations,), dedup = engine_of(2, 3).recv_activations([value])
     assert activations[:, :, 0].tolist() == [[20, 0, 0], [0, 0, 30]]
     assert dedup.truncated == 2
     assert dedup.ids(0, "t").tolist() == [1, 2]
@@ -59,7 +59,7 @@ SHORT = "feature 'f': expected ids for 4 samples (its input shape), got 2; pad a
 
 @pytest.mark.parametrize("length", [0, 3])
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         [[1, 2], [3]],
         pa.array([[1, 2], [3]]),
@@ -68,20 +68,20 @@ SHORT = "feature 'f': expected ids for 4 samples (its input shape), got 2; pad a
     ],
     ids=["lists", "arrow", "RaggedTensor", "SparseTensor"],
 )
-def test_a_smaller_batch_is_refused_in_every_form(given, length):
+def test_a_smaller_batch_is_refused_in_every_form(value, length):
     with pytest.raises(ps.UsageError) as caught:
-        engine_of(4, length).recv_activations([given])
+        engine_of(4, length).recv_activations([value])
     assert str(caught.value).startswith(SHORT)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [[[], [], [], [], []], ragged([1], [0, 1, 1, 1, 1, 1]), sparse([[0, 0]], [1], [5, 1])],
     ids=["lists", "RaggedTensor", "SparseTensor"],
 )
-def test_a_larger_batch_is_refused_without_advice_to_pad_it(given):
+def test_a_larger_batch_is_refused_without_advice_to_pad_it(value):
     with pytest.raises(ps.UsageError, match=r"feature 'f': expected ids for 4 samples \(its input shape\), got 5$"):
-        engine_of(4).recv_activations([given])
+        engine_of(4).recv_activations([value])
 
 
 def test_a_short_dense_batch_says_what_to_do():
@@ -100,13 +100,13 @@ def test_a_batch_that_was_padded_with_empty_samples_moves_what_it_holds():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [[[0, 2], [1, 3, 4, 5]], pa.array([[0, 2], [1, 3, 4, 5]]), ragged([0, 2, 1, 3, 4, 5], [0, 2, 6])],
     ids=["lists", "arrow", "RaggedTensor"],
 )
-def test_ragged_rows_of_the_leading_axis_of_an_output_shape_are_sequences(given):
+def test_ragged_rows_of_the_leading_axis_of_an_output_shape_are_sequences(value):
     engine = engine_of(None, combiner="mean", output_shape=[2, 3])
-    (activations,), dedup = engine.recv_activations([given])
+    (activations,), dedup = engine.recv_activations([value])
     assert activations[:, :, 0].tolist() == [[10, 30, 0], [20, 40, 50]]
     assert dedup.truncated == 1
     gradient = np.array([[[1], [2], [4]], [[8], [16], [32]]], np.float32)
@@ -121,13 +121,13 @@ def test_ragged_rows_of_all_of_an_output_shape_are_combined():
 
 
 def test_such_a_sequence_takes_no_weights():
-    given = ragged([1, 2, 3], [0, 2, 3])
+    value = ragged([1, 2, 3], [0, 2, 3])
     with pytest.raises(ps.UsageError, match=r"feature 'f': a sequence feature \(of 3 positions\) takes no weights"):
-        engine_of(None, output_shape=[2, 3]).recv_activations([given], [given])
+        engine_of(None, output_shape=[2, 3]).recv_activations([value], [value])
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("value", "message"),
     [
         (sparse([[0, 0, 0]], [1], [3, 2, 1]), r"feature 'f': expected ids of dense_shape \[2, 3, k\], got \[3, 2, 1\]"),
         (sparse([[0, 0, 0, 0]], [1], [2, 3, 1, 1]), r"expected ids of dense_shape \[2, 3, k\], got \[2, 3, 1, 1\]"),
@@ -138,13 +138,13 @@ def test_such_a_sequence_takes_no_weights():
         ([[[1], [2]], [[3], [4]]], r"feature 'f': expected ids of a sample as a flat list, got \[\[1\], \[2\]\]"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(given, message):
+def test_shapes_that_do_not_fit_are_refused(value, message):
     with pytest.raises(ps.UsageError, match=message):
-        engine_of(None, output_shape=[2, 3]).recv_activations([given])
+        engine_of(None, output_shape=[2, 3]).recv_activations([value])
 
 
 @pytest.mark.parametrize(
-    ("given", "weights", "message"),
+    ("value", "weights", "message"),
     [
         (ragged([1, 2, 3], [0, 2, 3]), ragged([1, 1, 1], [0, 1, 3]), "feature 'f': sample 0 has 2 ids and 1 weights"),
         (ragged([1, 2, 3], [0, 2, 3]), ragged([1, 1, 1], [0, 1, 2, 3]), "expected weights for 2 samples .*, got 3"),
@@ -160,6 +160,6 @@ def test_shapes_that_do_not_fit_are_refused(given, message):
         ),
     ],
 )
-def test_weights_stand_where_the_ids_do(given, weights, message):
+def test_weights_stand_where_the_ids_do(value, weights, message):
     with pytest.raises(ps.UsageError, match=message):
-        engine_of(2).recv_activations([given], [weights])
+        engine_of(2).recv_activations([value], [weights])

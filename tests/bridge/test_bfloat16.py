@@ -105,8 +105,8 @@ def test_a_checkpoint_of_16_bits_continues_with_the_same_bits(tmp_path):
     engine.save(tmp_path / "c")
     restored = Engine.restore(tmp_path / "c")
     assert restored.state_hash() == engine.state_hash()
-    for one in (engine, restored):
-        one.apply({"t": some_rows(9, 100, 700, 24)})
+    for item in (engine, restored):
+        item.apply({"t": some_rows(9, 100, 700, 24)})
     assert restored.state_hash() == engine.state_hash()
     with pytest.raises(StateError, match="table 't' has storage_dtype bfloat16 in the checkpoint and float32 in"):
         Engine.restore(tmp_path / "c", config=engine_of(bfloat16=False).config)

@@ -176,7 +176,7 @@ def test_the_kernel_gives_the_same_bits_with_and_without_whole_tiles(
     dim, rows, devices, lines, interpreted, mesh_of, monkeypatch
 ):
     interpreted(True)
-    found = []
+    actual = []
     for tile_lines in (1, 8):
         monkeypatch.setattr(sharding, "TILE_LINES", tile_lines)
         table = started(table_of(mesh_of, rule_of("adam"), rows, dim, devices, "pallas"))
@@ -184,8 +184,8 @@ def test_the_kernel_gives_the_same_bits_with_and_without_whole_tiles(
         for step in range(2):
             table.apply(*some_rows(step, 40, rows, dim), 0.1)
         table.apply(np.array([0, rows - 1]), np.ones((2, dim), np.float32), 0.1)
-        found.append(bytes_of(table))
-    assert found[0] == found[1]
+        actual.append(bytes_of(table))
+    assert actual[0] == actual[1]
 
 
 # ---- what may be asked for

@@ -139,7 +139,7 @@ def test_a_gpu_takes_a_step_in_fewer_dispatches_with_the_same_bits(dispatches, m
     counts, hashes = [], []
     for platform in ("cpu", "gpu"):
         with monkeypatch.context() as patched:
-            patched.setattr(stacking, "largest_bucket", lambda _, line, of=platform: largest_bucket(of, line))
+            patched.setattr(stacking, "largest_bucket", lambda _, line, entry=platform: largest_bucket(entry, line))
             engine = Engine(config_of([(80_000, 4)]), mesh_of(1))
         engine.core.wait()
         dispatches.clear()
@@ -227,7 +227,7 @@ def test_updating_one_table_leaves_the_others_of_its_stack(mesh_of):
             for part, rows_ in parts.items()
         }
         wanted = {"t0": [0, 299], "t3": list(range(90))}.get(name, [])
-        assert all(where.tolist() == wanted for where in changed.values()), name
+        assert all(place.tolist() == wanted for place in changed.values()), name
 
 
 # ---- in place, and out to disk

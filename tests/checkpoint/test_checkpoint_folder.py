@@ -156,13 +156,13 @@ def test_a_renamed_manifest_is_refused(folder):
     assert "00000009.commit: is commit 2 under another name" in refused(folder)
 
 
-@pytest.mark.parametrize("at", [0, 10, 500, -2])
-def test_any_flip_and_any_cut_of_a_manifest_is_seen(folder, at):
+@pytest.mark.parametrize("position", [0, 10, 500, -2])
+def test_any_flip_and_any_cut_of_a_manifest_is_seen(folder, position):
     path = folder / "00000003.commit"
     data = bytearray(path.read_bytes())
-    path.write_bytes(data[:at] if at else b"")
+    path.write_bytes(data[:position] if position else b"")
     assert f"{path}: its digest does not fit" in refused(folder)
-    data[at] ^= 1
+    data[position] ^= 1
     path.write_bytes(data)
     assert f"{path}: its digest does not fit" in refused(folder)
 

@@ -122,10 +122,11 @@ def test_merge_step_joins_the_logs_of_workers(replay):
 
 def test_sources_are_read_in_the_order_given(replay):
     first, second = [frame(0)], [frame(0, 1, ids=(1, 1))]
-    one = replay("--num-required", 2, "--reduction", "sum", sources=[first, second])
-    assert one["steps"] == 1
+    single = replay("--num-required", 2, "--reduction", "sum", sources=[first, second])
+    assert single["steps"] == 1
     assert (
-        one["state_hash"] == replay("--num-required", 2, "--reduction", "sum", sources=[first + second])["state_hash"]
+        single["state_hash"]
+        == replay("--num-required", 2, "--reduction", "sum", sources=[first + second])["state_hash"]
     )
     ends = [[frame(step, worker) for step in range(2)] for worker in range(2)]
     assert replay(sources=ends)["stale"] == 2

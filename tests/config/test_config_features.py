@@ -121,8 +121,8 @@ def test_shapes_come_from_the_batch_size():
 def test_shapes_come_from_the_inputs_without_their_last_axis():
     table = TableConfig(10, 4)
     features = {"a": FeatureConfig(table), "b": [FeatureConfig(table, 3), FeatureConfig(table, 3)]}
-    given = {"a": [4, 2, 9], "b": [[4, 9], (4, 1)]}
-    assert shapes(features, per_replica_input_shapes=given, batch_size=77) == [(4, 2), (4, 3), (4,)]
+    value = {"a": [4, 2, 9], "b": [[4, 9], (4, 1)]}
+    assert shapes(features, per_replica_input_shapes=value, batch_size=77) == [(4, 2), (4, 3), (4,)]
 
 
 @pytest.mark.parametrize(
@@ -148,10 +148,10 @@ def test_a_batch_says_nothing_about_a_shape_of_higher_rank():
 
 
 @pytest.mark.parametrize(
-    ("given", "shape"), [(None, None), (5, (5,)), ([], ()), ([None, 3], (None, 3)), (iter([1, 2]), (1, 2))]
+    ("value", "shape"), [(None, None), (5, (5,)), ([], ()), ([None, 3], (None, 3)), (iter([1, 2]), (1, 2))]
 )
-def test_shapes_are_read_as_tensorflow_does(given, shape):
-    assert shape_of(given) == shape
+def test_shapes_are_read_as_tensorflow_does(value, shape):
+    assert shape_of(value) == shape
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_recorded_equality_and_hashes(golden):
         if "a" not in case:
             continue
         known: dict[str, Any] = {}
-        a, b = (getattr(penstock, name)(**arguments(given, known)) for name, given in (case["a"], case["b"]))
+        a, b = (getattr(penstock, name)(**arguments(value, known)) for name, value in (case["a"], case["b"]))
         assert (a == b) == case["equal"], case["id"]
         assert (hash(a) == hash(b)) == case["hash_equal"], case["id"]
 

@@ -201,14 +201,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("code", "text", "where"), CASES, ids=lambda value: value if value in RULES else "")
-def test_a_code_is_found_at_its_place(code, text, where):
-    where = where.replace("…", "table_descriptor[0].optimization_parameters.")
-    found = [finding for finding in findings(text) if finding.code == code]
-    assert [finding.where for finding in found] == [where]
-    assert found[0].severity == RULES[code][0]
-    assert found[0].message
-    assert found[0].fix
+@pytest.mark.parametrize(("code", "text", "place"), CASES, ids=lambda value: value if value in RULES else "")
+def test_a_code_is_found_at_its_place(code, text, place):
+    place = place.replace("…", "table_descriptor[0].optimization_parameters.")
+    actual = [finding for finding in findings(text) if finding.code == code]
+    assert [finding.where for finding in actual] == [place]
+    assert actual[0].severity == RULES[code][0]
+    assert actual[0].message
+    assert actual[0].fix
 
 
 def test_every_code_has_a_case():

@@ -80,7 +80,7 @@ def spy_on_steps(engine):
 
     def spy(coalesced, rates, step):
         for name, (rows,) in ((name, rows) for name, rows in coalesced.items() if rows):
-            seen[name] = tuple(np.concatenate(of) for of in zip(*rows.parts, strict=True))
+            seen[name] = tuple(np.concatenate(item) for item in zip(*rows.parts, strict=True))
         apply(coalesced, rates, step)
 
     engine.core.tables.apply = spy

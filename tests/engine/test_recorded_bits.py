@@ -112,14 +112,14 @@ def activations():
         users = (numbers(16, step) % np.uint64(500)).astype(np.int32)
         items = [[int(i) for i in numbers(length % 5, length) % np.uint64(90)] for length in range(step, step + 16)]
         got, dedup = engine.recv_activations([users, items])
-        for one in got:
-            digest.update(np.asarray(one).tobytes())
-        engine.send_gradients([np.asarray(one) * np.float32(0.5) for one in got], deduplication_data=dedup)
+        for item in got:
+            digest.update(np.asarray(item).tobytes())
+        engine.send_gradients([np.asarray(entry) * np.float32(0.5) for entry in got], deduplication_data=dedup)
     return [digest.hexdigest(), engine.state_hash()]
 
 
 CASES = {f"{name} {d} {n} {r}": (tables_after, name, d, n, r) for name in OPTIMIZERS for d, n, r in GATES}
-CASES |= {one.__name__: (one,) for one in (dropped_rows, flushed_gate, deltas, activations)}
+CASES |= {item.__name__: (item,) for item in (dropped_rows, flushed_gate, deltas, activations)}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -55,12 +55,12 @@ def test_every_dim_and_many_rows_equal_the_twin(dim, num_rows, parts, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 100)))
     ids, grads = rng.integers(0, 500, num_rows), rng.standard_normal((num_rows + 7, dim), np.float32)
     which = rng.permutation(num_rows + 7)[:num_rows]
-    at = num_rows // 3
-    blocks = [(ids[:at], grads[:at]), (ids[at:], grads, which[at:])]
+    position = num_rows // 3
+    blocks = [(ids[:position], grads[:position]), (ids[position:], grads, which[position:])]
     accumulator = Accumulator(dim, vocabulary_size=500)
     assert add(accumulator, blocks, 0, parts)
     got = drain(accumulator, ascending=True)
-    wanted = reference.coalesce([(ids, np.concatenate([grads[:at], grads[which[at:]]]))], dim)
+    wanted = reference.coalesce([(ids, np.concatenate([grads[:position], grads[which[position:]]]))], dim)
     order = np.argsort(wanted[0])
     assert got[0].tolist() == wanted[0][order].tolist()
     assert got[1].tobytes() == wanted[1][order].tobytes()
@@ -71,9 +71,9 @@ def test_every_dim_and_many_rows_equal_the_twin(dim, num_rows, parts, data):
 def test_an_id_outside_the_vocabulary_undoes_the_frame(bad, vocabulary):
     accumulator = Accumulator(1, vocabulary_size=vocabulary)
     bad = vocabulary if bad == 50 else bad
-    for at in range(3):
+    for number in range(3):
         ids = int64([3, 4, 5])
-        ids[at] = bad
+        ids[number] = bad
         assert not add(accumulator, [(ids, np.ones((3, 1), np.float32))], 0)
         assert len(accumulator) == accumulator.num_distinct == 0
 

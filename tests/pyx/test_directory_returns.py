@@ -20,9 +20,9 @@ def test_a_sample_of_the_shards_has_exactly_their_keys_of_the_whole_directory(ev
         rows = rng.integers(1, 3, len(keys))
         opened(whole, keys, step, rows=rows)
         for bits, part in parts.items():
-            at = sampled(part, keys, bits)
-            assert at.tolist() == sampled(whole, keys, bits).tolist()
-            opened(part, keys[at], step, rows=rows[at])
+            position = sampled(part, keys, bits)
+            assert position.tolist() == sampled(whole, keys, bits).tolist()
+            opened(part, keys[position], step, rows=rows[position])
     expected = by_shard(whole)
     assert whole.num_shards == 4
     assert {name: counts.sum() for name, counts in expected.items()} == {"keys": len(whole), **key_counts(whole)}

@@ -39,8 +39,8 @@ def taken(blocks):
 def whole(pairs, dim):
     """The blocks of a frame as one: an id that is in two of them was in one frame."""
     ids, grads = [np.zeros(0, np.int64)], [np.zeros((0, dim), np.float32)]
-    for some, rows in pairs:
-        ids.append(some)
+    for group, rows in pairs:
+        ids.append(group)
         grads.append(rows)
     return np.concatenate(ids), np.concatenate(grads)
 
@@ -79,7 +79,7 @@ def test_sums_of_every_table_are_the_twins_whatever_the_parts_and_threads(seed, 
 def test_a_bad_row_of_any_table_leaves_nothing_behind(table, bad):
     rng, accumulators, intake = np.random.default_rng(0), made(), Intake()
     blocks = [[Rows(rng.integers(0, 13, 50), np.ones((50, dim), np.float32))] for _, dim in SIZES]
-    good = [list(its) for its in blocks]
+    good = [list(block) for block in blocks]
     ids, grads = blocks[table][0].ids.copy(), blocks[table][0].grads.copy()
     if bad == "id":
         ids[49] = SIZES[table][0]

@@ -23,8 +23,8 @@ def test_an_id_keeps_its_index(ids, others):
     table = IdTable()
     both = int64([*ids, *others])
     known = dict(zip(both.tolist(), reference.index(both).tolist(), strict=True))
-    for some in (ids, others, ids):
-        assert table.insert(int64(some)).tolist() == [known[i] for i in some]
+    for group in (ids, others, ids):
+        assert table.insert(int64(group)).tolist() == [known[i] for i in group]
 
 
 def test_every_int64_may_be_an_id():

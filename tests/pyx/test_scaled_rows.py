@@ -61,8 +61,8 @@ def test_many_rows_of_every_unrolled_dim_equal_the_twin(dim):
     wanted = reference.coalesce_expanded([(ids, gradients, samples, gains)], dim)
     order = np.argsort(wanted[0])
     for parts in (1, 4):
-        found = drained(Accumulator(dim, vocabulary_size=300), [(ids, gradients, samples, gains)], parts)
-        assert found[1].tobytes() == wanted[1][order].tobytes()
+        actual = drained(Accumulator(dim, vocabulary_size=300), [(ids, gradients, samples, gains)], parts)
+        assert actual[1].tobytes() == wanted[1][order].tobytes()
 
 
 @pytest.mark.parametrize("dim", [1, 4, 12, 13])
@@ -110,8 +110,8 @@ def test_gains_that_do_not_fit_are_refused(gains, dtype, message):
 @settings(deadline=None, max_examples=200)
 def test_activations_equal_those_of_the_twin(data, dim, weighted, picked, one_each):
     num_samples, num_rows = data.draw(st.integers(0, 6)), data.draw(st.integers(1, 5))
-    some = st.integers(0, num_samples - 1)
-    samples = range(num_samples) if one_each else data.draw(st.lists(some, max_size=30)) if num_samples else []
+    numbers = st.integers(0, num_samples - 1)
+    samples = range(num_samples) if one_each else data.draw(st.lists(numbers, max_size=30)) if num_samples else []
     samples = np.sort(np.array(samples, np.int64))
     pick = st.lists(st.integers(0, num_rows - 1), min_size=len(samples), max_size=len(samples))
     which = np.array(data.draw(pick), np.uint32) if picked else None
@@ -119,10 +119,10 @@ def test_activations_equal_those_of_the_twin(data, dim, weighted, picked, one_ea
     column = np.array(data.draw(st.lists(values, min_size=number, max_size=number)), np.float32)
     rows = np.outer(column, np.linspace(-1, 1, dim)).astype(np.float32)
     by = np.array(data.draw(st.lists(values, min_size=len(samples), max_size=len(samples))), np.float32)
-    found = combiners.combine(rows, samples, by if weighted else None, num_samples, which)
+    actual = combiners.combine(rows, samples, by if weighted else None, num_samples, which)
     written = rows if which is None else rows[which]
     ones = by if weighted else np.ones_like(by)
-    assert found.tobytes() == reference.combine(written, samples, ones, num_samples).tobytes()
+    assert actual.tobytes() == reference.combine(written, samples, ones, num_samples).tobytes()
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -132,8 +132,8 @@ def test_many_activations_of_every_unrolled_dim_equal_the_twin(dim, weighted):
     rows, which = rng.standard_normal((300, dim), np.float32), rng.integers(0, 300, 5000)
     samples = np.sort(rng.integers(0, 700, 5000))
     by = rng.standard_normal(5000, np.float32) if weighted else np.ones(5000, np.float32)
-    found = combiners.combine(rows, samples, by if weighted else None, 700, which)
-    assert found.tobytes() == reference.combine(rows[which], samples, by, 700).tobytes()
+    actual = combiners.combine(rows, samples, by if weighted else None, 700, which)
+    assert actual.tobytes() == reference.combine(rows[which], samples, by, 700).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,9 @@ def test_many_activations_of_every_unrolled_dim_equal_the_twin(dim, weighted):
 )
 def test_lookups_that_lie_outside_are_refused_and_nothing_is_added(rows, which, samples, gains, message):
     out = np.zeros((3, 2), np.float32)
-    of = [None if array is None else np.array(array, np.int64) for array in (which, samples)]
+    arrays = [None if array is None else np.array(array, np.int64) for array in (which, samples)]
     with pytest.raises(ValueError, match=message):
-        add_rows(np.ones((rows, 2), np.float32), *of, None if gains is None else np.float32(gains), out)
+        add_rows(np.ones((rows, 2), np.float32), *arrays, None if gains is None else np.float32(gains), out)
     assert not out.any()
 
 

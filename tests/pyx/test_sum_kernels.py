@@ -56,25 +56,25 @@ def test_threads_that_follow_and_help_each_other_change_no_bit(dim, vocabulary, 
         grads, which = rng.standard_normal((60_000, dim), np.float32), rng.integers(0, 60_000, 10_000)
         gains = rng.standard_normal(10_000).astype(np.float32)
         frames.append([(ids[:50_000], grads[:50_000]), (ids[50_000:], grads, which, gains)])
-    found = []
+    actual = []
     for threads in (1, 2, 3, 4):
         accumulator = Accumulator(dim, vocabulary_size=vocabulary)
         for number, blocks in enumerate(frames):
             assert add(accumulator, blocks, number, parts, threads)
-        found.append([array.tobytes() for array in drain(accumulator, mean=True)])
-    assert found[1:] == found[:1] * 3
+        actual.append([array.tobytes() for array in drain(accumulator, mean=True)])
+    assert actual[1:] == actual[:1] * 3
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("at", [0, 30_000, 59_999])
+@pytest.mark.parametrize("position", [0, 30_000, 59_999])
 @pytest.mark.parametrize("bad", ["id", "value"])
-def test_a_bad_row_stops_all_threads_and_leaves_nothing(threads, at, bad):
+def test_a_bad_row_stops_all_threads_and_leaves_nothing(threads, position, bad):
     accumulator = Accumulator(8, vocabulary_size=50_000)
     ids, grads = np.arange(60_000) % 50_000, np.ones((60_000, 8), np.float32)
     if bad == "id":
-        ids[at] = 50_000
+        ids[position] = 50_000
     else:
-        grads[at, 7] = np.nan
+        grads[position, 7] = np.nan
     for parts in (1, 2):
         assert not add(accumulator, [(ids, grads)], 0, parts, threads)
         assert len(accumulator) == accumulator.num_distinct == 0

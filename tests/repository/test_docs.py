@@ -72,8 +72,8 @@ ELSEWHERE = re.compile(r"\b(optax\.|ray\.|dask\.|daft\.|beam\.|mapInArrow|connec
 
 
 def blocks(page, language):
-    found = re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    return [re.sub(r"\\\n +", "", block) for block in found] if language == "console" else found
+    matches = re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return [re.sub(r"\\\n +", "", block) for block in matches] if language == "console" else matches
 
 
 def test_the_readmes_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
@@ -164,10 +164,10 @@ def test_sessions_on_pages_show_their_real_output(page, num_examples):
     text = (ROOT / "docs" / page).read_text()
     examples = doctest.DocTestParser().get_doctest(text, {}, page, None, 0)
     output = []
-    found = doctest.DocTestRunner(Untimed(), verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(
+    actual = doctest.DocTestRunner(Untimed(), verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(
         examples, out=output.append
     )
-    assert (found.failed, found.attempted) == (0, num_examples), "".join(output)
+    assert (actual.failed, actual.attempted) == (0, num_examples), "".join(output)
 
 
 def test_the_readmes_way_to_your_own_file_works(tmp_path, monkeypatch, capsys):

@@ -72,17 +72,17 @@ def test_an_error_after_a_frame_is_applied_does_not_apply_it_again(monkeypatch):
 def test_no_commit_falls_between_a_frame_and_its_number(monkeypatch):
     """Who commits holds the gate still; nobody can from before a frame is pushed until it is counted."""
     with service_of() as service, client_of(service) as client:
-        engine, found = service.engine, []
+        engine, actual = service.engine, []
         lock, push = engine.gate.still(), engine.core.push
 
         def pushed(*arguments):
             taken = push(*arguments)
-            found.append(in_thread(lambda: lock.acquire(blocking=False))())
+            actual.append(in_thread(lambda: lock.acquire(blocking=False))())
             return taken
 
         monkeypatch.setattr(engine.core, "push", pushed)
         client.put(FRAMES[:3], "w0")
-        assert found == [False] * 3
+        assert actual == [False] * 3
 
 
 def exchange(service, name):

@@ -162,8 +162,8 @@ def push(writer):
 
 
 def test_producers_that_send_first_are_kept_within_the_limit():
-    with service_of(limits=Limits(producers=1)) as service, client_of(service) as one, client_of(service) as two:
-        a = one.producer("a")
+    with service_of(limits=Limits(producers=1)) as service, client_of(service) as first, client_of(service) as two:
+        a = first.producer("a")
         writer, _ = two.connection.opened()[0].do_put(
             PutRequest(contributor="b", first=1).descriptor(), FRAMES[0].schema
         )

@@ -39,9 +39,9 @@ def push(engine, keys, value=1.0, dim=4, **options):
 
 def log_of(steps, dim=4):
     """A record batch of a log. steps : of each step the keys of its rows"""
-    keys = np.concatenate([np.asarray(some, np.int64) for some in steps])
+    keys = np.concatenate([np.asarray(keys_of_step, np.int64) for keys_of_step in steps])
     values = np.random.default_rng(len(keys)).standard_normal((len(keys), dim))
-    return batch(keys, values, step=np.repeat(np.arange(len(steps)), [len(some) for some in steps]))
+    return batch(keys, values, step=np.repeat(np.arange(len(steps)), [len(keys_of_step) for keys_of_step in steps]))
 
 
 def timed(keys, times, steps=None):
@@ -52,10 +52,10 @@ def timed(keys, times, steps=None):
 
 def cut(batch, sizes):
     """The same rows in batches of these sizes, over and over."""
-    batches, at, turn = [], 0, 0
-    while at < batch.num_rows:
-        batches.append(batch.slice(at, sizes[turn % len(sizes)]))
-        at, turn = at + sizes[turn % len(sizes)], turn + 1
+    batches, start, turn = [], 0, 0
+    while start < batch.num_rows:
+        batches.append(batch.slice(start, sizes[turn % len(sizes)]))
+        start, turn = start + sizes[turn % len(sizes)], turn + 1
     return batches
 
 
@@ -105,7 +105,7 @@ class Reader:
             last = dict(zip(ids, batch["last"].to_pylist(), strict=True))
             kept = [last[key] for key, op in zip(ids, ops, strict=True) if op == "upsert"]
             crc = zlib.crc32(np.array(kept, "<i8").tobytes(), crc)
-            self.last = {key: at for key, at in (self.last | last).items() if at is not None}
+            self.last = {key: start for key, start in (self.last | last).items() if start is not None}
         rows = batch["row"].to_pylist()
         crc = zlib.crc32(np.array([row for row in rows if row is not None], "<f4").tobytes(), crc)
         for column in batch.schema.names[4 : batch.schema.names.index("op")]:

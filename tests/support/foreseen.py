@@ -47,7 +47,7 @@ class Uses:
             # What is known of each table at this step: the uses that it was told of and that have not happened yet.
             self.known.append({name: [*uses_ahead] for name, uses_ahead in self.uses_ahead.items()})
             for name, several in coalesced.items():
-                uses = [np.concatenate([one.ids for one in of.summed]).tolist() for of in several]
+                uses = [np.concatenate([part.ids for part in item.summed]).tolist() for item in several]
                 self.happened[name].append(uses)
                 del self.uses_ahead[name][: len(uses)]
             return apply(coalesced, rates, step)

@@ -30,8 +30,8 @@ def frame_of(rank, number, num_ids=9):
     """The frame with a number of a process: rows of every table but one, many of them repeated, some negative zeros."""
     rng = np.random.default_rng([rank, number])
     frame = {}
-    for at, (name, rows) in enumerate(ROWS.items()):
-        if (rank + number) % len(ROWS) != at:
+    for index, (name, rows) in enumerate(ROWS.items()):
+        if (rank + number) % len(ROWS) != index:
             ids = rng.integers(0, rows if name != "n" else 9, num_ids)
             grads = rng.standard_normal((len(ids), DIMS[name]), np.float32)
             grads[rng.random(grads.shape) < 0.2] = -0.0
@@ -89,10 +89,10 @@ def sliced(mesh, rank, count, _):
 
 def wide_frame(rank, number):
     rng = np.random.default_rng([rank, number])
-    of = {"n": (120, 4), "a": (90, 2)}
+    sizes = {"n": (120, 4), "a": (90, 2)}
     return {
         name: (rng.permutation(rows)[: rows - 20], rng.standard_normal((rows - 20, dim), np.float32))
-        for name, (rows, dim) in of.items()
+        for name, (rows, dim) in sizes.items()
     }
 
 
@@ -101,8 +101,8 @@ def arrays_of(engine):
 
 
 def distinct(frame):
-    found = {name: np.unique(ids, return_index=True)[1] for name, (ids, _) in frame.items()}
-    return {name: (ids[found[name]], grads[found[name]]) for name, (ids, grads) in frame.items()}
+    results = {name: np.unique(ids, return_index=True)[1] for name, (ids, _) in frame.items()}
+    return {name: (ids[results[name]], grads[results[name]]) for name, (ids, grads) in frame.items()}
 
 
 def small_config(**options):

@@ -144,36 +144,36 @@ class Engine:
 
     def looked_up(self, frame):
         """Every lookup of a frame in order, example by example and feature by feature; and how many were cut off."""
-        found, truncated = [], 0
+        results, truncated = [], 0
         for row, example in frame:
             for feature in self.features:
                 shape = self.tables[feature.table].weights.shape
                 with np.errstate(all="ignore"):
-                    one, beyond = lookups(row, feature, *shape, example.features.get(feature.name, Looked(None)))
-                found += one
+                    first, beyond = lookups(row, feature, *shape, example.features.get(feature.name, Looked(None)))
+                results += first
                 truncated += beyond
-        return found, truncated
+        return results, truncated
 
-    def run(self, frames, drops_bad_rows=False, given=None, flush=False):
-        """Frames of ``cut``; given: tag → rate, before the stream's. Raises BadFrameError, or returns the counts."""
+    def run(self, frames, drops_bad_rows=False, call_rates=None, flush=False):
+        """Frames of ``cut``; call_rates: tag → rate, before the stream's. Raises BadFrameError, or returns counts."""
         counts = Counter()
         bad_rows = []
         for number, frame in enumerate(frames):
-            found, truncated = self.looked_up(frame)
-            bad = [one for one in found if one.reason]
+            actual, truncated = self.looked_up(frame)
+            bad = [entry for entry in actual if entry.reason]
             if bad and not drops_bad_rows:
                 raise BadFrameError(number, bad)
             bad_rows += bad
-            counts.update(rows=len(found), frames=1, truncated=truncated)
+            counts.update(rows=len(actual), frames=1, truncated=truncated)
             example = frame[0][1]
             if self.is_stale(example.step):
                 counts["stale"] += 1
                 continue
             rows = {}
-            for one in found:
-                if not one.reason:
-                    rows.setdefault(one.table, []).append((one.id, one.gradient))
-            rates = dict(enumerate(example.rates or [])) | (given or {})
+            for item in actual:
+                if not item.reason:
+                    rows.setdefault(item.table, []).append((item.id, item.gradient))
+            rates = dict(enumerate(example.rates or [])) | (call_rates or {})
             counts["steps"] += self.push(rows, rates)
         if flush and self.held:
             self.open()

@@ -30,4 +30,4 @@ def read(path):
 
 
 def rows_of(path):
-    return [row for one in read(path) for row in one.to_pylist()]
+    return [row for item in read(path) for row in item.to_pylist()]

@@ -73,9 +73,9 @@ def config_of(*more):
 def batches(num=12):
     """Frames of four rows; every fifth is stale, and each has one bad row."""
     rates = lists([[0.5]] * 4)
-    for at in range(num):
-        step = at // 2 - 2 if at % 5 == 4 else 10**6
-        yield batch([1, 2, 1, 99], table="user", step=step, contributor=at, learning_rates=rates)
+    for number in range(num):
+        step = number // 2 - 2 if number % 5 == 4 else 10**6
+        yield batch([1, 2, 1, 99], table="user", step=step, contributor=number, learning_rates=rates)
 
 
 def parsed(text):
@@ -86,11 +86,11 @@ def parsed(text):
 
 def described(text):
     """Prometheus' text → {name: (type, names of its labels)}, as its own parser reads it."""
-    found = {}
+    results = {}
     for family in text_string_to_metric_families(text):
         labels = frozenset(label for sample in family.samples for label in sample.labels)
-        found[family.name + "_total" * (family.type == "counter")] = family.type, labels
-    return found
+        results[family.name + "_total" * (family.type == "counter")] = family.type, labels
+    return results
 
 
 def documented():

@@ -50,9 +50,9 @@ def test_a_number_is_the_same_key_in_every_type(kind):
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.int64()])
 def test_a_number_is_the_same_key_in_every_column(kind):
     engine, other = engine_of(), engine_of()
-    for each, its in ((engine, kind), (other, pa.int64())):
+    for each, id_type in ((engine, kind), (other, pa.int64())):
         gradient = pa.array([[1.0] * 4] * 3, pa.list_(pa.float32(), 4))
-        each.run([pa.record_batch({"id": pa.array([7, 9, 7], its), "gradient": gradient})])
+        each.run([pa.record_batch({"id": pa.array([7, 9, 7], id_type), "gradient": gradient})])
     assert engine.state_hash() == other.state_hash()
     assert engine.keys("user").to_pylist() == [7, 9]
 

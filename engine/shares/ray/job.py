@@ -14,7 +14,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.core import checked_reduction
 from penstock.deltas import DeltaOptions
 from penstock.errors import PeerError, UsageError
-from penstock.io.decoding.reader import ReadOptions
+from penstock.io.decoding.reader import ReadOptions, unverified_text
 from penstock.io.storage.delta_sink import open_deltas
 from penstock.io.storage.quarantine import parse_on_bad_row
 from penstock.io.storage.run_files import RunFiles
@@ -199,7 +199,7 @@ class Job:
             pending=driver.num_accumulated,
             global_step=driver.global_step,
             verified=is_verified,
-            unverified=None if is_verified else _unverified(driver.checksums),
+            unverified=None if is_verified else unverified_text(driver.checksums),
             tables=joined_tables([end.tables for end in ended]),
             learning_rates=ended[0].last_rates if self._config.num_tags else None,
             notes=(*counters.notes(driver.first_bad), *problems),
@@ -221,10 +221,3 @@ def _locked(folder: Folder | None) -> Any:
         yield
     finally:
         folder.unlock()
-
-
-def _unverified(checksums: set[bool]) -> str:
-    """Return why input was not verified, in the words of ``FrameReader.unverified``."""
-    if False not in checksums:
-        return "it was not read to its end"
-    return "not all of it carries checksums" if True in checksums else "it carries no checksums"

@@ -17,8 +17,8 @@ MESSAGES = [message_of(each) for each in FRAMES]
 
 @pytest.fixture
 def nats(tmp_path):
-    with Nats(tmp_path / "nats") as found:
-        yield found
+    with Nats(tmp_path / "nats") as server:
+        yield server
 
 
 def position(client):

@@ -22,8 +22,8 @@ MESSAGES = [message_of(each) for each in FRAMES]
 
 @pytest.fixture
 def nats(tmp_path):
-    with Nats(tmp_path / "nats") as found:
-        yield found
+    with Nats(tmp_path / "nats") as server:
+        yield server
 
 
 @pytest.fixture
@@ -148,8 +148,8 @@ def test_a_broker_that_is_gone_is_bad_input_after_patience(nats, config, refused
 
 def test_validate_reads_a_topic(nats, config, capsys):
     nats.send(*MESSAGES[:3], b"no Arrow")
-    code, found, _ = outcome(capsys, "validate", config, nats.uri)
-    (source,) = found["sources"]
+    code, result, _ = outcome(capsys, "validate", config, nats.uri)
+    (source,) = result["sources"]
     assert (code, source["frames"], source["bad_rows"]) == (3, 3, {"bad_message": 1})
 
 
@@ -183,9 +183,9 @@ class Kept9(Partition):
         self.next = number
 
     def read(self, timeout_s):
-        found = [Message(n + 1, message) for n, message in enumerate(self.messages)][self.next - 1 : self.next + 1]
-        self.next += len(found)
-        return found
+        actual = [Message(n + 1, message) for n, message in enumerate(self.messages)][self.next - 1 : self.next + 1]
+        self.next += len(actual)
+        return actual
 
     def close(self):
         pass

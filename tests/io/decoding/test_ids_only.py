@@ -40,7 +40,7 @@ def parquet(batch, **options):
 
 
 def ipc_file(batch, **options):
-    return stream([batch.slice(at, 5000) for at in range(0, ROWS, 5000)], make=pa.ipc.new_file, **options)
+    return stream([batch.slice(start, 5000) for start in range(0, ROWS, 5000)], make=pa.ipc.new_file, **options)
 
 
 def frames_of(source, ids_only, **options):
@@ -79,21 +79,21 @@ def test_extra_columns_of_an_ipc_file_are_not_read_either():
 
 @pytest.mark.parametrize("write", [lambda batches: stream(batches), log], ids=["stream", "log"])
 def test_gradients_of_a_mapped_stream_may_be_anything(tmp_path, write):
-    batches = [batch_of().slice(at, 5000) for at in range(0, ROWS, 5000)]
+    batches = [batch_of().slice(start, 5000) for start in range(0, ROWS, 5000)]
     data = bytearray(write(batches))
     path = tmp_path / "log.arrows"
     path.write_bytes(data)
     expected = frames_of(path, False)
     for part in batches:
         values = np.asarray(part["gradient"].flatten()).tobytes()
-        at = data.index(values)
-        data[at : at + len(values)] = b"\xff" * len(values)  # NaN
+        offset = data.index(values)
+        data[offset : offset + len(values)] = b"\xff" * len(values)  # NaN
     path.write_bytes(data)
     assert frames_of(path, True) == expected
 
 
 def test_a_log_that_is_read_without_gradients_still_needs_its_closing_record_and_order(tmp_path):
-    whole = log([batch_of(100).slice(at, 10) for at in range(0, 100, 10)])
+    whole = log([batch_of(100).slice(start, 10) for start in range(0, 100, 10)])
     reader = FrameReader(io.BytesIO(whole), ReadOptions({"user": (0, 0)}, ids_only=True))
     assert len(list(reader)) == 1
     assert not reader.verified

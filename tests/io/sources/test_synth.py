@@ -52,9 +52,9 @@ def test_the_same_options_give_the_same_bytes(tmp_path, suffix, distribution):
 
 def test_rows_do_not_depend_on_how_they_are_cut(tmp_path):
     options = {"rows": 150_000, "dim": 3, "vocabulary": 1000}
-    one, many = (columns(write(tmp_path / f"{n}.arrows", rows_per_step=n, **options).log) for n in (150_000, 777))
-    assert one[0].tobytes() == many[0].tobytes()
-    assert one[2].tobytes() == many[2].tobytes()
+    first, many = (columns(write(tmp_path / f"{n}.arrows", rows_per_step=n, **options).log) for n in (150_000, 777))
+    assert first[0].tobytes() == many[0].tobytes()
+    assert first[2].tobytes() == many[2].tobytes()
 
 
 def test_a_longer_log_begins_with_the_shorter(tmp_path):
@@ -160,10 +160,10 @@ def test_the_configuration_trains_every_table_with_adagrad(tmp_path):
 
 
 def test_one_table_is_named_in_the_metadata_and_several_in_a_column(tmp_path):
-    one = table_in(write(tmp_path / "one.arrows").log).schema
+    first = table_in(write(tmp_path / "one.arrows").log).schema
     several = table_in(write(tmp_path / "several.arrows", tables=2).log).schema
-    assert one.names == ["step", "id", "gradient"]
-    assert one.metadata == {b"penstock.table": b"table_0", b"penstock.log": b"1"}
+    assert first.names == ["step", "id", "gradient"]
+    assert first.metadata == {b"penstock.table": b"table_0", b"penstock.log": b"1"}
     assert several.names == ["table", "step", "id", "gradient"]
     assert several.field("table").type == pa.dictionary(pa.int32(), pa.utf8())
 
