@@ -1,11 +1,23 @@
 """Sequences by position, and batches of another size than the configuration's."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 import pytest
-from lookups import ragged, sparse
 
 import penstock as ps
+
+
+def sparse(indices, values, dense_shape=(4, 3)):
+    """A tf.SparseTensor."""
+    indices = np.array(indices, np.int64).reshape(-1, len(dense_shape))
+    return SimpleNamespace(indices=indices, values=np.array(values), dense_shape=np.array(dense_shape))
+
+
+def ragged(values, row_splits=(0, 2, 2, 3, 6)):
+    """A tf.RaggedTensor."""
+    return SimpleNamespace(flat_values=np.array(values), row_splits=np.array(row_splits))
 
 
 def engine_of(batch, length=0, combiner="sum", **feature):

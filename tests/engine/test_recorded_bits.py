@@ -7,6 +7,7 @@ The records were made by the first complete engine and have never been made anew
 import hashlib
 import inspect
 import json
+import struct
 from pathlib import Path
 
 import jax
@@ -14,10 +15,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from batches import batch
-from engines import hash_of_wide_slots
 from jax.sharding import Mesh
 
 import penstock as ps
+
+
+def hash_of_wide_slots(engine):
+    """The state hash of the time when a slot of one number per row repeated it in every column."""
+    digest = hashlib.sha256()
+    for name in sorted(engine.config.table_names):
+        weights, *slots = engine.retrieve_parameters(name).values()
+        digest.update(name.encode() + b"\0" + struct.pack("<qq", *weights.shape))
+        for part in (weights, *slots):
+            digest.update(np.broadcast_to(part, weights.shape).astype("<f4").tobytes())
+    digest.update(struct.pack("<q", engine.global_step))
+    return digest.hexdigest()
+
 
 RECORDS = Path(__file__).parents[1] / "data" / "recorded_bits.json"
 VOCABULARIES = {"user": 500, "item": 90}

@@ -4,11 +4,9 @@
 rewritten: later versions must read what that version wrote. A format that is added later gets a new folder.
 """
 
-import hashlib
 import json
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
@@ -42,22 +40,6 @@ def check_resumed(call, commits, *words):
     assert (report["skipped"], report["state_hash"]) == (EXPECTED[commits]["skipped"], EXPECTED[commits]["resumed"])
     assert ps.Engine.restore(commits).state_hash() == EXPECTED[commits]["resumed"]
     return report
-
-
-def rows_in(path):
-    """id → the values of its columns in a table that ``--out`` wrote."""
-    table = pa.parquet.read_table(path)
-    columns = [np.array(column.to_pylist(), np.float32) for column in table.columns[1:]]
-    return {id_: tuple(column[n].tobytes() for column in columns) for n, id_ in enumerate(table["id"].to_pylist())}
-
-
-def digest(rows):
-    """Return the digest of a store. rows : table → id → the bytes of its row"""
-    hashed = hashlib.sha256()
-    for table, of_table in sorted(rows.items()):
-        for id_, row in sorted(of_table.items()):
-            hashed.update(f"{table}\0{id_}\0".encode() + row)
-    return hashed.hexdigest()
 
 
 def read_frames(path):

@@ -1,8 +1,5 @@
 """Small engines and batches for them."""
 
-import hashlib
-import struct
-
 import numpy as np
 
 import penstock as ps
@@ -37,15 +34,3 @@ def same(parts, others):
 
 def column(engine, name="t"):
     return engine.lookup(name, range(10))[:, 0].tolist()
-
-
-def hash_of_wide_slots(engine):
-    """The state hash of the time when a slot of one number per row repeated it in every column."""
-    digest = hashlib.sha256()
-    for name in sorted(engine.config.table_names):
-        weights, *slots = engine.retrieve_parameters(name).values()
-        digest.update(name.encode() + b"\0" + struct.pack("<qq", *weights.shape))
-        for part in (weights, *slots):
-            digest.update(np.broadcast_to(part, weights.shape).astype("<f4").tobytes())
-    digest.update(struct.pack("<q", engine.global_step))
-    return digest.hexdigest()

@@ -51,17 +51,6 @@ def cut(batches, contribution_rows=None):
     return [rows[start:end] for start, end in pairwise(ends)]
 
 
-def after(batches, frames, number):
-    """What is left of a source after one of its frames: its batches, and their frames."""
-    skip = sum(len(frame) for frame in frames[: number + 1])
-    left = [[(n - skip, example) for n, example in frame] for frame in frames[number + 1 :]]
-    rest, gone = [], skip
-    for batch in batches:
-        rest.append(batch[gone:])
-        gone = max(0, gone - len(batch))
-    return [batch for batch in rest if batch], left
-
-
 # ---- the engine
 
 

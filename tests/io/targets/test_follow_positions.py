@@ -2,17 +2,48 @@
 
 import shutil
 import signal
+from contextlib import contextmanager
 
 import pytest
 from cli import outcome, started
-from followers import catch_up, follower_of, pause
 from limits import HANG_S, until
 from services import client_of, service_of
 from stores import STORES, WITH_FUNCTION, config_of, frame, opened, rows_of
 
 import penstock as ps
 from penstock.errors import StateError, TargetError
+from penstock.io.targets.follower import Follower
 from penstock.io.targets.target import locked
+
+
+@contextmanager
+def follower_of(service, store):
+    """A follower that is driven by its rounds."""
+    target = store.opened_target()
+    with client_of(service) as client:
+        try:
+            yield Follower(client, target, 0.0, 0.0)
+        finally:
+            target.close()
+
+
+def catch_up(follower):
+    """Follow until the store is current."""
+    while not follower.round():
+        pass
+
+
+def pause(target, meanwhile, method="apply"):
+    """Let something happen once, before a target's next call of a method, as if the process was stopped there."""
+    call = getattr(target, method)
+
+    def paused(*arguments):
+        delattr(target, method)
+        meanwhile()
+        return call(*arguments)
+
+    setattr(target, method, paused)
+
 
 FRAMES = [frame(step) for step in range(40)]
 SET_BACK = ["redis", "lmdb", "lance", "delta", "parquet", "function"]
