@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from dynamic import ALL_POLICIES, churning_steps, config_of, cut, in_16_bits, log_of, push
+from dynamic import ALL_POLICIES, churning_steps, config_of, cut, log_of, push
+from engines import stored
 
 import penstock as ps
 from penstock.bridge.backends import formatted
@@ -43,7 +44,7 @@ def test_a_dynamic_table_runs_no_program_that_a_static_table_of_its_capacity_has
     dynamic = config_of(ALL_POLICIES, rows=64, dim=dim)
     static = ps.EmbeddingConfig.from_tables([ps.TableConfig(64, dim, name="user", optimizer=ps.Adagrad(0.1))])
     if bfloat16:
-        static, dynamic = in_16_bits(static), in_16_bits(dynamic)
+        static, dynamic = stored(static, ["user"]), stored(dynamic, ["user"])
     ps.Engine(static, mesh_of(8)).warmup()  # the more devices, the fewer sizes to compile
     assert compilations
     compilations.clear()

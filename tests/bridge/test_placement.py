@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from batches import batch, lists
 from deltas import bytes_of
+from engines import stored
 
 import penstock as ps
 
@@ -30,11 +31,7 @@ def config_of(on_host=(), rows=600):
         )
         for number, (name, optimizer) in enumerate(OPTIMIZERS.items())
     ]
-    message = ps.EmbeddingConfig.from_tables(tables, num_required=2).to_engine_proto()
-    settings = next((table for table in message.table if table.name == "halved"), None)
-    settings = settings or message.table.add(name="halved")
-    settings.storage_dtype = settings.BFLOAT16
-    return ps.EmbeddingConfig.from_proto(message)
+    return stored(ps.EmbeddingConfig.from_tables(tables, num_required=2), ["halved"])
 
 
 def log_of(frames=10, rows=120):

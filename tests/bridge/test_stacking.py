@@ -5,6 +5,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from engines import stored
 from evidence import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,12 +40,7 @@ def config_of(sizes=SIZES, optimizers=None, sharding="DIV", bfloat16=()):
         TableConfig(rows, dim, name=f"t{number}", optimizer=next(optimizers))
         for number, (rows, dim) in enumerate(sizes)
     ]
-    message = EmbeddingConfig.from_tables(tables).to_engine_proto()
-    message.tpu_embedding_configuration.sharding_strategy = 1 if sharding == "MOD" else 0
-    for name in bfloat16:
-        kept = next((t for t in message.table if t.name == name), None) or message.table.add(name=name)
-        kept.storage_dtype = 2
-    return EmbeddingConfig.from_proto(message)
+    return stored(EmbeddingConfig.from_tables(tables), bfloat16, sharding)
 
 
 def frame_of(seed, sizes=SIZES, share=0.3):

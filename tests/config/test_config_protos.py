@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from text_configs import serialized
 
 from penstock.config.engine_config_pb2 import DESCRIPTOR as ENGINE_FILE
 from penstock.config.engine_config_pb2 import EngineConfig
@@ -18,10 +19,6 @@ from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfigur
 def without_json_names(file):
     """As text; protoc leaves these names out of the code that it generates."""
     return "".join(line for line in str(file).splitlines(keepends=True) if "json_name" not in line)
-
-
-def serialized(message):
-    return message.SerializeToString(deterministic=True)
 
 
 @pytest.mark.parametrize("file", [PARAMETERS_FILE, CONFIGURATION_FILE, ENGINE_FILE], ids=lambda file: file.name)

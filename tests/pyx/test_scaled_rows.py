@@ -175,25 +175,6 @@ def column_of(rng, rows=5000, samples=SAMPLES, lookups=LOOKUPS, dim=DIM):
     return pa.StructArray.from_arrays([ids, weights, gradients], ["ids", "weights", "gradient"])
 
 
-@pytest.mark.parametrize("most", [1, 9])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_recv_activations_gives_the_bits_of_numpys_sums(most, weighted):
-    rng = np.random.default_rng(most)
-    engine = ps.Engine(config_of(("a",)))
-    start = engine.lookup("t", range(5000))
-    start[::7] = -0.0
-    engine.load_parameters("t", start)
-    lengths = [1, 1, 1, 1] if most == 1 else [most, 0, 3, 1]
-    ids = [rng.integers(0, 5000, length) for length in lengths]
-    ids[0][0] = 7
-    weights = [rng.standard_normal(length, np.float32) for length in lengths]
-    samples, flat = np.repeat(np.arange(4), lengths), np.concatenate(weights) if weighted else None
-    (activations,), _ = engine.recv_activations([ids], [weights] if weighted else None)
-    by = combiners.gains(samples, flat, 4, "mean")
-    wanted = reference.combine(start[np.concatenate(ids)], samples, by, 4)
-    assert activations.tobytes() == wanted.tobytes()
-
-
 @pytest.mark.parametrize("features", [("a",), ("a", "b")])
 def test_threads_and_batches_do_not_change_the_bits(features):
     rng = np.random.default_rng(0)

@@ -2,6 +2,7 @@
 
 import numpy as np
 from batches import batch, lists
+from engines import stored
 
 import penstock as ps
 
@@ -33,12 +34,7 @@ def _config(placements):
         )
         for name, placement in placements.items()
     ]
-    message = ps.EmbeddingConfig.from_tables(tables, num_required=2).to_engine_proto()
-    if "halved" in placements:
-        settings = next((table for table in message.table if table.name == "halved"), None)
-        settings = settings or message.table.add(name="halved")
-        settings.storage_dtype = settings.BFLOAT16
-    return ps.EmbeddingConfig.from_proto(message)
+    return stored(ps.EmbeddingConfig.from_tables(tables, num_required=2), {"halved"} & placements.keys())
 
 
 def cached(share, look_ahead=0):

@@ -19,14 +19,6 @@ def config_of(dynamic=None, rows=64, dim=4, optimizer=None, name="user", **more)
     return ps.EmbeddingConfig.from_tables([table], **more)
 
 
-def in_16_bits(config, name="user"):
-    """The configuration with the weights of a table in 16 bits."""
-    message = config.to_engine_proto()
-    settings = next((table for table in message.table if table.name == name), None) or message.table.add(name=name)
-    settings.storage_dtype = 2
-    return ps.EmbeddingConfig.from_proto(message)
-
-
 def engine_of(dynamic=None, **options):
     names = ("rows", "dim", "optimizer")
     config = config_of(dynamic, **{name: options.pop(name) for name in names if name in options})

@@ -12,6 +12,16 @@ def engine_of(optimizer=None, tables=("t",), dim=2, rows=10, **options):
     return ps.Engine(config, **options)
 
 
+def stored(config, in_16_bits=(), sharding="DIV"):
+    """The configuration with the weights of some tables in 16 bits, and rows that are distributed so."""
+    message = config.to_engine_proto()
+    message.tpu_embedding_configuration.sharding_strategy = 1 if sharding == "MOD" else 0
+    for name in in_16_bits:
+        settings = next((table for table in message.table if table.name == name), None) or message.table.add(name=name)
+        settings.storage_dtype = settings.BFLOAT16
+    return ps.EmbeddingConfig.from_proto(message)
+
+
 def zeroed(engine, dim=2, rows=10):
     for name in engine.config.table_names:
         slots = {slot: np.full((rows, dim), start, np.float32) for slot, start in engine.config.table(name).slots}

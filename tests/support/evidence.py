@@ -104,6 +104,7 @@ SAMPLED = {
         "counted-3",
         "chance-5",
     ],
+    "test_shares.py::test_shares_of_dynamic_tables_have_the_hash_of_one_engine": ["all-2", "frames-3"],
     "test_shares.py::test_the_deltas_of_all_shares_are_those_of_one_engine": [
         "MOD-1-2",
         "non-lazy-3-1",

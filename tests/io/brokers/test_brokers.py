@@ -5,7 +5,7 @@ import signal
 
 import pyarrow as pa
 import pytest
-from brokers import Nats, message_of
+from brokers import message_of
 from limits import HANG_S, until
 from services import Process, client_of, config_of, connect, frame, free_port, replayed, service_of
 
@@ -13,12 +13,6 @@ from penstock.io.brokers.nats_stream import NatsStream
 
 FRAMES = [frame(number) for number in range(60)]
 MESSAGES = [message_of(each) for each in FRAMES]
-
-
-@pytest.fixture
-def nats(tmp_path):
-    with Nats(tmp_path / "nats") as server:
-        yield server
 
 
 def position(client):

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from at_0db4065 import EXPECTED, GATE, NUM_FRAMES, read_frames, replaying
-from brokers import Nats, Scripted, message_of, numbers_of
+from brokers import Scripted, message_of, numbers_of
 from cli import outcome, started
 from limits import HANG_S, until
 from services import Process, config_of, connect, frame, replayed, service_of
@@ -19,18 +19,6 @@ from penstock.io.brokers.partition_reader import PartitionReader
 FRAMES = [frame(number, step=number) for number in range(30)]
 OTHERS = [frame(number, step=number, seed=1) for number in range(30)]
 MESSAGES, OTHER_MESSAGES = [message_of(each) for each in FRAMES], [message_of(each) for each in OTHERS]
-
-
-@pytest.fixture
-def nats(tmp_path):
-    with Nats(tmp_path / "nats") as server:
-        yield server
-
-
-@pytest.fixture
-def config(tmp_path):
-    config_of().save(tmp_path / "tables.pbtxt")
-    return tmp_path / "tables.pbtxt"
 
 
 def committed(folder):

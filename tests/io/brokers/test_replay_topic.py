@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from brokers import Nats, message_of
+from brokers import message_of
 from cli import outcome, started
 from limits import HANG_S, until
 from services import client_of, config_of, frame, replayed, service_of
@@ -18,18 +18,6 @@ from penstock.io.log import LogWriter
 
 FRAMES = [frame(number, step=number) for number in range(40)]
 MESSAGES = [message_of(each) for each in FRAMES]
-
-
-@pytest.fixture
-def nats(tmp_path):
-    with Nats(tmp_path / "nats") as server:
-        yield server
-
-
-@pytest.fixture
-def config(tmp_path):
-    config_of().save(tmp_path / "tables.pbtxt")
-    return tmp_path / "tables.pbtxt"
 
 
 def test_a_replay_continues_at_the_committed_number(nats, config, tmp_path, capsys):
