@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from penstock.bridge.feeding.dispatcher import DISPATCH
+from penstock.bridge.dispatcher import DISPATCH
 
 COALESCE = "penstock coalesce"
 ROWS, STEPS = 200_000, 20

@@ -21,7 +21,9 @@ from penstock.errors import InputError
 from penstock.pyx.buffer_pool import Sums
 
 Array = npt.NDArray[Any]
+Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+UInt32 = npt.NDArray[np.uint32]
 Float32 = npt.NDArray[np.float32]
 Contributor = int | str | None
 Place = tuple[int, ...]  # in a source that can seek: the number of a message; or a version, a file and a row

@@ -172,7 +172,6 @@ class SourceRun:
     @contextmanager
     def _opened(self) -> Iterator[RunCommits]:
         """Begin to count the run, and open its commits and files."""
-        options = self._options
         self._started_s = time.perf_counter()
         self._core.start_counting()
         self._core.rates = self._rates
@@ -181,10 +180,7 @@ class SourceRun:
             self._session.run(
                 self._reader,
                 self._counters,
-                options.checkpoint,
-                options.every,
-                options.keep,
-                options.resume,
+                self._options,
                 self._quarantine,
                 self._may_commit,
                 self._open_deltas,

@@ -20,7 +20,7 @@ from penstock.errors import UsageError
 from penstock.frames import Float32, Int64
 from penstock.learning_rates import Rates
 from penstock.lockstep import sharing_errors
-from penstock.tables.table_io import reading
+from penstock.tables.table_io import reading, write_tables
 from penstock.validation import place
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class TableAccess:
     def write_tables(self, directory: str | os.PathLike[str]) -> list[Path]:
         """Write ``<table>.parquet`` for every table: id, row, one column per slot, in id order."""
         with self.core.still():
-            return self.core.tables.write(place("directory", directory))
+            return write_tables(self.core.tables, place("directory", directory))
 
     def read_tables(self, directory: str | os.PathLike[str]) -> None:
         """Load tables that ``write_tables`` wrote: set every row listed, and keep the others as they are.

@@ -23,8 +23,8 @@ import numpy as np
 
 from penstock.bridge.backends import create_tables, lanes
 from penstock.bridge.device_tables import DeviceTable, make_mesh
-from penstock.bridge.feeding.dispatcher import LayoutTeam
-from penstock.bridge.feeding.packing import Packer
+from penstock.bridge.dispatcher import LayoutTeam
+from penstock.bridge.packing import Packer
 from penstock.bridge.pallas import tensorcore
 from penstock.bridge.programs import local_apply, row_sharding
 from penstock.bridge.sharding import Layout, TableDefinition

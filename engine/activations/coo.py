@@ -6,14 +6,11 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.activations.batch_shape import check_num_samples
 from penstock.errors import InputError, UsageError
-from penstock.frames import Int64
+from penstock.frames import Array, Int64
 from penstock.validation import MASKED, is_masked
-
-Array = npt.NDArray[Any]
 
 
 class CooIds(NamedTuple):

@@ -20,11 +20,9 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import children
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, expected, outside
 from penstock.errors import InputError, StateError, UsageError
-from penstock.frames import Float32, Int64
+from penstock.frames import Array, Float32, Int64, UInt32
 from penstock.validation import MASKED, is_masked
 
-UInt32 = npt.NDArray[np.uint32]
-Array = npt.NDArray[Any]
 Packed = tuple[Array, Float32, npt.NDArray[np.int32]]
 INTEGER, FLOAT = 0, 1  # an element's type in the mask
 _FINGERPRINT_WORDS = 8

@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.activations.batch_shape import PAD, check_num_samples, num_samples, positions_of_lists, samples_shape
 from penstock.activations.combiners import Lookups, gains
@@ -17,10 +16,9 @@ from penstock.activations.coo import by_sample, is_coo, places
 from penstock.config.id_ranges import ANY_UINT64, expected, outside
 from penstock.config.specs import FeatureSpec
 from penstock.errors import InputError, UsageError
-from penstock.frames import Float32, Int64
+from penstock.frames import Array, Float32, Int64
 from penstock.validation import MASKED, is_masked
 
-Array = npt.NDArray[Any]
 DEFAULT_COMBINER = "sum"  # as in TensorFlow's enqueue ops, if the configuration specifies none
 
 

@@ -20,12 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.bridge.cpu_ffi import CpuTables
-from penstock.bridge.xla_tables import XlaTables, without_marks
-from penstock.row_cache import Moves, RowCache
-
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
+from penstock.bridge.backend_tables import BackendTables, row_ids
+from penstock.bridge.row_cache import Moves, RowCache
+from penstock.bridge.xla_tables import without_marks
+from penstock.frames import Float32, Int64
 
 
 @dataclass
@@ -57,15 +55,14 @@ NO_ROWS = _NewRows(np.empty(0, np.int64), np.empty((0, 0), np.float32))
 
 
 class CachedTables:
-    """One table of all rows on the host, and places for some of them on the devices. ``DeviceTable`` documents the
-    methods.
+    """One table of all rows on the host, and places for some of them on the devices: BackendTables of one member.
 
     host : with the table of all rows; device : with a table whose rows are the places; both have no other table
 
     cache : which row has which place; moved : counts since ``start_counting``
     """
 
-    def __init__(self, host: CpuTables | XlaTables, device: CpuTables | XlaTables, cache: RowCache) -> None:
+    def __init__(self, host: BackendTables, device: BackendTables, cache: RowCache) -> None:
         self._host, self._device, self.cache = host, device, cache
         self.mesh, self.layouts = device.mesh, host.layouts
         (layout,) = host.layouts
@@ -76,7 +73,6 @@ class CachedTables:
         self._is_descending = np.zeros(layout.vocabulary_size, bool)
         self._new = NO_ROWS
         if layout.bfloat16:
-            assert isinstance(device, XlaTables)  # all tables of 16-bit weights are
             device.key_by(0, lambda places: self._keys(cache.rows_at(places)))
         self.start_counting()
 
@@ -196,10 +192,10 @@ class CachedTables:
         self._new = _NewRows(ids[order], values[order])
 
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
-        rows = _rows(ids, len(values))
+        rows = row_ids(ids, len(values))
         places = self._places(rows)
         here = places >= 0
-        if isinstance(self._device, XlaTables):  # as a table on the devices stores them
+        if self.variant != "ffi":  # as a table on the devices stores them
             values = without_marks(values)
         if not here.any():
             self._host.write(0, ids, values, part)
@@ -207,8 +203,12 @@ class CachedTables:
             self._device.write(0, places[here], values[here], part)
             self._host.write(0, rows[~here], values[~here], part)
 
+    def put(self, member: int, ids: Int64, parts: Sequence[Float32]) -> None:
+        for part, values in enumerate(parts):
+            self.write(member, ids, values, part)
+
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
-        places = self._places(_rows(ids, len(out)))
+        places = self._places(row_ids(ids, len(out)))
         here = np.flatnonzero(places >= 0)
         if len(here) < len(out):
             self._host.read(0, ids, out, part)
@@ -245,7 +245,3 @@ def _placed(segments: Sequence[tuple[Int64, Float32]], moves: Moves) -> list[tup
         ends = np.cumsum([len(ids) for ids, _ in segments])[:-1]
         return [(places, sums) for places, (_, sums) in zip(np.split(moves.places, ends), segments, strict=True)]
     return [(moves.places, np.concatenate([sums for _, sums in segments])[moves.positions])]
-
-
-def _rows(ids: Int64 | int, count: int) -> Int64:
-    return np.arange(ids, ids + count) if isinstance(ids, int) else ids

@@ -19,16 +19,13 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import Mesh, PartitionSpec, Sharding, SingleDeviceSharding
 
 from penstock.bridge.programs import AXIS, Program, row_sharding
 from penstock.bridge.sharding import NUM_SHARDS, TableDefinition
+from penstock.frames import Float32, Int64
 from penstock.pyx import update
 from penstock.updates import UpdateRule
-
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
 
 # Floats per cache line.
 LINE_FLOATS = 16
@@ -104,7 +101,7 @@ def touch(mesh: Mesh, num_floats: int) -> Program:
 
 
 class CpuTables:
-    """Tables that lie in one array and are updated by one call. ``DeviceTable`` documents the methods.
+    """BackendTables that lie in one array; every call returns when its work is done.
 
     Rows lie where ``Layout.place`` says; with DIV sharding on one device, in the order of their ids.
 
@@ -139,10 +136,6 @@ class CpuTables:
         return (self._array,)
 
     def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
-        """Apply the optimizer once to rows of several tables.
-
-        updates : (index of the table, segments, learning rate) each, with segments as ``update.Step.update`` takes them
-        """
         self._run(self._step.update, updates)
 
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
@@ -171,6 +164,9 @@ class CpuTables:
     def copy_rows(self, member: int, ids: Int64, out: Float32) -> Callable[[], object]:
         self._run(self._step.copy_all, member, ids[: len(out)], out)
         return self.wait
+
+    def key_by(self, member: int, keys: Callable[[Int64], Int64]) -> None:
+        """Do nothing: no table here has 16-bit weights."""
 
     def wait(self) -> None:
         """Do nothing: every call waits."""

@@ -13,20 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bridge import programs
-from penstock.bridge.cached_tables import CachedTables
-from penstock.bridge.cpu_ffi import CpuTables
+from penstock.bridge.backend_tables import BackendTables
 from penstock.bridge.processes.agreement import Processes
 from penstock.bridge.program_cache import compiler_of
 from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS
-from penstock.bridge.xla_tables import XlaTables
-
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
-Tables = CpuTables | XlaTables | CachedTables
+from penstock.frames import Float32, Int64
 
 
 def make_mesh(mesh: Mesh | None = None) -> Mesh:
@@ -71,24 +65,22 @@ def prepare_thread() -> None:
 
 
 class DeviceTable:
-    """One table's weights and slots.
+    """One table's weights and slots. ``BackendTables`` documents what has no docstring here.
 
     tables : of one backend, whose arrays contain this table; member : its index there
     user_mesh : the mesh of the copies from ``whole``; None: that of the tables
     """
 
-    def __init__(self, tables: Tables, member: int = 0, user_mesh: Mesh | None = None) -> None:
+    def __init__(self, tables: BackendTables, member: int = 0, user_mesh: Mesh | None = None) -> None:
         self._tables, self._member, self._user_mesh = tables, member, user_mesh or tables.mesh
         self.layout = tables.layouts[member]
 
     @property
     def variant(self) -> str:
-        """The variant that updates the table; it changes only if its programs fail (xla_tables.py)."""
         return self._tables.variant
 
     @property
     def problems(self) -> Sequence[str]:
-        """Problems of the programs that update the table, a sentence each; tables of a stack share them."""
         return self._tables.problems
 
     @property
@@ -103,16 +95,7 @@ class DeviceTable:
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
-        """The physical arrays, which other tables may share."""
         return self._tables.arrays
-
-    def pointers(self) -> list[int]:
-        """Return the addresses of the shards of the arrays, after every dispatch is done.
-
-        An in-place update never moves a shard; a changed address means that a table was copied.
-        """
-        self.wait()
-        return [shard.data.unsafe_buffer_pointer() for array in self.arrays for shard in array.addressable_shards]
 
     def apply(self, ids: Int64, grads: Float32, learning_rate: float) -> None:
         """Apply the optimizer once to the rows of distinct ids. grads : float32 (n, dim)
@@ -127,16 +110,9 @@ class DeviceTable:
         self._tables.write(self._member, ids, values, part)
 
     def create_rows(self, ids: Int64, weights: Iterable[Float32]) -> None:
-        """Set the weights of distinct ids, and their slots to the starts.
-
-        weights : float32 (n, dim) in blocks, of which none is larger than the first
-        The write may still be in flight when the call returns; see ``apply``.
-        """
         self._tables.create_rows(self._member, ids, weights)
 
     def key_by(self, keys: Callable[[Int64], Int64]) -> None:
-        """Round rows of 16-bit weights by keys instead of ids. keys : ids → keys, int64 (n,), at every ``apply``"""
-        assert not isinstance(self._tables, CpuTables)  # which has no table of 16-bit weights
         self._tables.key_by(self._member, keys)
 
     def read(self, ids: Int64, part: int = 0) -> Float32:
@@ -152,15 +128,9 @@ class DeviceTable:
 
     @property
     def copies_any_number(self) -> bool:
-        """Whether ``copy_rows`` takes any number of rows; else each padded number is a separate program."""
         return self._tables.copies_any_number
 
     def copy_rows(self, ids: Int64, out: Float32) -> Callable[[], object]:
-        """Start to copy the rows of distinct ids, as they are now, to ``out``: float32 (n, floats of all parts).
-
-        Return a callable that waits for the copy, on any thread. ``out`` may have room for the first ids only. Unless
-        ``copies_any_number``, at most MAX_BUCKET ids per device.
-        """
         return self._tables.copy_rows(self._member, ids, out)
 
     def stream(self, part: int = 0) -> Iterator[Float32]:
@@ -189,7 +159,6 @@ class DeviceTable:
             return jax.make_array_from_single_device_arrays((rows, floats), sharding, shards)
 
     def wait(self) -> None:
-        """Block until every dispatch is done. Raises the device's errors."""
         self._tables.wait()
 
     def _read(self, first: int, stop: int, part: int) -> Iterator[Float32]:

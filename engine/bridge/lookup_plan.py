@@ -17,8 +17,8 @@ from penstock.bridge.functional_table import Feature, Uses
 from penstock.bridge.sharding import Layout, bucket
 from penstock.bridge.stacking import multiple_of
 from penstock.errors import UsageError
+from penstock.frames import Int64
 
-Int64 = npt.NDArray[np.int64]
 # From one size to the next: a step of the user's is compiled for each.
 GROWTH = 2.0
 

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from penstock.bridge.feeding.spreading import spreading
 from penstock.bridge.row_format import Arrays, Line, Planes
+from penstock.bridge.spreading import spreading
 from penstock.bridge.stochastic_rounding import stochastic
 from penstock.errors import ConfigError
 from penstock.updates import Ops, UpdateRule, update

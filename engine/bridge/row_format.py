@@ -34,14 +34,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax.experimental import layout as in_memory
 
 from penstock.bridge.stochastic_rounding import Places
-from penstock.bridge.words import bits_of, floats_of, halves_of, joined_halves
+from penstock.frames import Int32, Int64
 
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 Planes = list[jax.Array]
 Arrays = tuple[jax.Array, ...]
 
@@ -140,10 +137,6 @@ class Line:
         """Return the offset of each of a device's rows in the ``halves * width`` words of its line."""
         inside = rows.astype(np.int64) % self.group
         return inside // self.packed * self.width + inside % self.packed * self.dim
-
-    def inside(self, offsets: Int64) -> Int64:
-        """Return which of the ``group`` rows of a line each offset is that of."""
-        return offsets // self.width * self.packed + offsets % self.width // self.dim
 
     # ---- on the device
 
@@ -295,3 +288,28 @@ def _by_line(part: jax.Array) -> jax.Array:
     """Return ``part`` with its axes laid out in memory in their order: line after line."""
     out: jax.Array = in_memory.with_layout_constraint(part, in_memory.Layout(tuple(range(part.ndim))))
     return out
+
+
+# ---- the 32-bit words of arrays: as the bits of floats, and as halves of 16 bits
+
+
+def floats_of(words: jax.Array) -> jax.Array:
+    """Return the floats whose bits are words."""
+    return jax.lax.bitcast_convert_type(words, jnp.float32)
+
+
+def bits_of(floats: jax.Array) -> jax.Array:
+    """Return the bits of floats as int32."""
+    return jax.lax.bitcast_convert_type(floats, jnp.int32)
+
+
+def halves_of(words: jax.Array) -> jax.Array:
+    """Return words, (n, 1, strip) of int32 or float32, as int16 (n, 2, strip), the low halves first."""
+    words = words if words.dtype == jnp.int32 else bits_of(words)
+    return (words >> np.array([[0], [16]], np.int32)).astype(jnp.int16)
+
+
+def joined_halves(pairs: jax.Array) -> jax.Array:
+    """Return the int32 words of halves: the inverse of ``halves_of``."""
+    low, high = (pairs[:, half : half + 1].astype(jnp.int32) for half in range(2))
+    return low & 0xFFFF | jax.lax.shift_left(high, 16)

@@ -17,17 +17,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.row_format import Line
 from penstock.bridge.stochastic_rounding import Places
 from penstock.errors import ConfigError
+from penstock.frames import Int32, Int64
 from penstock.pyx import partition
 from penstock.updates import UpdateRule
 
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 Room = Callable[[tuple[int, ...], Any], npt.NDArray[Any]]  # creates an array: (shape, dtype) → array
 
 # Enough to load a thousand devices evenly; costs at most this many padding rows per table.
@@ -142,11 +140,6 @@ class Layout:
     def part_dims(self) -> tuple[int, ...]:
         """Floats per row of the weights, then of each slot."""
         return (self.dim, *[1 if self.row_slots else self.dim] * self.num_slots)
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the physical arrays, whose first axes are split evenly over the devices."""
-        return tuple(shape for shape, _ in self.line.arrays(self.num_devices * self.lines_per_device))
 
     @property
     def nbytes(self) -> int:

@@ -4,7 +4,7 @@ Tables with one line format that one program updates share arrays: on every devi
 those of the second, and so on. A step is then one dispatch for all of them. For reads and writes each table is still
 separate: a range of lines, none of them shared with another table.
 
-feeding/packing.py routes the rows of a step to devices and packs them.
+packing.py routes the rows of a step to devices and packs them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.bridge.programs import BY_ROW
 from penstock.bridge.row_format import Line
@@ -33,12 +32,9 @@ from penstock.bridge.sharding import (
     bucket,
     largest_bucket,
 )
+from penstock.frames import Float32, Int32, Int64, UInt32
 from penstock.updates import UpdateRule
 
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-UInt32 = npt.NDArray[np.uint32]
-Float32 = npt.NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
 
 # Per device: TensorFlow's limit for the shard of a stack. Stacking saves nothing for larger tables.
@@ -97,7 +93,7 @@ class Stack:
     """Tables in the same arrays.
 
     line : their line format for steps
-    compact : whether rows are sent without the rest of their lines (feeding/packing.py)
+    compact : whether rows are sent without the rest of their lines (packing.py)
     largest : the most rows, or lines, per device that one dispatch updates
     moving : whether steps also write and read rows
     """
@@ -146,11 +142,6 @@ class Stack:
     @property
     def lines_per_device(self) -> int:
         return self.first_lines[-1]
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the arrays, whose first axes are split evenly over the devices."""
-        return tuple(shape for shape, _ in self.line.arrays(self.num_devices * self.lines_per_device))
 
     @property
     def nbytes(self) -> int:

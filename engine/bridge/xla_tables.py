@@ -14,21 +14,18 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import Mesh
 
 from penstock.bridge import programs
-from penstock.bridge.feeding.dispatcher import Dispatcher
-from penstock.bridge.feeding.packing import Packer
+from penstock.bridge.backend_tables import row_ids
+from penstock.bridge.dispatcher import Dispatcher
+from penstock.bridge.packing import Packer
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.row_format import UNTOUCHED, Line
 from penstock.bridge.sharding import TableDefinition
 from penstock.bridge.stacking import MemberRows, Stack
 from penstock.bridge.stochastic_rounding import key_of, nearest, words_of
-
-Int64 = npt.NDArray[np.int64]
-UInt32 = npt.NDArray[np.uint32]
-Float32 = npt.NDArray[np.float32]
+from penstock.frames import Float32, Int64, UInt32
 
 log = logging.getLogger("penstock")
 
@@ -37,7 +34,7 @@ WATCHED_STEPS = 3
 
 
 class XlaTables:
-    """Tables that share arrays and are updated by one dispatch. ``DeviceTable`` documents the methods.
+    """BackendTables that are updated by one dispatch.
 
     definitions : of one group of ``stacking.stacked``
     variant : "xla" or "pallas"; dispatcher : runs the dispatches; None: a separate one
@@ -83,11 +80,6 @@ class XlaTables:
         return self.programs.variant
 
     def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
-        """Queue one optimizer application to rows of several tables.
-
-        updates : as for ``CpuTables.apply``
-        step, application : the number of the step and of the application in it, which key the rounding to bfloat16
-        """
         names = [self.layouts[member].name for member, _, _ in updates]
         reader = f"{quoted(names)}, step {step}"
         # Stacked tables share one learning rate. Only tables that are not stacked are rounded by the key (stacking.py).
@@ -176,7 +168,7 @@ class XlaTables:
 
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
         self._dispatcher.drain()
-        self._write(self._writing(member), member, _ids(ids, len(values)), values, part)
+        self._write(self._writing(member), member, row_ids(ids, len(values)), values, part)
 
     def create_rows(self, member: int, ids: Int64, weights: Iterable[Float32]) -> None:
         reader, first = self._writing(member), 0
@@ -186,7 +178,6 @@ class XlaTables:
             first += len(block)
 
     def put(self, member: int, ids: Int64, parts: Sequence[Float32]) -> None:
-        """Queue writes of all parts of rows of distinct ids, each float32 (n, floats of the part); see ``apply``."""
         reader = self._writing(member)
 
         def write() -> None:
@@ -210,7 +201,7 @@ class XlaTables:
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
         self._dispatcher.drain()
-        ids = _ids(ids, len(out))
+        ids = row_ids(ids, len(out))
         if not (ids[1:] > ids[:-1]).all():
             distinct, inverse = np.unique(ids, return_inverse=True)
             rows = np.empty((len(distinct), out.shape[1]), np.float32)
@@ -268,10 +259,6 @@ def without_marks(values: Float32) -> Float32:
     """Return values with another NaN in place of the one that marks elements without a gradient."""
     reserved = values.view(np.int32) == UNTOUCHED
     return np.where(reserved, np.float32(np.nan), values) if reserved.any() else values
-
-
-def _ids(ids: Int64 | int, count: int) -> Int64:
-    return np.arange(ids, ids + count) if isinstance(ids, int) else ids
 
 
 def _flat(answers: jax.Array) -> Float32:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from penstock.checkpoint.writer import CommitWriter
 from penstock.core import StepObserver, Stepped
 from penstock.frames import Float32, Int64
 from penstock.options import KEEP
+
+if TYPE_CHECKING:
+    from penstock.bridge.device_tables import DeviceTable
 
 # Approximate size of a block of rows: the longest copy that a step may have to wait for.
 BLOCK_BYTES = 1 << 18
@@ -40,25 +43,10 @@ SHARE = WRITING_SHARE = 0.15
 NO_MEMORY = np.empty(0, np.float32)
 
 
-class SavedTable(Protocol):
-    """The interface of a device table that the saver uses."""
-
-    @property
-    def part_dims(self) -> tuple[int, ...]: ...
-
-    @property
-    def stride(self) -> int: ...
-
-    @property
-    def copies_any_number(self) -> bool: ...
-
-    def copy_rows(self, ids: Int64, out: Float32) -> Callable[[], object]: ...
-
-
 class Saved(NamedTuple):
     """One table as the saver sees it. all_change : whether every step changes every row"""
 
-    table: SavedTable
+    table: DeviceTable
     num_rows: int
     all_change: bool
 

@@ -22,7 +22,7 @@ class RunCommits(CommitListener):
     saver : of its commits; None: it does not commit
     start : the frames to skip, because the checkpoint contains them; positions : of this run, none counted yet
     every : steps between two commits; None: only at the end
-    files : of bad rows and of deltas; has_new_files : whether no commit refers to one of them yet
+    files : of bad rows and of deltas
     may_commit : called before each commit
 
     num_skipped : number of frames to skip
@@ -40,12 +40,11 @@ class RunCommits(CommitListener):
         positions: Positions,
         every: int | None,
         files: RunFiles,
-        has_new_files: bool,
         may_commit: Callable[[], bool],
     ) -> None:
         self._core, self._reader, self._start = core, reader, start
         self.counters, self.positions, self._every = counters, positions, every
-        self.files, self._has_new_files, self._may_commit = files, has_new_files, may_commit
+        self.files, self._has_new_files, self._may_commit = files, files.any_new, may_commit
         self._commits = None if saver is None else CommitSession(core, saver, every, self)
         self._error: BaseException | None = None  # of counting a frame, or of the background thread
         # The places of the sources in the commit in flight, and in a durable one that no source knows of yet.

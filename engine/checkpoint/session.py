@@ -21,7 +21,7 @@ from penstock.filesystem.descriptors import reserve
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.storage.run_files import OpenDeltas, RunFiles
-from penstock.options import KEEP
+from penstock.options import KEEP, Options
 from penstock.stats import Counters
 from penstock.validation import whole
 
@@ -145,21 +145,19 @@ class CheckpointSession(StepObserver):
         self,
         reader: FrameReader,
         counters: Counters,
-        checkpoint: str | os.PathLike[str] | None,
-        every: int | None,
-        keep: int,
-        resume: bool,
-        quarantine: Path | None = None,
-        may_commit: Callable[[], bool] = lambda: True,
-        open_deltas: OpenDeltas | None = None,
+        options: Options,
+        quarantine: Path | None,
+        may_commit: Callable[[], bool],
+        open_deltas: OpenDeltas | None,
     ) -> Iterator[RunCommits]:
         """Open a run, which ends with ``RunCommits.end``. If an error ends it, commit the state if it is consistent.
 
-        checkpoint, every, keep, resume : as for ``Engine.run``
+        options : checkpoint, every, keep and resume, as for ``Engine.run``
         quarantine : the file of bad rows
         may_commit : called before each commit; a resumed run repeats the frames that were not committed
         open_deltas : creates the file of deltas, after the checkpoint's folder is locked
         """
+        checkpoint, every, resume = options.checkpoint, options.every, options.resume
         if checkpoint is not None and self._in_job:
             self.save(checkpoint)  # raises
         if checkpoint is None and every is not None:
@@ -169,7 +167,7 @@ class CheckpointSession(StepObserver):
         positions.follow(self.positions)
         start = self.positions if resume else Positions()
         start.seek(reader, positions)
-        saver = None if checkpoint is None else self._opened(Folder(checkpoint), keep, resume)
+        saver = None if checkpoint is None else self._opened(Folder(checkpoint), options.keep, resume)
         stores = saver is not None or self._stores(None)
         files = RunFiles(self._core.gate.still, self.files.committed)
         if stores:
@@ -179,11 +177,8 @@ class CheckpointSession(StepObserver):
         try:
             has_committed = None if saver is None else saver.has_committed
             with files.opened(quarantine, open_deltas, resume, has_committed):
-                has_new = saver is not None and files.any_new
                 with self._core.gate.still():
-                    run = RunCommits(
-                        self._core, saver, reader, counters, start, positions, every, files, has_new, may_commit
-                    )
+                    run = RunCommits(self._core, saver, reader, counters, start, positions, every, files, may_commit)
                     self._runs.append(run)
                     if not start.num_frames and self._stores(run):
                         self.positions = positions

@@ -1,8 +1,8 @@
 """The writer of one commit, on a dedicated thread: takes records, and writes a data file and its manifest.
 
-The writer lends memory for copied rows from a bounded ring buffer (ring_buffer.py): a caller waits for more. The thread
+The writer lends memory for copied rows from a bounded ring buffer (``Ring``): a caller waits for more. The thread
 accesses no table, and takes only the writer's lock. Steps share the cores with it, so it works in small pieces, when
-the throttle allows it (throttle.py), and starts write-back early, so that no long fsync remains at the end.
+the throttle allows it (``Pace``), and starts write-back early, so that no long fsync remains at the end.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import NamedTuple
 from penstock.checkpoint.manifests import new_digest
 from penstock.checkpoint.parts import ALL_ROWS, PartRows
 from penstock.checkpoint.records import MAGIC, Record
-from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Commit, DataFile, Folder
-from penstock.checkpoint.throttle import Pace
 from penstock.frames import Float32
 
 # The background copies no more rows while this much waits for the disk; a step copies as long as there is room.
@@ -178,3 +176,99 @@ class CommitWriter:
         if self._cancelled:
             raise InterruptedError("the commit was given up")
         return self._records.popleft()
+
+
+class Pace:
+    """A throttle: the time that one thread allows another to work, none at first; ``expedite`` removes the limit.
+
+    If a step uses as many threads as there are cores, another thread delays it, by up to a time slice. Whenever that
+    thread wakes, it also takes the interpreter's lock, and the step waits for it. Between two steps some work is
+    single-threaded, and writing then costs the steps little. So the writing thread is woken only then, right after a
+    step, for a share of the last step's time.
+
+    Each counter is written by one thread only, so no lock is needed, which a descheduled thread could hold.
+    """
+
+    def __init__(self) -> None:
+        self._allowed_s = self._used_s = 0.0
+        self._expedited = False
+        self._turn = threading.Event()
+
+    def allow(self, seconds: float) -> None:
+        """Allow this much more work, in seconds, and end the expedited time, whose work does not count."""
+        if self._expedited:
+            self._expedited, self._allowed_s = False, self._used_s
+        self._allowed_s += seconds
+        self._turn.set()
+
+    def expedite(self) -> None:
+        """Allow unlimited work until the next ``allow``: no step runs, or a caller waits for the commit."""
+        self._expedited = True
+        self._turn.set()
+
+    def add_work(self, seconds: float) -> None:
+        """Count seconds of work, and wait until more is allowed. Called by the writing thread."""
+        self._used_s += seconds
+        self.wait_for(lambda: self._expedited or self._used_s < self._allowed_s)
+
+    def wait_for(self, there: Callable[[], object]) -> None:
+        """Wait until ``there`` returns true, checked at every allowance. Called by the writing thread."""
+        while not there():
+            self._turn.clear()
+            # An event between the two checks has set it again.
+            if not there():
+                self._turn.wait()
+
+    def wake(self) -> None:
+        """Wake the writing thread for new work while expedited; otherwise the next allowance wakes it."""
+        if self._expedited:
+            self._turn.set()
+
+
+class Ring:
+    """A ring buffer for rows on their way to disk: pieces of memory, returned in the order in which they were lent.
+
+    So pieces of any size share the memory without a search for gaps. An empty ring starts over at the front, so most of
+    the time only a small part of the memory is touched.
+    memory : float32, all of it free
+    """
+
+    def __init__(self, memory: Float32) -> None:
+        self._memory = memory
+        self._lent: deque[tuple[int, int]] = deque()
+
+    @property
+    def num_floats(self) -> int:
+        return len(self._memory)
+
+    @property
+    def lent_bytes(self) -> int:
+        """Return the bytes in use: those lent, and those that the order of the pieces makes unavailable."""
+        try:
+            (first, _), (_, end) = self._lent[0], self._lent[-1]
+        except IndexError:
+            return 0
+        return 4 * (end - first if end > first else end - first + len(self._memory))
+
+    def lend(self, num_floats: int) -> Float32 | None:
+        """Lend a piece of float32, its contents undefined. Return None if there is no room for it."""
+        start = self._start(num_floats)
+        if start is None:
+            return None
+        self._lent.append((start, start + num_floats))
+        return self._memory[start : start + num_floats]
+
+    def take_back(self) -> None:
+        """Free the piece that was lent first."""
+        self._lent.popleft()
+
+    def _start(self, num_floats: int) -> int | None:
+        size = len(self._memory)
+        if not self._lent:
+            return 0 if num_floats <= size else None
+        (first, _), (newest, end) = self._lent[0], self._lent[-1]
+        if newest < first:  # wrapped around: the front is lent up to end
+            return end if end + num_floats <= first else None
+        if end + num_floats <= size:
+            return end
+        return 0 if num_floats <= first else None

@@ -28,9 +28,9 @@ from penstock.config.features import flatten, pack
 from penstock.config.specs import TableSpec
 from penstock.errors import UsageError, UsageTypeError, listed
 from penstock.frames import Float32
+from penstock.tables.arguments import checked_parts
 from penstock.tables.initializers import start_of
 from penstock.tables.orbax import WEIGHTS
-from penstock.tables.table_io import checked_parts
 from penstock.updates import OptaxRule, UpdateRule
 
 Tables = dict[str, Table]

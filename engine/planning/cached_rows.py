@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from penstock.bridge.row_cache import RowCache
 from penstock.config.specs import TableSpec
 from penstock.frames import Int64
-from penstock.row_cache import RowCache
 
 
 @dataclass

@@ -27,7 +27,7 @@ _GENERATIONS = 2
 
 
 class ShareTables(Protocol):
-    """The rows of all tables in one share. ``TablesById`` is one."""
+    """The rows of all tables in one share. ``TableSet`` is one."""
 
     def in_order(self, name: str) -> tuple[Int64, KeyArrays]: ...
 
@@ -65,7 +65,7 @@ class WholeTables:
         spec, count = self._specs[name], len(self._shares)
         if spec.dynamic is None:
             orders = None
-            sizes = np.array([Share(spec.vocabulary_size, self._mod, rank, count).num_rows for rank in range(count)])
+            sizes = np.array([Share(rank, count, spec.vocabulary_size, self._mod).num_rows for rank in range(count)])
         else:
             orders = [share.in_order(name)[0] for share in self._shares]
             sizes = np.array([len(rows) for rows in orders])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.stochastic_rounding import nearest
-from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, exact_integers, expected, outside
+from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.config.specs import TableSpec
-from penstock.errors import CapacityError, StateError, UsageError
+from penstock.errors import CapacityError, StateError
 from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.stats import KeyReport
+from penstock.tables.arguments import valid_ids
 from penstock.tables.initializers import Run, scattered_rows
 from penstock.tables.key_directory import (
     clock_at,
@@ -31,7 +33,6 @@ from penstock.tables.key_directory import (
     no_room,
     no_room_for_load,
 )
-from penstock.validation import MASKED, is_masked
 
 if TYPE_CHECKING:
     from penstock.bridge.device_tables import DeviceTable
@@ -273,21 +274,73 @@ class DynamicTable:
         return places
 
 
-def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
-    """Return ids as int64, shape (n,). Raises UsageError for an id outside the table.
+Look = Callable[[str], tuple[list[Coalesced], Int64 | None]]
 
-    vocabulary_size : or ANY_INT64 or ANY_UINT64
-    """
-    if is_masked(ids):
-        raise UsageError(f"table '{table}', ids: {MASKED}")
-    try:
-        array = np.asarray(ids)
-    except ValueError as error:
-        raise UsageError(f"table '{table}': expected integer ids: {error}") from None
-    exact = exact_integers(ids, array)
-    if exact is None:
-        raise UsageError(f"table '{table}': expected integer ids, got {array.dtype}")
-    array = exact.reshape(-1)
-    if array.size and (bad := outside(array, vocabulary_size)).any():
-        raise UsageError(f"table '{table}': expected {expected(vocabulary_size)}, got {array[bad][0]}")
-    return array.astype(np.uint64 if vocabulary_size == ANY_UINT64 else np.int64).view(np.int64)
+
+class TableKeys(dict[str, DynamicTable]):
+    """The dynamic tables of one engine by name; it may have none."""
+
+    # ---- a step or a load
+
+    def plan(self, look: Look, step: int, time: int | None) -> None:
+        """Decide which keys get and lose rows in a step. look : ``TableStore.look`` of a table
+
+        time : the largest of any frame so far, if frames have times. Raises CapacityError; nothing has changed then.
+        """
+        try:
+            for name, table in self.items():
+                table.plan(*look(name), table.clock_at(step, time), step)
+        except BaseException:
+            for table in self.values():
+                table.drop_plan()
+            raise
+
+    def with_rows(self, coalesced: dict[str, list[Coalesced]]) -> dict[str, list[Coalesced]]:
+        """Return the sums of the planned step by row, where they were by key."""
+        for name, table in self.items():
+            coalesced[name] = table.with_rows(coalesced[name])
+        return coalesced
+
+    def carry_out(self) -> None:
+        """Carry the plans out: new keys get their initial rows. The updates of the step follow."""
+        for table in self.values():
+            table.carry_out()
+
+    def have_lost(self) -> bool:
+        """Return whether the step or load has removed a key."""
+        return any(table.num_removed for table in self.values())
+
+    def forget_changes(self) -> None:
+        """End a step or a load."""
+        for table in self.values():
+            table.forget_changes()
+
+    def run_on(self, run: Run) -> None:
+        """Use these threads. run : runs tasks"""
+        for table in self.values():
+            table.run = run
+
+    # ---- counts
+
+    def start_counting(self) -> None:
+        """Reset the counts of the previous run."""
+        for table in self.values():
+            table.start_counting()
+
+    def expired_waiting(self, still: Callable[[], AbstractContextManager[object]]) -> dict[str, int]:
+        """Return how many expired keys of every table still have a row, for which all entries are read.
+
+        still : keeps frames out while some shards are read
+        """
+        counts = dict.fromkeys(self, 0)
+        for name, table in self.items():
+            directory = table.directory
+            at_once = max(1, _ROWS_AT_ONCE * directory.num_shards // directory.capacity)
+            for first in range(0, directory.num_shards, at_once):
+                with still():
+                    counts[name] += directory.num_expired_waiting(first, at_once)
+        return counts
+
+    def reports(self, expired_waiting: Mapping[str, int]) -> dict[str, KeyReport]:
+        """Return the keys of every table now, and what became of keys since ``start_counting``."""
+        return {name: table.report(expired_waiting[name]) for name, table in self.items()}

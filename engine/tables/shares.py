@@ -7,9 +7,10 @@ A share keeps its rows as a separate table, whose rows count from 0: its sums an
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,42 +29,60 @@ Draw = Callable[[int, int], Float32]
 _DRAWN_ROWS = 1 << 14
 
 
-class TableShare(Protocol):
-    """The rows of one table in one share. stride : distance between the whole table's rows that are neighbours here"""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def num_rows(self) -> int: ...
-    @property
-    def held_rows(self) -> int: ...
-    @property
-    def stride(self) -> int: ...
-    def locate(self, ids: Int64) -> tuple[Int64, Int64]: ...
-    def ids(self, numbers: Numbers) -> Numbers: ...
-
-
 @dataclass(frozen=True)
-class Share:
-    """The rows of a static table in one share. rank : of the share; count : number of shares; mod : MOD, else DIV"""
+class AnyShare(ABC):
+    """The rows of one table in one share. rank : of the share; count : number of shares
 
-    vocabulary_size: int
-    mod: bool
+    stride : distance between the whole table's rows that are neighbours here
+    """
+
     rank: int
     count: int
 
     @property
+    def stride(self) -> int:
+        return 1
+
+    @property
+    @abstractmethod
     def num_rows(self) -> int:
         """Rows in this share; 0 is possible, because a table can have fewer rows than there are shares."""
-        quotient, remainder = divmod(self.vocabulary_size, self.count)
-        return quotient + (self.rank < remainder)
 
     @property
     def held_rows(self) -> int:
         """Rows of the table that this share keeps: one that no id has, if the share has none."""
         return max(1, self.num_rows)
+
+    @abstractmethod
+    def locate(self, ids: Int64) -> tuple[Int64, Int64]:
+        """Return the share of each of these valid ids, and the id's number there: int64 (n,) each."""
+
+    @abstractmethod
+    def ids(self, numbers: Numbers) -> Numbers:
+        """Return the ids of numbers here; beyond the vocabulary for a row that no id has."""
+
+    def select(self, ids: Int64) -> tuple[Int64, Int64]:
+        """Return the positions of the ids in this share, and their numbers here: int64 (m,) each."""
+        ranks, numbers = self.locate(ids)
+        places: npt.NDArray[np.int64] = np.flatnonzero(ranks == self.rank)
+        return places, numbers[places]
+
+    def among(self, rank: int, count: int) -> Self:
+        """Return another share of the same table."""
+        return replace(self, rank=rank, count=count)
+
+
+@dataclass(frozen=True)
+class Share(AnyShare):
+    """The rows of a static table in one share. mod : MOD, else DIV"""
+
+    vocabulary_size: int
+    mod: bool
+
+    @property
+    def num_rows(self) -> int:
+        quotient, remainder = divmod(self.vocabulary_size, self.count)
+        return quotient + (self.rank < remainder)
 
     @property
     def _first(self) -> int:
@@ -75,20 +94,10 @@ class Share:
         return self.count if self.mod else 1
 
     def locate(self, ids: Int64) -> tuple[Int64, Int64]:
-        """Return the share of each of these valid ids, and the id's number there: int64 (n,) each."""
         return partition.locate(ids, self.vocabulary_size, self.count, self.mod)
 
-    def select(self, ids: Int64) -> tuple[Int64, Int64]:
-        """Return the positions of the ids in this share, and their numbers here: int64 (m,) each."""
-        return _select(self, ids)
-
     def ids(self, numbers: Numbers) -> Numbers:
-        """Return the ids of numbers here; beyond the vocabulary for a row that no id has."""
         return numbers * self.stride + self._first
-
-    def among(self, rank: int, count: int) -> Share:
-        """Return another share of the same table."""
-        return replace(self, rank=rank, count=count)
 
     def initializer(self, draw: Draw) -> Draw:
         """Return the initializer of this share's rows. draw : that of the whole table's, (first, count) → rows"""
@@ -110,48 +119,26 @@ class Share:
 
 
 @dataclass(frozen=True)
-class KeyShare:
+class KeyShare(AnyShare):
     """The rows of a dynamic table in one share. Its ids are keys, which have no numbers: ``locate`` returns the keys.
 
-    table, capacity, seed : of the whole table; rank, count : as in Share
+    ``ids`` returns which rows of the whole table the rows here are.
+    table, capacity, seed : of the whole table
     """
 
     table: str
     capacity: int
     seed: int
-    rank: int
-    count: int
 
     @property
     def num_rows(self) -> int:
         return key_owners.owned_rows(self.capacity, self.rank, self.count)[1]
 
-    @property
-    def held_rows(self) -> int:
-        return max(1, self.num_rows)
-
-    @property
-    def stride(self) -> int:
-        return 1
-
     def locate(self, ids: Int64) -> tuple[Int64, Int64]:
-        """Return the share of each of these keys, int64 (n,), and the keys."""
         return key_owners.owners(ids, self.seed, self.table, self.capacity, self.count), ids
 
-    def select(self, ids: Int64) -> tuple[Int64, Int64]:
-        """Return the positions of the keys in this share, and the keys: int64 (m,) each."""
-        return _select(self, ids)
-
     def ids(self, numbers: Numbers) -> Numbers:
-        """Return which rows of the whole table the rows here are."""
         return numbers + key_owners.owned_rows(self.capacity, self.rank, self.count)[0]
-
-    def among(self, rank: int, count: int) -> KeyShare:
-        """Return another share of the same table."""
-        return replace(self, rank=rank, count=count)
-
-
-AnyShare = Share | KeyShare
 
 
 def checked_share(share: object) -> tuple[int, int]:
@@ -167,9 +154,9 @@ def checked_share(share: object) -> tuple[int, int]:
 def shares_of(specs: Iterable[TableSpec], mod: bool, seed: int, rank: int, count: int) -> dict[str, AnyShare]:
     """Return one share of every table, by name. mod : the configuration's strategy is MOD; else DIV"""
     return {
-        spec.name: Share(spec.vocabulary_size, mod, rank, count)
+        spec.name: Share(rank, count, spec.vocabulary_size, mod)
         if spec.dynamic is None
-        else KeyShare(spec.name, spec.vocabulary_size, seed, rank, count)
+        else KeyShare(rank, count, spec.name, spec.vocabulary_size, seed)
         for spec in specs
     }
 
@@ -189,9 +176,3 @@ def _reduced(block: Rows, share: AnyShare) -> Rows:
     places, numbers = share.select(np.ascontiguousarray(block.ids))
     which = places if block.which is None else block.which[places]
     return Rows(numbers, block.grads, which, None if block.gains is None else block.gains[places])
-
-
-def _select(share: TableShare, ids: Int64) -> tuple[Int64, Int64]:
-    ranks, numbers = share.locate(ids)
-    places: npt.NDArray[np.int64] = np.flatnonzero(ranks == share.rank)
-    return places, numbers[places]

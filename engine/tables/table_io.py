@@ -4,71 +4,26 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from penstock.errors import CapacityError, StateError, UsageError
 from penstock.frames import Float32, Int64
 from penstock.io.storage.table_files import TablesWriter, check_table, read_table
-from penstock.tables.orbax import WEIGHTS, is_orbax, load_tree, parts_of
-from penstock.validation import MASKED, is_masked
+from penstock.tables.orbax import is_orbax, load_tree, parts_of
+from penstock.tables.table_set import TableSet
 
-if TYPE_CHECKING:
-    from penstock.bridge.device_tables import DeviceTable
-    from penstock.bridge.processes.agreement import Processes
-    from penstock.tables.dynamic_table import DynamicTable
-
-Block = tuple[str, Int64, Mapping[int, Float32]]  # the arguments of ``Tables.set_rows``
+Block = tuple[str, Int64, Mapping[int, Float32]]  # the arguments of ``TableSet.set_rows``
 
 
-class Tables(Protocol):
-    """The part of a TableSet that files need."""
-
-    @property
-    def specs(self) -> Mapping[str, Any]: ...
-    @property
-    def processes(self) -> Processes | None: ...
-    @property
-    def dynamic(self) -> Mapping[str, DynamicTable]: ...
-    def table(self, name: str) -> DeviceTable: ...
-    def whole(self, name: str) -> DeviceTable: ...
-    def parts(self, name: str) -> dict[str, int]: ...
-    def own(self, name: str, ids: Int64, parts: list[Float32]) -> tuple[Int64, list[Float32]]: ...
-    def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None: ...
-
-
-def checked_parts(
-    table: str, parts: Sequence[str], by_name: Mapping[str, Any], num_rows: int, part_dims: Sequence[int]
-) -> dict[int, Float32]:
-    """Return part → copies of the values, float32 (num_rows, floats of the part), contiguous.
-
-    parts : the names of all parts; by_name : the values. Raises UsageError for missing or other slots and wrong shapes.
-    """
-    if by_name.keys() != set(parts):
-        wanted, got = (", ".join(name for name in names if name != WEIGHTS) or "none" for names in (parts, by_name))
-        raise UsageError(f"table '{table}': expected the slots {wanted}; got {got}")
-    values = {}
-    for part, (name, dim) in enumerate(zip(parts, part_dims, strict=True)):
-        if is_masked(by_name[name]):
-            raise UsageError(f"table '{table}', {name}: {MASKED}")
-        try:
-            value = np.array(by_name[name], np.float32, order="C")
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"table '{table}', {name}: expected floats of shape {(num_rows, dim)}: {error}") from None
-        if value.shape != (num_rows, dim):
-            raise UsageError(f"table '{table}', {name}: expected shape {(num_rows, dim)}, got {value.shape}")
-        values[part] = value
-    return values
-
-
-def write_tables(tables: Tables, directory: str | os.PathLike[str]) -> list[Path]:
+def write_tables(tables: TableSet, directory: str | os.PathLike[str]) -> list[Path]:
     """Write one Parquet file per table, all of them or none; return their paths.
 
     Over several processes the first one writes; the others read along, and return none.
     """
+    tables.check_all_rows("a file of --out")
     processes = tables.processes
     if processes is not None and processes.rank:
         for name in tables.specs:
@@ -90,7 +45,7 @@ def _blocks(stream: Callable[[int], Iterable[Float32]], num_parts: int) -> Itera
     return zip(*(stream(part) for part in range(num_parts)), strict=True)
 
 
-def reading(tables: Tables, directory: str | os.PathLike[str]) -> Callable[[], None]:
+def reading(tables: TableSet, directory: str | os.PathLike[str]) -> Callable[[], None]:
     """Return a callable that sets every row in the files of ``write_tables``, or all rows from an Orbax checkpoint.
 
     Parquet files are checked for presence and columns now, and row by row when the callable runs.
@@ -114,12 +69,12 @@ def reading(tables: Tables, directory: str | os.PathLike[str]) -> Callable[[], N
     return read
 
 
-def _columns(tables: Tables, name: str) -> dict[str, int]:
+def _columns(tables: TableSet, name: str) -> dict[str, int]:
     """Return the columns of a table's file, in the order of the table's parts, with the floats of each per row."""
     return dict(zip(["row", *list(tables.parts(name))[1:]], tables.table(name).part_dims, strict=True))
 
 
-def _parquet_blocks(tables: Tables, directory: Path) -> Iterator[Block]:
+def _parquet_blocks(tables: TableSet, directory: Path) -> Iterator[Block]:
     for name in tables.specs:
         columns, spec, dynamic = _columns(tables, name), tables.specs[name], tables.dynamic.get(name)
         size = spec.vocabulary_size if dynamic is None else dynamic.id_range
@@ -128,7 +83,7 @@ def _parquet_blocks(tables: Tables, directory: Path) -> Iterator[Block]:
             yield name, ids, {parts[column]: values for column, values in rows.items()}
 
 
-def _orbax_tables(tables: Tables, directory: Path) -> Iterator[Block]:
+def _orbax_tables(tables: TableSet, directory: Path) -> Iterator[Block]:
     for name in tables.dynamic:
         raise UsageError(f"table '{name}' is dynamic, and an Orbax checkpoint has no keys: load files that --out wrote")
     tree = load_tree(directory)

@@ -1,4 +1,4 @@
-"""The tables of one engine, by name: create and update them; ``tables_by_id`` reads and writes them.
+"""The tables of one engine, by name: created and updated; looked up, loaded and hashed by id.
 
 Maps the configuration's tables, slots and initializers to the bridge's device tables. Independent of
 gradient sources, the gate and the order of frames.
@@ -6,42 +6,34 @@ gradient sources, the gate and the order of frames.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
-from penstock.errors import UsageError
+from penstock.errors import UsageError, listed
 from penstock.frames import Array, Coalesced, Float32, Frame, Int64
-from penstock.row_cache import RowCache
 from penstock.stats import CacheReport
-from penstock.tables.dynamic_table import DynamicTable
+from penstock.tables.arguments import checked_parts, valid_ids
+from penstock.tables.dynamic_table import DynamicTable, TableKeys
 from penstock.tables.initializers import start_of
 from penstock.tables.key_directory import bytes_of_directories
-from penstock.tables.shares import Share, checked_share, reduced, shares_of
-from penstock.tables.table_keys import TableKeys
+from penstock.tables.orbax import WEIGHTS
+from penstock.tables.shares import AnyShare, Share, checked_share, reduced, shares_of
+from penstock.tables.state_hash import KeyArrays, state_hash
 from penstock.tables.table_programs import TablePrograms, Variant, preferred
-from penstock.tables.tables_by_id import TablesById
+from penstock.updates import Ops, quantize
 
 if TYPE_CHECKING:
     import jax
 
-    from penstock.bridge.device_tables import Tables
+    from penstock.bridge.device_tables import DeviceTable
 
 
-class Configured(Protocol):
-    """The part of a configuration that tables are created from."""
-
-    @property
-    def tables(self) -> tuple[TableSpec, ...]: ...
-
-    @property
-    def sharding_strategy(self) -> str: ...
-
-
-class TableSet(TablesById):
+class TableSet:
     """Weights and slots of every table of a configuration, on the devices of a mesh. Loads jax.
 
     mesh : None: the default mesh; a table whose placement is "host" is on no device of it; seed : of the initializers
@@ -49,91 +41,48 @@ class TableSet(TablesById):
     share : (rank, count): only the rows of one of ``count`` shares; None: all rows
     variant : as ``Engine`` takes it
 
+    specs : of the whole tables, by name; dynamic : those of them that are dynamic
+    shares : which rows are here, by table; empty: all
+    processes : that the mesh spans; None: only this one
     programs : those that update the tables; cached : the tables whose placement is cached
     """
 
     is_share = False  # whether only a share of the rows is here
+    shares: Mapping[str, AnyShare] = {}
 
     def __init__(
         self,
-        config: Configured,
+        config: EmbeddingConfig,
         mesh: jax.sharding.Mesh | None,
         seed: int,
         threads: int = 0,
         share: tuple[int, int] | None = None,
         variant: Variant = "auto",
     ) -> None:
-        from penstock.bridge import backends
-        from penstock.bridge.device_tables import DeviceTable, check_memory, make_mesh, processes_of
-        from penstock.bridge.sharding import Layout, TableDefinition
+        from penstock.bridge.backends import check_placed, create_placed, layouts_of, meshes_for
+        from penstock.bridge.device_tables import DeviceTable, make_mesh, processes_of
 
         self.specs = {spec.name: spec for spec in config.tables}
         mod = config.sharding_strategy == "MOD"
         if share is not None:
             self.is_share, self.shares = True, shares_of(config.tables, mod, seed, *checked_share(share))
+        devices = make_mesh(mesh)
+        self.devices, self.processes = tuple(devices.devices.flat), processes_of(devices)
+        self._check_process()
+        specs, meshes = self.specs_here, meshes_for(self.specs, devices)
+        layouts = layouts_of(specs, meshes, mod, self.among)
+        check_placed(specs, layouts, meshes, self._directory_bytes(share))
+        preference = preferred(self.specs, variant)
+        self._groups, self.cached = create_placed(specs, layouts, meshes, threads, preference, self.processes)
+        members = [(group, member) for group in self._groups for member in range(len(group.layouts))]
+        created = {group.layouts[member].name: DeviceTable(group, member, mesh or devices) for group, member in members}
+        self._tables = {name: created[name] for name in self.specs}
+        self.programs = TablePrograms(self._tables)
+        self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
         # The empty update of a table that a step does not touch: non-lazy optimizers still move its rows.
         self._of_no_rows = {
             name: (Coalesced.of_no_rows(spec.dim),) for name, spec in self.specs.items() if spec.rule.non_lazy
         }
-        user_mesh, mesh = mesh, make_mesh(mesh)
-        self.processes = processes_of(mesh)
-        self._check_process()
-        self.devices = tuple(mesh.devices.flat)
-        on_host = {name for name, spec in self.specs.items() if spec.placement.where != "device"}
-        places = {name: spec.places for name, spec in self.specs_here.items() if spec.placement.where == "cached"}
-        host = backends.host_mesh() if on_host else mesh
-        meshes = {name: host if name in on_host else mesh for name in self.specs}
-        check_memory([(meshes[name], spec.weights_bytes + spec.slots_bytes) for name, spec in self.specs_here.items()])
-        lanes = backends.lanes(mesh)
-        layouts = {
-            name: Layout(
-                name,
-                spec.vocabulary_size,
-                spec.dim,
-                len(spec.slots),
-                meshes[name].size,
-                mod,
-                1 if name in on_host else lanes,
-                bfloat16=spec.storage_dtype == "bfloat16",
-                among=self.among(name),
-                row_slots=spec.rule.row_slots,
-            )
-            for name, spec in self.specs_here.items()
-        }
-        directories = bytes_of_directories(
-            [(spec, 0) for spec in self.specs.values() if spec.dynamic], 1 if share is None else share[1]
-        )
-        caches = [(mesh, backends.places_layout(layouts[name], size, mesh).nbytes) for name, size in places.items()]
-        tables = [(meshes[name], layout.nbytes) for name, layout in layouts.items()]
-        caches += [(host, spec.cache_bytes) for spec in self.specs_here.values()]
-        check_memory([(mesh, directories), *tables, *caches])
-        definitions = {
-            name: TableDefinition(
-                layouts[name], spec.rule, tuple(start for _, start in spec.slots), (spec.tag, spec.learning_rate)
-            )
-            for name, spec in self.specs.items()
-        }
-        on_devices = [definition for name, definition in definitions.items() if name not in on_host]
-        variants = preferred(self.specs, variant)
-        cached = [
-            (definitions[name], RowCache(layouts[name].vocabulary_size, n, is_tolerant=bool(self.specs[name].dynamic)))
-            for name, n in places.items()
-        ]
-        self.cached = dict(zip(places, backends.create_cached(mesh, host, cached, threads, variants), strict=True))
-        host_definitions = [definition for name, definition in definitions.items() if name in on_host - places.keys()]
-        # The devices first: they update their tables while the host updates its own.
-        self._groups: list[Tables] = [
-            *backends.create_tables(mesh, on_devices, threads, preferred=variants, processes=self.processes),
-            *self.cached.values(),
-            *backends.create_on_host(host, host_definitions, threads),
-        ]
-        created: dict[str, DeviceTable] = {}
-        for group in self._groups:
-            for member, layout in enumerate(group.layouts):
-                created[layout.name] = DeviceTable(group, member, user_mesh or mesh)
-        self._tables = {name: created[name] for name in self.specs}
-        self.programs = TablePrograms(self._tables)
-        self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
         self.dynamic = TableKeys(
             {
                 name: DynamicTable(spec, created[name], seed, share or (0, 1))
@@ -144,6 +93,10 @@ class TableSet(TablesById):
         for name, spec in self.specs.items():
             if name not in self.dynamic:
                 self._tables[name].fill(self.start_of(spec, seed))
+
+    def _directory_bytes(self, share: tuple[int, int] | None) -> int:
+        dynamic = [(spec, 0) for spec in self.specs.values() if spec.dynamic]
+        return bytes_of_directories(dynamic, 1 if share is None else share[1])
 
     def _check_process(self) -> None:
         """Raise UsageError for what a mesh over several processes does not have: dynamic tables, shares, placements."""
@@ -270,3 +223,159 @@ class TableSet(TablesById):
         """Block until the devices are done. Raises their errors."""
         for table in self._tables.values():
             table.wait()
+
+    # ---- by id
+
+    def table(self, name: str) -> DeviceTable:
+        """Return a table on the devices. Raises UsageError for a name missing from the configuration."""
+        if not isinstance(name, str) or name not in self._tables:
+            raise UsageError(f"no table '{name}' in the configuration ({listed(self._tables)})")
+        return self._tables[name]
+
+    def parts(self, name: str) -> dict[str, int]:
+        """Map names to parts of the device table: the weights first, then the slots in TensorFlow's order."""
+        self.table(name)
+        return {key: part for part, key in enumerate([WEIGHTS, *(slot for slot, _ in self.specs[name].slots)])}
+
+    def num_rows(self, name: str) -> int:
+        """Return how many rows of a table are here."""
+        return self.shares[name].num_rows if name in self.shares else self.specs[name].vocabulary_size
+
+    def ids(self, name: str, numbers: Int64) -> Int64:
+        """Return the ids of rows of a static table by their numbers here; keys as they are."""
+        share = self.shares.get(name)
+        return numbers if share is None or name in self.dynamic else share.ids(numbers)
+
+    def all_ids(self, name: str) -> range:
+        """Return the ids of all rows of a static table that are here."""
+        share = self.shares.get(name)
+        if share is None:
+            return range(self.specs[name].vocabulary_size)
+        return range(share.ids(0), share.ids(share.num_rows), share.stride)
+
+    def numbers(self, name: str, ids: Int64) -> Int64:
+        """Return the numbers of ids of this share."""
+        return self.shares[name].locate(ids)[1] if name in self.shares else ids
+
+    def by_id(self, name: str, sums: Mapping[str, Array]) -> dict[str, Array]:
+        """Return accumulated sums (``TableStore.get_state``) by the ids of the whole table."""
+        share = self.shares.get(name)
+        if share is None or name in self.dynamic:
+            return dict(sums)
+        return {key: share.ids(array) if key.endswith(".ids") else array for key, array in sums.items()}
+
+    def own(self, name: str, ids: Int64, parts: list[Float32]) -> tuple[Int64, list[Float32]]:
+        """Return the numbers of those of some ids whose rows are here, and some parts of their rows."""
+        if name not in self.shares:
+            return ids, parts
+        places, numbers = self.shares[name].select(np.ascontiguousarray(ids))
+        return numbers, [rows[places] for rows in parts]
+
+    def lookup(self, name: str, ids: Int64, forward: bool) -> Float32:
+        """Return the weights of ids, float32 (n, dim); ids may repeat.
+
+        ids : as ``valid_ids`` returns them
+        forward : return them as a forward pass sees them, that is, quantized where the table is
+        """
+        rows = (self.dynamic.get(name) or self.table(name)).read(ids)
+        seen = self.specs[name].quantization if forward else None
+        if seen is None:
+            return rows
+        return np.asarray(quantize(Ops(np), rows, seen.num_buckets, seen.lower, seen.upper), np.float32)
+
+    def whole(self, name: str) -> DeviceTable:
+        """Return a table on the devices whose rows are all of its ids. Raises UsageError for a dynamic table."""
+        table = self.table(name)
+        if name in self.dynamic:
+            raise UsageError(f"table '{name}' is dynamic: its rows are read by key, with keys() and lookup()")
+        if name in self.shares:
+            raise UsageError(
+                f"table '{name}': only share {self.share_text(name)} of its rows is here; look up its ids, or "
+                "read the tables of the whole job"
+            )
+        return table
+
+    def dynamic_table(self, name: str) -> DynamicTable:
+        """Return a dynamic table. Raises UsageError for another one."""
+        self.table(name)
+        if name not in self.dynamic:
+            raise UsageError(f"table '{name}' is not dynamic: its ids are all below {self.specs[name].vocabulary_size}")
+        return self.dynamic[name]
+
+    def retrieve(self, name: str) -> dict[str, Float32]:
+        """Return a table's weights and slots by name, float32 (vocabulary_size, floats per row) in id order."""
+        table = self.whole(name)
+        return {key: np.concatenate(list(table.stream(part))) for key, part in self.parts(name).items()}
+
+    def checked(self, name: str, rows: Any, ids: Any, slots: Mapping[str, Any]) -> tuple[Int64, dict[int, Float32]]:
+        """Return the arguments of ``load_parameters`` as ids and part → values. Raises UsageError."""
+        table, parts = self.table(name), self.parts(name)
+        if ids is None and name in self.dynamic:
+            raise UsageError(f"table '{name}' is dynamic: name the keys of the rows, with ids=")
+        if ids is None:
+            self.whole(name)
+        row_ids = np.arange(table.layout.vocabulary_size) if ids is None else self.valid_ids(name, ids)
+        if ids is not None and len(np.unique(row_ids)) != len(row_ids):
+            raise UsageError(f"table '{name}': an id occurs twice in ids")
+        return row_ids, checked_parts(name, list(parts), {WEIGHTS: rows, **slots}, len(row_ids), table.part_dims)
+
+    def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
+        """Set rows of a table. values : part → float32 rows, as ``checked`` returns them
+
+        Raises CapacityError if a dynamic table has no room; nothing has changed then.
+        """
+        if name in self.dynamic:
+            ids = self.dynamic[name].admit(ids)
+        self.set_stored_rows(name, ids, values)
+
+    def set_stored_rows(self, name: str, rows: Int64, values: Mapping[int, Float32]) -> None:
+        """Set rows of a table by their numbers: their ids, unless the table is dynamic."""
+        for part, block in values.items():
+            self.table(name).write(rows, np.ascontiguousarray(block), part)
+
+    def hash(self, global_step: int) -> str:
+        """Return the SHA-256 (hex) of all tables, in order of name, and the step; see ``Engine.state_hash``."""
+
+        def stream(name: str, part: int) -> Iterable[Float32]:
+            return (self.dynamic.get(name) or self.table(name)).stream(part)
+
+        self.check_all_rows("the state hash")
+        return state_hash(self.specs, global_step, stream, lambda name: self.dynamic[name].key_arrays())
+
+    def in_order(self, name: str) -> tuple[Int64, KeyArrays]:
+        """Return the rows of a dynamic table here in the order of the state hash, as ``read_rows`` takes them, and its
+        keys."""
+        state = self.dynamic[name].directory.state(expired=False)
+        return state["row"].astype(np.int64), self.dynamic[name].key_arrays()
+
+    def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
+        """Return one part of rows by their numbers here, float32 (n, floats of the part)."""
+        return self.table(name).read(rows, part)
+
+    def valid_ids(self, name: str, ids: Any) -> Int64:
+        """Return ids as numbers of rows here, int64 (n,); keys as they are.
+
+        Raises UsageError for an id outside the table, or of another share.
+        """
+        self.table(name)
+        size = self.specs[name].vocabulary_size
+        valid = valid_ids(name, ids, self.dynamic[name].id_range if name in self.dynamic else size)
+        if name not in self.shares:
+            return valid
+        ranks, numbers = self.shares[name].locate(valid)
+        other = ranks != self.shares[name].rank
+        if other.any():
+            raise UsageError(
+                f"table '{name}': id {np.asarray(ids).reshape(-1)[other][0]} belongs to share {ranks[other][0]}, and "
+                f"share {self.share_text(name)} is here"
+            )
+        return numbers
+
+    def share_text(self, name: str) -> str:
+        """Return which share of a table is here, for messages."""
+        return f"{self.shares[name].rank} of {self.shares[name].count}"
+
+    def check_all_rows(self, subject: str) -> None:
+        """Raise UsageError if only a share of the rows is here. subject : what is of whole tables"""
+        for name in self.shares:
+            raise UsageError(f"{subject} is of whole tables, and only share {self.share_text(name)} of them is here")

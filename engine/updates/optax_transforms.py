@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import UsageError, UsageTypeError
+from penstock.frames import Float32
 from penstock.updates.rule import Array, UpdateRule
-
-Float32 = npt.NDArray[np.float32]
 
 # The probe of a transform: rows of different sizes, updated a few times together and alone. No axis of another array
 # is likely to have these lengths.

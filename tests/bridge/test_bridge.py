@@ -5,7 +5,7 @@ import math
 import jax
 import numpy as np
 import pytest
-from device_table import device_table
+from device_table import addresses_of, device_table, shapes_of
 from evidence import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,14 +41,14 @@ def some_rows(seed, num_rows, vocabulary, dim):
 def test_an_update_never_moves_or_copies_a_table(devices, variant, mesh_of):
     table = table_of(mesh_of(devices), variant)
     table.fill(lambda first, count: np.ones((count, 8), np.float32))
-    pointers = table.pointers()
+    pointers = addresses_of(table)
     assert len(set(pointers)) == devices
     sizes = [1, 101, 900, 2901]  # XLA compiles a program for each
     for step in range(30):
         table.apply(*some_rows(step, sizes[step % 4], 5000, 8), 0.1)
         table.read(np.arange(3))  # what was read must not keep the table from being donated
     table.wait()
-    assert table.pointers() == pointers
+    assert addresses_of(table) == pointers
 
 
 @pytest.mark.parametrize("algorithm", ["adagrad", "row_wise_adagrad"])
@@ -77,7 +77,7 @@ def whole_table(rows, dim, devices, variant):
 def test_an_update_of_every_row_moves_no_table_and_each_row_once(devices, variant, mesh_of):
     # On few devices more rows each than are swept at once, and no multiple of that.
     table = whole_table(30_011, 4, mesh_of(devices), variant)
-    pointers, seen = table.pointers(), np.ones((30_011, 4), np.float32)
+    pointers, seen = addresses_of(table), np.ones((30_011, 4), np.float32)
     momenta = velocities = seen
     for step in range(3):
         ids, grads = some_rows(step, [100, 0, 30_011][step], 30_011, 4)
@@ -86,7 +86,7 @@ def test_an_update_of_every_row_moves_no_table_and_each_row_once(devices, varian
         seen, (momenta, velocities) = update(Ops(np), NON_LAZY, np.float32(0.1), whole, seen, (momenta, velocities))
         table.apply(ids, grads, 0.1)
     table.wait()
-    assert table.pointers() == pointers
+    assert addresses_of(table) == pointers
     for part, wanted in enumerate((seen, momenta, velocities)):
         assert table.read(np.arange(30_011), part).tobytes() == wanted.tobytes()
 
@@ -171,7 +171,7 @@ def test_padding_of_the_layout_is_bounded():
     for vocabulary in (1, 1000, 10**6, 10**9):
         for devices in (1, 3, 8, 1024):
             layout = Layout("t", vocabulary, 4, 1, devices, False)
-            assert layout.shapes[0][0] <= (vocabulary + NUM_SHARDS) * (1 + devices / NUM_SHARDS)
+            assert shapes_of(layout)[0][0] <= (vocabulary + NUM_SHARDS) * (1 + devices / NUM_SHARDS)
 
 
 def test_a_table_too_large_for_its_devices_is_refused_before_memory_is_asked_for():

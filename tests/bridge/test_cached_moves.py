@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 from cache_rule import simulated
+from device_table import addresses_of
 from ipc import log
 
 import penstock as ps
@@ -104,10 +105,10 @@ def test_moves_copy_no_table_and_compile_nothing_once_warm(variant, mesh_of, com
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)
     engine = ps.Engine(cached.config_of(cached.cached(40)), mesh_of(2))
     engine.core.tables.warm()
-    before = [engine.core.tables.table(name).pointers() for name in cached.DIMS]
+    before = [addresses_of(engine.core.tables.table(name)) for name in cached.DIMS]
     compilations.clear()
     engine.run(cached.log_of())
-    assert [engine.core.tables.table(name).pointers() for name in cached.DIMS] == before
+    assert [addresses_of(engine.core.tables.table(name)) for name in cached.DIMS] == before
     assert compilations == []
 
 

@@ -8,7 +8,7 @@ import pytest
 from device_table import device_table
 from limits import HANG_S
 
-from penstock.bridge.feeding.dispatcher import AHEAD, RING, Arena, Dispatcher
+from penstock.bridge.dispatcher import AHEAD, RING, Arena, Dispatcher
 from penstock.bridge.sharding import Layout
 from penstock.updates import UpdateRule
 

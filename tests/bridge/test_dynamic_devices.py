@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from device_table import addresses_of
 from dynamic import ALL_POLICIES, churning_steps, config_of, cut, log_of, push
 from engines import stored
 
@@ -49,13 +50,13 @@ def test_a_dynamic_table_runs_no_program_that_a_static_table_of_its_capacity_has
     assert compilations
     compilations.clear()
     engine = ps.Engine(dynamic, mesh_of(8), num_required=2)
-    pointers = engine.core.tables.table("user").pointers()
+    pointers = addresses_of(engine.core.tables.table("user"))
     log = log_of(churning_steps(12), dim)
     changes = engine.run([log], checkpoint=tmp_path / "c", every=3, deltas=tmp_path / "d")
     assert changes.tables["user"].keys.admitted > 10
     engine.lookup("user", engine.keys("user"))
     engine.load_parameters("user", np.ones((1, dim)), ids=[-7], accumulators=np.ones((1, dim)))
-    assert engine.core.tables.table("user").pointers() == pointers
+    assert addresses_of(engine.core.tables.table("user")) == pointers
     ps.Engine.restore(tmp_path / "c", mesh_of(8)).state_hash()
     assert compilations == []
 

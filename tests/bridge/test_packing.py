@@ -7,11 +7,11 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bridge.feeding.dispatcher import LayoutTeam
-from penstock.bridge.feeding.packing import Packer
-from penstock.bridge.feeding.spreading import spread
+from penstock.bridge.dispatcher import LayoutTeam
+from penstock.bridge.packing import Packer
 from penstock.bridge.row_format import UNTOUCHED
 from penstock.bridge.sharding import Layout
+from penstock.bridge.spreading import spread
 from penstock.bridge.stacking import MemberRows, Stack
 from penstock.pyx import partition
 from penstock.updates import UpdateRule

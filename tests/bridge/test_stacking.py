@@ -5,15 +5,15 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from device_table import addresses_of
 from engines import stored
 from evidence import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock.updates as o
-from penstock.bridge import stacking
+from penstock.bridge import dispatcher, stacking
 from penstock.bridge.device_tables import make_mesh
-from penstock.bridge.feeding import dispatcher
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.sharding import Layout, largest_bucket
 from penstock.bridge.stacking import Stack
@@ -240,7 +240,7 @@ def test_after_warmup_nothing_is_compiled_and_no_stack_copied_while_checkpointin
     *ahead, done = [record.args for record in caplog.records if record.msg.startswith("warm-up")]
     assert sum(number for number, _ in ahead) == done[0] == count > 3
     assert engine.state_hash() == before
-    pointers = {name: engine.core.tables.table(name).pointers() for name in engine.config.table_names}
+    pointers = {name: addresses_of(engine.core.tables.table(name)) for name in engine.config.table_names}
     assert pointers["t0"] == pointers["t1"]
     assert compilations
     compilations.clear()
@@ -251,7 +251,7 @@ def test_after_warmup_nothing_is_compiled_and_no_stack_copied_while_checkpointin
         if step % 4 == 2:
             engine.save(tmp_path / "c")
     assert compilations == []
-    assert {name: engine.core.tables.table(name).pointers() for name in engine.config.table_names} == pointers
+    assert {name: addresses_of(engine.core.tables.table(name)) for name in engine.config.table_names} == pointers
 
 
 @pytest.mark.parametrize("lanes", [1, 128])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from device_table import shapes_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -111,4 +112,4 @@ def test_reads_are_one_program_in_three_sizes_that_gathers_whole_lines(dim, mesh
     for size, line in reads:
         traced = jitted("read", mesh, None, line, "xla", num_lines).trace(*shapes("read", mesh, line, num_lines, size))
         gathers = [eqn for eqn in walk(traced.jaxpr) if eqn.primitive.name == "gather"]
-        assert [eqn.params["slice_sizes"] for eqn in gathers] == [(1, *shape[1:]) for shape in stack.shapes]
+        assert [eqn.params["slice_sizes"] for eqn in gathers] == [(1, *shape[1:]) for shape in shapes_of(stack)]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from device_table import bytes_of, rule_of, some_rows, started, table_of
+from device_table import bytes_of, rule_of, shapes_of, some_rows, started, table_of
 from engines import engine_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ def test_a_devices_lines_fill_tiles_of_8_where_lines_are_of_128_lanes(dim, rows,
     layout = Layout("t", rows, dim, 2, devices, True, 128)
     assert -(-layout.rows_per_device // layout.line.group) == lines
     assert layout.lines_per_device == -(-lines // 8) * 8
-    assert [shape[0] for shape in layout.shapes] == [devices * layout.lines_per_device] * 2
+    assert [shape[0] for shape in shapes_of(layout)] == [devices * layout.lines_per_device] * 2
     plain = Layout("t", rows, dim, 2, devices, True)
     assert plain.lines_per_device == plain.rows_per_device
 

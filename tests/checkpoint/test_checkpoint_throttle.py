@@ -8,7 +8,7 @@ from limits import HANG_S, until
 
 from penstock.checkpoint.arrays import SavedTables
 from penstock.checkpoint.commit_session import CommitSession
-from penstock.checkpoint.throttle import Pace
+from penstock.checkpoint.writer import Pace
 
 
 @pytest.fixture

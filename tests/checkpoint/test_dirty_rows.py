@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from penstock.checkpoint.arrays import rows_of
 from penstock.checkpoint.dirty_rows import RowMarks, TouchedRows
 from penstock.checkpoint.incremental import CommitContents, Saved, Saver
-from penstock.checkpoint.ring_buffer import Ring
 from penstock.checkpoint.store import Folder
+from penstock.checkpoint.writer import Ring
 from penstock.frames import Coalesced, SummedArrays
 from penstock.pyx import dirty_bits as kernel
 

@@ -119,7 +119,7 @@ def test_a_bad_row_is_reported_before_any_share_receives_a_row():
 @pytest.mark.parametrize("capacity", [5, 8191, 8192, 100_000, 3_000_001])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 64])
 def test_the_rows_of_a_dynamic_table_are_divided_in_contiguous_runs(capacity, count):
-    shares = [KeyShare("t", capacity, 0, rank, count) for rank in range(count)]
+    shares = [KeyShare(rank, count, "t", capacity, 0) for rank in range(count)]
     first = 0
     for share in shares:
         if share.num_rows:

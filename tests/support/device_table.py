@@ -27,6 +27,17 @@ def cpu_table(mesh_of, rule, rows, dim, devices=1, mod=True, **options):
     return DeviceTable(cpu_ffi.CpuTables(make_mesh(mesh_of(devices)), [definition], **options))
 
 
+def addresses_of(table):
+    """The addresses of the shards of the arrays, which an update in place never moves, after every dispatch is done."""
+    table.wait()
+    return [shard.data.unsafe_buffer_pointer() for array in table.arrays for shard in array.addressable_shards]
+
+
+def shapes_of(layout):
+    """The shapes of the arrays of a layout or a stack."""
+    return [shape for shape, _ in layout.line.arrays(layout.num_devices * layout.lines_per_device)]
+
+
 def some_rows(seed, num_rows, vocabulary, dim):
     """Distinct ids and their gradients, of which every third is 0."""
     rng = np.random.default_rng(seed)

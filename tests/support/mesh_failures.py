@@ -59,7 +59,7 @@ def without_memory(mesh, rank, count, _):
     import pytest
 
     import penstock as ps
-    from penstock.bridge.feeding.packing import Packer
+    from penstock.bridge.packing import Packer
     from penstock.bridge.stacking import Stack
 
     def refuse(*_, **__):

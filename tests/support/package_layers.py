@@ -27,5 +27,5 @@ engine   table_access   run   lockstep   deltas   checkpoint   telemetry   plann
 core   tables   io
 options   activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads
-frames   validation   flag_values   lineage   filesystem   svg   updates   row_cache   pyx   interrupts   errors
+validation   flag_values   lineage   filesystem   svg   updates   frames   pyx   interrupts   errors
 """

@@ -27,9 +27,8 @@ from penstock.bridge.pallas import tensorcore
 from penstock.bridge.programs import AXIS, row_sharding
 from penstock.bridge.row_format import UNTOUCHED, Line
 from penstock.bridge.sharding import TILE_LINES
+from penstock.frames import Float32
 from penstock.updates import UpdateRule
-
-Float32 = npt.NDArray[np.float32]
 
 # Steps of a canary, one after the other on the same lines.
 STEPS = 4

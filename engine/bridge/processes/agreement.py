@@ -21,8 +21,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import penstock.errors as errors
 from penstock.bridge.programs import Program, row_sharding
 from penstock.errors import PeerError, PenstockError, UsageError
+from penstock.frames import Int32
 
-Int32 = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 
 E = TypeVar("E", bound=BaseException)

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
 
-from penstock.bridge.feeding.packing import Packed
+from penstock.bridge.backend_tables import row_ids
+from penstock.bridge.packing import Packed
 from penstock.bridge.processes.agreement import Processes, placed
 from penstock.bridge.processes.row_exchange import exchange, fetch, mark_lines
 from penstock.bridge.sharding import GROWTH, MAX_BUCKET, TableDefinition, bucket, buckets
@@ -24,14 +25,11 @@ from penstock.bridge.stacking import MemberRows, multiple_of
 from penstock.bridge.stochastic_rounding import key_of
 from penstock.bridge.xla_tables import XlaTables, quoted
 from penstock.errors import UsageError
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
+from penstock.frames import Float32, Int32, Int64
 
 
 class ProcessTables(XlaTables):
-    """Tables that share arrays and are updated by one dispatch. ``DeviceTable`` documents the methods.
+    """BackendTables of several processes.
 
     ``write`` takes the same rows in every process; ``apply`` and ``read`` take those of each.
     """
@@ -57,7 +55,8 @@ class ProcessTables(XlaTables):
     def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
         """Apply the optimizer once to the rows of all processes. Every process names the same tables.
 
-        updates : as for ``XlaTables.apply``; a segment with ``frames`` is divided by the sum of those of all processes
+        updates : as for ``BackendTables.apply``; a segment with ``frames`` is divided by the
+            sum of those of all processes
         """
         names = [self.layouts[member].name for member, _, _ in updates]
         numbers = np.float32(updates[0][2]), np.int32(0), key_of(names[0], step, application)
@@ -161,9 +160,9 @@ class ProcessTables(XlaTables):
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
         table, stack, senders = self.layouts[member], self._stack, self._senders
-        row_ids = np.arange(ids, ids + len(out)) if isinstance(ids, int) else ids
-        devices, rows = stack.rows_of(member, row_ids)
-        order = np.arange(len(row_ids))
+        wanted = row_ids(ids, len(out))
+        devices, rows = stack.rows_of(member, wanted)
+        order = np.arange(len(wanted))
         call = f"a lookup in table '{table.name}'"
         num_slices, k = self._agreed(call, devices, order)
         num_lines = stack.num_devices * stack.lines_per_device

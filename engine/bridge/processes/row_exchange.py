@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from penstock.bridge.programs import AXIS, Program, row_sharding, rows_of, sharded
-from penstock.bridge.row_format import UNTOUCHED, Arrays, Line
+from penstock.bridge.row_format import UNTOUCHED, Arrays, Line, bits_of, floats_of
 
 ByRank = tuple[tuple[int, ...], ...]
 
@@ -91,7 +91,7 @@ def _folded(words: jax.Array, place: jax.Array, size: int) -> jax.Array:
 
     def add(rank: jax.Array, sums: jax.Array) -> jax.Array:
         before, new = sums.at[place[rank]].get(unique_indices=True), words[rank]
-        added = _bits(_floats(before) + _floats(new))
+        added = bits_of(floats_of(before) + floats_of(new))
         either = jnp.where(new == UNTOUCHED, before, new)
         after = jnp.where((before == UNTOUCHED) | (new == UNTOUCHED), either, added)
         return sums.at[place[rank]].set(after, unique_indices=True)
@@ -111,22 +111,14 @@ def _divided(words: jax.Array, frames: jax.Array, grain: int, zero: jax.Array) -
     """Return sums divided by the numbers of frames, each of which is that of ``grain`` elements."""
     # XLA multiplies by the inverse of what it sees to be repeated, which has other bits. So every element is or-ed with
     # a separate zero.
-    by = _bits(jnp.repeat(frames.astype(jnp.float32), grain, axis=1)) | words & zero
-    return jnp.where(words == UNTOUCHED, words, _bits(_floats(words) / _floats(by)))
+    by = bits_of(jnp.repeat(frames.astype(jnp.float32), grain, axis=1)) | words & zero
+    return jnp.where(words == UNTOUCHED, words, bits_of(floats_of(words) / floats_of(by)))
 
 
 def _largest(keys: jax.Array, place: jax.Array, size: int) -> jax.Array:
     """Return the keys of rows, u32[size, group]: a row's is 0 or the same in every process."""
     zeros = jnp.zeros((size, keys.shape[2]), keys.dtype)
     return zeros.at[place.reshape(-1)].max(keys.reshape(-1, keys.shape[2]))
-
-
-def _floats(words: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(words, jnp.float32)
-
-
-def _bits(floats: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(floats, jnp.int32)
 
 
 @lru_cache(maxsize=64)

@@ -174,11 +174,11 @@ class Owner:
     # ---- tables, between two blocks
 
     def in_order(self, name: str) -> tuple[Int64, KeyArrays]:
-        """Return ``TablesById.in_order``."""
+        """Return ``TableSet.in_order``."""
         return self._core.tables.in_order(name)
 
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
-        """Return ``TablesById.read_rows``."""
+        """Return ``TableSet.read_rows``."""
         return self._core.tables.read_rows(name, part, rows)
 
     # ---- internal

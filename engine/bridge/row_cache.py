@@ -10,12 +10,13 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Int64: TypeAlias = NDArray[np.int64]
+from penstock.frames import Int64
+
 # Ranks order victims, smallest first: minus the number of the known next use, or the number of the last use less this.
 UNKNOWN = 1 << 62
 # Entries that outlived their rank are dropped when there are this many times as many entries as places.

@@ -17,17 +17,14 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.bridge.feeding.dispatcher import LayoutTeam
+from penstock.bridge.dispatcher import LayoutTeam
 from penstock.bridge.row_format import UNTOUCHED
 from penstock.bridge.sharding import GROWTH, LINES, NUM_SHARDS, Room, bucket
 from penstock.bridge.stacking import MemberRows, Stack, multiple_of
+from penstock.frames import Float32, Int32, Int64, UInt32
 from penstock.pyx import partition
 
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
-UInt32 = npt.NDArray[np.uint32]
-Float32 = npt.NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
 
 # Rows that one task routes.

@@ -1,1 +1,0 @@
-"""How rows reach the devices: laid out in host memory, and dispatched."""

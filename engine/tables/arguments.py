@@ -1,0 +1,58 @@
+"""Arguments with which the rows of a table are read and set: ids, and values of every part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.config.id_ranges import ANY_UINT64, exact_integers, expected, outside
+from penstock.errors import UsageError
+from penstock.frames import Float32, Int64
+from penstock.tables.orbax import WEIGHTS
+from penstock.validation import MASKED, is_masked
+
+
+def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
+    """Return ids as int64, shape (n,). Raises UsageError for an id outside the table.
+
+    vocabulary_size : or ANY_INT64 or ANY_UINT64
+    """
+    if is_masked(ids):
+        raise UsageError(f"table '{table}', ids: {MASKED}")
+    try:
+        array = np.asarray(ids)
+    except ValueError as error:
+        raise UsageError(f"table '{table}': expected integer ids: {error}") from None
+    exact = exact_integers(ids, array)
+    if exact is None:
+        raise UsageError(f"table '{table}': expected integer ids, got {array.dtype}")
+    array = exact.reshape(-1)
+    if array.size and (bad := outside(array, vocabulary_size)).any():
+        raise UsageError(f"table '{table}': expected {expected(vocabulary_size)}, got {array[bad][0]}")
+    return array.astype(np.uint64 if vocabulary_size == ANY_UINT64 else np.int64).view(np.int64)
+
+
+def checked_parts(
+    table: str, parts: Sequence[str], by_name: Mapping[str, Any], num_rows: int, part_dims: Sequence[int]
+) -> dict[int, Float32]:
+    """Return part → copies of the values, float32 (num_rows, floats of the part), contiguous.
+
+    parts : the names of all parts; by_name : the values. Raises UsageError for missing or other slots and wrong shapes.
+    """
+    if by_name.keys() != set(parts):
+        wanted, got = (", ".join(name for name in names if name != WEIGHTS) or "none" for names in (parts, by_name))
+        raise UsageError(f"table '{table}': expected the slots {wanted}; got {got}")
+    values = {}
+    for part, (name, dim) in enumerate(zip(parts, part_dims, strict=True)):
+        if is_masked(by_name[name]):
+            raise UsageError(f"table '{table}', {name}: {MASKED}")
+        try:
+            value = np.array(by_name[name], np.float32, order="C")
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"table '{table}', {name}: expected floats of shape {(num_rows, dim)}: {error}") from None
+        if value.shape != (num_rows, dim):
+            raise UsageError(f"table '{table}', {name}: expected shape {(num_rows, dim)}, got {value.shape}")
+        values[part] = value
+    return values
