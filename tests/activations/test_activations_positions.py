@@ -1,11 +1,23 @@
 """Sequences by position, and batches of another size than the configuration's."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 import pytest
-from lookups import ragged, sparse
 
 import penstock as ps
+
+
+def sparse(indices, values, dense_shape=(4, 3)):
+    """A tf.SparseTensor."""
+    indices = np.array(indices, np.int64).reshape(-1, len(dense_shape))
+    return SimpleNamespace(indices=indices, values=np.array(values), dense_shape=np.array(dense_shape))
+
+
+def ragged(values, row_splits=(0, 2, 2, 3, 6)):
+    """A tf.RaggedTensor."""
+    return SimpleNamespace(flat_values=np.array(values), row_splits=np.array(row_splits))
 
 
 def engine_of(batch, length=0, combiner="sum", **feature):
@@ -15,30 +27,6 @@ def engine_of(batch, length=0, combiner="sum", **feature):
     engine = ps.Engine(ps.EmbeddingConfig.from_features([feature], batch, ps.SGD(1.0)))
     engine.load_parameters("t", np.arange(10, 70, 10, dtype=np.float32).reshape(6, 1))
     return engine
-
-
-INDICES, IDS = [[0, 0], [0, 2], [1, 1]], [1, 2, 3]
-GAPS = [
-    pytest.param(ps.CooIds(np.array(INDICES), np.array(IDS)), id="CooIds"),
-    pytest.param(ps.CooIds(np.array(INDICES)[::-1], np.array(IDS)[::-1]), id="CooIds backwards"),
-    pytest.param(sparse(INDICES, IDS, [2, 3]), id="SparseTensor"),
-]
-
-
-@pytest.mark.parametrize("value", GAPS)
-def test_ids_of_a_sequence_stay_at_their_positions(value):
-    (activations,), dedup = engine_of(2, 3).recv_activations([value])
-    assert activations[:, :, 0].tolist() == [[20, 0, 30], [0, 40, 0]]
-    assert dedup.truncated == 0
-
-
-@pytest.mark.parametrize("value", GAPS)
-def test_the_gradient_of_a_position_belongs_to_the_id_that_stands_there(value):
-    engine = engine_of(2, 3)
-    _, dedup = engine.recv_activations([value])
-    gradient = np.array([[[1], [2], [4]], [[8], [16], [32]]], np.float32)
-    engine.send_gradients([gradient], deduplication_data=dedup)
-    assert engine.lookup("t", range(6))[:, 0].tolist() == [10, 19, 26, 24, 50, 60]
 
 
 @pytest.mark.parametrize(

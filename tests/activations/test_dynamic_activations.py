@@ -150,12 +150,6 @@ def test_a_jitted_step_on_the_rows_of_keys_does_what_the_engine_does(mesh_of):
     np.testing.assert_allclose(after, engine.lookup("t", dedup.unique_ids["t"]), rtol=1e-5, atol=1e-6)
 
 
-def test_activations_are_not_received_inside_jit():
-    engine = engine_of(ps.Dynamic())
-    with pytest.raises(ps.UsageError, match="recv_activations was called inside jax"):
-        jax.jit(lambda x: engine.recv_activations([of(EDGES)])[0][0] + x)(1.0)
-
-
 # ---- example streams
 
 

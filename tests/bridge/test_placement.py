@@ -2,10 +2,11 @@
 
 import jax
 import numpy as np
-import pyarrow as pa
 import pytest
+from batches import batch, lists
 from deltas import bytes_of
 from device_table import addresses_of
+from engines import stored
 
 import penstock as ps
 
@@ -31,11 +32,7 @@ def config_of(on_host=(), rows=600):
         )
         for number, (name, optimizer) in enumerate(OPTIMIZERS.items())
     ]
-    message = ps.EmbeddingConfig.from_tables(tables, num_required=2).to_engine_proto()
-    settings = next((table for table in message.table if table.name == "halved"), None)
-    settings = settings or message.table.add(name="halved")
-    settings.storage_dtype = settings.BFLOAT16
-    return ps.EmbeddingConfig.from_proto(message)
+    return stored(ps.EmbeddingConfig.from_tables(tables, num_required=2), ["halved"])
 
 
 def log_of(frames=10, rows=120):
@@ -45,16 +42,7 @@ def log_of(frames=10, rows=120):
         for number, name in enumerate(OPTIMIZERS):
             ids = rng.integers(0, 2000 if name == "keyed" else 600, rows)
             grads = rng.standard_normal((rows, 3 + 5 * number)).astype(np.float32)
-            batches.append(
-                pa.record_batch(
-                    {
-                        "table": pa.array([name] * rows),
-                        "step": pa.array([step] * rows),
-                        "id": pa.array(ids),
-                        "gradient": pa.array(list(grads), pa.list_(pa.float32())),
-                    }
-                )
-            )
+            batches.append(batch(ids, table=name, step=step, gradient=lists(grads)))
     return batches
 
 

@@ -5,7 +5,6 @@ import pytest
 from device_table import shapes_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensorflow_stacker import StackTable, stack_tables
 
 from penstock.bench.tpu.moved_bytes import walk
 from penstock.bridge import stacking
@@ -69,13 +68,12 @@ def test_a_stack_is_no_larger_than_its_limit(monkeypatch):
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 70), st.sampled_from("abc")), min_size=1, max_size=12))
 @settings(deadline=None)
-def test_without_limits_the_stacks_are_tensorflows(tables):
-    theirs = stack_tables([StackTable(f"{n}", h, w, g, 1) for n, (h, w, g) in enumerate(tables)], 2, 1, shard_limit=0)
+def test_without_limits_tables_of_one_group_and_of_one_width_in_eights_share_a_stack(tables):
+    stacks = {}
+    for number, (_, width, group) in enumerate(tables):
+        stacks.setdefault((-(-width // 8), group), []).append(number)
     ours = stacked([TableDefinition(Layout("t", h, w, 1, 2, False, 8), ADAGRAD, (), g) for h, w, g in tables])
-    stacks_of = {layout.stacked_table_name: [] for layout in theirs}
-    for layout in theirs:
-        stacks_of[layout.stacked_table_name].append(int(layout.table_name))
-    assert sorted(ours) == sorted(stacks_of.values())
+    assert sorted(ours) == sorted(stacks.values())
 
 
 @given(

@@ -16,32 +16,6 @@ from penstock.pyx import dirty_bits as kernel
 
 ROWS = 30
 IDS = st.sets(st.integers(0, ROWS - 1)).map(lambda ids: np.array(sorted(ids, key=lambda n: n * 7 % ROWS), np.int64))
-STEPS = st.lists(st.tuples(st.sampled_from(["change", "change all", "begin", "begin all", "next"]), IDS))
-
-
-@given(STEPS, st.integers(1, 2 * ROWS))
-@settings(max_examples=200, deadline=None)
-def test_marks_are_two_sets(steps, stride):
-    marks, changed, waiting = RowMarks(ROWS, stride), set(), set()
-    as_they_lie = sorted(range(ROWS), key=lambda row: (row % stride, row))
-    order = range(ROWS)
-    for name, ids in steps:
-        if name == "change":
-            assert marks.change(ids).tolist() == [row for row in ids.tolist() if row in waiting]
-            changed |= set(ids.tolist())
-            waiting -= set(ids.tolist())
-        elif name == "change all":
-            marks.change_all()
-            changed = set(range(ROWS))
-        elif name.startswith("begin"):
-            marks.begin(name == "begin all")
-            waiting, changed = set(range(ROWS)) if name == "begin all" else changed, set()
-            order = as_they_lie if name == "begin all" else range(ROWS)
-        else:
-            wanted = [row for row in order if row in waiting][: len(ids) + 1]
-            assert marks.take_next(len(ids) + 1).tolist() == wanted
-            waiting -= set(wanted)
-        assert marks.num_waiting == len(waiting)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["step", "load all", "take"]), IDS)), st.sampled_from([1, 8, 1 << 16]))

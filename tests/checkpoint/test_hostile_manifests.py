@@ -115,6 +115,8 @@ FORGED = [
     ("positions.sources", [3]),
     ("gate", []),
     ("counters", None),
+    ("changed_step", "soon"),
+    ("learning_rates", 3),
     ("files[0].num_bytes", 1.0),
     ("files[0].digest", "x" * 64),
     ("files[0].parent", 3),

@@ -128,10 +128,6 @@ def test_validate_reports_bad_rows_before_a_truncation(config, tmp_path, call):
     }
 
 
-def test_validate_of_bad_source_and_bad_optimizer_is_exit_3(tmp_path, call):
-    call(3, "validate", text(tmp_path / "c.pbtxt", NO_FORMULA), tmp_path / "nowhere.arrows")
-
-
 # ---- inspect
 
 

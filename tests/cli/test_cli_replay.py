@@ -133,18 +133,6 @@ def test_sources_are_read_in_the_order_given(replay):
     assert replay(sources=ends[::-1])["state_hash"] != replay(sources=ends)["state_hash"]
 
 
-def test_dropped_bad_rows_are_counted_by_reason(replay):
-    bad = [frame(0, ids=(1, 50, 2, None)), frame(1, ids=(-1, 3), table="usr"), frame(2, ids=(4, 77))]
-    report = replay("--on-bad-row", "drop", sources=[bad])
-    assert report["dropped"] == {"id_out_of_range": 2, "id_null": 1, "unknown_table": 2}
-    assert report["rows"] == 8
-    assert (report["frames"], report["steps"]) == (3, 3)
-    assert report["tables"]["user"]["rows"] == 3
-    notes = " ".join(report["notes"])
-    assert "dropped 2 rows, id_out_of_range; first: " in notes
-    assert "batch 0, row 1, column 'id'" in notes
-
-
 def test_the_learning_rate_flag_takes_precedence_over_the_column(replay):
     rates = pa.array([[0.25]] * 4, pa.list_(pa.float32()))
     column = [frame(step, table="item", learning_rates=rates) for step in range(2)]

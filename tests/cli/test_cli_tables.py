@@ -6,9 +6,9 @@ import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from batches import batch
 from checkpoints import LOG, ROWS, engine_of
 from cli import outcome
 from ipc import write
@@ -154,12 +154,8 @@ def many(tmp_path):
     tables = [ps.TableConfig(50, 2, name=f"t{n:02}") for n in range(23)]
     ps.EmbeddingConfig.from_tables(tables, optimizer=ps.SGD(0.1)).save(tmp_path / "many.pbtxt")
     names = [f"t{n:02}" for n in range(23) for _ in range(n + 1)]
-    columns = {
-        "table": names,
-        "id": pa.array([n % 50 for n in range(len(names))]),
-        "gradient": pa.array([[1.0, 1.0]] * len(names), pa.list_(pa.float32(), 2)),
-    }
-    return tmp_path / "many.pbtxt", write(tmp_path / "many.arrows", [pa.RecordBatch.from_pydict(columns)])
+    rows = batch([n % 50 for n in range(len(names))], table=names)
+    return tmp_path / "many.pbtxt", write(tmp_path / "many.arrows", [rows])
 
 
 def tables_in(output, first):

@@ -4,15 +4,11 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
-from text_configs import WORKED_BYTES
+from text_configs import WORKED_BYTES, serialized
 
 import penstock
 from penstock import Adagrad, EmbeddingConfig, FeatureConfig, QuantizationConfig, TableConfig
 from penstock.config.features import flatten, pack, shape_of
-
-
-def serialized(message):
-    return message.SerializeToString(deterministic=True)
 
 
 def two_tables(**kwargs):

@@ -5,7 +5,8 @@ import weakref
 
 import numpy as np
 import pytest
-from engines import batch, column, engine_of, frame, zeroed
+from batches import batch
+from engines import column, engine_of, frame, zeroed
 
 import penstock as ps
 from penstock.pyx.frame_accumulate import Intake

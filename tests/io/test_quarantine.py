@@ -4,15 +4,32 @@ import errno
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.ipc
 import pytest
 from cli import SGD, outcome, table
 from faults.operations import failing
 from ipc import write
-from quarantines import BAD, COLUMNS, GOOD, batch, read, rows_of
+from quarantines import COLUMNS, read, rows_of
 
 import penstock as ps
 from penstock.cli import main
 from penstock.filesystem import atomic_files
+
+GOOD, BAD = ("user", 1, [1.0, 2.0]), ("user", 99, [1.0, 2.0])
+LISTS = pa.list_(pa.float32())
+
+
+def batch(step, *rows, ids=None, gradients=LISTS):
+    """Rows of (table, id, gradient)."""
+    columns = {
+        "table": pa.array([r[0] for r in rows], pa.utf8()),
+        "id": pa.array([r[1] for r in rows], ids or pa.int64()),
+        "gradient": pa.array([r[2] for r in rows], gradients),
+    }
+    if step is not None:
+        columns["step"] = pa.array([step] * len(rows), pa.int64())
+    return pa.RecordBatch.from_pydict(columns)
+
 
 CONFIG = table("user", 50, 2, SGD, "constant: 1.0") + table("item", 20, 3, SGD, "constant: 1.0") + "mode: TRAINING\n"
 

@@ -4,9 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+from batches import batch
 from cache_logs import words, zipf
 from cache_rule import simulated
-from engines import batch
 from ipc import log
 
 import penstock as ps

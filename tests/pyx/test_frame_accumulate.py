@@ -119,15 +119,6 @@ def test_ids_of_another_kind_are_refused_not_misread(ids):
         Intake().begin(made()[:1], [[Rows(ids, np.ones((3, 3), np.float32))]], 1)
 
 
-def test_sums_that_are_handed_over_stay_as_they_are():
-    accumulator = made()[0]
-    add(accumulator, [(np.array([5, 1, 5]), np.ones((3, 3), np.float32))], 0)
-    (sums,) = accumulator.drain()
-    add(accumulator, [(np.array([7, 8]), np.zeros((2, 3), np.float32))], 1)
-    assert (sums.num_ids, sums.ids.tolist(), sums.sums[:, 0].tolist(), sums.nbytes) == (2, [5, 1], [2.0, 1.0], 40)
-    assert [array is own for array, own in zip(sums, (sums.ids, sums.sums), strict=True)] == [True, True]
-
-
 def test_bytes_of_all_tables_are_those_of_each():
     accumulators = made(count=False)
     add(accumulators[1], [(np.arange(100), np.ones((100, 8), np.float32))], 0)

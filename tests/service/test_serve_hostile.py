@@ -34,14 +34,6 @@ def test_columns_that_change_in_mid_stream_are_refused_and_those_before_stay():
         assert service.engine.state_hash() == replayed(FRAMES).state_hash()
 
 
-def test_steps_that_go_backwards_are_stale_as_in_a_replay():
-    frames = [frame(n, step=step) for n, step in enumerate([3, 2, 1, 0, 9])]
-    with service_of() as service, client_of(service) as client:
-        client.put(frames, "w0")
-        assert client.status()["stale"] == 2
-        assert service.engine.state_hash() == replayed(frames).state_hash()
-
-
 def test_two_producers_of_one_name_apply_every_frame_once():
     with service_of() as service:
         start = threading.Barrier(2)
@@ -217,13 +209,6 @@ def test_ended_in_the_middle_of_a_put_everything_acknowledged_is_on_disk(how, tm
     applied = restored.session.positions.producers["w0"]
     assert 0 < acked <= applied  # the last acknowledgement may still be on its way
     assert restored.state_hash() == replayed([frame(n) for n in range(applied)]).state_hash()
-
-
-def test_a_port_in_use_is_exit_6_and_one_line(config):
-    with Process(config) as first, Process(config, "--listen", first.uri) as second:
-        code, _, err = second.wait()
-        assert (code, err.count("\n")) == (6, 1), err
-        assert f"cannot listen at {first.uri}" in err
 
 
 @pytest.mark.parametrize("broken", ["noise", "the key of another", "only a key"])

@@ -161,16 +161,6 @@ def test_exchange_answers_gradients_with_deltas():
         np.testing.assert_array_equal(rows, np.asarray(service.engine.table("user")))
 
 
-def test_an_exchange_with_a_descriptor_of_gradients_is_refused():
-    with service_of() as service:
-        client = flight.connect(service.address.uri)
-        writer, reader = client.do_exchange(PutRequest(contributor="w0", first=1).descriptor())
-        with pytest.raises(flight.FlightServerError, match="expected exchange, got gradients, which DoPut takes"):
-            writer.close()
-        del reader
-        client.close()
-
-
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_table_that_changes_faster_than_deltas_are_kept_is_refused_by_the_setting(durable, tmp_path, monkeypatch):
     saving = {"folder": tmp_path / "c", "every": 1} if durable else {"per_steps": 1}

@@ -10,9 +10,9 @@ import checkpoints
 import numpy as np
 import pyarrow as pa
 import pytest
+from batches import batch
 from deltas import bytes_of
 from dynamic import ALL_POLICIES
-from engines import batch
 from ipc import log
 
 import penstock as ps

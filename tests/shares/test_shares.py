@@ -135,18 +135,6 @@ def test_any_number_of_shares_continues_where_another_stopped(tmp_path, before, 
     assert engine.state_hash() == wanted
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_dynamic_table_passes_from_one_share_to_two_to_four_to_three(tmp_path, policy):
-    config = dynamic_config(POLICIES[policy], rows=32_768)  # 8 virtual shards
-    wanted = alone(config, churn(), num_required=4)
-    job = None
-    for count, num_held in [(1, 3), (2, 2), (4, 1), (3, 0)]:
-        job = LocalJob(config, count, None if job is None else tmp_path, num_required=4).run(churn(), limit=7)
-        assert {engine.gate.num_accumulated for engine in job.engines} == {num_held}
-        job.commit(tmp_path)
-    assert job.run(churn()).flush().state_hash() == wanted.state_hash()
-
-
 def test_a_second_commit_contains_only_what_has_changed(tmp_path):
     job = LocalJob(config_of(), 2, num_required=3).run(sources(), limit=12)
     job.commit(tmp_path)

@@ -11,6 +11,8 @@ DIMS = {"a": 8, "b": 8, "m": 4, "n": 4, "r": 8, "s": 4, "h": 6}
 
 def config_of(sharding="MOD", **options):
     """a and b share a stack; m: Adam; n: Adam that is not lazy; r: a slot per row; s: separate frames; h: 16 bits"""
+    from engines import stored
+
     import penstock as ps
 
     optimizers = {
@@ -20,10 +22,7 @@ def config_of(sharding="MOD", **options):
         "s": ps.Adagrad(0.1, use_gradient_accumulation=False),
     }
     tables = [ps.TableConfig(ROWS[name], DIMS[name], name=name, optimizer=optimizers.get(name)) for name in ROWS]
-    message = ps.EmbeddingConfig.from_tables(tables, ps.Adagrad(0.1), **options).to_engine_proto()
-    message.tpu_embedding_configuration.sharding_strategy = 1 if sharding == "MOD" else 0
-    ({table.name: table for table in message.table}.get("h") or message.table.add(name="h")).storage_dtype = 2
-    return ps.EmbeddingConfig.from_proto(message)
+    return stored(ps.EmbeddingConfig.from_tables(tables, ps.Adagrad(0.1), **options), ["h"], sharding)
 
 
 def frame_of(rank, number, num_ids=9):

@@ -20,22 +20,6 @@ def coalesce(frames, reduction):
     return {i: s / np.float32(held[i]) if reduction == "mean" else s for i, s in sums.items()}
 
 
-def adagrad_step(weights, accumulators, gradients, lr):
-    """In place, float32. Returns {id: |update|} for the error measure."""
-    updates = {}
-    for i, g in gradients.items():
-        accumulators[i] = accumulators[i] + g * g
-        update = np.float32(lr) * g / np.sqrt(accumulators[i])
-        weights[i] = weights[i] - update
-        updates[i] = np.abs(update)
-    return updates
-
-
-def ulps(got, wanted, scale):
-    """|got - wanted| in units of the last place of ``scale``."""
-    return np.abs(got.astype(np.float64) - wanted) / np.spacing(np.abs(scale).astype(np.float32))
-
-
 # ---- frames
 
 
@@ -65,17 +49,6 @@ def cut(batches, contribution_rows=None):
     sizes = [len(batch) for batch in batches if batch]
     ends = np.cumsum([0, *sizes]).tolist()
     return [rows[start:end] for start, end in pairwise(ends)]
-
-
-def after(batches, frames, number):
-    """What is left of a source after one of its frames: its batches, and their frames."""
-    skip = sum(len(frame) for frame in frames[: number + 1])
-    left = [[(n - skip, example) for n, example in frame] for frame in frames[number + 1 :]]
-    rest, gone = [], skip
-    for batch in batches:
-        rest.append(batch[gone:])
-        gone = max(0, gone - len(batch))
-    return [batch for batch in rest if batch], left
 
 
 # ---- the engine

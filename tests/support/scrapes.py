@@ -5,9 +5,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
+from batches import batch, lists
 from limits import HANG_S
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -73,20 +72,10 @@ def config_of(*more):
 
 def batches(num=12):
     """Frames of four rows; every fifth is stale, and each has one bad row."""
+    rates = lists([[0.5]] * 4)
     for number in range(num):
-        ids = pa.array([1, 2, 1, 99])
-        values = pa.array(np.ones(8, np.float32))
         step = number // 2 - 2 if number % 5 == 4 else 10**6
-        yield pa.RecordBatch.from_pydict(
-            {
-                "id": ids,
-                "gradient": pa.FixedSizeListArray.from_arrays(values, 2),
-                "table": pa.array(["user"] * 4),
-                "step": pa.array([step] * 4),
-                "contributor": pa.array([number] * 4),
-                "learning_rates": pa.array([[0.5]] * 4, pa.list_(pa.float32())),
-            }
-        )
+        yield batch([1, 2, 1, 99], table="user", step=step, contributor=number, learning_rates=rates)
 
 
 def parsed(text):

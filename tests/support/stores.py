@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from batches import batch
 from brokers import MockKafka, server_path
 from dynamic import churning_steps, physical
 from limits import until
@@ -39,13 +40,8 @@ def frame(step, keys=None):
     keys = STEPS[step % len(STEPS)].view(np.uint64) if keys is None else np.array(keys, np.uint64)
     items = np.arange(step, step + 5, dtype=np.uint64) % np.uint64(ITEMS)
     values = np.random.default_rng(step).standard_normal((len(items) + len(keys), DIM)).astype(np.float32)
-    return pa.record_batch(
-        {
-            "table": ["item"] * len(items) + ["user"] * len(keys),
-            "id": pa.array(np.concatenate([items, keys])),
-            "gradient": pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), DIM),
-        }
-    )
+    tables = ["item"] * len(items) + ["user"] * len(keys)
+    return batch(pa.array(np.concatenate([items, keys])), values, table=tables)
 
 
 def rows_of(engine):

@@ -142,30 +142,6 @@ def test_evicted_keys_return_with_their_initial_rows_and_slots():
     assert engine.lookup("user", [5]).tobytes() == first.tobytes()
 
 
-def test_a_full_table_is_an_error_that_takes_no_step_and_keeps_the_frame():
-    engine = engine_of(rows=2, num_required=2)
-    push(engine, [1])
-    push(engine, [2])
-    before = engine.lookup("user", [1, 2, 3])
-    push(engine, [3])
-    with pytest.raises(
-        ps.CapacityError, match="table 'user': no room for 1 of 1 new keys: 2 of 2 rows are in use; set a larger"
-    ):
-        push(engine, [1])
-    assert (engine.global_step, engine.gate.num_accumulated) == (1, 2)
-    assert engine.lookup("user", [1, 2, 3]).tobytes() == before.tobytes()
-    assert engine.core.failed is None
-
-
-def test_a_full_table_may_reject_new_keys_which_wait():
-    engine = engine_of(ps.Dynamic(on_full="reject"), rows=2)
-    push(engine, [1, 2])
-    push(engine, [1, 3])
-    assert engine.keys("user").to_pylist() == [1, 2]
-    assert engine.explain("user", 3) == "waits for room, last at step 1"
-    assert engine.core.tables.dynamic["user"].directory.num_rejected == 1
-
-
 def test_loads_admit_without_a_filter():
     engine = engine_of(ps.Dynamic(min_count=9), rows=2)
     rows = np.arange(8, dtype=np.float32).reshape(2, 4)

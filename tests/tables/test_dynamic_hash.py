@@ -67,19 +67,6 @@ def test_a_run_that_resumes_after_every_frame_ends_like_the_unbroken_one(dynamic
     assert engine.gate.get_state() == whole.gate.get_state()
 
 
-def test_a_run_that_resumes_at_any_frame_takes_the_same_way(dynamic, tmp_path):
-    """From every commit of one run to the end at once: what a resumed directory decides far behind its commit."""
-    log = log_of(bursts(40))
-    whole = engine_of(dynamic, rows=24)
-    whole.run([log])
-    for frames in range(1, 40, 3):
-        folder = tmp_path / str(frames)
-        engine_of(dynamic, rows=24).run([log], checkpoint=folder, limit=frames, every=2)
-        again = ps.Engine.restore(folder)
-        again.run([log], checkpoint=folder, resume=True)
-        assert outcome(again) == outcome(whole)
-
-
 def test_steps_of_many_keys_are_decided_by_all_threads(mesh_of):
     rng = np.random.default_rng(4)
     steps = [(rng.integers(0, 90_000, 60_000) + 15_000 * step) * 0x9E3779B97F4A7C1 for step in range(7)]

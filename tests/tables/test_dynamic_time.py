@@ -73,12 +73,6 @@ def test_eviction_has_the_clock_of_the_frames_without_an_expiry_too():
         assert engine.keys("user").to_pylist() == left
 
 
-def test_equal_and_earlier_times_leave_the_clock_where_it_is():
-    engine = engine_of(HOURLY)
-    engine.run([timed([1, 2, 3, 4], [10_000, 10_000, 9_999, 0])])
-    assert engine.records("user", [1, 2, 3, 4])["last"].tolist() == [10_000] * 4
-
-
 def test_a_stale_frame_does_not_move_the_clock():
     engine = engine_of(HOURLY)
     engine.run([timed([1, 2], [10_000, 20_000], [0, -1])])

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
+from batches import batch
 from ipc import log, stream
 
 from penstock.errors import InputError
@@ -17,15 +18,8 @@ DIM, ROWS = 64, 40_000
 
 def batch_of(num_rows=ROWS, **columns):
     rng = np.random.default_rng(0)
-    values = rng.standard_normal(num_rows * DIM).astype(np.float32)
-    return pa.record_batch(
-        {
-            "id": rng.integers(-(2**63), 2**63 - 1, num_rows),
-            "gradient": pa.FixedSizeListArray.from_arrays(pa.array(values), DIM),
-            "step": np.arange(num_rows) // 5000,
-            **columns,
-        }
-    )
+    values = rng.standard_normal((num_rows, DIM))
+    return batch(rng.integers(-(2**63), 2**63 - 1, num_rows), values, step=np.arange(num_rows) // 5000, **columns)
 
 
 class Counting(io.BytesIO):
@@ -90,8 +84,8 @@ def test_gradients_of_a_mapped_stream_may_be_anything(tmp_path, write):
     path = tmp_path / "log.arrows"
     path.write_bytes(data)
     expected = frames_of(path, False)
-    for batch in batches:
-        values = np.asarray(batch["gradient"].flatten()).tobytes()
+    for part in batches:
+        values = np.asarray(part["gradient"].flatten()).tobytes()
         offset = data.index(values)
         data[offset : offset + len(values)] = b"\xff" * len(values)  # NaN
     path.write_bytes(data)

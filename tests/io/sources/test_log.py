@@ -10,7 +10,6 @@ import pytest
 from ipc import log, messages, stream, write
 from logs import BATCHES, LOG, SIZES, SMALL, WANTED, read
 
-from penstock.cli.main import main
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.checksums import CLOSED_KEY, LOG_KEY
 from penstock.io.sources.opening import open_source
@@ -139,20 +138,6 @@ def test_a_log_without_its_end_was_not_read_to_its_end(tmp_path, missing):
     reader = FrameReader(tmp_path / "log", ReadOptions(SIZES, allow_missing_end=True))
     assert list(reader)
     assert (reader.verified, reader.unverified) == (False, "it was not read to its end")
-
-
-def test_a_damaged_log_is_exit_3_in_one_line(tmp_path, capsys):
-    log = tmp_path / "log.arrows"
-    assert main(["synth", str(log), "--rows", "300", "--rows-per-step", "100", "--dim", "3"]) == 0
-    content = bytearray(log.read_bytes())
-    content[len(content) // 2] ^= 4
-    log.write_bytes(content)
-    capsys.readouterr()
-    for words in (["replay", str(tmp_path / "log.pbtxt"), str(log)], ["inspect", str(log)]):
-        assert main(words) == 3
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        assert "log.arrows: batch 1: checksum differs: the batch was damaged after it was written" in error
 
 
 def test_inspect_says_that_it_is_a_log_with_checksums(tmp_path, call):
