@@ -12,6 +12,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from penstock.io.connectors.partition_source import TopicKind
+from penstock.io.connectors.versioned_source import TableKind
+from penstock.io.registry import UriKind
+from penstock.io.sources.source_kinds import SourceKind, source_kinds
+from penstock.io.targets.target_kinds import target_kinds
 from penstock.updates import OPTIMIZERS
 from penstock.updates.optimizer_class import KeywordOptimizer, Optimizer
 
@@ -26,8 +31,8 @@ def optimizers() -> str:
         if issubclass(optimizer, KeywordOptimizer):
             runs = optimizer.has_formula()
             arguments = ", ".join(_arguments(optimizer, common)) if runs else "the fields of its message"
-            defaults = re.search(r"(?<=efaults: ).*?(?=\.(\s|$))", inspect.getdoc(optimizer) or "", re.DOTALL)
-            text = " ".join(defaults[0].split()) if defaults else ""
+            defaults = re.search(r"efaults:\s(.*?)\.(?=\s|$)", inspect.getdoc(optimizer) or "", re.DOTALL)
+            text = " ".join(defaults[1].split()) if defaults else ""
             rows.append(
                 (
                     f"`{optimizer.__name__}`",
@@ -54,8 +59,58 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def sources(family: type[SourceKind], unit: str) -> str:
+    """Return the kinds of sources of a family."""
+    rows = [
+        (f"[`{kind.form}`]({kind.page})", kind.unit, _install_line(kind))
+        for kind in source_kinds()
+        if isinstance(kind, family)
+    ]
+    return table(("source", unit, "library"), rows)
+
+
+def all_sources() -> str:
+    """Return all kinds of sources, with an example of each."""
+    rows = [(f"[{kind.title}]({kind.page})", f"`{kind.example}`", _install_line(kind)) for kind in source_kinds()]
+    return table(("gradients from", "for example", "library"), rows)
+
+
+def all_targets() -> str:
+    """Return all kinds of targets, with an example of each."""
+    rows = [
+        (f"[{kind.title}]({kind.page})", f"`{kind.example}`", f"{kind.interval_s:g} s", _install_line(kind))
+        for kind in target_kinds()
+    ]
+    return table(("rows to", "for example", "every", "library"), rows)
+
+
+def targets() -> str:
+    """Return what the targets hold."""
+    rows = [(f"[`{kind.form}`]({kind.page})", kind.holds, kind.transaction) for kind in target_kinds()]
+    return table(("target", "what it holds", "a transaction"), rows)
+
+
+def pages(kinds: Sequence[UriKind], folder: str) -> str:
+    """Return the entries of the pages of sources or targets in the navigation of mkdocs.yml."""
+    return "\n".join(f"      - {kind.page}" for kind in kinds if kind.page.startswith(f"{folder}/"))
+
+
+def _install_line(kind: UriKind) -> str:
+    return f"`{kind.library.install_line}`" if kind.library else "–"
+
+
 # Page → name → function that returns the table.
-TABLES: dict[str, dict[str, Callable[[], str]]] = {"configuration.md": {"optimizers": optimizers}}
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "configuration.md": {"optimizers": optimizers},
+    "streaming.md": {"sources": all_sources, "targets": all_targets},
+    "brokers.md": {"sources": lambda: sources(TopicKind, "the number of a frame")},
+    "lakehouse.md": {"sources": lambda: sources(TableKind, "a version")},
+    "follow.md": {"targets": targets},
+    "../mkdocs.yml": {
+        "sources": lambda: pages(source_kinds(), "sources"),
+        "targets": lambda: pages(target_kinds(), "targets"),
+    },
+}
 
 
 def current(page: str) -> str:
@@ -63,9 +118,10 @@ def current(page: str) -> str:
     text = (DOCS / page).read_text()
     for name, create in TABLES[page].items():
         begin, end = (f"<!-- docs/tables.py {name}: {side} -->" for side in ("begin", "end"))
-        before, _, rest = text.partition(begin)
-        _, _, after = rest.partition(end)
-        text = f"{before}{begin}\n{create()}\n{end}{after}"
+        before, _, rest = text.partition(f"{begin}\n")
+        old, _, after = rest.partition(end)
+        indent = old[old.rfind("\n") + 1 :]  # of the end's line, where it is a comment of YAML
+        text = f"{before}{begin}\n{create()}\n{indent}{end}{after}"
     return text
 
 

@@ -18,7 +18,7 @@ from penstock.checkpoint.dirty_rows import TouchedKeys, TouchedRows
 from penstock.core import EngineCore, StepObserver, Stepped
 from penstock.errors import ConfigError, UsageError
 from penstock.frames import Int64
-from penstock.io.storage.delta_format import DeltaBlock, DeltaForm, KeyChanges, Piece, Shape, checksum_begin
+from penstock.io.delta_format import DeltaBlock, DeltaForm, KeyChanges, Piece, Shape, checksum_begin
 from penstock.options import DeltaKeywords, Options, options_of
 from penstock.validation import whole
 

@@ -22,9 +22,9 @@ from penstock.core import EngineCore
 from penstock.deltas import Deltas
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.io.storage.delta_sink import DeltaWriter, open_deltas
-from penstock.io.storage.quarantine import parse_on_bad_row
-from penstock.io.storage.run_files import OpenDeltas
+from penstock.io.delta_sink import DeltaWriter, open_deltas
+from penstock.io.quarantine import parse_on_bad_row
+from penstock.io.run_files import OpenDeltas
 from penstock.learning_rates import LearningRates
 from penstock.lockstep import rounds, sharing_errors
 from penstock.options import SOURCE, Options

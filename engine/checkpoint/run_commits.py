@@ -11,8 +11,8 @@ from penstock.core import EngineCore
 from penstock.errors import UsageError
 from penstock.frames import Frame, Place
 from penstock.io.decoding.reader import FrameReader
+from penstock.io.run_files import RunFiles
 from penstock.io.sources.seekable_source import SeekableSource
-from penstock.io.storage.run_files import RunFiles
 from penstock.stats import Counters
 
 

@@ -20,7 +20,7 @@ from penstock.cli.output import Output, count, several
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.errors import MOST_LISTED, InputError
 from penstock.frames import Array, Int64
-from penstock.io.storage.table_files import read_keys, read_shape, read_table
+from penstock.io.table_files import read_keys, read_shape, read_table
 
 EXAMPLE = "penstock diff run1 run2"
 Float32 = npt.NDArray[np.float32]
@@ -31,8 +31,7 @@ def add(command: Parser) -> None:
         command.add_argument(name, metavar=name.upper(), help="a checkpoint, or a folder that --out wrote")
 
 
-def run(args: argparse.Namespace) -> int:
-    out = Output(args.json)
+def run(args: argparse.Namespace, out: Output) -> int:
     a, b = open_tables(args.a), open_tables(args.b)
     differences: dict[str, Any] = {}
     tables: dict[str, Any] = {}

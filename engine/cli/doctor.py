@@ -20,8 +20,9 @@ from penstock.errors import PenstockError
 from penstock.threads import num_threads
 
 EXAMPLE = "penstock doctor --checkpoint run1"
-NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf", "prometheus-client", "shtab")
-OPTIONAL = {"orbax-checkpoint": "orbax", "safetensors": "safetensors"}
+NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf")
+OPTIONAL = {"prometheus-client": "metrics", "shtab": "completion"}
+OPTIONAL |= {"orbax-checkpoint": "orbax", "safetensors": "safetensors"}
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MOUNTS = Path("/proc/self/mounts")
 
@@ -54,8 +55,7 @@ def add(command: Parser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    out = Output(args.json)
+def run(args: argparse.Namespace, out: Output) -> int:
     findings = list(examine(args.checkpoint))
     for finding in findings:
         out.say(f"{finding.name:14} {finding.found}")

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, several
+from penstock.errors import listed
 from penstock.flag_values import number
 from penstock.io.flight import connect
 from penstock.io.targets.follower import Follower
-from penstock.io.targets.target_uri import open_target
+from penstock.io.targets.target_kinds import open_target, target_forms, target_kind, target_kinds
 
 EXAMPLE = "penstock follow grpc://127.0.0.1:8815 --into redis://127.0.0.1:6379/0"
 DAY_S = 86_400.0
@@ -25,8 +26,7 @@ def add(command: Parser) -> None:
         "--into",
         required=True,
         metavar="TARGET",
-        help="redis://HOST:PORT/DATABASE, kafka://BROKER:PORT/TOPIC, lmdb:PATH, lance:URI, delta:URI, parquet:DIR, or "
-        "a Python function module:function",
+        help=f"{target_forms()} (in Python)",
     )
     command.add_argument(
         "--state", type=Path, metavar="FILE", help="of a function: the number of the last delta that it returned from"
@@ -36,8 +36,7 @@ def add(command: Parser) -> None:
         "--interval",
         type=number("seconds, at least 0.01", 0.01, DAY_S),
         metavar="S",
-        help="seconds between two transactions, each with all changes since the last (default 0.2; 10 for lance, "
-        "delta and parquet)",
+        help=f"seconds between two transactions, each with all changes since the last ({_default_intervals()})",
     )
     command.add_argument(
         "--patience",
@@ -49,12 +48,19 @@ def add(command: Parser) -> None:
     command.add_argument("--replace", action="store_true", help="overwrite a target with the tables of another job")
 
 
-def run(args: argparse.Namespace) -> int:
+def _default_intervals() -> str:
+    names: dict[float, list[str]] = {kind.interval_s: [] for kind in target_kinds()}
+    for kind in target_kinds():
+        names[kind.interval_s].append(kind.title)
+    (shortest, _), *others = names.items()
+    return "; ".join([f"default {shortest:g}", *(f"{each:g} for {listed(names[each])}" for each, _ in others)])
+
+
+def run(args: argparse.Namespace, out: Output) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     target = open_target(args.into, args.state)
-    out = Output(args.json)
     with connect(args.address, patience_s=args.patience) as client:
-        interval_s = target.interval_s if args.interval is None else args.interval
+        interval_s = target_kind(args.into).interval_s if args.interval is None else args.interval
         follower = Follower(client, target, args.patience, interval_s, args.replace)
 
         def say_start() -> None:
@@ -78,4 +84,3 @@ def run(args: argparse.Namespace) -> int:
         out.say(f"set back  {several(progress.set_back, 'time')}: the target held an earlier state")
     out.say(f"step      {count(progress.step or 0)}")
     out.result(asdict(progress))
-    return 0

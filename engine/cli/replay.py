@@ -19,13 +19,14 @@ from penstock.cli.command_line import (
     make_devices,
 )
 from penstock.cli.output import Output, ProgressLine, check_writable, place_text, writing
-from penstock.cli.pages.monitoring import Watching
+from penstock.cli.pages.monitoring import Watching, check_library
 from penstock.cli.replay_flags import Checked, check_checkpoint, check_no_passes, deltas_of, file_of_deltas
 from penstock.cli.replay_report import say_end, say_report, written_aside
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import InputError, StaleInputError, UsageError
-from penstock.io.sources.seekable_source import names_seekable
+from penstock.io.registry import either
+from penstock.io.sources.source_kinds import source_kind, source_kinds
 from penstock.options import JOB_CONCERNS, SOURCE
 
 EXAMPLE = "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables"
@@ -38,37 +39,41 @@ def add(command: Parser) -> None:
         metavar="SOURCE",
         nargs="+",
         help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order. "
-        "Or kafka://BROKER:PORT/TOPIC, nats://HOST:PORT/STREAM, delta:URI, lance:URI, iceberg:CATALOG/NAMESPACE.TABLE",
+        f"Or {either(kind.form for kind in source_kinds())}",
     )
     add_flags(command, "run", "job", "passes")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, out: Output) -> None:
     if args.passes is not None:
         from penstock.cli.replay_in_passes import replay_in_passes
 
-        return replay_in_passes(args)
-    return replay(args) if args.address is None else replay_on_ray(args)
+        replay_in_passes(args, out)
+    elif args.address is not None:
+        replay_on_ray(args, out)
+    else:
+        replay(args, out)
 
 
-def replay_on_ray(args: argparse.Namespace) -> int:
+def replay_on_ray(args: argparse.Namespace, out: Output) -> None:
     """Run the job of ``--ray``; the driver is this process."""
     from penstock.shares.ray.job import Job
 
     check_mode(args, "job", allowed={"merge"})
+    check_library(args)
     if args.shares is None:
         raise UsageError("--ray: give the number of shares, --shares N")
     if args.merge == "step" or "-" in args.sources:
         raise UsageError("--ray: takes a frame of each source in turn (--merge round), from files and URIs")
     for source in args.sources:
-        if names_seekable(source):
+        if (kind := source_kind(source)) is not None and kind.grows:
             scheme = source.partition(":")[0]
             raise UsageError(f"--ray: {scheme}: one process reads topics and tables with versions, without --ray")
     deltas = deltas_of(args, "job")
     check_checkpoint(args)
     if (file := file_of_deltas(args)) is not None:
         check_writable(file.parent)
-    out, place = Output(args.json, aside=args.deltas == "-"), args.checkpoint or args.out or args.deltas
+    place = args.checkpoint or args.out or args.deltas
     keywords = keywords_of(args, "job", *JOB_CONCERNS) | {
         "init": None if args.init is None else os.path.abspath(args.init),
         "threads": args.threads or 1,
@@ -89,15 +94,13 @@ def replay_on_ray(args: argparse.Namespace) -> int:
         logging.getLogger("penstock").removeHandler(failures)
     say_report(out, report)
     out.result(report.to_dict())
-    return 0
 
 
-def replay(args: argparse.Namespace) -> int:
+def replay(args: argparse.Namespace, out: Output) -> None:
     checked = Checked(args, "run")
     check_no_passes(args)
     quarantine = checked.quarantine
     keywords = keywords_of(args, "run", *SOURCE) | checked.deltas
-    out = Output(args.json, aside=args.deltas == "-")
     engine = make_engine(args, checked.config)
     watching = Watching(args, engine)
     progress = ProgressLine()  # created here because its clock starts now
@@ -130,7 +133,6 @@ def replay(args: argparse.Namespace) -> int:
     shown = watching.report(report)
     say_report(out, report)
     say_end(out, args, report, quarantine, files, shown)
-    return 0
 
 
 def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.store import PASSES, Folder
-from penstock.cli.command_line import MODE_FLAGS, check_mode, check_sources, columns_of, learning_rates_of
+from penstock.cli.command_line import MODE_FLAGS, check_mode, check_reading
 from penstock.cli.output import check_writable, place_text
+from penstock.cli.pages.monitoring import check_library
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError
+from penstock.io import quarantine
 from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.delta_sink import check_new, is_stream
 from penstock.io.sources.opening import open_sources
 from penstock.io.sources.seekable_source import check_order
-from penstock.io.storage import quarantine
-from penstock.io.storage.delta_sink import check_new, is_stream
 from penstock.learning_rates import check_given
 from penstock.options import DeltaKeywords, options_of
 from penstock.shares.pass_folder import PassFolder
@@ -70,10 +71,8 @@ class Checked:
 
     def __init__(self, args: argparse.Namespace, mode: str) -> None:
         check_mode(args, mode)
-        columns_of(args)
-        rates = learning_rates_of(args)
-        _, self.quarantine = quarantine.parse_on_bad_row(args.on_bad_row)
-        check_sources(args.sources)
+        check_library(args)
+        rates, _, self.quarantine = check_reading(args)
         self.config = EmbeddingConfig.load(args.config)
         check_given(rates, self.config.num_tags)
         ReadOptions.of_config(self.config, {"table": args.table})

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from penstock.errors import InputError, ServiceError
-from penstock.io.brokers.broker_partition import Message, Partition
-from penstock.io.brokers.message_frames import BAD_MESSAGE, MessageFrames
-from penstock.io.brokers.partition_reader import PartitionReader
+from penstock.io.connectors.broker_partition import Message, Partition
+from penstock.io.connectors.message_frames import MessageFrames
+from penstock.io.connectors.partition_reader import PartitionReader
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.messages import Ack, PutRequest
 from penstock.service.sequencer import Sequencer
@@ -95,14 +95,11 @@ class BrokerIntake:
 
     def _push(self, stream: Stream, frames: MessageFrames, partition: Partition, message: Message) -> None:
         try:
-            frame = frames.decode(message, partition.place(message.number))
+            frame = frames.read(message, partition.place(message.number))
         except InputError as error:
             self._sequencer.rejected(error)
-            if self._options.on_bad_row == "error":
-                raise
-            self._sequencer.pass_over(stream, message.number, BAD_MESSAGE)
-            return
-        if frame is None:
-            self._sequencer.pass_over(stream, message.number)
+            raise
+        if frame.is_void:
+            self._sequencer.pass_over(stream, message.number, next(iter(frame.dropped), None))
         else:
             self._sequencer.push(stream, frame, message.number)

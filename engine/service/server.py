@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import ListenError
-from penstock.io.brokers.broker_partition import Partition
+from penstock.io.connectors.broker_partition import Partition
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates

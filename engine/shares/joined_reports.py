@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.metrics import MAX_HOT
 from penstock.sampling import Moment
 from penstock.stats import CacheReport, KeyReport, TableReport
-from penstock.telemetry import MetricsSnapshot
+from penstock.telemetry import MAX_HOT, MetricsSnapshot
 
 
 def joined_tables(reports: Sequence[Mapping[str, TableReport]]) -> dict[str, TableReport]:

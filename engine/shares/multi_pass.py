@@ -26,8 +26,8 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions
 from penstock.engine import Engine
 from penstock.errors import CapacityError, InputError, UsageError
+from penstock.io.delta_sink import DeltaWriter, is_stream, open_deltas
 from penstock.io.sources.opening import read_once
-from penstock.io.storage.delta_sink import DeltaWriter, is_stream, open_deltas
 from penstock.options import PASS_CONCERNS, Options, ReadingKeywords, options_of
 from penstock.shares import WholeTables
 from penstock.shares.joined_deltas import JoinedDeltas

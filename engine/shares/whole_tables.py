@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.frames import Array, Float32, Int64
-from penstock.io.storage.table_files import TablesWriter
+from penstock.io.table_files import TablesWriter
 from penstock.tables.shares import Share
 from penstock.tables.state_hash import KeyArrays, state_hash
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.errors import CapacityError, StateError, UsageError
 from penstock.frames import Float32, Int64
-from penstock.io.storage.table_files import TablesWriter, check_table, read_table
+from penstock.io.table_files import TablesWriter, check_table, read_table
 from penstock.tables.orbax import is_orbax, load_tree, parts_of
 from penstock.tables.table_set import TableSet
 

@@ -1,6 +1,6 @@
 """The contents of a quarantine: one Arrow batch per frame, with each bad row as in the source and the reason.
 
-Defines columns and types only. ``row_checks`` finds bad rows; ``storage.quarantine`` writes them.
+Defines columns and types only. ``row_checks`` finds bad rows; ``quarantine`` writes them.
 """
 
 from __future__ import annotations

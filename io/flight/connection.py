@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
-import penstock.interrupts as interrupts
 from penstock.errors import PenstockError, UsageError
 from penstock.io.flight.messages import encoded, flight_errors, from_flight
+from penstock.io.patience import Patience
 from penstock.validation import is_loopback
 
 T = TypeVar("T")
@@ -33,7 +32,6 @@ PASSING = (
     flight.FlightInternalError,
     OSError,
 )
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 # gRPC stores the backoff of an address for the whole process; with this option a new connection resets it.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
@@ -91,42 +89,6 @@ def dial(
     with flight_errors(address.uri):
         client = flight.FlightClient(address.uri, generic_options=_OPTIONS, **tls)
     return client, flight.FlightCallOptions(headers=headers)
-
-
-class Patience:
-    """Limits the retries of an unreachable service, with growing pauses. Starts over after a success.
-
-    starts_over : also after a time without failures, for a caller that does not report every success
-    """
-
-    def __init__(self, patience_s: float, starts_over: bool = True) -> None:
-        self._patience_s, self._starts_over = patience_s, starts_over
-        self._failed_s = -float("inf")
-        self.good()
-
-    def good(self) -> None:
-        """Record a success."""
-        self._until_s, self._pause_s = -float("inf"), _FIRST_PAUSE_S
-        self._first: PenstockError | None = None
-
-    def wait(self, error: PenstockError) -> None:
-        """Pause before the next attempt. Raises the error, as ``explained``, if patience is over."""
-        now = time.monotonic()
-        if self._starts_over and now - self._failed_s > self._patience_s:
-            self.good()
-        if self._until_s == -float("inf"):
-            self._until_s = now + self._patience_s
-        self._first = self._first or error
-        if now + self._pause_s > self._until_s:
-            raise self.explained(error)
-        interrupts.pause(self._pause_s)
-        self._failed_s, self._pause_s = time.monotonic(), min(2 * self._pause_s, _LONGEST_PAUSE_S)
-
-    def explained(self, error: PenstockError) -> PenstockError:
-        """Return an error together with the first one since the last success, which says why the service is gone."""
-        if self._first is None or str(self._first) == str(error):
-            return error
-        return type(error)(f"{self._first}; since then: {error}")
 
 
 class Connection:

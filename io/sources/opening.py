@@ -20,21 +20,22 @@ import pyarrow as pa
 import pyarrow.fs
 
 from penstock.errors import InputError, UsageError
+from penstock.io.registry import either
 from penstock.io.sources.batch import Batch, Part, Parts, Source, arrow_errors
 from penstock.io.sources.files import open_file
 from penstock.io.sources.in_memory import parts_of_batches, reader_of_capsule, scan_of, stream_part
 from penstock.io.sources.ipc_file import ARROW_FILE
 from penstock.io.sources.ipc_stream import CONTINUATION, FEATHER_V1, open_stream
 from penstock.io.sources.parquet import PARQUET
-from penstock.io.sources.seekable_source import BROKERS, LAKEHOUSES, names_seekable
+from penstock.io.sources.source_kinds import source_kind, source_kinds
 
 __all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources", "read_once"]
 
-FLIGHTS = ("grpc://", "grpc+tcp://", "grpc+tls://")
+PATIENCE_S = 60.0
 
 
 def open_sources(
-    source: Any, allow_missing_end: bool = False, as_files: bool = False, patience_s: float = 60.0
+    source: Any, allow_missing_end: bool = False, as_files: bool = False, patience_s: float = PATIENCE_S
 ) -> list[Source]:
     """One source, or a list or tuple of sources, in order. A list that holds record batches is one source.
 
@@ -43,24 +44,17 @@ def open_sources(
     several = isinstance(source, list | tuple) and source and not any(isinstance(s, pa.RecordBatch) for s in source)
     opened: list[Source] = []
     for each in source if several else (source,):
-        if isinstance(each, str) and each.startswith(BROKERS):
-            from penstock.io.brokers.broker_uri import open_partitions  # loads the flight client
-            from penstock.io.brokers.partition_source import PartitionSource
-
-            opened += [PartitionSource(partition, patience_s) for partition in open_partitions(each, patience_s)]
-        else:
-            opened.append(open_source(each, allow_missing_end, as_files, patience_s))
+        kind = source_kind(each)
+        opened += [open_source(each, allow_missing_end, as_files)] if kind is None else kind.open(each, patience_s)
     return opened
 
 
-def open_source(
-    source: Any, allow_missing_end: bool = False, as_files: bool = False, patience_s: float = 60.0
-) -> Source:
+def open_source(source: Any, allow_missing_end: bool = False, as_files: bool = False) -> Source:
     """Choose how to read a source and check that it exists, without opening it."""
     if isinstance(source, Source):
         return source
     if isinstance(source, str | os.PathLike):
-        return _named_source(os.fsdecode(source), allow_missing_end, as_files, patience_s)
+        return _named_source(os.fsdecode(source), allow_missing_end, as_files)
     if isinstance(source, pa.RecordBatch):
         return Source("<record batch>", lambda: parts_of_batches([source], "<record batch>"), is_ready=True)
     if isinstance(source, pa.RecordBatchReader):
@@ -89,10 +83,10 @@ def read_once(name: str) -> str | None:
     """Return the kind of a named source that can be read only once; None: it can be read again."""
     if name == "-":
         return "standard input"
-    if names_seekable(name):
-        return "a topic or a table that grows"
+    if (kind := source_kind(name)) is not None:
+        return kind.read_once
     if "://" in name:
-        return "a live stream" if name.startswith(FLIGHTS) else None
+        return None
     mode = os.stat(name).st_mode if os.path.exists(name) else stat.S_IFREG
     return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "a pipe"
 
@@ -116,19 +110,13 @@ def _one_part(name: str, open_part: Callable[[str, ExitStack], Part], is_ready: 
     return Source(name, parts, is_ready=is_ready)
 
 
-def _named_source(text: str, allow_missing_end: bool, as_files: bool, patience_s: float) -> Source:
+def _named_source(text: str, allow_missing_end: bool, as_files: bool) -> Source:
     if text == "-":
         return _stream_source(sys.stdin.buffer, "<stdin>", allow_missing_end)
     if not text:
         raise InputError("expected a path, got an empty name")
-    if text.startswith(FLIGHTS):
-        from penstock.io.flight.source import flight_source  # loads gRPC
-
-        return flight_source(text)
-    if text.startswith(LAKEHOUSES):
-        from penstock.io.lakehouse.table_uri import versioned_source  # loads the library of the format
-
-        return versioned_source(text, patience_s)
+    if (kind := source_kind(text)) is not None:
+        return kind.open(text, PATIENCE_S)[0]
     with arrow_errors("cannot open", text):
         fs, path = _filesystem(text)
         kind = fs.get_file_info(path).type
@@ -161,7 +149,13 @@ def _near(text: str) -> str:
 
 def _filesystem(text: str) -> tuple[pa.fs.FileSystem, str]:
     if "://" in text:
-        fs, path = pa.fs.FileSystem.from_uri(text)
+        try:
+            fs, path = pa.fs.FileSystem.from_uri(text)
+        except pa.ArrowInvalid as error:
+            if "Unrecognized filesystem" not in str(error):
+                raise
+            known = either(kind.form for kind in source_kinds())
+            raise InputError(f"unknown scheme; expected a URI of pyarrow.fs, {known}", source=text) from None
         return fs, path
     return pa.fs.LocalFileSystem(), os.path.abspath(text)
 

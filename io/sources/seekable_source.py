@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import UsageError
 from penstock.frames import Frame, Place
+from penstock.io.registry import either
 from penstock.io.sources.batch import Source
+from penstock.io.sources.source_kinds import source_kinds
 
 if TYPE_CHECKING:
     from penstock.io.decoding.read_options import ReadOptions
 
-BROKERS = ("kafka://", "nats://", "tls://")
-LAKEHOUSES = ("delta:", "lance:", "iceberg:")
+GROWS = "a topic or a table that grows"
 
 
 class SeekableSource(Source, ABC):
@@ -76,18 +77,12 @@ def unknown_creation(name: str, kind: str, creation: str) -> str:
     )
 
 
-def names_seekable(text: object) -> bool:
-    """Return whether a text is the spelling of a seekable source."""
-    return isinstance(text, str) and text.startswith((*BROKERS, *LAKEHOUSES))
-
-
 def check_order(sources: Sequence[Source], merge: str | None, follow: bool) -> None:
     """Raise UsageError if these sources cannot be read together, so that a resumed run continues each of them."""
     seekable = [isinstance(source, SeekableSource) for source in sources]
     if follow and not any(seekable):
-        raise UsageError(
-            f"--follow: {sources[0].name} does not grow; expected kafka://, nats://, delta:, lance: or iceberg:"
-        )
+        schemes = either(kind.schemes[0] for kind in source_kinds() if kind.grows)
+        raise UsageError(f"--follow: {sources[0].name} does not grow; expected {schemes}")
     if not any(seekable) or all(seekable):
         return
     if merge is not None:

@@ -15,15 +15,28 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from penstock.errors import StateError, UsageError
+from penstock.errors import StateError
 from penstock.filesystem.state_files import parsed_json
 from penstock.io.flight import Delta
-from penstock.io.optional import library
+from penstock.io.registry import Library
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import row_schema, row_table
 from penstock.io.targets.target import FollowedJob, Position, Stored, TableRows, Target, failures
+from penstock.io.targets.target_kinds import TargetKind
 from penstock.lineage import FIRST_EPOCH
 
+TARGET = TargetKind(
+    title="Delta Lake",
+    page="targets/delta.md",
+    form="delta:URI",
+    schemes=("delta:",),
+    example="delta:rows.delta",
+    library=Library("deltalake", "delta"),
+    holds="a Delta Lake table of all rows",
+    transaction="a version of the table",
+    open=lambda uri: DeltaLake(uri),
+    interval_s=10.0,
+)
 STORED = "penstock"
 # Operations of others that change no row.
 _KEEPING = {"OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UPDATE TABLE METADATA"}
@@ -42,14 +55,10 @@ class _Description(NamedTuple):
 class DeltaLake(Target):
     """The table of ``delta:URI``. Ids of uint64 keys are stored as the int64 of the same bits: Delta has no uint64."""
 
-    interval_s = 10.0
-
     def __init__(self, uri: str) -> None:
-        super().__init__(f"delta:{uri}")
-        if not uri:
-            raise UsageError("delta:: expected delta:URI")
-        self._uri = uri
-        self._library = library("deltalake", "delta", "delta:")
+        super().__init__(uri)
+        self._uri = TARGET.location(uri)
+        self._library = TARGET.load()
 
     def stored(self) -> Stored | None:
         with self._failures():

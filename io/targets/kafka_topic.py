@@ -14,11 +14,23 @@ from typing import Any
 
 from penstock.errors import StateError
 from penstock.filesystem.state_files import parsed_json
-from penstock.io.brokers.kafka_client import PARTITION_EOF, TIMEOUT_S, kafka_failures, kafka_topic, silent
+from penstock.io.connectors.kafka_client import KAFKA, PARTITION_EOF, TIMEOUT_S, kafka_failures, kafka_topic, silent
 from penstock.io.flight import Delta
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.target import Position, Stored, TableRows, Target, failures
+from penstock.io.targets.target_kinds import TargetKind
 
+TARGET = TargetKind(
+    title="Kafka",
+    page="targets/kafka.md",
+    form="kafka://BROKER:PORT/TOPIC",
+    schemes=("kafka:",),
+    example="kafka://127.0.0.1:9092/rows",
+    library=KAFKA,
+    holds="one message per change in a topic",
+    transaction="of Kafka, per delta",
+    open=lambda uri: KafkaTopic(uri),
+)
 MARK, STEP = b"penstock", "penstock.step"
 # Offsets from the end in which the last mark is looked for first.
 _TAIL = 10

@@ -9,28 +9,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.errors import StateError, UsageError
+from penstock.errors import StateError
 from penstock.io.flight import Delta
-from penstock.io.optional import library
+from penstock.io.registry import Library
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import row_schema, row_table
 from penstock.io.targets.target import FollowedJob, Stored, TableRows, Target, failures
+from penstock.io.targets.target_kinds import TargetKind
 from penstock.lineage import FIRST_EPOCH
 
+TARGET = TargetKind(
+    title="Lance",
+    page="targets/lance.md",
+    form="lance:URI",
+    schemes=("lance:",),
+    example="lance:rows.lance",
+    library=Library("lance", "lance"),
+    holds="a dataset of all rows",
+    transaction="a version of the dataset",
+    open=lambda uri: LanceDataset(uri),
+    interval_s=10.0,
+)
 JOB, EPOCH, STEP = "penstock.job", "penstock.epoch", "penstock.step"
 
 
 class LanceDataset(Target):
     """The dataset of ``lance:URI``. Rows are lists of one size if all tables have the same dim."""
 
-    interval_s = 10.0
-
     def __init__(self, uri: str) -> None:
-        super().__init__(f"lance:{uri}")
-        if not uri:
-            raise UsageError("lance:: expected lance:URI")
-        self._uri = uri
-        self._library = library("lance", "lance", "lance:")
+        super().__init__(uri)
+        self._uri = TARGET.location(uri)
+        self._library = TARGET.load()
 
     def stored(self) -> Stored | None:
         with self._failures():

@@ -11,12 +11,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import StateError, UsageError
+from penstock.errors import StateError
 from penstock.io.flight import Delta
-from penstock.io.optional import library
+from penstock.io.registry import Library
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.target import Stored, TableRows, Target, failures
+from penstock.io.targets.target_kinds import TargetKind
 
+TARGET = TargetKind(
+    title="LMDB",
+    page="targets/lmdb.md",
+    form="lmdb:PATH",
+    schemes=("lmdb:",),
+    example="lmdb:rows.lmdb",
+    library=Library("lmdb", "lmdb"),
+    holds="a file with a database per table",
+    transaction="of LMDB",
+    open=lambda uri: LmdbFile(uri),
+)
 STATE = b"penstock"
 # Address space, not disk: the file grows as needed, and the map doubles when it is full.
 MAP_BYTES = 1 << 30
@@ -31,12 +43,10 @@ def rows_name(table: str) -> bytes:
 class LmdbFile(Target):
     """The file of ``lmdb:PATH``. Readers in other processes see each transaction as a whole."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(f"lmdb:{path}")
-        if not path:
-            raise UsageError("lmdb:: expected lmdb:PATH")
-        self._lmdb = library("lmdb", "lmdb", "lmdb:")
-        self._path = Path(path)
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self._path = Path(TARGET.location(uri))
+        self._lmdb = TARGET.load()
         self._map_bytes = MAP_BYTES
 
     def stored(self) -> Stored | None:

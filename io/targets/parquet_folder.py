@@ -17,15 +17,27 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 
-from penstock.errors import StateError, UsageError
+from penstock.errors import StateError
 from penstock.filesystem import atomic_files
 from penstock.filesystem.state_files import read_json
 from penstock.io.flight import Delta
-from penstock.io.storage.table_files import TablesWriter, table_path
+from penstock.io.table_files import TablesWriter, table_path
 from penstock.io.targets.changes import changes_of, merged
 from penstock.io.targets.row_table import blocks_of
 from penstock.io.targets.target import Stored, TableRows, Target, failures, locked
+from penstock.io.targets.target_kinds import TargetKind
 
+TARGET = TargetKind(
+    title="Parquet",
+    page="targets/parquet.md",
+    form="parquet:DIR",
+    schemes=("parquet:",),
+    example="parquet:rows",
+    holds="a file per table",
+    transaction="a new folder, and a link to it",
+    open=lambda uri: ParquetFolder(uri),
+    interval_s=10.0,
+)
 LINK, STATE, LOCK = "current", "penstock.json", ".lock"
 # Folders that stay, the current one included: a reader may still read the one before.
 KEPT = 2
@@ -34,13 +46,9 @@ KEPT = 2
 class ParquetFolder(Target):
     """The folder of ``parquet:DIR``: ``DIR/current/TABLE.parquet``."""
 
-    interval_s = 10.0
-
-    def __init__(self, path: str) -> None:
-        super().__init__(f"parquet:{path}")
-        if not path:
-            raise UsageError("parquet:: expected parquet:DIR")
-        self._path = Path(path)
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self._path = Path(TARGET.location(uri))
         self._tables: dict[str, TableRows] = {}
         self._folder = ""  # the name of the folder that they are in
 

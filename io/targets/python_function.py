@@ -22,7 +22,18 @@ from penstock.io.flight import Delta
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import blocks_of, row_schema, row_table
 from penstock.io.targets.target import FollowedJob, Position, Stored, TableRows, Target, failures, locked
+from penstock.io.targets.target_kinds import TargetKind
 
+TARGET = TargetKind(
+    title="A Python function",
+    page="targets/function.md",
+    form="module:function",
+    schemes=(),
+    example="cache:update",
+    holds="whatever the function does",
+    transaction="one call per delta",
+    open=lambda name, state: PythonFunction(name, state),
+)
 Function = Callable[[pa.RecordBatch, int], object]
 
 # Key in the metadata of the schema of the empty batch that precedes all rows of the tables.

@@ -13,10 +13,22 @@ from typing import Any
 
 from penstock.errors import TargetError, UsageError
 from penstock.io.flight import Delta
-from penstock.io.optional import library
+from penstock.io.registry import Library
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.target import Stored, TableRows, Target, failures
+from penstock.io.targets.target_kinds import TargetKind
 
+TARGET = TargetKind(
+    title="Redis",
+    page="targets/redis.md",
+    form="redis://HOST:PORT/DATABASE",
+    schemes=("redis://", "rediss://", "unix://"),
+    example="redis://127.0.0.1:6379/0",
+    library=Library("redis", "redis"),
+    holds="a hash per table",
+    transaction="`MULTI` … `EXEC`",
+    open=lambda uri: RedisHashes(uri),
+)
 STATE = "penstock-state"
 # Fields in one command, and of a new table in one pipeline: Redis serves other clients between two commands.
 FIELDS, PIPELINE_FIELDS = 1_000, 10_000
@@ -35,11 +47,11 @@ class RedisHashes(Target):
 
     def __init__(self, uri: str) -> None:
         super().__init__(uri.rpartition("@")[2] if "@" in uri else uri)  # without a password
-        self._redis = library("redis", "redis", uri.partition(":")[0] + "://")
+        self._redis = TARGET.load()
         try:
             self._client = self._redis.Redis.from_url(uri, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
         except ValueError as error:
-            raise UsageError(f"{self.name}: {error}; expected redis://HOST:PORT/DATABASE") from None
+            raise UsageError(f"{self.name}: {error}; expected {TARGET.form}") from None
 
     def stored(self) -> Stored | None:
         with self._failures():

@@ -24,7 +24,7 @@ def test_steps_of_other_threads_are_in_the_next_delta():
 
 
 def test_a_delta_is_of_one_moment_though_others_step_between_its_batches(monkeypatch):
-    monkeypatch.setattr("penstock.io.storage.delta_format.MOST_ROWS", 8)
+    monkeypatch.setattr("penstock.io.delta_format.MOST_ROWS", 8)
     engine, alone = engine_of(num_required=1), engine_of(num_required=1)
     wanted = bytes_of(alone.stage([batch(0)], **WHOLE))
     reader = engine.stage([batch(0)], **WHOLE)
@@ -94,7 +94,7 @@ def test_a_repeated_delta_is_skipped():
 
 
 def test_a_damaged_or_truncated_delta_is_detected(monkeypatch):
-    monkeypatch.setattr("penstock.io.storage.delta_format.MOST_ROWS", 16)
+    monkeypatch.setattr("penstock.io.delta_format.MOST_ROWS", 16)
     follower, deltas, _ = staged()
     rows = deltas[1]["id"].to_numpy().copy()
     rows[0] += 1

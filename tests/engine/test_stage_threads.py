@@ -12,14 +12,14 @@ from limits import HANG_S, in_thread
 
 import penstock as ps
 from penstock.deltas import Deltas
-from penstock.io.storage.delta_format import DeltaForm
+from penstock.io.delta_format import DeltaForm
 
 NEVER_STALE = 1 << 40
 
 
 @pytest.fixture(autouse=True)
 def deltas_of_many_batches(monkeypatch):
-    monkeypatch.setattr("penstock.io.storage.delta_format.MOST_ROWS", 8)
+    monkeypatch.setattr("penstock.io.delta_format.MOST_ROWS", 8)
 
 
 def consumer_asks_for(gate, monkeypatch):
@@ -67,14 +67,14 @@ def test_a_delta_does_not_end_under_a_step_that_has_found_it(monkeypatch):
     deltas = list(itertools.islice(reader, num_batches))
 
     # The step stops where it has found a delta, until the consumer, who has all of it, asks for the gate.
-    found, consumer_waits = threading.Event(), consumer_asks_for(engine.core.gate, monkeypatch)
+    actual, consumer_waits = threading.Event(), consumer_asks_for(engine.core.gate, monkeypatch)
 
     class Watched(Deltas):
         @property
         def _delta(self):
             delta = vars(self)["_delta"]
-            if threading.current_thread() is not threading.main_thread() and not found.is_set():
-                found.set()
+            if threading.current_thread() is not threading.main_thread() and not actual.is_set():
+                actual.set()
                 assert consumer_waits.wait(HANG_S)
             return delta
 
@@ -86,7 +86,7 @@ def test_a_delta_does_not_end_under_a_step_that_has_found_it(monkeypatch):
     watcher.__class__ = Watched
     consumer_waits.clear()
     stepped = in_thread(lambda: step(engine, [7]))
-    assert found.wait(HANG_S)
+    assert actual.wait(HANG_S)
     deltas += reader
     assert stepped() is True
     assert equal(follow(follower, deltas).tables, tables_of(engine))
@@ -95,7 +95,7 @@ def test_a_delta_does_not_end_under_a_step_that_has_found_it(monkeypatch):
 def test_deltas_are_whole_wherever_a_step_meets_their_consumer(monkeypatch):
     """A step begins when half of a delta has been read, and the rest is asked for a little later."""
     engine, random = engine_of(num_required=1), np.random.default_rng(5)
-    monkeypatch.setattr("penstock.io.storage.delta_format.MOST_ROWS", 32)
+    monkeypatch.setattr("penstock.io.delta_format.MOST_ROWS", 32)
     follower, begin, over = follower_of(engine), threading.Semaphore(0), threading.Event()
     deltas = engine.stage((batch(NEVER_STALE + n, rows=80) for n in range(500)), **WHOLE)
 

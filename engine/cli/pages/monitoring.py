@@ -18,6 +18,7 @@ from penstock.cli.pages.html_report import run_sections, write_page
 from penstock.cli.pages.http_server import HTML, JSON, PLAIN, TEXT, PageAccess, Server, address_of
 from penstock.config.id_ranges import ANY_UINT64
 from penstock.engine import Engine
+from penstock.io.registry import Library
 from penstock.sampling import thinned
 from penstock.stats import Counters, Report
 from penstock.validation import is_loopback
@@ -34,6 +35,13 @@ MAX_SHOWN_MOMENTS, MAX_SHOWN_TABLES = 60, 8
 def page_addresses(args: argparse.Namespace) -> dict[str, tuple[str, int]]:
     """Return flag → (host, port) of ``--ui`` and ``--metrics``, if they are given. Raises UsageError."""
     return {flag: address_of(address, f"--{flag}") for flag in ("ui", "metrics") if (address := getattr(args, flag))}
+
+
+def check_library(args: argparse.Namespace) -> None:
+    """Raise UsageError if a flag needs prometheus-client, and it is not installed."""
+    for flag in ("ui", "metrics", "metrics_file", "report"):
+        if getattr(args, flag):
+            Library("prometheus_client", "metrics").load(f"--{flag.replace('_', '-')}")
 
 
 class Watching:

@@ -11,23 +11,24 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import penstock.interrupts as interrupts
-from penstock.checkpoint.parts import SharePart, join_parts
+from penstock.checkpoint.parts import join_parts
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.errors import CapacityError, StateError, UsageError
-from penstock.io.storage.run_files import RunFiles
-from penstock.metrics import measured
+from penstock.io.run_files import RunFiles
 from penstock.options import JOB_CONCERNS, Options
 from penstock.shares.joined_deltas import JoinedDeltas
 from penstock.shares.ray.cluster import Actors, LostError
-from penstock.shares.ray.job_metrics import JobMetrics
 from penstock.shares.ray.owners import Applied, Begun, Ended
 from penstock.shares.ray.readers import Place, ReaderPart, ReadFrame
 from penstock.stats import Counters
 from penstock.telemetry import MetricsSnapshot
+
+if TYPE_CHECKING:
+    from penstock.shares.ray.job_metrics import JobMetrics
 
 # Blocks that readers are asked for before owners have applied the one before.
 AHEAD = 2
@@ -160,7 +161,7 @@ class Driver:
         number = max(self._folder.numbers(), default=0) + 1
         place, attempt = self._folder.files.address, self._attempt
         writes = [owner.write_part.remote(place, number, attempt) for owner in self._actors.owners]
-        parts: list[SharePart] = self._checked(writes)
+        parts: list[Commit] = self._checked(writes)
         if any(part.contents["counters"]["frames"] != self._frames_before + self.counters.frames for part in parts):
             raise StateError("an interrupt came between two frames of a block; the last commit counts")
         contents = {"positions": self.positions.get_state(), **self._files.commit()}
@@ -263,7 +264,7 @@ class Driver:
             return
         commit = None
         if self._folder is not None and self._commit is not None:
-            commit = measured(self._commit, self._folder.written_s(self._commit))
+            commit = self._commit, self._folder.written_s(self._commit)
         with suppress(LostError):  # which ends an attempt where its results are awaited
             owners: list[MetricsSnapshot] = self._actors.get(refs)
             self._metrics.update(owners, self._read_s, list(self._fractions.values()), self.first_bad, commit)

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from penstock.checkpoint.store import Commit
 from penstock.config.embedding import EmbeddingConfig
-from penstock.metrics import MetricsCollector
+from penstock.metrics import MetricsCollector, measured
 from penstock.shares.joined_reports import joined_snapshots
 from penstock.stats import Counters, Stale, TableReport
 from penstock.telemetry import STAGES, MetricsSnapshot
@@ -77,7 +78,7 @@ class JobMetrics(MetricsCollector):
         read_s: float,
         read: Sequence[float | None],
         first_bad: Mapping[str, str],
-        commit: tuple[int, int, float | None] | None,
+        commit: tuple[Commit, float | None] | None,
     ) -> None:
         """Take the snapshots of all owners after one block.
 
@@ -92,5 +93,5 @@ class JobMetrics(MetricsCollector):
             share=sum(shares) / len(read) if len(shares) == len(read) else None,
             num_skipped=self.num_skipped,
             first_bad=dict(first_bad),
-            commit=commit,
+            commit=None if commit is None else measured(*commit),
         )

@@ -6,12 +6,11 @@ import heapq
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.checkpoint.parts import SharePart
-from penstock.checkpoint.store import Folder
+from penstock.checkpoint.store import Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import EngineCore
 from penstock.deltas import DeltaOptions, Deltas
@@ -19,12 +18,14 @@ from penstock.engine import Engine
 from penstock.errors import ConfigError, PenstockError
 from penstock.frames import Float32, Frame, Int64
 from penstock.learning_rates import LearningRates, Rates
-from penstock.metrics import Metrics
 from penstock.shares import frames_of
 from penstock.shares.ray.readers import Place
 from penstock.stats import Counters, TableReport
 from penstock.tables.state_hash import KeyArrays
 from penstock.telemetry import MetricsSnapshot
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,8 @@ class Owner:
         engine.session.count_into(self._counters)
         engine.watch.counters = self._counters
         if self._samples is not None:
+            from penstock.metrics import Metrics  # needs the extra metrics
+
             self._metrics = Metrics(engine)
         if self._samples:
             engine.watch.look_closer()
@@ -155,7 +158,7 @@ class Owner:
         done.counters = self._counters.get_state()
         return done
 
-    def write_part(self, folder: str, number: int, attempt: str) -> SharePart | BaseException:
+    def write_part(self, folder: str, number: int, attempt: str) -> Commit | BaseException:
         """Write this share's part of a commit. folder : its address; attempt : of ``CheckpointSession.write_part``"""
         try:
             with self._current_engine.watch.timed("save"):

@@ -1,4 +1,4 @@
-"""Builds broken.pyx and fake_xla.pyx with the flags of the environment; run from the root, with --build-temp.
+"""Builds broken.pyx with the flags of the environment; run from the root, with --build-temp.
 
 C files go where the objects go, so that builds side by side do not meet.
 """
@@ -13,10 +13,7 @@ setup(
     packages=[],
     py_modules=[],
     ext_modules=cythonize(
-        [
-            Extension("broken", ["tests/support/sanitize/broken.pyx"]),
-            Extension("fake_xla", ["tests/support/sanitize/fake_xla.pyx"], include_dirs=["pyx"]),
-        ],
+        [Extension("broken", ["tests/support/sanitize/broken.pyx"])],
         build_dir=sys.argv[sys.argv.index("--build-temp") + 1],
         compiler_directives={"language_level": 3, "boundscheck": False, "wraparound": False},
     ),

@@ -1,25 +1,24 @@
-"""Drives the handlers of pyx/update as XLA would, without XLA or jax (fake_xla.pyx), for the sanitizers to watch.
+"""Drives the steps of pyx/update for the sanitizers to watch.
 
 Every rule, target, dim around the vectors' widths, number of rows around a work item's, on one thread and several, on
-one device and three; gradients and ids as Arrow hands them over; ids outside the table, steps of nothing, pools that
-are late or refuse, frames that are wrong. The results of one rule must be the same bits however it was run.
+one device and three; gradients and ids as Arrow hands them over; ids outside the table, steps of nothing, teams whose
+threads come late or not at all. The results of one rule must be the same bits however it was run.
 
 --break rows shows that ThreadSanitizer watches: ids that are not distinct, so that two threads update the same rows.
 """
 
+import contextlib
 import sys
-from functools import partial
 
-import fake_xla
 import numpy as np
 from sanitize.shapes import arrow_like
 
 from penstock.pyx import update
 from penstock.pyx.partition import place
+from penstock.threads import ThreadTeam
 
-TOUCH, CREATE = update.handlers()["penstock_touch"], update.handlers()["penstock_create"]
 # A work item is 1,024 rows; prefetching runs 4 to 32 rows ahead.
-SIZES = (0, 1, 5, 33, 1023, 1025, 2500)
+SIZES = (0, 1, 5, 33, 1025, 2500, 5000)
 DIMS = (1, 3, 4, 7, 8, 15, 16, 17, 33)
 NUM_SHARDS, LR = 12, 0.1
 NUMBERS = {
@@ -31,48 +30,42 @@ NUMBERS = {
     "lr_power": -0.75,
 }
 OUTSIDE = (-1, -(2**63), 2**62, 2**63 - 1)
-INVALID_ARGUMENT, INTERNAL = 3, 13
+TEAMS = {threads: ThreadTeam(threads) for threads in (1, 2, 3, 4, 9)}
 
 
 class Tables:
     """One table as its devices hold it, and what has been asked of it."""
 
-    def __init__(self, rule, dim, rows, devices=1, mod=True, non_lazy=False, threads=0, target="", numbers=NUMBERS):
-        self.rows, self.num_parts, self.pool = rows, 1 + update.rules()[rule], {"threads": max(1, threads)}
+    def __init__(self, rule, dim, rows, devices=1, mod=True, non_lazy=False, threads=1, target="", numbers=NUMBERS):
+        self.rows, self.num_parts, self.team = rows, 1 + update.rules()[rule], TEAMS[threads]
         self.per_shard, self.shards = -(-rows // NUM_SHARDS), -(-NUM_SHARDS // devices)
         self.starts = [0.25 + part for part in range(self.num_parts)]
-        self.where = (rows, NUM_SHARDS, mod, self.shards, self.per_shard, devices)
-        where = (rows, NUM_SHARDS, mod, self.per_shard, self.shards)
-        self.plan = update.Plan(rule, numbers, self.starts, dim, *where, non_lazy, target)
+        self.layout = (rows, NUM_SHARDS, mod, self.shards, self.per_shard, devices)
+        layout = (rows, NUM_SHARDS, mod, self.per_shard, self.shards)
+        self.plan = update.Plan(rule, numbers, self.starts, dim, *layout, non_lazy, target)
         self.plan_is_whole = devices == 1 and not mod
-        self.step = update.Step([self.plan], threads)
-        low, high = np.array([self.step.address], np.uint64).view(np.int32)
-        self.operands = [np.array([[low, high, device]], np.int32) for device in range(devices)]
         # Each in separate memory: a guarded zone lies behind its last row.
         slot_dim = 1 if rule == "row_wise_adagrad" else dim
         self.dims = [dim, *[slot_dim] * (self.num_parts - 1)]
         self.parts = [
-            np.full((self.shards * self.per_shard, 1, sum(self.dims)), np.nan, np.float32) for _ in range(devices)
+            np.full((self.shards * self.per_shard, sum(self.dims)), np.nan, np.float32) for _ in range(devices)
         ]
+        self.step = update.Step([self.plan], [part.reshape(-1) for part in self.parts])
         self.step.start()
-        self.run(CREATE, create=True)
+        self.run()
 
-    def run(self, handler=TOUCH, **how):
-        """The errors of all devices."""
-        calls = [partial(fake_xla.call, handler, t, o) for t, o in zip(self.parts, self.operands, strict=True)]
-        found = [call(**self.pool, **how) for call in calls]
-        self.step.release()
-        return [error for error in found if error is not None]
+    def run(self):
+        self.step.run(self.team.run, self.team.threads)
 
-    def update(self, segments, **how):
+    def update(self, segments):
         self.step.update([(0, segments, LR)])
-        return self.run(**how)
+        self.run()
 
     def read(self, part, ids=0):
         num = self.rows if isinstance(ids, int) else len(ids)
         values = np.empty((num, self.dims[part]), np.float32)
         self.step.copy(0, ids, values, part, False)
-        assert self.run() == []
+        self.run()
         return values
 
     def bits(self):
@@ -83,19 +76,18 @@ class Tables:
         first = sum(self.dims[:part])
         floats = slice(first, first + self.dims[part])
         if self.plan_is_whole:
-            return self.parts[0][: self.rows, 0, floats]
-        devices, rows = place(np.arange(self.rows), *self.where)
-        return np.stack([self.parts[device][row, 0, floats] for device, row in zip(devices, rows, strict=True)])
+            return self.parts[0][: self.rows, floats]
+        devices, rows = place(np.arange(self.rows), *self.layout)
+        return np.stack([self.parts[device][row, floats] for device, row in zip(devices, rows, strict=True)])
 
 
 def main() -> int:
     assert any(word in update.__file__ for word in ("asan", "tsan")), f"not the sanitized build: {update.__file__}"
-    assert fake_xla.version(TOUCH) == fake_xla.version(CREATE) == 3
     if sys.argv[1:] == ["--break", "rows"]:
         return same_rows()
-    num = every_rule() + layouts() + outside() + pools() + wrong_frames()
+    num = every_rule() + layouts() + outside() + teams() + wrong_arrays()
     assert not {"jax", "pyarrow"} & set(sys.modules)
-    print(f"sanitize: {num} calls of the update's handlers, nothing reported, results are right")
+    print(f"sanitize: {num} steps, nothing reported, results are right")
     return 0
 
 
@@ -104,7 +96,7 @@ def same_rows() -> int:
     ids, grads = gradients(0, 20_000, 40_000, 16)
     tables = Tables("adagrad", 16, 40_000, threads=4)
     for _ in range(20):
-        assert tables.update([(ids, grads), (ids[::-1].copy(), grads)]) == []
+        tables.update([(ids, grads), (ids[::-1].copy(), grads)])
     print("tsan: everything ran, with rows broken")
     return 0
 
@@ -125,16 +117,16 @@ def every_rule():
                 rows = max(40, 2 * size)
                 ids, grads = gradients(number, size, rows, dim)
                 wanted = Tables(rule, dim, rows, non_lazy=non_lazy, threads=1, target=update.targets()[-1])
-                assert wanted.update([(ids, grads)]) == []
+                wanted.update([(ids, grads)])
                 assert all(np.isfinite(wanted.read(part)).all() for part in range(wanted.num_parts))
                 for piece in zip(arrow_like(ids), arrow_like(grads), strict=False):
                     got = Tables(rule, dim, rows, non_lazy=non_lazy, threads=4, target=target)
-                    assert got.update([piece]) == []
+                    got.update([piece])
                     assert got.bits() == wanted.bits(), (rule, target, dim, size)
                     done += 1
                 half = size // 2
                 got = Tables(rule, dim, rows, non_lazy=non_lazy, threads=3, target=target)
-                assert got.update([(ids[:half], grads[:half]), (ids[half:], grads[half:]), (ids[:0], grads[:0])]) == []
+                got.update([(ids[:half], grads[:half]), (ids[half:], grads[half:]), (ids[:0], grads[:0])])
                 assert got.bits() == wanted.bits(), (rule, target, dim, size)
                 done += 1
     return done
@@ -152,81 +144,86 @@ def layouts():
                     for part in range(tables.num_parts):
                         assert (tables.by_hand(part) == tables.starts[part]).all() or not isinstance(ids, int)
                         tables.step.copy(0, ids, values, part, True)
-                        assert tables.run() == []
+                        tables.run()
                         assert tables.read(part, ids).tobytes() == values.tobytes()
                         assert tables.read(part).tobytes() == tables.by_hand(part).tobytes()
                         done += 3
                 ids = np.random.default_rng(3).permutation(rows)[: rows // 2]
                 copied = np.full((len(ids), 7 * tables.num_parts), np.nan, np.float32)
                 tables.step.copy_all(0, ids, copied)
-                assert tables.run() == []
+                tables.run()
                 for part in range(tables.num_parts):
                     assert copied[:, 7 * part : 7 * part + 7].tobytes() == tables.read(part)[ids].tobytes()
-                some = np.random.default_rng(2).integers(0, rows, 2 * rows)  # repeats are fine where nothing is written
-                assert tables.read(0, some).tobytes() == tables.read(0)[some].tobytes()
+                subset = np.random.default_rng(2).integers(
+                    0, rows, 2 * rows
+                )  # repeats are fine where nothing is written
+                assert tables.read(0, subset).tobytes() == tables.read(0)[subset].tobytes()
     return done
 
 
 def outside():
-    """An id that is no row of the table is an error on every device, and all other rows are updated."""
+    """An id that is no row of the table is an error, and all other rows are updated on every device."""
     done = 0
     for bad in (*OUTSIDE, 100):
         for non_lazy in (False, True):
             for devices in (1, 3):
                 ids, grads = gradients(0, 50, 100, 5)
                 wanted = Tables("adam", 5, 100, devices, non_lazy=non_lazy, threads=2)
-                assert wanted.update([(ids, grads)]) == []
+                wanted.update([(ids, grads)])
                 got = Tables("adam", 5, 100, devices, non_lazy=non_lazy, threads=2)
                 with_bad = np.insert(ids, 25, bad), np.insert(grads, 25, 9.0, axis=0)
-                errors = got.update([with_bad])
-                assert [code for code, _ in errors] == [INVALID_ARGUMENT] * devices, errors
-                assert "an id outside the table" in errors[0][1]
+                assert "an id outside the table" in error_of(got.update, [with_bad])
                 assert got.bits() == wanted.bits()
                 done += 2
     return done
 
 
-def pools():
-    """Threads that come when all is done, that do not come, and a pool that does not say how many there are."""
+def teams():
+    """Threads that come when all is done, that do not come, and a team that fails before or after its work."""
+
+    def late(tasks):
+        first, *others = tasks
+        first()
+        for task in others:
+            task()
+        return True
+
+    def interrupted(tasks):
+        raise KeyboardInterrupt
+
     done = 0
     ids, grads = gradients(0, 9000, 20_000, 4)
-    wanted = Tables("adagrad", 4, 20_000, threads=1)
-    assert wanted.update([(ids, grads)]) == []
-    for how in ({}, {"late": True}, {"refusing": 1}, {"refusing": 3}, {"silent": True}, {"late": True, "refusing": 2}):
-        for threads in (2, 9, 60):
-            for _ in range(3):
-                got = Tables("adagrad", 4, 20_000, threads=threads)
-                assert got.update([(ids, grads)], **how) == []
-                assert got.bits() == wanted.bits(), how
-                done += 1
+    wanted = Tables("adagrad", 4, 20_000)
+    wanted.update([(ids, grads)])
+    for run in (TEAMS[2].run, TEAMS[9].run, late, lambda tasks: tasks[0](), lambda tasks: True, interrupted):
+        for _ in range(3):
+            got = Tables("adagrad", 4, 20_000)
+            got.step.update([(0, [(ids, grads)], LR)])
+            with contextlib.suppress(KeyboardInterrupt):
+                got.step.run(run, 9)
+            assert got.bits() == wanted.bits(), run
+            done += 1
     return done
 
 
-def wrong_frames():
-    """Frames that no program of ours makes are refused, and nothing is touched."""
-    done = 0
-    for wrong, reason in {
-        "dtype": "tables of float32",
-        "step": "a step as int32[1, 3]",
-        "moved": "not given to be updated in place",
-        "missing": "expected tables and a step",
-    }.items():
-        tables = Tables("sgd", 4, 50)
-        ids, grads = gradients(0, 20, 50, 4)
-        before = [part.tobytes() for part in tables.parts]
-        ((code, message),) = tables.update([(ids, grads)], wrong=wrong)
-        assert (code, reason in message) == (INTERNAL, True), (wrong, message)
-        assert [part.tobytes() for part in tables.parts] == before
-        done += 1
-    small = Tables("sgd", 4, 50)
-    small.parts = [np.zeros((part.shape[0] - 1, *part.shape[1:]), np.float32) for part in small.parts]
-    ((_, message),) = small.update([gradients(0, 20, 50, 4)])
-    assert "another size than their step's" in message
+def wrong_arrays():
+    """Arrays of other sizes are refused, and nothing is touched."""
     tables = Tables("sgd", 4, 50)
-    before = [part.tobytes() for part in tables.parts]
-    assert tables.update([gradients(0, 20, 50, 4)], stage=1) == []  # not the stage in which work is done
-    assert [part.tobytes() for part in tables.parts] == before
-    return done + 2
+    before = tables.bits()
+    ids, grads = gradients(0, 20, 50, 5)
+    assert "expected rows of 4 floats" in error_of(tables.update, [(ids, grads)])
+    assert "rows for as many ids" in error_of(tables.update, [(ids[:9], np.ascontiguousarray(grads[:, :4]))])
+    assert "floats for the tables of a device" in error_of(update.Step, [tables.plan], [np.zeros(9, np.float32)])
+    assert tables.bits() == before
+    return 3
+
+
+def error_of(call, *arguments):
+    try:
+        call(*arguments)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 if __name__ == "__main__":

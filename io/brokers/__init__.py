@@ -1,1 +1,0 @@
-"""Brokers that gradients arrive from: Kafka and NATS JetStream (docs/brokers.md)."""

@@ -1,0 +1,50 @@
+"""The id of a Kafka topic: another one after the topic was deleted and created again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from penstock.io.connectors.kafka_client import KAFKA, TIMEOUT_S, Topic, kafka_failures, silent
+
+# How long an id is trusted while messages are read: the client does not notice a topic that was created again.
+TRUSTED_S = 1.0
+
+
+class TopicId:
+    """The id of one topic, for the threads of all its partitions."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._lock = threading.Lock()
+        self._admin: Any = None
+        self._asked_s = 0.0
+        self._id: str | None = None
+
+    def ask(self, consumer: Any) -> str | None:
+        """Ask the brokers for the id. None: they have none, as those before 2.8. Raises UsageError, OSError."""
+        with self._lock:
+            self._id = self._ask(consumer)
+            self._asked_s = time.monotonic()
+            return self._id
+
+    def recent(self, consumer: Any) -> str | None:
+        """Return the id as it was a moment ago. Raises as ``ask``."""
+        if time.monotonic() - self._asked_s < TRUSTED_S:
+            return self._id
+        return self.ask(consumer)
+
+    def _ask(self, consumer: Any) -> str | None:
+        topic = self._topic
+        with kafka_failures(topic.description, topic.client):
+            metadata = consumer.list_topics(topic.name, timeout=TIMEOUT_S)
+            if metadata.controller_id not in metadata.brokers:
+                return None  # librdkafka's mock cluster, which no request of an administrator reaches
+            if self._admin is None:
+                admin = KAFKA.load("kafka://", ".admin")
+                self._admin = admin.AdminClient(topic.settings, logger=silent())
+            names = topic.client.TopicCollection([topic.name])
+            topic_id = self._admin.describe_topics(names, request_timeout=TIMEOUT_S)[topic.name].result().topic_id
+        bits = (topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits())
+        return f"id {topic_id}" if any(bits) else None

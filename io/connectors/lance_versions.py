@@ -1,0 +1,91 @@
+"""The versions of a Lance dataset: the operation of each, and the fragments that it appended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from penstock.io.connectors.table_versions import RowFile, TableVersions, is_remote
+from penstock.io.connectors.versioned_source import TableKind
+from penstock.io.registry import Library
+from penstock.io.sources.batch import Part
+from penstock.io.sources.in_memory import scanned_part
+
+SOURCE = TableKind(
+    title="Lance",
+    page="sources/lance.md",
+    form="lance:URI",
+    schemes=("lance:",),
+    example="lance:gradients.lance",
+    library=Library("lance", "lance"),
+    unit="a version of the dataset",
+    versions=lambda uri: LanceVersions(uri),
+)
+
+
+class LanceVersions(TableVersions):
+    """The dataset of ``lance:URI``."""
+
+    first = 1
+
+    def __init__(self, uri: str) -> None:
+        self._uri = SOURCE.location(uri)
+        super().__init__(uri, is_remote(self._uri))
+        self._library = SOURCE.load()
+        self._dataset: Any = None
+
+    def latest(self) -> int:
+        with self._failures():
+            self._dataset = self._library.dataset(self._uri)
+            return int(self._dataset.version)
+
+    def creation(self) -> str | None:
+        return self._transaction(self._dataset.version)
+
+    def is_of(self, creation: str) -> bool:
+        """A dataset has no id, so that the transaction of one of its versions identifies it, while it is retained."""
+        version, dataset = int(creation.partition(" of version ")[2]), self._dataset
+        if version in {each["version"] for each in dataset.versions()}:
+            return creation == self._transaction(version)
+        return version < int(dataset.version)
+
+    def _transaction(self, version: int) -> str | None:
+        with self._failures():
+            transaction = self._dataset.read_transaction(version)
+        return None if transaction is None else f"transaction {transaction.uuid} of version {version}"
+
+    def files(self, version: int) -> Sequence[RowFile]:
+        with self._failures():
+            dataset = self._library.dataset(self._uri)
+            versions = {each["version"] for each in dataset.versions()}
+            if version not in versions:
+                raise self.removal_error(version)
+            dataset = self._library.dataset(self._uri, version=version)
+            operation = dataset.read_transaction(version).operation
+            kind, fragments = type(operation).__name__, dataset.get_fragments()
+            if kind == "Rewrite":  # a compaction
+                return []
+            if kind == "Append":
+                # Numbers of fragments ascend; a transaction does not have them yet.
+                fragments = sorted(fragments, key=lambda each: each.fragment_id)[-len(operation.fragments) :]
+            elif version - 1 in versions and _same(fragments, self._library.dataset(self._uri, version=version - 1)):
+                return []  # it changed an index or a setting
+            elif (kind, version) != ("Overwrite", self.first):  # the version that creates a dataset
+                raise self.changed(version, f"an operation {kind}, which changes rows")
+            return [self._file(fragment, version) for fragment in fragments]
+
+    def _file(self, fragment: Any, version: int) -> RowFile:
+        name = f"{self.name}, version {version}, fragment {fragment.fragment_id}"
+
+        def opened(_: ExitStack) -> Part:
+            return scanned_part(name, fragment.schema, lambda columns: fragment.scanner(columns=columns).to_reader())
+
+        return RowFile(fragment.physical_rows, opened)
+
+    def _failures(self) -> Any:
+        return self.failures(ValueError, OSError, RuntimeError)
+
+
+def _same(fragments: Sequence[Any], before: Any) -> bool:
+    return [each.metadata for each in fragments] == [each.metadata for each in before.get_fragments()]

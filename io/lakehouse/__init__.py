@@ -1,1 +1,0 @@
-"""Tables with versions as sources: Delta Lake, Lance and Iceberg (docs/lakehouse.md)."""

@@ -1,0 +1,77 @@
+"""What sources and targets that a URI names declare: one object each, in its module.
+
+Help, errors, the tables of the docs and their navigation derive from these objects (docs/tables.py, CONTRIBUTING.md).
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from penstock.errors import UsageError
+
+
+class Library(NamedTuple):
+    """A library that only some commands need. module : to import; extra : of penstock, which installs it"""
+
+    module: str
+    extra: str
+
+    def load(self, needed_by: str, submodule: str = "") -> Any:
+        """Import it, or a module of it. Raises UsageError if it is not installed."""
+        try:
+            return import_module(self.module + submodule)
+        except ImportError as error:
+            if error.name is None or error.name.partition(".")[0] != self.module:
+                raise
+            raise UsageError(f"{needed_by}: needs the package {self.module}: {self.install_line}") from None
+
+    @property
+    def install_line(self) -> str:
+        return f"pip install 'penstock[{self.extra}]'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UriKind:
+    """A kind of URI.
+
+    title : its name; page : below docs/
+    form : of the URI, for help and errors; schemes : the beginnings of such URIs
+    example : the words of a command that uses one
+    library : that it needs, besides pyarrow
+    """
+
+    title: str
+    page: str
+    form: str
+    schemes: tuple[str, ...]
+    example: str
+    library: Library | None = None
+
+    def load(self, submodule: str = "") -> Any:
+        """Import the library. Raises UsageError if it is not installed."""
+        assert self.library is not None
+        return self.library.load(self.schemes[0], submodule)
+
+    def location(self, uri: str) -> str:
+        """Return what follows the scheme. Raises UsageError if nothing does."""
+        location = uri.partition(":")[2]
+        if not location:
+            raise UsageError(f"{uri}: expected {self.form}")
+        return location
+
+
+def declared(package: str, name: str) -> list[Any]:
+    """Return what the modules of a package declare under a name."""
+    modules = pkgutil.iter_modules(import_module(package).__path__, f"{package}.")
+    values = (getattr(import_module(module.name), name, None) for module in modules)
+    return [value for value in values if value is not None]
+
+
+def either(texts: Iterable[str]) -> str:
+    """Return ``a, b or c``."""
+    *before, last = texts
+    return f"{', '.join(before)} or {last}" if before else last

@@ -1,1 +1,0 @@
-"""Files that penstock writes and reads back: tables, deltas, quarantines."""

@@ -1,0 +1,68 @@
+"""Without the libraries of the extras metrics and completion: what needs one says how to install it."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from cli import ONE_TABLE, frame
+from ipc import write
+
+CONFIG = ONE_TABLE
+LIBRARIES = {"prometheus_client": "metrics", "shtab": "completion"}
+METRICS = "needs the package prometheus_client: pip install 'penstock[metrics]'"
+
+
+@pytest.fixture
+def replay(config, tmp_path):
+    """The words of a replay."""
+    return "replay", str(config), str(write(tmp_path / "log.arrows", [frame(None, [1, 2, 1])]))
+
+
+@pytest.fixture
+def without(monkeypatch):
+    for library in LIBRARIES:
+        monkeypatch.setitem(sys.modules, library, None)
+
+
+@pytest.mark.parametrize("flags", [("--ui",), ("--metrics", "127.0.0.1:0"), ("--metrics-file", "m"), ("--report", "p")])
+def test_a_flag_that_shows_metrics_says_what_to_install(flags, replay, without, refused):
+    assert refused(2, *replay, *flags) == f"penstock: {flags[0]}: {METRICS}\n"
+    assert refused(2, "serve", replay[1], "--ui") == f"penstock: --ui: {METRICS}\n"
+
+
+def test_completion_says_what_to_install(without, refused):
+    line = "penstock: completion: needs the package shtab: pip install 'penstock[completion]'\n"
+    assert refused(2, "completion", "bash") == line
+
+
+def test_doctor_lists_the_extras(call):
+    for name in ("prometheus-client", "shtab"):
+        assert name in call(0, "doctor")[0]
+
+
+def code(*words):
+    return (
+        f"import sys; sys.modules.update({dict.fromkeys(LIBRARIES)}); from penstock.cli import main; "
+        f"assert main({list(words)}) == 0"
+    )
+
+
+def test_a_replay_and_a_service_need_neither(replay):
+    subprocess.run([sys.executable, "-c", code(*replay)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", code("demo", "--dir", f"{replay[1]}-demo")], check=True, capture_output=True)
+
+
+def test_a_job_needs_neither():
+    pytest.importorskip("ray")
+    words = "import penstock.shares.ray.job, penstock.cli.serve"
+    subprocess.run([sys.executable, "-c", code("--version") + f"; {words}"], check=True, capture_output=True)
+
+
+def test_they_are_extras_and_not_required():
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
+    for library, extra in LIBRARIES.items():
+        (requirement,) = project["optional-dependencies"][extra]
+        assert requirement.startswith(library.replace("_", "-"))
+        assert requirement not in project["dependencies"]

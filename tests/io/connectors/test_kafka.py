@@ -1,0 +1,142 @@
+"""Frames from Kafka, by the real client. librdkafka's mock cluster shows neither retention nor transactions."""
+
+import subprocess
+import sys
+
+import pytest
+from brokers import MockKafka, message_of
+from limits import HANG_S, until
+from services import client_of, config_of, frame, replayed, service_of
+
+from penstock.errors import InputError, StateError, UsageError
+from penstock.io.connectors.kafka_partition import kafka_partitions
+
+kafka = pytest.importorskip("confluent_kafka")
+FRAMES = [frame(number) for number in range(30)]
+
+
+@pytest.fixture
+def brokers():
+    cluster = MockKafka()
+    yield cluster.brokers
+    cluster.close()
+
+
+def send(brokers, frames, partition=0):
+    producer = kafka.Producer({"bootstrap.servers": brokers})
+    for each in frames:
+        producer.produce("gradients", message_of(each), partition=partition)
+    producer.flush(HANG_S)
+
+
+def test_offsets_are_positions_that_commits_contain(brokers, tmp_path):
+    send(brokers, FRAMES[:12])
+    first, *others = kafka_partitions(f"kafka://{brokers}/gradients")
+    assert [each.producer for each in (first, *others)] == [f"kafka/gradients/{number}" for number in range(4)]
+    for end in (12, 20, 30):
+        send(brokers, FRAMES[12:20] if end == 20 else FRAMES[20:30] if end == 30 else [])
+        if end > 12:
+            (first, *_) = kafka_partitions(f"kafka://{brokers}/gradients")
+        saved = {"folder": tmp_path / "c", "every": 5, "resume": end > 12}
+        with (
+            service_of(restored(tmp_path) if end > 12 else None, partitions=[first], **saved) as service,
+            client_of(service) as client,
+        ):
+            until(lambda end=end, client=client: client.position("kafka/gradients/0") == end)
+            assert service.engine.state_hash() == replayed(FRAMES[:end]).state_hash()
+
+
+def restored(folder):
+    import penstock as ps
+
+    return ps.Engine.restore(folder / "c", config=config_of())
+
+
+def test_every_partition_is_a_producer(brokers):
+    send(brokers, FRAMES[:5], 0)
+    send(brokers, FRAMES[5:9], 3)
+    with (
+        service_of(partitions=kafka_partitions(f"kafka://{brokers}/gradients")) as service,
+        client_of(service) as client,
+    ):
+        until(lambda: [client.position(f"kafka/gradients/{number}") for number in (0, 3)] == [5, 4])
+        assert service.status()["frames"] == 9
+
+
+def test_an_offset_beyond_the_topic_is_a_topic_that_was_replaced(brokers, tmp_path):
+    send(brokers, FRAMES[:5])
+    with service_of(folder=tmp_path / "c", partitions=kafka_partitions(f"kafka://{brokers}/gradients")) as service:
+        until(lambda: service.sequencer.position("kafka/gradients/0") == 5)
+    engine = restored(tmp_path)
+    engine.session.positions.producers["kafka/gradients/0"] = 50
+    with (
+        pytest.raises(StateError, match=r"partition 0, offset 49 is in the tables, and the topic ends before it"),
+        service_of(engine, partitions=kafka_partitions(f"kafka://{brokers}/gradients")) as service,
+    ):
+        assert service.wants_to_end.wait(HANG_S)
+
+
+@pytest.mark.parametrize("merge", [None, "round"])
+def test_a_replay_reads_the_partitions_in_order_and_continues(brokers, tmp_path, merge):
+    import penstock as ps
+
+    send(brokers, FRAMES[0:10:2], 0)
+    send(brokers, FRAMES[1:10:2], 1)
+    uri = f"kafka://{brokers}/gradients"
+    order = FRAMES[:10] if merge else FRAMES[0:10:2] + FRAMES[1:10:2]
+    for stop in (3, None):
+        engine = restored(tmp_path) if stop is None else ps.Engine(config_of())
+        engine.run(uri, merge=merge, limit=stop, checkpoint=tmp_path / "c", resume=stop is None)
+    assert engine.state_hash() == replayed(order).state_hash()
+
+
+def committed(brokers):
+    """The offset that Kafka shows for partition 0."""
+    reader = kafka.Consumer({"bootstrap.servers": brokers, "group.id": "penstock"})
+    (actual,) = reader.committed([kafka.TopicPartition("gradients", 0)], timeout=HANG_S)
+    reader.close()
+    return actual.offset
+
+
+def test_kafka_shows_the_offsets_of_commits(brokers, tmp_path):
+    import penstock as ps
+
+    send(brokers, FRAMES[:9])
+    uri = f"kafka://{brokers}/gradients"
+    ps.Engine(config_of()).run(uri, limit=6, checkpoint=tmp_path / "c", every=2)
+    assert committed(brokers) == 6
+    with service_of(restored(tmp_path), folder=tmp_path / "c", resume=True, partitions=kafka_partitions(uri)):
+        until(lambda: committed(brokers) == 9)
+
+
+def test_brokers_that_are_gone_are_bad_input_after_patience(tmp_path):
+    import penstock as ps
+
+    cluster = MockKafka()
+    send(cluster.brokers, FRAMES[:3])
+    engine = ps.Engine(config_of())
+
+    def close(*_):
+        if engine.global_step == 3:
+            cluster.close()
+
+    with pytest.raises(InputError, match=r"partition 0: the broker cannot be reached: .*brokers are down"):
+        engine.run(
+            f"kafka://{cluster.brokers}/gradients", follow=True, patience=0.2, checkpoint=tmp_path / "c", progress=close
+        )
+    assert restored(tmp_path).state_hash() == replayed(FRAMES[:3]).state_hash()
+
+
+def test_settings_are_those_of_the_client(brokers):
+    with pytest.raises(UsageError, match=r'No such configuration property: "no\.such"'):
+        kafka_partitions(f"kafka://{brokers}/gradients?no.such=1")
+
+
+def test_a_replay_of_a_topic_loads_no_grpc(brokers, tmp_path):
+    send(brokers, FRAMES[:3])
+    config_of().save(tmp_path / "t.pbtxt")
+    words = ["replay", str(tmp_path / "t.pbtxt"), f"kafka://{brokers}/gradients"]
+    code = f"import sys, penstock.cli as cli; assert cli.main({words}) == 0; print('pyarrow.flight' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "3: 3 steps" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False"
