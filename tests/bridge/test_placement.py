@@ -63,7 +63,10 @@ def test_placement_changes_no_bit_of_tables_and_deltas(on_host, devices, mesh_of
     assert cpu.global_step == 5
     for name in on_host:
         table = placed.core.tables.table(name)
-        assert [array.devices() for array in table.arrays] == [{jax.devices()[0]}] * len(table.arrays)
+        if table.variant == "host":
+            assert [type(array) for array in table.arrays] == [np.ndarray]
+        else:
+            assert [array.devices() for array in table.arrays] == [{jax.devices()[0]}] * len(table.arrays)
 
 
 @pytest.mark.parametrize("variant", ["xla", "pallas"])
