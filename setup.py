@@ -11,47 +11,19 @@ import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 CHECKED = os.environ.get("PENSTOCK_CHECKED", "") not in ("", "0")
 
 CPUS = os.cpu_count() or 1
 
-PACKAGE_DIR = {
-    "penstock": "engine",
-    "penstock.accumulators": "engine/accumulators",
-    "penstock.activations": "engine/activations",
-    "penstock.bench": "bench",
-    "penstock.bench.gpu": "bench/gpu",
-    "penstock.bench.peers": "bench/peers",
-    "penstock.bench.report": "bench/report",
-    "penstock.bench.tpu": "bench/tpu",
-    "penstock.bridge": "engine/bridge",
-    "penstock.bridge.pallas": "engine/bridge/pallas",
-    "penstock.bridge.processes": "engine/bridge/processes",
-    "penstock.checkpoint": "engine/checkpoint",
-    "penstock.cli": "engine/cli",
-    "penstock.cli.pages": "engine/cli/pages",
-    "penstock.config": "engine/config",
-    "penstock.config.lint": "engine/config/lint",
-    "penstock.filesystem": "engine/filesystem",
-    "penstock.functional": "engine/functional",
-    "penstock.io": "io",
-    "penstock.io.connectors": "io/connectors",
-    "penstock.io.decoding": "io/decoding",
-    "penstock.io.flight": "io/flight",
-    "penstock.io.sources": "io/sources",
-    "penstock.io.targets": "io/targets",
-    "penstock.planning": "engine/planning",
-    "penstock.pyx": "pyx",
-    "penstock.pyx.keys": "pyx/keys",
-    "penstock.service": "engine/service",
-    "penstock.shares": "engine/shares",
-    "penstock.shares.ray": "engine/shares/ray",
-    "penstock.tables": "engine/tables",
-    "penstock.updates": "engine/updates",
-}
+# Package → folder; those below them have the names of their folders.
+PACKAGE_DIR = {"penstock": "engine", "penstock.bench": "bench", "penstock.io": "io", "penstock.pyx": "pyx"}
+PACKAGES = [
+    *PACKAGE_DIR,
+    *(f"{root}.{name}" for root, folder in PACKAGE_DIR.items() for name in find_packages(str(ROOT / folder))),
+]
 
 # Listed by name, never by a glob: from an sdist without the .pyx files, a glob would silently build a wheel without
 # kernels.
@@ -94,28 +66,7 @@ COMPILE_ARGS = [
     "-fno-trapping-math",
 ]
 
-HEADERS = [
-    f"pyx/{h}.h"
-    for h in (
-        "keys/key_table",
-        "keys/removed_keys",
-        "id_buckets",
-        "id_buckets_body",
-        "id_map",
-        "parallel_for",
-        "pages",
-        "philox",
-        "progress",
-        "row_kernels",
-        "row_kernels_body",
-        "rule",
-        "update_equations",
-        "update_rules",
-        "vectors",
-        "xla_ffi",
-        "vendor/xla/ffi/api/c_api",
-    )
-]
+HEADERS = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("pyx/**/*.h"))]
 
 
 def link_tree() -> str:
@@ -135,7 +86,7 @@ def link_tree() -> str:
 
 
 setup(
-    packages=list(PACKAGE_DIR),
+    packages=PACKAGES,
     package_dir=PACKAGE_DIR,
     package_data={
         "penstock": ["py.typed", "*.pyi"],

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.threads import num_threads
+
 # The libraries read these only when they are imported.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -32,11 +34,6 @@ def environment(threads: int) -> dict[str, str]:
     threads_of = dict.fromkeys(THREAD_VARIABLES, str(threads))
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "1", "JAX_PLATFORMS": "cpu"}
     return {**os.environ, **threads_of, "TF_NUM_INTEROP_THREADS": "1", **quiet}
-
-
-def usable_cpus() -> int:
-    """Return the number of CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def settle(threads: int) -> None:
@@ -76,7 +73,7 @@ def describe() -> dict[str, Any]:
         "cpu": first.get("model name") or platform.processor() or platform.machine(),
         "cpu_model": "-".join(numbers),
         "architecture": platform.machine(),
-        "cpus": usable_cpus(),
+        "cpus": num_threads(None),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "system": f"{platform.system()} {platform.release()}",
         "huge_pages": pages.partition("[")[2].partition("]")[0] or "unknown",

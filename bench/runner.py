@@ -23,6 +23,7 @@ from penstock.bench.cases import CASES, Point, Sizes, points
 from penstock.bench.contestants import OURS
 from penstock.bench.peers import PEERS
 from penstock.filesystem.pipes import reader_of
+from penstock.threads import num_threads
 
 BASE_BYTES = 1 << 29  # of Python, jax, pyarrow and compiled programs
 
@@ -95,7 +96,7 @@ def versions(plan: Plan) -> dict[str, str]:
 
 def grouped(plan: Plan) -> Iterator[tuple[int, list[Point]]]:
     """Yield (threads, points) of each child: the points of a workload share its steps."""
-    cpus = machine.usable_cpus()
+    cpus = num_threads(None)
     groups: dict[tuple[str, int], list[Point]] = {}
     for case in plan.cases:
         for point in points(case, plan.sizes, cpus):
@@ -127,7 +128,7 @@ def measure_group(plan: Plan, threads: int, group: Sequence[Point], results: Res
             "cases": list(dict.fromkeys(case for case, _ in todo)),
             "points": todo,
             "threads": threads,
-            "cpus": machine.usable_cpus(),
+            "cpus": num_threads(None),
             "rounds": plan.rounds,
             "sizes": plan.sizes.as_json(),
             "peers": peers,

@@ -31,8 +31,8 @@ def optimizers() -> str:
         if issubclass(optimizer, KeywordOptimizer):
             runs = optimizer.has_formula()
             arguments = ", ".join(_arguments(optimizer, common)) if runs else "the fields of its message"
-            defaults = re.search(r"(?<=efaults: ).*?(?=\.(\s|$))", inspect.getdoc(optimizer) or "", re.DOTALL)
-            text = " ".join(defaults[0].split()) if defaults else ""
+            defaults = re.search(r"efaults:\s(.*?)\.(?=\s|$)", inspect.getdoc(optimizer) or "", re.DOTALL)
+            text = " ".join(defaults[1].split()) if defaults else ""
             rows.append(
                 (
                     f"`{optimizer.__name__}`",

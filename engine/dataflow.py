@@ -29,11 +29,28 @@ STAGE_OPTIONS = options_of("stage", *RUN)
 class StageFunction:
     """Gradients in, deltas out, with a new engine for each call. ``stage_fn`` returns one.
 
-    schema : of the deltas; reading it creates no engine
+    Parameters
+    ----------
+    config : EmbeddingConfig, str or path
+        A configuration, or the path of one that is read when the function is called.
+    **arguments : object
+        As for ``stage_fn``.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        Of the deltas; reading it creates no engine.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.25), name="user")
+    >>> stage = ps.StageFunction(ps.EmbeddingConfig.from_tables([table]))
+    >>> stage.schema.names
+    ['table', 'step', 'id', 'row']
     """
 
     def __init__(self, config: EmbeddingConfig | str | os.PathLike[str], **arguments: Any) -> None:
-        """config : a configuration, or the path of one that is read when the function is called"""
         check_known(type(self).__name__, arguments, {**ENGINE_OPTIONS, **STAGE_OPTIONS})
         self._config = config
         self._of_engine = {name: value for name, value in arguments.items() if name in ENGINE_OPTIONS}
@@ -46,7 +63,18 @@ class StageFunction:
     def __call__(
         self, batches: Iterable[pa.RecordBatch] | pa.RecordBatch | pa.Table
     ) -> Iterator[pa.RecordBatch] | pa.Table:
-        """Return the deltas: a table for a table or a single batch; for an iterable of batches, lazily, its batches."""
+        """Return the deltas of a source.
+
+        Parameters
+        ----------
+        batches : pyarrow.RecordBatch, pyarrow.Table or iterable of pyarrow.RecordBatch
+            Gradients.
+
+        Returns
+        -------
+        pyarrow.Table or iterator of pyarrow.RecordBatch
+            A table for a table or a single batch; for an iterable of batches, lazily, its batches.
+        """
         if isinstance(batches, pa.RecordBatch | pa.Table):
             return self._get_engine().stage(batches, **self._of_stage).read_all()
         return self._deltas(batches)
@@ -71,7 +99,28 @@ class StageFunction:
 class BlockStage(StageFunction):
     """Gradients in, deltas out, block by block, with one engine for all calls: Ray's ``map_batches`` has one per actor.
 
+    Parameters
+    ----------
+    config : EmbeddingConfig, str or path
+        A configuration, or the path of one that is read when the function is called.
+    **arguments : object
+        As for ``stage_fn``.
+
+    Notes
+    -----
     The end of a block ends its last frame, as the end of a source does: pass blocks of whole frames.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> import pyarrow as pa
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.25), name="user")
+    >>> stage = ps.BlockStage(ps.EmbeddingConfig.from_tables([table]))
+    >>> block = pa.table({"step": [0], "id": [5], "gradient": [[1.0, 2.0]]})
+    >>> stage(block)["row"].to_pylist()
+    [[0.75, 0.5]]
+    >>> stage(block.set_column(0, "step", [[1]]))["row"].to_pylist()
+    [[0.5, 0.0]]
     """
 
     _engine: Engine | None = None
@@ -88,10 +137,33 @@ class BlockStage(StageFunction):
 def stage_fn(config: EmbeddingConfig | str | os.PathLike[str], **arguments: Any) -> StageFunction:
     """Return a picklable function from gradient batches to deltas, for Spark, Ray, Dask, Daft and Beam.
 
-    config : a configuration, or the path of one that is read when the function is called
-    arguments : num_required, reduction, seed, threads, init (a folder of tables); and the options of ``Engine.stage``
+    Parameters
+    ----------
+    config : EmbeddingConfig, str or path
+        A configuration, or the path of one that is read when the function is called.
+    **arguments : object
+        num_required, reduction, seed, threads, init (a folder of tables); and the options of ``Engine.stage``.
 
-    Raises UsageError for slots that no table has, if ``config`` is a configuration.
+    Returns
+    -------
+    StageFunction
+
+    Raises
+    ------
+    UsageError
+        For slots that no table has, if ``config`` is a configuration.
+    UsageTypeError
+        For an unknown argument.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> import pyarrow as pa
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.25), name="user")
+    >>> stage = ps.stage_fn(ps.EmbeddingConfig.from_tables([table]))
+    >>> deltas = stage(pa.table({"step": [0, 0], "id": [5, 3], "gradient": [[1.0, 2.0], [2.0, 2.0]]}))
+    >>> deltas["id"].to_pylist(), deltas["row"].to_pylist()
+    ([3, 5], [[0.5, 0.5], [0.75, 0.5]])
     """
     function = StageFunction(config, **arguments)
     if isinstance(config, EmbeddingConfig):

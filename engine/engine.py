@@ -37,20 +37,60 @@ if TYPE_CHECKING:
 class Engine(TableAccess, ActivationAccess):
     """Applies sparse gradients to embedding tables, as TensorFlow's TPU embedding would.
 
-    config : the tables and their optimizers
-    mesh : a ``jax.sharding.Mesh`` that the rows of every table are sharded over, also over the processes of a job
-        (docs/meshes.md); None: all local devices
-    num_required : frames that open the gate; None: the configuration's, else 1
-    reduction : "mean" divides each row's sum by the number of frames that contain the row, "sum" does not; None: the
-        configuration's, else "mean"
-    seed : of the random initial values; threads : of the host, and of CPU devices; None: all CPUs of this process
-    share : (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md)
-    variant : of the programs that update rows, or table → variant (docs/tpu.md); PENSTOCK_VARIANT takes precedence
+    Parameters
+    ----------
+    config : EmbeddingConfig
+        The tables and their optimizers.
+    mesh : jax.sharding.Mesh or None
+        The rows of every table are sharded over it, also over the processes of a job (docs/meshes.md). None: all local
+        devices.
+    num_required : int or None
+        Frames that open the gate, at least 1. None: the configuration's, else 1.
+    reduction : {"mean", "sum"} or None
+        "mean" divides each row's sum by the number of frames that contain the row, "sum" does not. None: the
+        configuration's, else "mean".
+    seed : int
+        Of the random initial values.
+    threads : int or None
+        Of the host, and of CPU devices. None: all CPUs of this process. Results do not depend on it.
+    share : (int, int) or None
+        (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md).
+    variant : str or mapping of str to str
+        Of the programs that update rows, or table → variant (docs/tpu.md); PENSTOCK_VARIANT takes precedence.
 
+    Attributes
+    ----------
+    gate : FrameGate
+        Counts the frames; producers may push to it.
+    commits_alone : bool
+        Whether an engine with a share of the rows commits them itself; else a job does.
+
+    Raises
+    ------
+    ConfigError
+        If the configuration cannot run.
+    MemoryError
+        If tables on CPU devices exceed the memory of this machine.
+    UsageError
+        If an argument is out of range.
+
+    Notes
+    -----
     Thread-safe: frames enter in the order in which they get the gate's lock; tables are read and written between steps.
 
-    gate : counts the frames; producers may push to it
-    commits_alone : whether an engine with a share of the rows commits them itself; else a job does
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(100_000, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), num_required=2)
+    >>> for worker in range(2):  # two frames make a step; repeated ids are summed
+    ...     applied = engine.apply({"user": (np.array([7, 41, 7]), np.ones((3, 2), np.float32))}, local_step=0)
+    >>> engine.global_step
+    1
+    >>> engine.lookup("user", [7, 41])
+    array([[0.8, 0.8],
+           [0.9, 0.9]], dtype=float32)
     """
 
     commits_alone = False
@@ -93,14 +133,47 @@ class Engine(TableAccess, ActivationAccess):
     def run(self, source: Any, **keywords: Unpack[RunKeywords]) -> Report:
         """Apply a source of gradients, frame by frame, to its end.
 
-        source : a path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a pyarrow dataset or scanner, a
+        Parameters
+        ----------
+        source : object
+            A path, a directory, "-", a URI, anything with ``__arrow_c_stream__``, a pyarrow dataset or scanner, a
             polars LazyFrame, a binary file, an iterator of record batches, or a list of sources; also a topic
-            (docs/brokers.md) or a table with versions (docs/lakehouse.md)
+            (docs/brokers.md) or a table with versions (docs/lakehouse.md).
         {options}
 
-        Raises InputError or ConfigError; the frames before the bad one stay applied, that frame and the rest are not.
-        Frames still in the gate at the end stay there for the next run and count as ``pending``. While other threads
-        push, the report counts this source's frames and steps; its tables count all that entered since the run began.
+        Returns
+        -------
+        Report
+            The counts of this run. Frames still in the gate at its end stay there for the next run and count as
+            ``pending``.
+
+        Raises
+        ------
+        InputError
+            If the source is invalid. The frames before the bad one stay applied; that frame and the rest are not.
+        ConfigError
+            If the configuration cannot run the source, for example without a needed learning rate.
+        UsageTypeError
+            If a keyword is unknown; the message names the nearest one.
+
+        Notes
+        -----
+        While other threads push, the report counts this source's frames and steps; its tables count all that entered
+        since the run began.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> import pyarrow as pa
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> rows = {"step": [0, 0, 1], "id": [5, 5, 3], "gradient": [[1.0, 2.0], [1.0, 2.0], [4.0, 4.0]]}
+        >>> report = engine.run(pa.table(rows))
+        >>> report.rows, report.frames, report.steps
+        (3, 2, 2)
+        >>> engine.lookup("user", [5, 3])
+        array([[0.8, 0.6],
+               [0.6, 0.6]], dtype=float32)
         """
         values = with_defaults("Engine.run", "run", RUN, keywords)
         options = RunOptions.among(values)
@@ -115,11 +188,41 @@ class Engine(TableAccess, ActivationAccess):
     def stage(self, source: Any, **keywords: Unpack[StageKeywords]) -> pa.RecordBatchReader:
         """Apply a source as ``run`` does, and return the rows that change as an Arrow stream (docs/deltas.md).
 
-        Every option means the same as in ``run``; deltas are not numbered unless ``numbered``. The stream reads no
-        further than the requested batch needs. Dropping the reader ends the run after a whole frame. The request that
-        meets an error raises it.
-
+        Parameters
+        ----------
+        source : object
+            As for ``run``.
         {options}
+
+        Returns
+        -------
+        pyarrow.RecordBatchReader
+            The deltas: ``table``, ``step``, ``id``, ``row`` and the requested slots; ids ascend within a step and a
+            table. The stream reads no further than the requested batch needs. Dropping the reader ends the run after a
+            whole frame.
+
+        Raises
+        ------
+        InputError
+            If the source is invalid; the request that meets the error raises it.
+        UsageError
+            If an option is out of range, or no table has a requested slot.
+
+        Notes
+        -----
+        Every option means the same as in ``run``; deltas are not numbered unless ``numbered``.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> import pyarrow as pa
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.25), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> rows = {"step": [0, 0, 1], "id": [5, 3, 5], "gradient": [[1.0, 2.0], [1.0, 2.0], [4.0, 4.0]]}
+        >>> for batch in engine.stage(pa.table(rows)):
+        ...     print(batch["step"].to_pylist(), batch["id"].to_pylist(), batch["row"].to_pylist())
+        [1, 1] [3, 5] [[0.75, 0.5], [0.75, 0.5]]
+        [2] [5] [[-0.25, -0.5]]
         """
         values = with_defaults("Engine.stage", "stage", RUN, keywords)
         deltas = Deltas(self.core, DeltaOptions.among(values))
@@ -135,11 +238,45 @@ class Engine(TableAccess, ActivationAccess):
     ) -> bool:
         """Apply one frame given as arrays, as ``engine.gate.push`` does.
 
-        gradients : table → (ids, gradients): integers (n,), floats (n, dim); numpy, jax or Arrow arrays
-        local_step : the producer's step; if it is behind ``global_step``, the frame is stale
-        contributor : the producer, for ``gate.explain()`` and ``gate.stale``
-        time : of the frame, in seconds, for tables with the clock "time", which need it
-        Returns False if the frame was stale and dropped. Raises InputError; nothing is applied then.
+        Parameters
+        ----------
+        gradients : mapping of str to (ids, gradients)
+            By table: integers, shape (n,), and floats, shape (n, dim); numpy, jax or Arrow arrays, or lists.
+        local_step : int or None
+            The producer's step; if it is behind ``global_step``, the frame is stale. None: never stale.
+        learning_rates : mapping of int to float, sequence of float or None
+            By tag; take precedence over the schedules.
+        contributor : str, int or None
+            The producer, for ``gate.explain()`` and ``gate.stale``.
+        time : int or None
+            Of the frame, in seconds, for tables with the clock "time", which need it.
+
+        Returns
+        -------
+        bool
+            False if the frame was stale and dropped.
+
+        Raises
+        ------
+        InputError
+            If an id, a gradient or a shape is invalid; nothing is applied then.
+        ConfigError
+            If a dynamic learning rate has no value.
+        UsageError
+            If an argument is out of range.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.apply({"user": ([5, 3], [[1.0, 2.0], [4.0, 4.0]])}, local_step=0)
+        True
+        >>> engine.apply({"user": ([5], [[1.0, 2.0]])}, local_step=0)  # behind the engine's step
+        False
+        >>> engine.lookup("user", [5, 3])
+        array([[0.9, 0.8],
+               [0.6, 0.6]], dtype=float32)
         """
         with sharing_errors(self.core):
             self.core.check_ready()
@@ -149,13 +286,53 @@ class Engine(TableAccess, ActivationAccess):
             return self.core.take_in(frame, learning_rates)
 
     def flush(self) -> bool:
-        """Open the gate for the buffered frames, with the rates of the last run or apply. Returns False if empty."""
+        """Open the gate for the buffered frames, with the rates of the last run or apply.
+
+        Returns
+        -------
+        bool
+            False if the gate was empty.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), num_required=2)
+        >>> engine.apply({"user": ([5], [[1.0, 2.0]])})
+        True
+        >>> engine.global_step, engine.flush(), engine.global_step
+        (0, True, 1)
+        """
         return self.core.open_early(self.core.rates, self.core.counters)
 
     # ---- state out and in
 
     def save(self, path: AnyPath) -> None:
-        """Commit everything to a checkpoint folder: tables, slots, gate, step, position of the last run."""
+        """Commit everything to a checkpoint folder: tables, slots, gate, step, position of the last run.
+
+        Parameters
+        ----------
+        path : str or path
+            A folder or URI; it keeps its last commits.
+
+        Raises
+        ------
+        UsageError
+            If the folder holds other files, or another process writes commits to it.
+        OSError
+            If the folder cannot be written; its last commit stays.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.apply({"user": ([5], [[1.0, 2.0]])})
+        True
+        >>> engine.save("checkpoint")
+        >>> ps.Engine.restore("checkpoint").lookup("user", [5])
+        array([[0.9, 0.8]], dtype=float32)
+        """
         with self.core.still():
             self.session.save(path)
 
@@ -173,10 +350,44 @@ class Engine(TableAccess, ActivationAccess):
     ) -> Engine:
         """Return an engine in the state of the last commit of a checkpoint folder, on any mesh.
 
-        config : None: the saved one; else its tables must have the same names, dims and optimizers, and at least as
-            many rows: new rows get their initial values
-        num_required, reduction : None: as saved; else they must be the same
-        share : (rank, count): only a share of the rows, whatever the number of shares that made the commit
+        Parameters
+        ----------
+        path : str or path
+            A folder or URI.
+        mesh : jax.sharding.Mesh or None
+            As for ``Engine``; need not be the mesh that made the commit.
+        threads : int or None
+            As for ``Engine``.
+        config : EmbeddingConfig or None
+            None: the saved one; else its tables must have the same names, dims and optimizers, and at least as many
+            rows: new rows get their initial values.
+        num_required : int or None
+            None: as saved; else it must be the same.
+        reduction : {"mean", "sum"} or None
+            None: as saved; else it must be the same.
+        share : (int, int) or None
+            (rank, count): only a share of the rows, whatever the number of shares that made the commit.
+
+        Returns
+        -------
+        Engine
+
+        Raises
+        ------
+        StateError
+            If there is no commit, or it is corrupt or does not match the arguments.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.apply({"user": ([5], [[1.0, 2.0]])})
+        True
+        >>> engine.save("checkpoint")
+        >>> restored = ps.Engine.restore("checkpoint")
+        >>> restored.global_step, restored.state_hash() == engine.state_hash()
+        (1, True)
         """
         return restore(cls, path, config, mesh, threads, num_required, reduction, share)
 

@@ -12,7 +12,17 @@ MOST_LISTED = 10
 
 
 class PenstockError(Exception):
-    """Base of every error that penstock raises on purpose."""
+    """Base of every error that penstock raises on purpose. Each is also a builtin error.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> try:
+    ...     ps.EmbeddingConfig.load("missing.pbtxt")
+    ... except ps.PenstockError as error:
+    ...     print(type(error).__name__, isinstance(error, ValueError))
+    ConfigError True
+    """
 
 
 class ConfigError(PenstockError, ValueError):
@@ -54,11 +64,31 @@ class TargetError(PenstockError, ConnectionError):
 class InputError(PenstockError, ValueError):
     """The input is invalid. The message is one line; the attributes contain its parts.
 
-    source : str or None, the source (a path, a URI, ``<stdin>``)
-    batch : int or None, index of the record batch in the source, from 0
-    row : int or None, index of the row in that batch (in the file, for Parquet), from 0
-    column : str or None, the column's name in the source
-    reason : str or None, for a bad row one of the reasons that ``on_bad_row`` counts
+    Parameters
+    ----------
+    problem : str
+        The expected value, and the actual one.
+    source : str or None
+        The source (a path, a URI, ``<stdin>``).
+    batch : int or None
+        Index of the record batch in the source, from 0.
+    row : int or None
+        Index of the row in that batch (in the file, for Parquet), from 0.
+    column : str or None
+        The column's name in the source.
+    reason : str or None
+        For a bad row one of the reasons that ``on_bad_row`` counts.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, optimizer=ps.SGD(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> try:
+    ...     engine.apply({"user": ([5, 9], [[1.0, 2.0], [3.0, 4.0]])})
+    ... except ps.InputError as error:
+    ...     print(error.row, error.column, error.reason)
+    1 id id_out_of_range
     """
 
     def __init__(

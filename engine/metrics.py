@@ -73,17 +73,35 @@ class MetricsCollector(Collector):
         """Return the global step, without waiting for a frame. Raises StateError after a failed step."""
 
     def collect(self) -> list[Metric]:
-        """Return all metrics of a new snapshot."""
+        """Return all metrics of a new snapshot.
+
+        Returns
+        -------
+        list of prometheus_client.Metric
+        """
         return list(_metrics(self.snapshot()))
 
     def text(self) -> str:
-        """Return the metrics in Prometheus' text format, version 0.0.4."""
+        """Return the metrics in Prometheus' text format, version 0.0.4.
+
+        Returns
+        -------
+        str
+        """
         return generate_latest(self).decode()
 
     def plain(self, of: MetricsSnapshot | None = None) -> dict[str, Any]:
-        """Return name → number, or name → label values joined by "," → number. NaN and infinity are None.
+        """Return the metrics as plain data.
 
-        of : a snapshot; None: a new one
+        Parameters
+        ----------
+        of : MetricsSnapshot or None
+            None: a new one.
+
+        Returns
+        -------
+        dict of str
+            Name → number, or name → label values joined by "," → number. NaN and infinity are None.
         """
         values: dict[str, Any] = {}
         for metric in _metrics(of or self.snapshot()):
@@ -99,10 +117,26 @@ class MetricsCollector(Collector):
 class Metrics(MetricsCollector):
     """The metrics of one engine, a collector that ``prometheus_client.REGISTRY.register`` takes.
 
-    Any thread may collect while the engine runs; it waits for the frame that is being applied.
+    Parameters
+    ----------
+    engine : Engine
+        Any thread may collect while it runs; it waits for the frame that is being applied.
 
+    Notes
+    -----
     Counters cover the current or last run, and frames applied outside runs. A new run resets them, which Prometheus
-    treats as a restart.
+    treats as a restart. docs/metrics.md lists the metrics.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> from penstock.metrics import Metrics
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5, 3], [[1.0, 2.0], [4.0, 4.0]])})
+    True
+    >>> Metrics(engine).plain()["penstock_rows_total"]
+    2
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -111,7 +145,12 @@ class Metrics(MetricsCollector):
         self._engine, self._compiles, self.config = engine, num_compiles, engine.config
 
     def snapshot(self) -> MetricsSnapshot:
-        """Return a consistent snapshot between two frames, except for the expired keys that wait: counted before."""
+        """Return a consistent snapshot between two frames, except for the expired keys that wait: counted before.
+
+        Returns
+        -------
+        MetricsSnapshot
+        """
         engine, watch, gate, core = self._engine, self._engine.watch, self._engine.gate, self._engine.core
         expired_waiting = core.expired_waiting()
         with gate.still():

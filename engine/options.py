@@ -473,7 +473,10 @@ class Options:
 
 
 def with_keywords(mode: str, *concerns: type) -> Callable[[Called], Called]:
-    """Return a decorator: the signature of a function, and ``{options}`` in its docstring, list a mode's keywords."""
+    """Return a decorator: the signature of a function, and ``{options}`` in its docstring, list a mode's keywords.
+
+    ``{options}`` stands in a numpydoc section Parameters.
+    """
 
     def decorated(function: Called) -> Called:
         options = options_of(mode, *concerns).values()
@@ -486,7 +489,8 @@ def with_keywords(mode: str, *concerns: type) -> Callable[[Called], Called]:
         ]
         function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
         texts = [
-            textwrap.fill(f"{option.name} : {option.described}", 112, subsequent_indent="    ", break_long_words=False)
+            f"{option.name} : {option.hint}, default {option.default_in(mode)!r}\n"
+            + textwrap.fill(option.described, 112, initial_indent="    ", subsequent_indent="    ")
             for option in options
         ]
         function.__doc__ = (inspect.getdoc(function) or "").replace("{options}", "\n".join(texts))

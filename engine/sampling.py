@@ -18,7 +18,6 @@ from penstock.frames import Coalesced, Float32, Frame, Int64
 from penstock.gate import Gate
 from penstock.stats import Counters
 
-Stepped = Mapping[str, Sequence[Coalesced]]
 Read = Callable[[str, Int64], Float32]
 KnownAs = Callable[[str, Int64], Int64]
 
@@ -123,7 +122,7 @@ class Probe:
         self.norms: dict[str, float] = {}
         self.moments: list[Moment] = []
 
-    def before(self, coalesced: Stepped) -> None:
+    def before(self, coalesced: Mapping[str, Sequence[Coalesced]]) -> None:
         """Keep copies of some of the rows that a step is about to change."""
         self._rows = {}
         if not self._for_rows.may():

@@ -15,12 +15,26 @@ from penstock.frames import Contributor, Frame, count_by
 class KeyReport:
     """The keys of a dynamic table at the end of a run, and what became of keys during it.
 
-    keys : keys with a row; expired_waiting : those of them that are expired and wait for their sweep
-    waiting : keys that wait for admission; directory_bytes : memory of keys and waiting keys
-    load : keys as a share of the rows of the table
-    admitted, expired, evicted : in the run: keys at its start + admitted - expired - evicted = keys
-    returned : admitted keys that had a row before and lost it recently; rejected : keys that were due and found no room
-    unadmitted_rows : gradient rows of keys that were not admitted, which are lost
+    Attributes
+    ----------
+    keys : int
+        Keys with a row.
+    expired_waiting : int
+        Those of them that are expired and wait for their sweep.
+    waiting : int
+        Keys that wait for admission.
+    directory_bytes : int
+        Memory of keys and waiting keys.
+    load : float
+        Keys as a share of the rows of the table.
+    admitted, expired, evicted : int
+        In the run: keys at its start + admitted - expired - evicted = keys.
+    returned : int
+        Admitted keys that had a row before and lost it recently.
+    rejected : int
+        Keys that were due and found no room.
+    unadmitted_rows : int
+        Gradient rows of keys that were not admitted, which are lost.
     """
 
     keys: int
@@ -40,9 +54,21 @@ class KeyReport:
 class CacheReport:
     """The rows of a cached table that the updates of a run found on the devices, and those that they moved.
 
-    places : rows that have room there; hits : updated rows that were there
-    up, down : rows that were moved to the devices, and back to the host; bytes : of both
-    waited_ms : time that the host waited for rows to come down
+    Attributes
+    ----------
+    places : int
+        Rows that have room on the devices.
+    hits : int
+        Updated rows that were there.
+    up, down : int
+        Rows that were moved to the devices, and back to the host.
+    bytes : int
+        Of both moves.
+    waited_ms : float
+        Milliseconds that the host waited for rows to come down.
+
+    Notes
+    -----
     An update of more rows than there are places is carried out in several, which count separately.
     """
 
@@ -60,11 +86,27 @@ class CacheReport:
 
 @dataclass(frozen=True)
 class TableReport:
-    """The counts of one table.
+    """The counts of one table in a run.
 
-    rows : gradient rows that entered the gate; distinct : distinct ids among them; None: a dynamic table
-    keys : of a dynamic table; None: it is not dynamic
-    cache : of a cached table; None: it is placed elsewhere
+    Attributes
+    ----------
+    rows : int
+        Gradient rows that entered the gate.
+    distinct : int or None
+        Distinct ids among them; None: a dynamic table.
+    keys : KeyReport or None
+        Of a dynamic table; None: it is not dynamic.
+    cache : CacheReport or None
+        Of a cached table; None: it is placed elsewhere.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> import pyarrow as pa
+    >>> table = ps.TableConfig(8, 2, optimizer=ps.SGD(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.run(pa.table({"step": [0, 0], "id": [5, 5], "gradient": [[1.0, 2.0]] * 2})).tables["user"]
+    TableReport(rows=2, distinct=1, keys=None, cache=None)
     """
 
     rows: int
@@ -73,12 +115,28 @@ class TableReport:
     cache: CacheReport | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data: with ``keys`` for a dynamic table, else with ``distinct``; with ``cache``
-        for a cached one."""
+        """Return the report as plain data.
+
+        Returns
+        -------
+        dict
+            With ``keys`` for a dynamic table, else with ``distinct``; with ``cache`` for a cached one.
+        """
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> TableReport:
+        """Return the report that ``to_dict`` described.
+
+        Parameters
+        ----------
+        plain : mapping
+            What ``to_dict`` returned.
+
+        Returns
+        -------
+        TableReport
+        """
         keys, cache = plain.get("keys"), plain.get("cache")
         return cls(
             plain["rows"],
@@ -92,21 +150,60 @@ class TableReport:
 class Report:
     """The result of one run.
 
-    rows : gradient rows read, including stale frames and dropped rows
-    frames : frames received, including stale ones
-    stale : frames dropped because their step was behind; stale_rows : rows read for them
-    pending : frames buffered in the gate at the end, not applied
-    steps : openings in this run; global_step : openings in total
-    seconds, rows_per_s : of the run, including reading
-    dropped : reason → dropped rows; tables : name → TableReport
-    skipped : frames that were read again and skipped, because the checkpoint already contains them
-    truncated : ids of example streams beyond ``max_sequence_length``; they do not count as rows
-    verified : whether all of the input was read and had matching checksums; unverified : the reason why it is not
-    learning_rates : the value of every dynamic tag at the last opening
-    held_bytes : peak memory of the sums behind the gate
-    state_hash : of the tables after the run, if requested
-    notes : hints for the user, a sentence each
-    variants : table → the variant that updates it (docs/tpu.md); device_problems : of the programs, in ``notes``
+    Attributes
+    ----------
+    rows : int
+        Gradient rows read, including stale frames and dropped rows.
+    frames : int
+        Frames received, including stale ones.
+    stale : int
+        Frames dropped because their step was behind.
+    pending : int
+        Frames buffered in the gate at the end, not applied.
+    steps : int
+        Openings of the gate in this run.
+    global_step : int
+        Openings in total.
+    seconds, rows_per_s : float
+        Of the run, including reading.
+    dropped : mapping of str to int
+        Reason → dropped rows.
+    verified : bool
+        Whether all of the input was read and had matching checksums.
+    tables : mapping of str to TableReport
+        By name.
+    learning_rates : tuple of float or None
+        The value of every dynamic tag at the last opening.
+    held_bytes : int
+        Peak memory of the sums behind the gate.
+    state_hash : str or None
+        Of the tables after the run, if requested.
+    notes : tuple of str
+        Hints for the user, a sentence each.
+    skipped : int
+        Frames that were read again and skipped, because the checkpoint already contains them.
+    truncated : int
+        Ids of example streams beyond ``max_sequence_length``; they do not count as rows.
+    stale_rows : int
+        Rows read for stale frames.
+    unverified : str or None
+        The reason why the input is not verified.
+    variants : mapping of str to str
+        Table → the variant that updates it (docs/tpu.md).
+    device_problems : int
+        Problems of the programs, described in ``notes``.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> import pyarrow as pa
+    >>> table = ps.TableConfig(8, 2, optimizer=ps.SGD(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> rows = {"step": [1, 1, 0], "id": [5, 3, 5], "gradient": [[1.0, 2.0]] * 3}
+    >>> engine.gate.set_global_step(1)
+    >>> report = engine.run(pa.table(rows))
+    >>> report.rows, report.frames, report.stale, report.stale_rows, report.steps, report.global_step
+    (3, 2, 1, 1, 1, 2)
     """
 
     rows: int
@@ -132,7 +229,13 @@ class Report:
     device_problems: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts, lists and numbers, as ``--json`` prints them."""
+        """Return the report as plain data, as ``--json`` prints it.
+
+        Returns
+        -------
+        dict
+            Of dicts, lists, strings and numbers.
+        """
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         tables = {name: table.to_dict() for name, table in self.tables.items()}
         return {**plain, "tables": tables}

@@ -42,29 +42,123 @@ class TableAccess:
         return self.core.global_step
 
     def table(self, name: str) -> jax.Array:
-        """Return a copy of the weights in id order, (vocabulary_size, dim); row-sharded if the mesh divides it."""
+        """Return a copy of the weights in id order.
+
+        Parameters
+        ----------
+        name : str
+            The table.
+
+        Returns
+        -------
+        jax.Array
+            float32, shape (vocabulary_size, dim); row-sharded if the mesh divides it.
+
+        Raises
+        ------
+        UsageError
+            If there is no such table, or it is dynamic, which ``lookup`` and ``write_tables`` read.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.table("user").shape
+        (8, 2)
+        """
         with self.core.still():
             return self.core.tables.whole(name).whole()
 
     def slots(self, name: str) -> dict[str, jax.Array]:
-        """Return copies of the optimizer's slots, (vocabulary_size, dim) in id order, by TensorFlow's names.
+        """Return copies of the optimizer's slots, by TensorFlow's names.
 
-        A slot of RowWiseAdagrad is (vocabulary_size, 1).
+        Parameters
+        ----------
+        name : str
+            The table.
+
+        Returns
+        -------
+        dict of str to jax.Array
+            float32, shape (vocabulary_size, dim), in id order; a slot of RowWiseAdagrad has shape (vocabulary_size, 1).
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.Adagrad(0.1, initial_accumulator_value=0.5), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.apply({"user": ([5], [[1.0, 2.0]])})
+        True
+        >>> engine.slots("user")["accumulators"][5].tolist()
+        [1.5, 4.5]
         """
         with self.core.still():
             table = self.core.tables.whole(name)
             return {slot: table.whole(part) for slot, part in self.core.tables.parts(name).items() if part}
 
     def lookup(self, name: str, ids: Any, forward: bool = False) -> Float32:
-        """Return the weights of some ids, repeats allowed: float32 (n, dim). Cheaper than ``table`` for a few rows.
+        """Return the weights of some ids. Cheaper than ``table`` for a few rows.
 
-        forward : as a forward pass sees them, through the table's simulated quantization if it has one
+        Parameters
+        ----------
+        name : str
+            The table.
+        ids : array_like of int, shape (n,)
+            Repeats allowed.
+        forward : bool
+            Read rows as a forward pass sees them, through the table's simulated quantization if it has one.
+
+        Returns
+        -------
+        numpy.ndarray
+            float32, shape (n, dim).
+
+        Raises
+        ------
+        UsageError
+            If the table is unknown, or an id is not an integer in its range.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.lookup("user", [5, 5])
+        array([[1., 1.],
+               [1., 1.]], dtype=float32)
         """
         with self.core.still():
             return self.core.tables.lookup(name, self.core.tables.valid_ids(name, ids), forward)
 
     def keys(self, name: str) -> pa.Array:
-        """Return the keys of a dynamic table that have a row, ascending: an Arrow array of its key type."""
+        """Return the keys of a dynamic table that have a row, ascending.
+
+        Parameters
+        ----------
+        name : str
+            The table.
+
+        Returns
+        -------
+        pyarrow.Array
+            Of the table's key type, shape (n,).
+
+        Raises
+        ------
+        UsageError
+            If the table is not dynamic.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user", dynamic=ps.Dynamic())
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.apply({"user": ([2**40, -7], [[1.0, 2.0], [3.0, 4.0]])})
+        True
+        >>> engine.keys("user").to_pylist()
+        [-7, 1099511627776]
+        """
         import pyarrow as pa
 
         with self.core.still():
@@ -72,11 +166,32 @@ class TableAccess:
             return pa.array(np.sort(table.as_given(table.directory.state(expired=False)["key"])))
 
     def records(self, name: str, keys: Any) -> dict[str, npt.NDArray[Any]]:
-        """Return the records of keys of a dynamic table, as arrays (n,) by name.
+        """Return the records of keys of a dynamic table.
 
-        present : bool, whether the key has a row; last : int64, the clock when it occurred last, -1: unknown
-        count : int64, its count for LFU, 0 without; waiting : int64, occurrences so far of a key that waits for
-        admission
+        Parameters
+        ----------
+        name : str
+            The table.
+        keys : array_like of int, shape (n,)
+            Any keys, also absent ones.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            Arrays of shape (n,): ``present``, bool, whether the key has a row; ``last``, int64, the clock when it
+            occurred last, -1: unknown; ``count``, int64, its count for LFU, 0 without; ``waiting``, int64, occurrences
+            so far of a key that waits for admission.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user", dynamic=ps.Dynamic(min_count=2))
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.apply({"user": ([2**40, -7, -7], [[1.0, 2.0]] * 3)})
+        True
+        >>> records = engine.records("user", [-7, 2**40])
+        >>> records["present"].tolist(), records["waiting"].tolist()
+        ([True, False], [0, 1])
         """
         with self.core.still():
             table = self.core.tables.dynamic_table(name)
@@ -84,7 +199,34 @@ class TableAccess:
         return {"present": records.pop("row") >= 0, **records}
 
     def explain(self, name: str, key: int) -> str:
-        """Return one line about a key of a dynamic table: present, waiting for admission, or absent."""
+        """Return one line about a key of a dynamic table: present, waiting for admission, or absent.
+
+        Parameters
+        ----------
+        name : str
+            The table.
+        key : int
+            A single key.
+
+        Returns
+        -------
+        str
+
+        Raises
+        ------
+        UsageError
+            If ``key`` is an array, or the table is not dynamic.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user", dynamic=ps.Dynamic(min_count=2))
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.apply({"user": ([2**40], [[1.0, 2.0]])})
+        True
+        >>> engine.explain("user", 2**40)
+        'waits: 1 of 2 rows, last at step 0'
+        """
         if np.ndim(key):
             raise UsageError(f"table '{name}': expected one key, got {key!r}")
         record = {field: array[0] for field, array in self.records(name, [key]).items()}
@@ -99,57 +241,204 @@ class TableAccess:
         return "absent"
 
     def rows(self, name: str, keys: Any) -> npt.NDArray[np.int32]:
-        """Return the row on the devices of keys of a dynamic table, int32 (n,), -1: none. Valid until the next step."""
+        """Return the row on the devices of keys of a dynamic table. Valid until the next step.
+
+        Parameters
+        ----------
+        name : str
+            The table.
+        keys : array_like of int, shape (n,)
+            Any keys, also absent ones.
+
+        Returns
+        -------
+        numpy.ndarray
+            int32, shape (n,); -1: the key has no row.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user", dynamic=ps.Dynamic())
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.apply({"user": ([2**40], [[1.0, 2.0]])})
+        True
+        >>> engine.rows("user", [2**40, -7]) >= 0
+        array([ True, False])
+        """
         with self.core.still():
             table = self.core.tables.dynamic_table(name)
             return table.directory.rows(table.valid_keys(keys))
 
     def retrieve_parameters(self, name: str) -> dict[str, Float32]:
-        """Return weights ("parameters") and slots, in id order: TensorFlow's RetrieveTPUEmbedding…Parameters."""
+        """Return weights and slots of a table, in id order.
+
+        Parameters
+        ----------
+        name : str
+            The table.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            "parameters" and every slot by its name: float32, shape (vocabulary_size, dim).
+
+        References
+        ----------
+        TensorFlow's ``RetrieveTPUEmbedding…Parameters``
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.Adam(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> {part: array.shape for part, array in engine.retrieve_parameters("user").items()}
+        {'parameters': (8, 2), 'momenta': (8, 2), 'velocities': (8, 2)}
+        """
         with self.core.still():
             return self.core.tables.retrieve(name)
 
     def load_parameters(self, name: str, rows: Any, *, ids: Any = None, **slots: Any) -> None:
-        """Set the weights and every slot: TensorFlow's LoadTPUEmbedding…Parameters.
+        """Set the weights and every slot of a table, or of some of its rows.
 
-        rows, and each slot by its name : (vocabulary_size, dim) in id order; with ``ids``: (n, dim) for those ids only.
-        A slot of RowWiseAdagrad has one column.
+        Parameters
+        ----------
+        name : str
+            The table.
+        rows : array_like of float
+            The weights, shape (vocabulary_size, dim) in id order; with ``ids``: shape (n, dim), for those ids only.
+        ids : array_like of int, shape (n,), or None
+            The ids of the rows; None: all.
+        **slots : array_like of float
+            Each slot by its name, of the shape of ``rows``. A slot of RowWiseAdagrad has one column.
+
+        Raises
+        ------
+        UsageError
+            If a slot is missing or unknown, or an id or a shape is wrong; nothing has changed then.
+
+        References
+        ----------
+        TensorFlow's ``LoadTPUEmbedding…Parameters``
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.Adagrad(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.load_parameters("user", [[0.25, 0.5]], ids=[5], accumulators=[[0.1, 0.1]])
+        >>> engine.lookup("user", [5])
+        array([[0.25, 0.5 ]], dtype=float32)
         """
         self.core.check_whole()
         row_ids, values = self.core.tables.checked(name, rows, ids, slots)
         self.core.load(partial(self.core.tables.set_rows, name, row_ids, values), {name: row_ids})
 
     def state_hash(self) -> str:
-        """Return the SHA-256 (hex) of tables, slots and global step; equal states have equal hashes on any mesh.
+        """Return a hash of tables, slots and global step; equal states have equal hashes on any mesh.
 
+        Returns
+        -------
+        str
+            SHA-256, 64 hexadecimal digits.
+
+        Notes
+        -----
         The hash covers each table, in the order of names: the name and a zero byte, vocabulary_size and dim (int64),
-        the weights, then each slot in slot order; rows in id order, little-endian float32 (16-bit weights as they
-        are). Of a dynamic table, the rows are those of its keys, in order of the hashed key, and the keys, their
-        clocks and counts, the waiting keys and the clock follow. The global step (int64) ends it.
+        the weights, then each slot in slot order; rows in id order, little-endian float32 (16-bit weights as they are).
+        Of a dynamic table, the rows are those of its keys, in order of the hashed key, and the keys, their clocks and
+        counts, the waiting keys and the clock follow. The global step (int64) ends it.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.state_hash()[:12]
+        'b6fe35c32994'
         """
         with self.core.still():
             return self.core.tables.hash(self.global_step)
 
     def write_tables(self, directory: str | os.PathLike[str]) -> list[Path]:
-        """Write ``<table>.parquet`` for every table: id, row, one column per slot, in id order."""
+        """Write ``<table>.parquet`` for every table: id, row, one column per slot, in id order.
+
+        Parameters
+        ----------
+        directory : str or path
+            Created if it does not exist.
+
+        Returns
+        -------
+        list of pathlib.Path
+            The files, in the order of the tables.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> import pyarrow.parquet
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.Adagrad(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> (path,) = engine.write_tables("tables")
+        >>> pyarrow.parquet.read_schema(path).names
+        ['id', 'row', 'accumulators']
+        """
         with self.core.still():
             return write_tables(self.core.tables, place("directory", directory))
 
     def read_tables(self, directory: str | os.PathLike[str]) -> None:
         """Load tables that ``write_tables`` wrote: set every row listed, and keep the others as they are.
 
-        A slot without a column keeps its value, so that weights from another system can be loaded. Raises InputError:
-        if a file is missing or has other columns, nothing has changed; after a bad row in a file, create a new engine.
+        Parameters
+        ----------
+        directory : str or path
+            With ``<table>.parquet`` for every table.
+
+        Raises
+        ------
+        InputError
+            If a file is missing or has other columns, nothing has changed; after a bad row in a file, create a new
+            engine.
+
+        Notes
+        -----
+        A slot without a column keeps its value, so that weights from another system can be loaded.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> _ = engine.write_tables("tables")
+        >>> engine.apply({"user": ([5], [[1.0, 2.0]])})
+        True
+        >>> engine.read_tables("tables")
+        >>> engine.lookup("user", [5])
+        array([[1., 1.]], dtype=float32)
         """
         with self.core.still():
             tables = dict.fromkeys(self.core.config.table_names)
             self.core.load(reading(self.core.tables, place("directory", directory)), tables)
 
     def warmup(self) -> int:
-        """Compile every program that steps, lookups and checkpoints need; return their number.
+        """Compile every program that steps, lookups and checkpoints need.
 
+        Returns
+        -------
+        int
+            The number of programs.
+
+        Notes
+        -----
         Without it each program is compiled on first use, which takes seconds on a TPU. Nothing is applied. The logger
         "penstock" reports (INFO) how many programs there are, and then how long they took.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.warmup() > 0
+        True
         """
         began_s = time.perf_counter()
         with self.core.still():
@@ -170,9 +459,47 @@ class ActivationAccess:
     _exchange: Exchange
 
     def recv_activations(self, features: Any, weights: Any = None) -> tuple[Any, DeduplicationData]:
-        """Look up a batch: return activations nested like ``features``, and the data that ``send_gradients`` needs.
+        """Look up a batch: return its activations, and the data that ``send_gradients`` needs.
 
-        features : ids nested like the configuration's features; weights : the same, or None (docs/activations.md)
+        Parameters
+        ----------
+        features : nested like the configuration's features
+            The ids of each feature: lists, arrays, ragged or sparse values, or CooIds (docs/activations.md).
+        weights : nested like ``features``, or None
+            The weight of each id.
+
+        Returns
+        -------
+        activations : nested like ``features``
+            float32, the feature's input shape followed by dim.
+        deduplication_data : DeduplicationData
+            The lookups, for ``send_gradients``.
+
+        Raises
+        ------
+        InputError
+            If an id or a weight is invalid.
+        UsageError
+            If the structure or a shape does not match the configuration.
+        ConfigError
+            If the configuration has no features.
+
+        References
+        ----------
+        TensorFlow's ``XlaRecvTPUEmbeddingActivations`` and ``XlaRecvTPUEmbeddingDeduplicationData``
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import penstock as ps
+        >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
+        >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=3)
+        >>> engine = ps.Engine(config)
+        >>> activations, dedup = engine.recv_activations({"clicked": [[7, 3], [], [7]]})
+        >>> activations["clicked"]
+        array([[2., 2.],
+               [0., 0.],
+               [1., 1.]], dtype=float32)
         """
         with sharing_errors(self.core):
             return self._exchange.recv(features, weights)
@@ -184,9 +511,52 @@ class ActivationAccess:
         deduplication_data: DeduplicationData | None = None,
         time: int | None = None,
     ) -> bool:
-        """Apply gradients of activations, float32, nested like the features, as one frame; None at a leaf means zeros.
+        """Apply gradients of activations as one frame.
 
-        Returns False if the frame was stale and dropped. Mirrors XlaSendTPUEmbeddingGradients (docs/activations.md).
+        Parameters
+        ----------
+        gradients : nested like the configuration's features
+            float32, each of the shape of its activation; None at a leaf means zeros.
+        learning_rates : mapping of int to float, sequence of float or None
+            By tag; take precedence over the schedules.
+        deduplication_data : DeduplicationData or None
+            What ``recv_activations`` returned for this batch.
+        time : int or None
+            Of the frame, in seconds, for tables with the clock "time", which need it.
+
+        Returns
+        -------
+        bool
+            False if the frame was stale and dropped.
+
+        Raises
+        ------
+        InputError
+            If a gradient is not finite; nothing is applied then.
+        ConfigError
+            If a dynamic learning rate has no value.
+        UsageError
+            If the structure, a shape or a dtype does not match the activations.
+        StateError
+            If ``deduplication_data`` is missing or belongs to another configuration.
+
+        References
+        ----------
+        TensorFlow's ``XlaSendTPUEmbeddingGradients``
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import penstock as ps
+        >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
+        >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=3)
+        >>> engine = ps.Engine(config)
+        >>> activations, dedup = engine.recv_activations({"clicked": [[7, 3], [], [7]]})
+        >>> engine.send_gradients({"clicked": np.ones((3, 2), np.float32)}, deduplication_data=dedup)
+        True
+        >>> engine.lookup("item", [7, 3])
+        array([[0. , 0. ],
+               [0.5, 0.5]], dtype=float32)
         """
         with sharing_errors(self.core):
             return self._exchange.send(gradients, learning_rates, deduplication_data, time)

@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core import StepObserver
+from penstock.core import StepObserver, Stepped
 from penstock.frames import Frame
 from penstock.gate import Gate
-from penstock.sampling import KnownAs, Moment, Probe, Read, Stepped
+from penstock.sampling import KnownAs, Moment, Probe, Read
 from penstock.stats import Counters, Stale, TableReport
 
 log = logging.getLogger("penstock")

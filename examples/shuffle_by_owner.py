@@ -33,7 +33,7 @@ def partition(config_file, count, out, log, number):
     router, first = Router(config, count), 0
     files = [open(Path(out) / f"{rank}-{number}", "wb") for rank in range(count)]  # noqa: SIM115
     while block := list(islice(frames, FRAMES_PER_BLOCK)):
-        heads, batches = router.block([(number, frame) for frame in block])
+        heads, batches = router.block(block)
         for file, batch in zip(files, batches, strict=True):
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, batch.schema) as stream:
@@ -50,7 +50,7 @@ def replay(config, rank, count, out, num_logs, **engine):
     dims = {spec.name: spec.dim for spec in config.tables}
     rates, counters = LearningRates(0, None, {}), Counters()
     logs = [_frames(Path(out) / f"{rank}-{number}", number, dims) for number in range(num_logs)]
-    for _, _, frame in heapq.merge(*logs, key=lambda of: of[:2]):
+    for _, _, frame in heapq.merge(*logs, key=lambda entry: entry[:2]):
         share.core.push(frame, rates, counters)
     share.flush()
     return share
@@ -63,8 +63,8 @@ def _frames(path, number, dims):
             first, heads, data = pickle.load(file)
             with pa.ipc.open_stream(data) as stream:
                 (batch,) = stream
-            for at, frame in enumerate(frames_of(heads, batch, dims)):
-                yield first + at, number, frame
+            for index, frame in enumerate(frames_of(heads, batch, dims)):
+                yield first + index, number, frame
 
 
 def shuffle(config_file, count, out, logs):
@@ -72,8 +72,8 @@ def shuffle(config_file, count, out, logs):
     Path(out).mkdir(exist_ok=True)
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         done = [pool.submit(partition, config_file, count, out, log, number) for number, log in enumerate(logs)]
-    for one in done:
-        one.result()
+    for partitioned in done:
+        partitioned.result()
 
 
 def main(config_file, count, out, *logs):

@@ -92,8 +92,8 @@ def work(worker: int, pipe, turn: Turn) -> None:
         for step in range(STEPS):
             turn.wait_for(step)
             late = lateness(worker, step)
-            for of in [step - late, step] if late else [step]:
-                stream.write_batch(as_arrow(*gradient(worker, of), of))
+            for sent_step in [step - late, step] if late else [step]:
+                stream.write_batch(as_arrow(*gradient(worker, sent_step), sent_step))
             pipe.flush()
 
 

@@ -181,7 +181,7 @@ def main(kills: int, seed: int) -> int:
                         part.keep_running()
                 time.sleep(0.1)
                 num_frames = num_frames or asyncio.run(stored(server))
-            found = {name: rows_of(store, name) for name in ("item", "user")}
+            stored_rows = {name: rows_of(store, name) for name in ("item", "user")}
             step, row = step_of(store), np.frombuffer(store.hget("penstock:item", 7), "<f4")
         finally:
             store.close()
@@ -190,7 +190,7 @@ def main(kills: int, seed: int) -> int:
                     part.kill()
     print(f"{kills} kills: {', '.join(f'{count} of the {name}' for name, count in killed.items())}")
     print(f"{num_frames} frames in the topic; the store is at step {step}; row 7 of 'item' begins with {row[0]:.4f}")
-    same = found == expected_rows(num_frames) and step == num_frames
+    same = stored_rows == expected_rows(num_frames) and step == num_frames
     print("the store equals the tables" if same else "THE STORE DIFFERS")
     return 0 if same else 1
 
@@ -212,8 +212,8 @@ if __name__ == "__main__":
     options.add_argument("--kills", type=int, default=20)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--produce", metavar="SERVER", help="be the producer")
-    given = options.parse_args()
-    if given.produce:
-        asyncio.run(produce(given.produce, 0.01))
+    arguments = options.parse_args()
+    if arguments.produce:
+        asyncio.run(produce(arguments.produce, 0.01))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    sys.exit(main(given.kills, given.seed))
+    sys.exit(main(arguments.kills, arguments.seed))

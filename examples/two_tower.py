@@ -142,15 +142,15 @@ def dense_optimizer() -> tuple[Callable[[Dense], Any], Callable[[Dense, Any, Den
 
 def matrices(ids: dict[str, list], weights: dict[str, list | None]) -> dict[str, np.ndarray]:
     """Return the lookups and the combiner of every feature as a matrix (batch, rows of its table)."""
-    found = {}
+    lookups = {}
     for name, table in FEATURES.items():
         rows, combiner = TABLES[table]
-        found[name] = np.zeros((BATCH, rows), np.float32)
+        lookups[name] = np.zeros((BATCH, rows), np.float32)
         for sample, of_sample in enumerate(ids[name]):
             w = np.ones(len(of_sample)) if weights[name] is None else np.array(weights[name][sample])
             divisor = w.sum() if combiner == "mean" else np.sqrt((w**2).sum())
-            np.add.at(found[name][sample], of_sample, w / divisor if divisor else w)
-    return found
+            np.add.at(lookups[name][sample], of_sample, w / divisor if divisor else w)
+    return lookups
 
 
 def dense_reference(descend: Callable[[Dense, Any, Dense], tuple[Dense, Any]]) -> Callable[..., Any]:

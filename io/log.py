@@ -32,13 +32,33 @@ from penstock.io.sources.checksums import (
 class LogWriter:
     """Writes a log batch by batch; a context manager. Without ``close``, or after an error, the log is incomplete.
 
-    target : a path, whose file appears under its name only when the log is complete and durable, or an open binary
-        file, which stays open; without ``close``, readers report the log as truncated
-    schema : of every batch
-    after : the ``state`` of a log that was not closed, whose bytes ``target`` contains, to continue it
+    Parameters
+    ----------
+    target : str, path or binary file
+        A path, whose file appears under its name only when the log is complete and durable, or an open binary file,
+        which stays open; without ``close``, readers report the log as truncated.
+    schema : pyarrow.Schema
+        Of every batch.
+    after : mapping of str to int, or None
+        The ``state`` of a log that was not closed, whose bytes ``target`` contains, to continue it.
 
-    Raises UsageError if a batch has another schema, and OSError if the target cannot be written; after an error the
-    writer writes nothing more.
+    Raises
+    ------
+    OSError
+        If the target cannot be written; after an error the writer writes nothing more.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> import penstock as ps
+    >>> from penstock.io.log import LogWriter
+    >>> batch = pa.record_batch({"id": [5, 3], "gradient": [[1.0, 2.0], [2.0, 2.0]]})
+    >>> with LogWriter("monday.arrows", batch.schema) as log:
+    ...     log.write(batch)
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.25), name="user")
+    >>> report = ps.Engine(ps.EmbeddingConfig.from_tables([table])).run("monday.arrows")
+    >>> report.rows, report.verified
+    (2, True)
     """
 
     def __init__(
@@ -63,6 +83,20 @@ class LogWriter:
         return {"batches": self.num_batches, "bytes": self._num_bytes, "crc": self._crc}
 
     def write(self, batch: pa.RecordBatch) -> None:
+        """Write one batch with its checksum.
+
+        Parameters
+        ----------
+        batch : pyarrow.RecordBatch
+            Of the log's schema.
+
+        Raises
+        ------
+        UsageError
+            If the batch has another schema, or the log is closed.
+        OSError
+            If the target cannot be written.
+        """
         if not self._open:
             raise UsageError("the log is closed")
         if not batch.schema.equals(self.schema):
@@ -76,7 +110,13 @@ class LogWriter:
                 self._empty[index] = column.slice(0, 0)
 
     def close(self) -> None:
-        """Write the closing record and the end marker; for a path, sync the file and give it its name."""
+        """Write the closing record and the end marker; for a path, sync the file and give it its name.
+
+        Raises
+        ------
+        OSError
+            If the target cannot be written.
+        """
         if not self._open:
             return
         last = pa.RecordBatch.from_arrays(self._empty, schema=self.schema)

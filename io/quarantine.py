@@ -46,13 +46,43 @@ def check_new(path: Path) -> None:
 class QuarantineWriter:
     """Appends bad rows; ``commit`` makes them durable; ``close`` completes the file and gives it its name.
 
-    path : ``.arrow`` and ``.feather`` are Arrow IPC files, every other name is an Arrow IPC stream
-    committed : the last return value of ``commit``, to resume from; None for a new file
-    is_committed : whether a commit refers to a new file, called when it is closed; None: there is no checkpoint
-    is_new : a file that no commit refers to yet
+    Parameters
+    ----------
+    path : pathlib.Path
+        ``.arrow`` and ``.feather`` are Arrow IPC files, every other name is an Arrow IPC stream.
+    committed : mapping of str to int, or None
+        The last return value of ``commit``, to resume from; None for a new file.
+    is_committed : callable or None
+        Whether a commit refers to a new file, called when it is closed; None: there is no checkpoint.
 
-    Raises UsageError if the file exists, StateError if it differs from the committed one, and OSError, which
-    names the file; after an OSError it writes nothing more, and close keeps only the committed part.
+    Attributes
+    ----------
+    is_new : bool
+        A file that no commit refers to yet.
+    num_rows : int
+        Rows appended so far.
+
+    Raises
+    ------
+    UsageError
+        If the file exists.
+    StateError
+        If the file differs from the committed one.
+    OSError
+        If the file cannot be written, with its name. The writer then writes nothing more, and ``close`` keeps only the
+        committed part.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, optimizer=ps.SGD(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> rows = pa.table({"step": [0, 0], "id": [5, 9], "gradient": [[1.0, 2.0]] * 2})
+    >>> report = engine.run(rows, on_bad_row="quarantine=bad.arrows")  # which uses this class
+    >>> bad = pa.ipc.open_stream("bad.arrows").read_all()
+    >>> report.dropped, bad["id"].to_pylist(), bad["reason"].to_pylist()
+    ({'id_out_of_range': 1}, [9], ['id_out_of_range'])
     """
 
     def __init__(
@@ -72,7 +102,13 @@ class QuarantineWriter:
         self.is_new = self._growing.is_new
 
     def append(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Append the bad rows of one frame as one batch: when read again, they are one frame."""
+        """Append the bad rows of one frame as one batch: when read again, they are one frame.
+
+        Parameters
+        ----------
+        batches : sequence of pyarrow.RecordBatch
+            The frame's ``bad_rows``.
+        """
         if not batches:
             return
         whole = pa.concat_batches(list(batches)) if len(batches) > 1 else batches[0]
@@ -81,7 +117,13 @@ class QuarantineWriter:
         self._write()
 
     def commit(self) -> dict[str, int]:
-        """Make everything appended durable. Returns the position for a later run to resume from, as plain numbers."""
+        """Make everything appended durable.
+
+        Returns
+        -------
+        dict of str to int
+            The position for a later run to resume from: bytes, checksum, rows.
+        """
         if self._position() != self._last:  # a run commits often, and bad rows are few
             self._growing.commit()
             self._last = self._position()

@@ -154,11 +154,9 @@ cdef class Step:
 
     def start(self):
         """Every row of every table as it begins."""
-        cdef Segment* segment
         self._begin(START)
         for plan in self.plans:
-            segment = self._next((<Plan>plan).table.num_rows)
-            segment.table = &(<Plan>plan).table
+            self._next(&(<Plan>plan).table, (<Plan>plan).table.num_rows, 0, -1)
 
     def update(self, updates):
         """One optimizer application to the rows of some tables, each table once.
@@ -238,8 +236,7 @@ cdef class Step:
             if keys.shape[0] != num_rows:
                 raise ValueError(f"expected {keys.shape[0]} rows for as many ids, got {num_rows}")
         if num_rows:
-            segment = self._next(num_rows)
-            segment.table, segment.lr, segment.sweep = table, lr, sweep
+            segment = self._next(table, num_rows, lr, sweep)
             segment.values, segment.row_floats = <grad_t*>&rows[0, 0], row_floats
             if isinstance(ids, int):
                 segment.first = ids
@@ -251,19 +248,19 @@ cdef class Step:
         """As they were handed over, without arrays."""
         cdef Segment* segment
         if sums.num_ids:
-            segment = self._next(sums.num_ids)
-            segment.table, segment.lr, segment.sweep = table, lr, sweep
+            segment = self._next(table, sums.num_ids, lr, sweep)
             segment.ids, segment.values = <const id_t*>sums.id_block.memory, <grad_t*>sums.sum_block.memory
             segment.row_floats = table.dim
         return 0
 
-    cdef Segment* _next(self, int64_t num_rows) except NULL:
+    cdef Segment* _next(self, const Table* table, int64_t num_rows, float lr, int64_t sweep) except NULL:
         cdef Segment* segment
         cdef StepPlan* o = &self.plan
         if o.num_segments == self.room:
             o.segments = <Segment*>more_room(o.segments, &self.room, sizeof(Segment))
         segment = &o.segments[o.num_segments]
-        segment.ids, segment.first, segment.values, segment.row_floats, segment.sweep = NULL, 0, NULL, 0, -1
+        segment.table, segment.lr, segment.sweep = table, lr, sweep
+        segment.ids, segment.first, segment.values, segment.row_floats = NULL, 0, NULL, 0
         segment.num_rows, segment.first_item = num_rows, o.num_items
         segment.rows_per_item = CHUNK if num_rows < 4 * MOST_CHUNKS * CHUNK else MOST_CHUNKS * CHUNK
         o.num_items += (num_rows + segment.rows_per_item - 1) // segment.rows_per_item

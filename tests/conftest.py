@@ -75,8 +75,8 @@ def call(capsys):
     """call(code, words…) → (text for people, what --json prints) of a command that ends with this exit code"""
 
     def run(code, *words):
-        found, printed, text = outcome(capsys, *words)
-        assert found == code, text
+        result, printed, text = outcome(capsys, *words)
+        assert result == code, text
         return text, printed
 
     return run

@@ -32,11 +32,30 @@ from penstock.frames import Array, Contributor
 
 
 class SparseGradient(NamedTuple):
-    """The result of a sparse take; TensorFlow's IndexedSlices.
+    """The result of a sparse take.
 
-    indices : int64 (n,), ascending and distinct (with tf_compat: as TensorFlow's merge leaves them)
-    values : of the accumulator's dtype, (n, ...)
-    dense_shape : int64 (1 + rank of a row,): the declared first dim or -1, then the shape of a row
+    Attributes
+    ----------
+    indices : numpy.ndarray
+        int64, shape (n,), ascending and distinct (with ``tf_compat``: as TensorFlow's merge leaves them).
+    values : numpy.ndarray
+        Of the accumulator's dtype, shape (n, ...).
+    dense_shape : numpy.ndarray
+        int64, shape (1 + rank of a row,): the declared first dim or -1, then the shape of a row.
+
+    References
+    ----------
+    ``tf.IndexedSlices``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> accumulator = ps.SparseConditionalAccumulator(shape=(100, 2))
+    >>> accumulator.apply_gradient([7], [[1.0, 2.0]])
+    True
+    >>> indices, values, dense_shape = accumulator.take_gradient(1)
+    >>> indices, values, dense_shape
+    (array([7]), array([[1., 2.]], dtype=float32), array([100,   2]))
     """
 
     indices: npt.NDArray[np.int64]
@@ -47,10 +66,38 @@ class SparseGradient(NamedTuple):
 class ConditionalAccumulator(Conditional[Array]):
     """An accumulator that sums dense gradients until as many have arrived as a taker requires.
 
-    dtype : float16, float32 or float64; gradients are summed in it, in arrival order
-    shape : required of gradients; None, or dims of -1, where unknown: the first gradient after a take then fixes it
-    reduction : "MEAN" divides by the number of gradients, "SUM" does not
-    Raises UsageError. Source: tf.compat.v1.ConditionalAccumulator.
+    Parameters
+    ----------
+    dtype : {"float16", "float32", "float64"} or dtype
+        Gradients are summed in it, in arrival order.
+    shape : sequence of int or None
+        Required of gradients. None, or dims of -1, where unknown: the first gradient after a take then fixes it.
+    reduction : {"MEAN", "SUM"}
+        "MEAN" divides by the number of gradients, "SUM" does not.
+
+    Raises
+    ------
+    UsageError
+        If an argument is invalid.
+
+    Notes
+    -----
+    Any number of threads may apply and take; docs/accumulators.md lists the differences from TensorFlow.
+
+    References
+    ----------
+    ``tf.compat.v1.ConditionalAccumulator``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> accumulator = ps.ConditionalAccumulator(shape=(2,))
+    >>> accumulator.apply_gradient([1.0, 2.0]), accumulator.apply_gradient([3.0, 6.0])
+    (True, True)
+    >>> accumulator.take_gradient(num_required=2)
+    array([2., 4.], dtype=float32)
+    >>> accumulator.apply_gradient([1.0, 2.0], local_step=0)  # stale: the take incremented the step
+    False
     """
 
     def __init__(self, dtype: Any = "float32", shape: Any = None, reduction: str = "MEAN") -> None:
@@ -58,10 +105,43 @@ class ConditionalAccumulator(Conditional[Array]):
         self._sum: Array | None = None  # in the dtype, in arrival order
 
     def apply_gradient(self, value: Any, local_step: int = 0, contributor: Contributor = None) -> bool:
-        """Add one gradient. value : an array of the accumulator's dtype, or (nested) numbers.
+        """Add one gradient.
 
-        Return False for a stale gradient: it is dropped whatever its shape, and counted. Raises InputError for a wrong
-        shape or dtype, UsageError, CancelledError after close; nothing is added then. Source: AccumulatorApplyGradient.
+        Parameters
+        ----------
+        value : array_like
+            Of the accumulator's dtype and shape, or (nested) numbers.
+        local_step : int
+            The step that the gradient was computed at; if it is behind the global step, the gradient is stale.
+        contributor : str, int or None
+            The sender, for ``explain`` and ``stale``.
+
+        Returns
+        -------
+        bool
+            False for a stale gradient: it is dropped whatever its shape, and counted.
+
+        Raises
+        ------
+        InputError
+            For a wrong shape or dtype; nothing is added then.
+        UsageError
+            For a wrong ``local_step`` or ``contributor``.
+        CancelledError
+            After ``close``.
+
+        References
+        ----------
+        TensorFlow's ``AccumulatorApplyGradient``
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> accumulator = ps.ConditionalAccumulator(shape=(2,), reduction="SUM")
+        >>> accumulator.apply_gradient([1.0, 2.0]), accumulator.apply_gradient([3.0, 6.0])
+        (True, True)
+        >>> accumulator.take_gradient(2)
+        array([4., 8.], dtype=float32)
         """
         step, who = scalar_of("local_step", local_step), contributor_of(contributor)
         array = values_of(value, self.dtype)
@@ -101,11 +181,38 @@ class ConditionalAccumulator(Conditional[Array]):
 class SparseConditionalAccumulator(Conditional[SparseGradient]):
     """An accumulator that sums sparse gradients, rows by id, until as many have arrived as a taker requires.
 
-    dtype : float16, float32 or float64; gradients are summed in it, in arrival order
-    shape : of the dense tensor that the rows belong to; None, or dims of -1, where unknown
-    reduction : "MEAN" divides each row by the number of gradients that contained its id, "SUM" does not
-    tf_compat : merge as TensorFlow does, bit for bit, even if ids are not ascending and distinct; slow
-    Raises UsageError. Source: tf.compat.v1.SparseConditionalAccumulator.
+    Parameters
+    ----------
+    dtype : {"float16", "float32", "float64"} or dtype
+        Gradients are summed in it, in arrival order.
+    shape : sequence of int or None
+        Of the dense tensor that the rows belong to; None, or dims of -1, where unknown.
+    reduction : {"MEAN", "SUM"}
+        "MEAN" divides each row by the number of gradients that contained its id, "SUM" does not.
+    tf_compat : bool
+        Merge as TensorFlow does, bit for bit, even if ids are not ascending and distinct; slow.
+
+    Raises
+    ------
+    UsageError
+        If an argument is invalid.
+
+    References
+    ----------
+    ``tf.compat.v1.SparseConditionalAccumulator``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> accumulator = ps.SparseConditionalAccumulator(shape=(100, 2))
+    >>> accumulator.apply_gradient([7, 3], [[1.0, 2.0], [4.0, 4.0]])
+    True
+    >>> accumulator.apply_gradient([7], [[3.0, 6.0]])
+    True
+    >>> gradient = accumulator.take_gradient(num_required=2)
+    >>> gradient.indices, gradient.values
+    (array([3, 7]), array([[4., 4.],
+           [2., 4.]], dtype=float32))
     """
 
     def __init__(
@@ -126,12 +233,45 @@ class SparseConditionalAccumulator(Conditional[SparseGradient]):
     ) -> bool:
         """Add one gradient.
 
-        ids : integers (n,), in any order, repeats allowed: every row of an id is summed, the id counts once
-        values : of the accumulator's dtype, (n, ...), or nested numbers
-        grad_shape : the gradient's dense shape, checked against the declared one; or None
-        Return False for a stale gradient: it is dropped whatever its shapes, and counted. Raises InputError for wrong
-        shapes, ids or dtype, UsageError, CancelledError after close; nothing is added then.
-        Source: SparseAccumulatorApplyGradient.
+        Parameters
+        ----------
+        ids : array_like of int, shape (n,)
+            In any order, repeats allowed: every row of an id is summed, the id counts once.
+        values : array_like
+            Of the accumulator's dtype, shape (n, ...), or nested numbers.
+        local_step : int
+            The step that the gradient was computed at; if it is behind the global step, the gradient is stale.
+        grad_shape : sequence of int or None
+            The gradient's dense shape, checked against the declared one.
+        contributor : str, int or None
+            The sender, for ``explain`` and ``stale``.
+
+        Returns
+        -------
+        bool
+            False for a stale gradient: it is dropped whatever its shapes, and counted.
+
+        Raises
+        ------
+        InputError
+            For wrong shapes, ids or dtype; nothing is added then.
+        UsageError
+            For a wrong ``local_step`` or ``contributor``.
+        CancelledError
+            After ``close``.
+
+        References
+        ----------
+        TensorFlow's ``SparseAccumulatorApplyGradient``
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> accumulator = ps.SparseConditionalAccumulator(shape=(100, 2))
+        >>> accumulator.apply_gradient([7, 7], [[1.0, 2.0], [3.0, 6.0]])
+        True
+        >>> accumulator.take_gradient(1).values
+        array([[4., 8.]], dtype=float32)
         """
         step, who = scalar_of("local_step", local_step), contributor_of(contributor)
         rows, index = values_of(values, self.dtype), ids_of(ids)

@@ -38,22 +38,86 @@ class Conditional(ABC, Generic[T]):
         self._gate = Gate(counted="gradients")
 
     def take_gradient(self, num_required: int, timeout: float | None = None) -> T:
-        """Wait until at least num_required gradients are accumulated and it is this taker's turn; take all of them.
+        """Wait until enough gradients are accumulated and it is this taker's turn; take all of them.
 
-        timeout : seconds; 0 does not wait; None: no limit
-        MEAN divides by the number accumulated, not by num_required. A take increments the global step. Raises
-        TakeTimeoutError (nothing is consumed; the message says what the take waited for), CancelledError if the
-        accumulator is closed before or during the wait, UsageError. Source: AccumulatorTakeGradient.
+        Parameters
+        ----------
+        num_required : int
+            Gradients that the take waits for, at least 1.
+        timeout : float or None
+            Seconds; 0 does not wait; None: no limit.
+
+        Returns
+        -------
+        numpy.ndarray or SparseGradient
+            The sum, or with "MEAN" the sum divided by the number accumulated, not by ``num_required``. The take
+            increments the global step.
+
+        Raises
+        ------
+        TakeTimeoutError
+            Nothing is consumed; the message says what the take waited for.
+        CancelledError
+            If the accumulator is closed before or during the wait.
+        UsageError
+            If an argument is out of range.
+
+        References
+        ----------
+        TensorFlow's ``AccumulatorTakeGradient``
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> accumulator = ps.ConditionalAccumulator(shape=(2,))
+        >>> accumulator.apply_gradient([1.0, 2.0])
+        True
+        >>> accumulator.take_gradient(1)
+        array([1., 2.], dtype=float32)
+        >>> accumulator.take_gradient(1, timeout=0)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        penstock.errors.TakeTimeoutError: nothing taken in 0 s: 0 of 1 gradients in; global step 1; ...
         """
         wait_s = timeout_of(timeout)
         return self._result(self.take_gradient_async(num_required), wait_s)
 
     def take_gradient_async(self, num_required: int) -> Future[T]:
-        """Queue a take and return its result as a Future. Cancelling the Future passes the turn to the next taker."""
+        """Queue a take and return its result as a Future. Cancelling the Future passes the turn to the next taker.
+
+        Parameters
+        ----------
+        num_required : int
+            Gradients that the take waits for, at least 1.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Of what ``take_gradient`` returns.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> accumulator = ps.ConditionalAccumulator(shape=(2,))
+        >>> future = accumulator.take_gradient_async(2)
+        >>> accumulator.apply_gradient([1.0, 2.0]), future.done()
+        (True, False)
+        >>> accumulator.apply_gradient([3.0, 6.0]), future.result()
+        (True, array([2., 4.], dtype=float32))
+        """
         return self._gate.take(scalar_of("num_required", num_required), self._produce)
 
     def num_accumulated(self) -> int:
-        """Return the number of gradients accumulated since the last take. Source: AccumulatorNumAccumulated."""
+        """Return the number of gradients accumulated since the last take.
+
+        Returns
+        -------
+        int
+
+        References
+        ----------
+        TensorFlow's ``AccumulatorNumAccumulated``
+        """
         return self._gate.num_accumulated
 
     @property
@@ -64,7 +128,22 @@ class Conditional(ABC, Generic[T]):
     def set_global_step(self, global_step: int) -> None:
         """Set the global step, also backwards. Accumulated gradients stay; no taker wakes.
 
-        Source: AccumulatorSetGlobalStep.
+        Parameters
+        ----------
+        global_step : int
+            Gradients with a smaller ``local_step`` are stale from now on.
+
+        References
+        ----------
+        TensorFlow's ``AccumulatorSetGlobalStep``
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> accumulator = ps.ConditionalAccumulator(shape=(2,))
+        >>> accumulator.set_global_step(5)
+        >>> accumulator.apply_gradient([1.0, 2.0], local_step=4), accumulator.stale.total
+        (False, 1)
         """
         self._gate.set_global_step(scalar_of("global_step", global_step))
 
@@ -74,7 +153,21 @@ class Conditional(ABC, Generic[T]):
         return self._gate.stale
 
     def explain(self) -> str:
-        """Return why a take waits: gradients so far, by contributor; waiting takers and since when; last stale drop."""
+        """Return why a take waits: gradients so far, by contributor; waiting takers and since when; last stale drop.
+
+        Returns
+        -------
+        str
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> accumulator = ps.ConditionalAccumulator(shape=(2,))
+        >>> accumulator.apply_gradient([1.0, 2.0], contributor="worker-0")
+        True
+        >>> accumulator.explain()
+        "1 gradients in ('worker-0': 1); global step 0; no taker is waiting"
+        """
         return self._gate.explain()
 
     def close(self) -> None:
@@ -91,14 +184,39 @@ class Conditional(ABC, Generic[T]):
         return f"{type(self).__name__}({self.dtype}, {shape_text(self.shape)}, {self.reduction}: {self.explain()})"
 
     def get_state(self) -> dict[str, Any]:
-        """Return settings, counts and sums as plain data (str, int, lists, NumPy arrays), without queued takers."""
+        """Return settings, counts and sums, without queued takers.
+
+        Returns
+        -------
+        dict
+            Plain data: str, int, lists, NumPy arrays.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> accumulator = ps.ConditionalAccumulator(shape=(2,))
+        >>> accumulator.apply_gradient([1.0, 2.0])
+        True
+        >>> restored = ps.ConditionalAccumulator(shape=(2,))
+        >>> restored.set_state(accumulator.get_state())
+        >>> restored.take_gradient(1)
+        array([1., 2.], dtype=float32)
+        """
         with self._gate.still():
             return {"settings": self._settings(), "gate": self._gate.get_state(), "held": self._sum_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state from ``get_state``. Accumulated gradients are dropped; waiting takers keep waiting.
 
-        Raises StateError, changing nothing, if the state belongs to another accumulator.
+        Parameters
+        ----------
+        state : mapping
+            What ``get_state`` of an accumulator with equal settings returned.
+
+        Raises
+        ------
+        StateError
+            If the state belongs to another accumulator; nothing has changed then.
         """
         try:
             settings, gate, sums = dict(state["settings"]), state["gate"], dict(state["held"])

@@ -15,7 +15,22 @@ from penstock.stats import Stale
 class FrameGate:
     """The gate of an engine as its producers see it: they push frames, and takers are refused.
 
-    push : ``Engine.apply``
+    Parameters
+    ----------
+    gate : Gate
+        The engine's gate.
+    push : callable
+        ``Engine.apply``.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), num_required=2)
+    >>> engine.gate.push({"user": ([5], [[1.0, 2.0]])}, local_step=0, contributor="worker-0")
+    True
+    >>> engine.gate
+    FrameGate(1 of 2 frames in ('worker-0': 1); global step 0; no taker is waiting)
     """
 
     def __init__(self, gate: Gate, push: Callable[..., bool]) -> None:
@@ -29,15 +44,46 @@ class FrameGate:
         learning_rates: Any = None,
         time: int | None = None,
     ) -> bool:
-        """Push one frame, from any thread, also while the engine runs: ``Engine.apply``. Returns False if it was stale.
+        """Push one frame, from any thread, also while the engine runs: ``Engine.apply``.
 
+        Parameters
+        ----------
+        gradients : mapping of str to (ids, gradients)
+            By table: integers, shape (n,), and floats, shape (n, dim).
+        local_step : int or None
+            The producer's step; if it is behind ``global_step``, the frame is stale. None: never stale.
+        contributor : str, int or None
+            The producer, for ``explain`` and ``stale``.
+        learning_rates : mapping of int to float, sequence of float or None
+            By tag; take precedence over the schedules.
+        time : int or None
+            Of the frame, in seconds, for tables with the clock "time", which need it.
+
+        Returns
+        -------
+        bool
+            False if the frame was stale and dropped.
+
+        Raises
+        ------
+        InputError
+            If an id, a gradient or a shape is invalid; nothing is applied then.
+
+        Notes
+        -----
         Validation runs before the gate's lock is acquired. Admission, sums and the step run under the lock, so that the
         frames of all threads have one order.
         """
         return self._push(gradients, local_step, learning_rates, contributor, time)
 
     def take(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise StateError: the gate's sums belong to the tables, and a take would count a step that they never saw."""
+        """Raise StateError: the gate's sums belong to the tables, and a take would count a step that they never saw.
+
+        Raises
+        ------
+        StateError
+            Always.
+        """
         raise StateError(
             "an engine's gate opens into its own tables only: Engine.flush opens it early, and a "
             "SparseConditionalAccumulator is for takers"
@@ -64,23 +110,71 @@ class FrameGate:
         return self._gate.stale
 
     def is_stale(self, local_step: int | None) -> bool:
-        """Return whether a frame of this step would be dropped as stale; one without a step never is."""
+        """Return whether a frame of this step would be dropped as stale; one without a step never is.
+
+        Parameters
+        ----------
+        local_step : int or None
+            The frame's step.
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), num_required=2)
+        >>> engine.gate.set_global_step(5)
+        >>> engine.gate.is_stale(4), engine.gate.is_stale(5), engine.gate.is_stale(None)
+        (True, False, False)
+        """
         return self._gate.is_stale(local_step)
 
     def set_global_step(self, global_step: int) -> None:
-        """Set the step to any int64, also a smaller one. Frames already admitted stay."""
+        """Set the step to any int64, also a smaller one. Frames already admitted stay.
+
+        Parameters
+        ----------
+        global_step : int
+            Frames with a smaller step are stale from now on.
+        """
         self._gate.set_global_step(global_step)
 
     def still(self) -> AbstractContextManager[Any]:
-        """Return a context manager during which no frame enters and the gate does not open."""
+        """Return a context manager during which no frame enters and the gate does not open.
+
+        Returns
+        -------
+        context manager
+        """
         return self._gate.still()
 
     def explain(self) -> str:
-        """Return one line: how many frames the gate has and needs."""
+        """Return one line: how many frames the gate has and needs.
+
+        Returns
+        -------
+        str
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), num_required=2)
+        >>> engine.gate.explain()
+        '0 of 2 frames in; global step 0; no taker is waiting'
+        """
         return self._gate.explain()
 
     def get_state(self) -> dict[str, Any]:
-        """Return counts and step as plain data."""
+        """Return counts and step as plain data.
+
+        Returns
+        -------
+        dict
+        """
         return self._gate.get_state()
 
     def __repr__(self) -> str:

@@ -16,11 +16,35 @@ from penstock.validation import MASKED, is_masked
 class CooIds(NamedTuple):
     """One feature's ids for one batch, each with the sample that looks it up.
 
-    rows : integers in any order, shape (n,): the sample of each id, counted over the feature's input shape (for a
-        sequence, without its last axis); or (n, k): an index into the samples, then a position, as in
-        SparseTensor.indices. The ids of a sample are ordered by position, else as given. In a sequence each id is at
-        its position, or without positions at the next free one
-    ids : integers, shape (n,); weights : floats, shape (n,), or None
+    Parameters
+    ----------
+    rows : array_like of int, shape (n,) or (n, k)
+        In any order. Of shape (n,): the sample of each id, counted over the feature's input shape (for a sequence,
+        without its last axis). Of shape (n, k): an index into the samples, then a position, as in SparseTensor.indices.
+    ids : array_like of int, shape (n,)
+        The ids.
+    weights : array_like of float, shape (n,), or None
+        The weight of each id.
+
+    Notes
+    -----
+    The ids of a sample are ordered by position, else as given. In a sequence each id is at its position, or without
+    positions at the next free one.
+
+    References
+    ----------
+    ``tf.SparseTensor`` and TensorFlow's enqueue operations
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> item = ps.TableConfig(8, 2, ps.RowIdInitializer(), ps.SGD(0.5), combiner="sum", name="item")
+    >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=3)
+    >>> activations, _ = ps.Engine(config).recv_activations({"clicked": ps.CooIds(rows=[2, 0, 0], ids=[7, 3, 1])})
+    >>> activations["clicked"]
+    array([[4., 4.],
+           [0., 0.],
+           [7., 7.]], dtype=float32)
     """
 
     rows: Any

@@ -85,8 +85,31 @@ class UsesByPath(Mapping[str, FeatureUses]):
 class DeduplicationData:
     """The lookups of ``recv_activations``, for ``send_gradients`` of the same step.
 
-    fingerprint : of the configuration; step : the global step of the rows; number : of the receive
-    unique_ids : by table, int64, ascending; features : by path, in the configuration's order
+    Attributes
+    ----------
+    fingerprint : str
+        Of the configuration.
+    step : int
+        The global step of the rows.
+    number : int
+        Of the receive.
+    unique_ids : mapping of str to numpy.ndarray
+        By table: int64, shape (n,), ascending.
+    features : mapping of str to FeatureUses
+        By path, in the configuration's order.
+
+    References
+    ----------
+    TensorFlow's ``XlaRecvTPUEmbeddingDeduplicationData``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
+    >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=3)
+    >>> _, dedup = ps.Engine(config).recv_activations({"clicked": [[7, 3], [], [7]]})
+    >>> dedup.unique_ids["item"], dedup.features["clicked"].samples
+    (array([3, 7]), array([0, 0, 2], dtype=uint32))
     """
 
     fingerprint: str
@@ -101,18 +124,80 @@ class DeduplicationData:
         return sum(uses.truncated for uses in self.features.values())
 
     def ids(self, feature: Any, table: str) -> Int64:
-        """Return the ids that a feature looked up, in order, int64 (n,). feature : as in ``features``"""
+        """Return the ids that a feature looked up, in order.
+
+        Parameters
+        ----------
+        feature : str or int
+            As in ``features``.
+        table : str
+            The feature's table.
+
+        Returns
+        -------
+        numpy.ndarray
+            int64, shape (n,).
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
+        >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=3)
+        >>> _, dedup = ps.Engine(config).recv_activations({"clicked": [[7, 3], [], [7]]})
+        >>> dedup.ids("clicked", "item")
+        array([7, 3, 7])
+        """
         return self.unique_ids[table][self.features[feature].rows]
 
     def pack(self) -> Packed:
-        """Return (integers, floats, mask): uint32, or uint64 if an id needs it; float32; int32 (elements, 2)."""
+        """Return the data in the form of TensorFlow's operations.
+
+        Returns
+        -------
+        integers : numpy.ndarray
+            uint32, or uint64 if an id needs it, shape (n,).
+        floats : numpy.ndarray
+            float32, shape (m,).
+        mask : numpy.ndarray
+            int32, shape (elements, 2).
+
+        References
+        ----------
+        TensorFlow's ``XlaRecvTPUEmbeddingDeduplicationData`` and ``SplitDedupData``
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
+        >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=3)
+        >>> _, dedup = ps.Engine(config).recv_activations({"clicked": [[7, 3], [], [7]]})
+        >>> integers, floats, mask = dedup.pack()
+        >>> ps.DeduplicationData.unpack(config, integers, floats, mask).ids("clicked", "item")
+        array([7, 3, 7])
+        """
         return split(list(self._elements()))
 
     @classmethod
     def unpack(cls, config: EmbeddingConfig, integers: Any, floats: Any, mask: Any) -> DeduplicationData:
         """Rebuild the value from ``pack``'s result.
 
-        Raises StateError for another configuration's data, InputError for damaged data.
+        Parameters
+        ----------
+        config : EmbeddingConfig
+            That of the engine that received the activations.
+        integers, floats, mask : numpy.ndarray
+            What ``pack`` returned.
+
+        Returns
+        -------
+        DeduplicationData
+
+        Raises
+        ------
+        StateError
+            For another configuration's data.
+        InputError
+            For damaged data.
         """
         elements = merge(integers, floats, mask)
         tables, features = config.table_names, config.features

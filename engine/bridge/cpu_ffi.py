@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec, Sharding, SingleDeviceSharding
 
-from penstock.bridge.programs import AXIS, Program, row_sharding
+from penstock.bridge.programs import AXIS, Program, compiled, row_sharding
 from penstock.bridge.sharding import NUM_SHARDS, TableDefinition
 from penstock.frames import Float32, Int64
 from penstock.pyx import update
@@ -226,5 +226,4 @@ def _compiled(mesh: Mesh, local: Any, *shapes: jax.ShapeDtypeStruct, donate_argn
     if mesh.size > 1:  # a single device does without a sharded program's overhead
         rows = PartitionSpec(AXIS)
         local = jax.shard_map(local, mesh=mesh, in_specs=(rows,) * len(shapes), out_specs=rows, check_vma=False)
-    with jax.set_mesh(mesh):
-        return jax.jit(local, donate_argnums=donate_argnums).lower(*shapes).compile()
+    return compiled(mesh, jax.jit(local, donate_argnums=donate_argnums), *shapes)

@@ -50,8 +50,14 @@ class Format:
 class Table:
     """A table's weights and slots, a pytree: pass it through jitted functions, and donate it.
 
-    arrays : in the format of its lines; inside ``shard_map``, one device's part
-    numbers : the state of an optax rule that belongs to no row, such as a count of steps
+    Attributes
+    ----------
+    arrays : tuple of jax.Array
+        In the format of its lines; inside ``shard_map``, one device's part.
+    numbers : tuple of jax.Array
+        The state of an optax rule that belongs to no row, such as a count of steps.
+    format : Format
+        Static: the lines of its arrays, the mesh, and the variant that updates it.
     """
 
     arrays: tuple[jax.Array, ...]
@@ -75,16 +81,30 @@ PARTS = ["asked", "rows", "samples", "gains", "lines", "counts", "cells", "touch
 class Uses:
     """The lookups of one batch in one table, a pytree; axis 0 of every array is the device.
 
-    asked : int32 (devices, devices, A), the rows that a device requests from each device; pads lie beyond the table
-    rows, samples : int32 (devices, L), of every lookup: the index of its row in ``asked``, and of its sample among
-        those of the device, feature by feature, ascending; pads lie beyond both
-    gains : float32 (devices, L)
-    lines : int32 (devices, K), the device's lines that any device requests, unique; pads lie beyond its lines
-    counts : int32 (devices,), the number of lines before the pads
-    cells : int32 (devices, devices * A), of every requested row, device by device: its place in ``lines``, times the
-        rows of a line, plus its place there; pads lie beyond
-    touched : bool (devices, K, rows of a line), the rows that are requested
-    features : in the order of ``samples``; num_lines : of the table on each device
+    Attributes
+    ----------
+    asked : array
+        int32, shape (devices, devices, A): the rows that a device requests from each device; pads lie beyond the table.
+    rows : array
+        int32, shape (devices, L): of every lookup, the index of its row in ``asked``; pads lie beyond it.
+    samples : array
+        int32, shape (devices, L): of every lookup, its sample among those of the device, feature by feature, ascending;
+        pads lie beyond.
+    gains : array
+        float32, shape (devices, L).
+    lines : array
+        int32, shape (devices, K): the device's lines that any device requests, unique; pads lie beyond its lines.
+    counts : array
+        int32, shape (devices,): the number of lines before the pads.
+    cells : array
+        int32, shape (devices, devices * A): of every requested row, device by device, its place in ``lines``, times the
+        rows of a line, plus its place there; pads lie beyond.
+    touched : array
+        bool, shape (devices, K, rows of a line): the rows that are requested.
+    features : tuple of Feature
+        In the order of ``samples``.
+    num_lines : int
+        Of the table on each device.
     """
 
     asked: Any
@@ -106,11 +126,42 @@ class Uses:
 
 
 def gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
-    """Return the activation of every feature by its path: float32, the feature's input shape followed by dim.
+    """Return the activation of every feature of a table.
 
-    Differentiate your loss by the activations, and pass their gradients to ``apply``. Over several devices, axis 0 of
-    an activation is distributed like the table's; inside ``shard_map`` it is the device's share of the batch. Raises
-    UsageTypeError where the table itself is differentiated: its gradient would have its size.
+    Parameters
+    ----------
+    table : Table
+        The table.
+    uses : Uses
+        The lookups of a batch in it (``EmbeddingTables.preprocess``).
+
+    Returns
+    -------
+    dict of str to jax.Array
+        By path: float32, the feature's input shape followed by dim. Over several devices, axis 0 is distributed like
+        the table's; inside ``shard_map`` it is the device's share of the batch.
+
+    Raises
+    ------
+    UsageTypeError
+        Where the table itself is differentiated: its gradient would have its size.
+
+    Notes
+    -----
+    Differentiate your loss by the activations, and pass their gradients to ``apply``.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import penstock as ps
+    >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
+    >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=8)
+    >>> embedding_tables = ps.functional.EmbeddingTables(config)
+    >>> tables = embedding_tables.create()
+    >>> batch = {"clicked": [[7, 3], [7], *[[]] * 6]}
+    >>> uses = embedding_tables.preprocess(batch)
+    >>> jax.jit(ps.bridge.gather)(tables["item"], uses["item"])["clicked"][:2].tolist()
+    [[2.0, 2.0], [1.0, 1.0]]
     """
     table = _without_gradient(table)
     activations: dict[str, jax.Array] = _mapped(table.format, _gather, _specs(table), table.format.spec)(table, uses)
@@ -124,12 +175,47 @@ def apply(
     gradients: Mapping[str, jax.Array],
     learning_rate: Any = None,
 ) -> Table:
-    """Return the table after one update of the rows of ``uses``; in place if the table is donated.
+    """Return the table after one update of the rows of a batch; in place if the table is donated.
 
-    rule : ``config.table(name).rule``, or one of ``from_optax``, which contains its learning rate
-    gradients : of every activation that ``gather`` returned, by path
-    Rows without a lookup stay unchanged. Raises UsageTypeError like ``gather``, and UsageError for a rule with non-lazy
-    updates, which change every row, for a missing learning rate, and for gradients of other features or shapes.
+    Parameters
+    ----------
+    rule : UpdateRule or OptaxRule
+        ``config.table(name).rule``, or one of ``from_optax``, which contains its learning rate.
+    table : Table
+        The table.
+    uses : Uses
+        The lookups of the batch. Rows without a lookup stay unchanged.
+    gradients : mapping of str to jax.Array
+        Of every activation that ``gather`` returned, by path.
+    learning_rate : float, scalar array or None
+        Of this step; None: the rule contains it.
+
+    Returns
+    -------
+    Table
+
+    Raises
+    ------
+    UsageTypeError
+        Where the table itself is differentiated.
+    UsageError
+        For a rule with non-lazy updates, which change every row; for a missing learning rate; for gradients of other
+        features or shapes.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import penstock as ps
+    >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
+    >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=8)
+    >>> embedding_tables = ps.functional.EmbeddingTables(config)
+    >>> tables = embedding_tables.create()
+    >>> batch = {"clicked": [[7, 3], [7], *[[]] * 6]}
+    >>> uses = embedding_tables.preprocess(batch)
+    >>> gradients = {"clicked": jax.numpy.ones((8, 2))}
+    >>> updated = ps.bridge.apply(config.table("item").rule, tables["item"], uses["item"], gradients, 0.25)
+    >>> ps.bridge.gather(updated, uses["item"])["clicked"][:2].tolist()
+    [[1.25, 1.25], [0.5, 0.5]]
     """
     if isinstance(rule, UpdateRule) and rule.non_lazy:
         raise UsageError(f"{rule.algorithm} with non-lazy updates changes every row; send its gradients to an Engine")

@@ -5,7 +5,7 @@ Native code does both, ranges of rows and devices at a time, on all threads of a
 
 Where a row is narrower than its line and all tables of a stack have one dim, rows are sent compact: one after the
 other, those of a line together, each with a mark of one byte (partition.BEGINS). The device spreads them into lines
-(spreading.py). Else whole lines are sent.
+(``programs.spreading``). Else whole lines are sent.
 """
 
 from __future__ import annotations

@@ -82,13 +82,8 @@ def compiled(
 
     rule : of the programs BY_RULE, else None; variant : of ``apply``, else "xla"; compact : of the programs BY_ROWS
     """
-    with jax.set_mesh(mesh):
-        program: Program = (
-            jitted(name, mesh, rule, line, variant, num_lines, compact)
-            .lower(*shapes(name, mesh, line, num_lines, size, compact))
-            .compile()
-        )
-    return program
+    program = jitted(name, mesh, rule, line, variant, num_lines, compact)
+    return programs.compiled(mesh, program, *shapes(name, mesh, line, num_lines, size, compact))
 
 
 def compiler_of(device: jax.Device) -> str:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Session(Protocol):
     """Continues the history of a commit."""
 
-    def resume_from(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None: ...
+    def resume_from(self, folder: Folder, commit: Commit) -> None: ...
 
 
 class Restorable(Protocol):
@@ -155,7 +155,7 @@ def restore(
                 **more,
             )
             _load(engine.core, folder, replace(commit, files=files))
-            engine.session.resume_from(folder, commit, *_history(commit))
+            engine.session.resume_from(folder, commit)
         return engine
 
     return folder.read_last(read)
@@ -225,11 +225,6 @@ def _load(core: EngineCore, folder: Folder, commit: Commit) -> None:
     core.changed_step = int(contents.get("changed_step", core.global_step))
     rates = contents["learning_rates"]
     core.last_rates = None if rates is None else tuple(rates)
-
-
-def _history(commit: Commit) -> tuple[Positions, Counters]:
-    contents = commit.contents
-    return Positions.from_state(contents["positions"]), Counters.from_state(contents["counters"])
 
 
 def _admit(core: EngineCore, name: str, ids: Int64, parts: list[Float32], folder: Folder) -> None:

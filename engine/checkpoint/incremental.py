@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.checkpoint.dirty_rows import RowMarks
-from penstock.checkpoint.parts import ALL_ROWS, PartRows, SharePart
+from penstock.checkpoint.parts import ALL_ROWS, PartRows
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.store import REPEATS, Commit, Folder
 from penstock.checkpoint.writer import CommitWriter
@@ -221,7 +221,7 @@ class Saver(StepObserver):
         self.begin()
         self.finish()
 
-    def write_part(self, number: int, attempt: str) -> SharePart:
+    def write_part(self, number: int, attempt: str) -> Commit:
         """Write the data file of commit ``number`` of a job, which locks the folder and writes the manifest.
 
         attempt : of the job, hexadecimal: names the file, so that no other attempt writes it
@@ -233,7 +233,7 @@ class Saver(StepObserver):
         finally:
             self._memory = NO_MEMORY
         assert self.last is not None
-        return SharePart(self.last.files, self.last.contents)
+        return self.last
 
     def close(self) -> None:
         """Cancel the commit in flight, release the memory, and unlock the folder."""

@@ -58,20 +58,13 @@ class PartRows:
 ALL_ROWS = PartRows()
 
 
-@dataclass(frozen=True)
-class SharePart:
-    """A share's part of a commit. files : its base and its deltas; contents : of the commit, as this share sees it"""
-
-    files: tuple[DataFile, ...]
-    contents: Mapping[str, Any]
-
-
 def join_parts(
-    folder: Folder, number: int, parts: Sequence[SharePart], contents: Mapping[str, Any] | None = None, keep: int = 3
+    folder: Folder, number: int, parts: Sequence[Commit], contents: Mapping[str, Any] | None = None, keep: int = 3
 ) -> Commit:
     """Write the manifest that makes the parts of all shares one commit.
 
-    folder : locked by the job; contents : of the job, in place of what its shares have, such as the positions
+    folder : locked by the job; parts : the commit as each share sees it, with the base and the deltas of this share
+    contents : of the job, in place of what its shares have, such as the positions
     keep : number of commits to keep in the folder, with this one
     Raises StateError if the shares are not in the same state.
     """

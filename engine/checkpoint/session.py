@@ -11,7 +11,7 @@ from typing import Any
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.engine_state import describe, encoded, tables_to_save
 from penstock.checkpoint.incremental import CommitContents, Saver
-from penstock.checkpoint.parts import PartRows, SharePart
+from penstock.checkpoint.parts import PartRows
 from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
@@ -63,9 +63,12 @@ class CheckpointSession(StepObserver):
             return None
         return self._saver.last, self._saver.folder.written_s(self._saver.last)
 
-    def resume_from(self, folder: Folder, commit: Commit, positions: Positions, totals: Counters) -> None:
+    def resume_from(self, folder: Folder, commit: Commit) -> None:
         """Continue from a commit that the engine's state was restored from."""
-        self._continue(positions, totals)
+        self.positions = Positions.from_state(commit.contents["positions"])
+        self._before = Counters.from_state(commit.contents["counters"])
+        if self.positions.lineage is not None:  # the steps to come are an epoch: the commit may not be the newest one
+            self.positions.lineage = self.positions.lineage.started(self._core.global_step)
         files = tuple(file for file in commit.files if file.part == self._part.name)
         if not self._in_job:
             self.files = RunFiles(self._core.gate.still, commit.contents)
@@ -74,12 +77,6 @@ class CheckpointSession(StepObserver):
         else:
             return
         self._saver = self._new_saver(folder, commit, self.is_same(commit) and commit.files == files)
-
-    def _continue(self, positions: Positions, totals: Counters) -> None:
-        """Continue from some positions. The steps to come are an epoch: the commit may not be the newest one."""
-        if positions.lineage is not None:
-            positions.lineage = positions.lineage.started(self._core.global_step)
-        self.positions, self._before = positions, totals
 
     def is_same(self, commit: Commit) -> bool:
         """Return whether a delta may follow a commit: its configuration may initialize rows that no file contains
@@ -109,7 +106,7 @@ class CheckpointSession(StepObserver):
         with self._core.still():
             self._save(path)
 
-    def write_part(self, folder: Folder, number: int, attempt: str) -> SharePart:
+    def write_part(self, folder: Folder, number: int, attempt: str) -> Commit:
         """Write this share's part of a commit to the folder of its job, which ``join_parts`` completes.
 
         attempt : of the job, hexadecimal: names the file, so that no other attempt writes it
@@ -171,12 +168,13 @@ class CheckpointSession(StepObserver):
         stores = saver is not None or self._stores(None)
         files = RunFiles(self._core.gate.still, self.files.committed)
         if stores:
-            self.files = files
             self.count_into(counters)
         run: RunCommits | None = None
         try:
             has_committed = None if saver is None else saver.has_committed
             with files.opened(quarantine, open_deltas, resume, has_committed):
+                if stores:
+                    self.files = files
                 with self._core.gate.still():
                     run = RunCommits(self._core, saver, reader, counters, start, positions, every, files, may_commit)
                     self._runs.append(run)

@@ -11,6 +11,7 @@ from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, writing
 from penstock.errors import UsageError
 from penstock.flag_values import MOST_PARALLEL, number, whole
+from penstock.threads import num_threads
 
 EXAMPLE = "penstock bench 'w1/*' '*/adagrad' --threads 1,2 --report report"
 ROUNDS, SHORT_ROUNDS = 9, 3
@@ -54,10 +55,9 @@ def add(command: Parser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, out: Output) -> int:
     from penstock.bench import cases, peers, runner
 
-    out = Output(args.json)
     if args.trace is not None:
         return traced(args, out)
     names = cases.select(args.sources)
@@ -158,9 +158,7 @@ def threads_of(text: str | None) -> list[int]:
 
     Raise UsageError for a count that is not a number or exceeds the CPUs.
     """
-    from penstock.bench.machine import usable_cpus
-
-    cpus = usable_cpus()
+    cpus = num_threads(None)
     if text is None:
         return [cpus]
     try:

@@ -8,6 +8,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from penstock.errors import UsageError
@@ -16,8 +17,8 @@ from penstock.options import options_of
 K = TypeVar("K")
 V = TypeVar("V")
 
-# One module per command, named after it, with add(parser), run(args) -> exit code and an EXAMPLE. The summaries are
-# here, so that ``penstock --help`` loads none of them.
+# One module per command, named after it, with add(parser), run(args, out) → exit code or None, and an EXAMPLE. The
+# summaries are here, so that ``penstock --help`` loads none of them.
 COMMANDS = {
     "demo": "make a small log with a known answer, replay it and check the result",
     "replay": "apply a gradient log to the tables of a configuration",
@@ -177,10 +178,19 @@ def learning_rates_of(args: argparse.Namespace) -> dict[int, float]:
     return rates
 
 
-def check_sources(sources: Sequence[str]) -> None:
-    """Raise UsageError if standard input is listed twice, since it can be read only once."""
-    if sources.count("-") > 1:
+def check_reading(args: argparse.Namespace) -> tuple[dict[int, float], bool, Path | None]:
+    """Return learning rates by tag, whether bad rows are dropped, and the file for them, before anything is read.
+
+    Raise UsageError for invalid flags, or if standard input is listed twice, since it can be read only once.
+    """
+    from penstock.io.quarantine import parse_on_bad_row
+
+    columns_of(args)
+    rates = learning_rates_of(args)
+    mode, file = parse_on_bad_row(args.on_bad_row)
+    if args.sources.count("-") > 1:
         raise UsageError("- (standard input) can be given only once")
+    return rates, mode != "error", file
 
 
 def _pair(text: str, flag: str, form: str, key: Callable[[str], K], value: Callable[[str], V]) -> tuple[K, V]:

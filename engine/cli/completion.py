@@ -17,7 +17,7 @@ def add(command: Parser) -> None:
     command.add_argument("shell", choices=SHELLS, help="whose script")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, out: Output) -> None:
     shtab = Library("shtab", "completion").load("completion")
     top: Parser = importlib.import_module("penstock.cli.main").parser()  # imported here so that --help loads no command
     for command in top.commands.values():
@@ -27,9 +27,7 @@ def run(args: argparse.Namespace) -> int:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
             action.metavar = metavar.replace(":", "\\:") or None  # shtab does not escape it in zsh's specifications
     script = shtab.complete(top, args.shell)
-    out = Output(args.json)
     if args.json:
         out.result({"shell": args.shell, "script": script})
     else:
         out.say(script.rstrip("\n"))
-    return 0

@@ -50,8 +50,8 @@ def add(command: Parser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    out, folder = Output(args.json), args.dir
+def run(args: argparse.Namespace, out: Output) -> int:
+    folder = args.dir
     check_writable(folder)
     config_path, log_path, tables = folder / "tables.pbtxt", folder / "log.arrows", folder / "tables"
     with writing(folder):

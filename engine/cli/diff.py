@@ -31,8 +31,7 @@ def add(command: Parser) -> None:
         command.add_argument(name, metavar=name.upper(), help="a checkpoint, or a folder that --out wrote")
 
 
-def run(args: argparse.Namespace) -> int:
-    out = Output(args.json)
+def run(args: argparse.Namespace, out: Output) -> int:
     a, b = open_tables(args.a), open_tables(args.b)
     differences: dict[str, Any] = {}
     tables: dict[str, Any] = {}

@@ -55,8 +55,7 @@ def add(command: Parser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    out = Output(args.json)
+def run(args: argparse.Namespace, out: Output) -> int:
     findings = list(examine(args.checkpoint))
     for finding in findings:
         out.say(f"{finding.name:14} {finding.found}")

@@ -30,8 +30,7 @@ def add(command: Parser) -> None:
     command.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="default: parquet, as --out writes it")
 
 
-def run(args: argparse.Namespace) -> int:
-    out = Output(args.json)
+def run(args: argparse.Namespace, out: Output) -> None:
     save = _safetensors() if args.format == "safetensors" else None
     saved, files = SavedTables(args.checkpoint), [args.out]
     with writing(args.out):
@@ -48,7 +47,6 @@ def run(args: argparse.Namespace) -> int:
     out.say_tables("wrote     ", [str(file) for file in files])
     out.say(f"step      {step}, commit {saved.commit.number} of {args.checkpoint}")
     out.result({"global_step": step, "commit": saved.commit.number, "out": [str(file) for file in files]})
-    return 0
 
 
 def _write_parquet(saved: SavedTables, directory: Path) -> list[Path]:

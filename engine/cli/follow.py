@@ -56,10 +56,9 @@ def _default_intervals() -> str:
     return "; ".join([f"default {shortest:g}", *(f"{each:g} for {listed(names[each])}" for each, _ in others)])
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, out: Output) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     target = open_target(args.into, args.state)
-    out = Output(args.json)
     with connect(args.address, patience_s=args.patience) as client:
         interval_s = target_kind(args.into).interval_s if args.interval is None else args.interval
         follower = Follower(client, target, args.patience, interval_s, args.replace)
@@ -85,4 +84,3 @@ def run(args: argparse.Namespace) -> int:
         out.say(f"set back  {several(progress.set_back, 'time')}: the target held an earlier state")
     out.say(f"step      {count(progress.step or 0)}")
     out.result(asdict(progress))
-    return 0

@@ -51,18 +51,20 @@ def add(command: Parser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    out, columns = Output(args.json), columns_of(args)
+def run(args: argparse.Namespace, out: Output) -> None:
+    columns = columns_of(args)
     if args.report is not None:
         check_writable(args.report)
     if Path(args.path).is_dir() and Folder(args.path).numbers():
         check_is_stream(args, "checkpoint")
         with trusting(args.path):
-            return inspect_checkpoint(args.path, out)
+            inspect_checkpoint(args.path, out)
+            return
     if is_other_file(args.path):
         check_is_stream(args, "configuration")
         try:
-            return inspect_config(args.path, out)
+            inspect_config(args.path, out)
+            return
         except ConfigError as error:
             reason = str(error).removeprefix(f"{args.path}:").strip()
             raise InputError(
@@ -76,7 +78,6 @@ def run(args: argparse.Namespace) -> int:
         index = write_page(args.report, f"penstock inspect {args.path}", use_sections(uses), result)
         out.say(f"report    {index}")
     out.result(result)
-    return 0
 
 
 def check_is_stream(args: argparse.Namespace, kind: str) -> None:
@@ -93,8 +94,8 @@ def is_other_file(path: str) -> bool:
         raise InputError(f"cannot be read: {error.strerror}", source=path) from error
 
 
-def inspect_checkpoint(path: str, out: Output) -> int:
-    """Report the last commit of a checkpoint, after verifying every digest. Return the exit code."""
+def inspect_checkpoint(path: str, out: Output) -> None:
+    """Report the last commit of a checkpoint, after verifying every digest."""
     folder = Folder(path)
     commit = folder.read_last(folder.checked)
     contents, num_bytes = commit.contents, sum(file.num_bytes for file in commit.files)
@@ -121,10 +122,9 @@ def inspect_checkpoint(path: str, out: Output) -> int:
     state = {key: contents[key] for key in ("global_step", "num_required", "reduction", "seed", "counters")}
     result = {"commit": commit.number, "bytes": num_bytes, "pending": pending, "sources": sources, "tables": tables}
     out.result({"path": path, "kind": "checkpoint", **result, **state})
-    return 0
 
 
-def inspect_config(path: str, out: Output) -> int:
+def inspect_config(path: str, out: Output) -> None:
     config = EmbeddingConfig.load(path)
     out.say(f"{path}: configuration, mode {config.mode}, {config.sharding_strategy} sharding, {config.num_tags} tags")
     tables, texts = [], []
@@ -146,7 +146,6 @@ def inspect_config(path: str, out: Output) -> int:
         texts.append(text)
     out.say_tables("  table ", texts)
     out.result({"path": path, "kind": "config", "mode": config.mode, "tags": config.num_tags, "tables": tables})
-    return 0
 
 
 @dataclass

@@ -17,7 +17,7 @@ import penstock
 import penstock.interrupts as interrupts
 from penstock.cli.command_line import COMMANDS, Parser, add_command, parse
 from penstock.cli.compile_cache import keep_compiled
-from penstock.cli.output import drop_dead_streams, own_process, say_error
+from penstock.cli.output import Output, drop_dead_streams, own_process, say_error
 from penstock.errors import (
     CapacityError,
     ConfigError,
@@ -115,7 +115,7 @@ def run(argv: list[str], at_once: threading.Event) -> int:
     else:
         args.leave_at_once = at_once.set
         interrupts.check()
-        code = args.run(args)
+        code = args.run(args, Output(args.json, aside=getattr(args, "deltas", None) == "-")) or OK
     sys.stdout.flush()
     return code
 

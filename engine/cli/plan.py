@@ -10,10 +10,8 @@ from typing import Any
 from penstock.cli.command_line import (
     Parser,
     add_flags,
-    check_sources,
-    columns_of,
+    check_reading,
     keywords_of,
-    learning_rates_of,
 )
 from penstock.cli.output import Output, ProgressLine, count, frames_text, size_text
 from penstock.config.dynamic import MOST
@@ -21,7 +19,6 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.placement import MOST_BYTES
 from penstock.flag_values import MOST_PARALLEL, number, whole
 from penstock.io.decoding.reader import FrameReader
-from penstock.io.quarantine import parse_on_bad_row
 from penstock.options import ReadingKeywords
 from penstock.planning.cached_rows import CacheForecast
 from penstock.planning.choices import all_choices
@@ -100,11 +97,8 @@ _CHOICES: dict[str, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def run(args: argparse.Namespace) -> int:
-    columns_of(args)  # reported before the configuration is read
-    learning_rates_of(args)  # a replay's flags; the values decide nothing here
-    drops_bad_rows = parse_on_bad_row(args.on_bad_row)[0] != "error"
-    check_sources(args.sources)
+def run(args: argparse.Namespace, out: Output) -> None:
+    _, drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
     config = EmbeddingConfig.load(args.config)
     keywords = keywords_of(args, "check", ReadingKeywords)
     options = reading(config, **keywords | {"on_bad_row": "drop" if drops_bad_rows else "error"})
@@ -127,8 +121,7 @@ def run(args: argparse.Namespace) -> int:
         planner.run(reader, limit=args.limit, flush=args.flush, max_stale=args.max_stale, progress=progress)
     finally:
         progress.clear()
-    say_plan(Output(args.json), planner, time.perf_counter() - started_s, reader.first_bad)
-    return 0
+    say_plan(out, planner, time.perf_counter() - started_s, reader.first_bad)
 
 
 def say_plan(out: Output, planner: Planner, seconds: float, first_bad: dict[str, str]) -> None:

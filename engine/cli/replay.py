@@ -44,15 +44,18 @@ def add(command: Parser) -> None:
     add_flags(command, "run", "job", "passes")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, out: Output) -> None:
     if args.passes is not None:
         from penstock.cli.replay_in_passes import replay_in_passes
 
-        return replay_in_passes(args)
-    return replay(args) if args.address is None else replay_on_ray(args)
+        replay_in_passes(args, out)
+    elif args.address is not None:
+        replay_on_ray(args, out)
+    else:
+        replay(args, out)
 
 
-def replay_on_ray(args: argparse.Namespace) -> int:
+def replay_on_ray(args: argparse.Namespace, out: Output) -> None:
     """Run the job of ``--ray``; the driver is this process."""
     from penstock.shares.ray.job import Job
 
@@ -70,7 +73,7 @@ def replay_on_ray(args: argparse.Namespace) -> int:
     check_checkpoint(args)
     if (file := file_of_deltas(args)) is not None:
         check_writable(file.parent)
-    out, place = Output(args.json, aside=args.deltas == "-"), args.checkpoint or args.out or args.deltas
+    place = args.checkpoint or args.out or args.deltas
     keywords = keywords_of(args, "job", *JOB_CONCERNS) | {
         "init": None if args.init is None else os.path.abspath(args.init),
         "threads": args.threads or 1,
@@ -91,15 +94,13 @@ def replay_on_ray(args: argparse.Namespace) -> int:
         logging.getLogger("penstock").removeHandler(failures)
     say_report(out, report)
     out.result(report.to_dict())
-    return 0
 
 
-def replay(args: argparse.Namespace) -> int:
+def replay(args: argparse.Namespace, out: Output) -> None:
     checked = Checked(args, "run")
     check_no_passes(args)
     quarantine = checked.quarantine
     keywords = keywords_of(args, "run", *SOURCE) | checked.deltas
-    out = Output(args.json, aside=args.deltas == "-")
     engine = make_engine(args, checked.config)
     watching = Watching(args, engine)
     progress = ProgressLine()  # created here because its clock starts now
@@ -132,7 +133,6 @@ def replay(args: argparse.Namespace) -> int:
     shown = watching.report(report)
     say_report(out, report)
     say_end(out, args, report, quarantine, files, shown)
-    return 0
 
 
 def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:

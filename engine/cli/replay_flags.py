@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.store import PASSES, Folder
-from penstock.cli.command_line import MODE_FLAGS, check_mode, check_sources, columns_of, learning_rates_of
+from penstock.cli.command_line import MODE_FLAGS, check_mode, check_reading
 from penstock.cli.output import check_writable, place_text
 from penstock.cli.pages.monitoring import check_library
 from penstock.config.embedding import EmbeddingConfig
@@ -71,11 +71,8 @@ class Checked:
 
     def __init__(self, args: argparse.Namespace, mode: str) -> None:
         check_mode(args, mode)
-        columns_of(args)
         check_library(args)
-        rates = learning_rates_of(args)
-        _, self.quarantine = quarantine.parse_on_bad_row(args.on_bad_row)
-        check_sources(args.sources)
+        rates, _, self.quarantine = check_reading(args)
         self.config = EmbeddingConfig.load(args.config)
         check_given(rates, self.config.num_tags)
         ReadOptions.of_config(self.config, {"table": args.table})

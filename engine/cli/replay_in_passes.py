@@ -19,7 +19,7 @@ from penstock.options import PASS_CONCERNS
 from penstock.shares.multi_pass import MultiPass, PassOptions, check_seekable
 
 
-def replay_in_passes(args: argparse.Namespace) -> int:
+def replay_in_passes(args: argparse.Namespace, out: Output) -> None:
     """Run the replay of ``--passes``."""
     check_mode(args, "passes")
     if args.memory is not None and args.passes != "auto":
@@ -29,7 +29,7 @@ def replay_in_passes(args: argparse.Namespace) -> int:
     check_seekable(args.sources)
     checked = Checked(args, "passes")
     keywords = keywords_of(args, "passes", *PASS_CONCERNS) | checked.deltas
-    progress, out = ProgressLine(), Output(args.json, aside=args.deltas == "-")
+    progress = ProgressLine()
     with _folder(args) as folder, writing(folder):
         replay = MultiPass(
             checked.config,
@@ -60,7 +60,6 @@ def replay_in_passes(args: argparse.Namespace) -> int:
     say_report(out, report)
     out.say(f"passes    {count(replay.count)}")
     say_end(out, args, report, checked.quarantine, files, [], passes=replay.count)
-    return 0
 
 
 @contextmanager

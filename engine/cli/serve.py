@@ -77,14 +77,7 @@ def add(command: Parser) -> None:
         help="grpc://HOST:PORT or grpc+tls://HOST:PORT (default grpc://127.0.0.1:0: a free port, printed at the start)",
     )
     command.set_defaults(report=None)  # a service has no end at which to write a page
-    groups = add_flags(command, "serve")
-    _add_reading(groups["reading"])
-    _add_saving(command.add_argument_group("deltas"))
-    _add_access(command)
-    _add_limits(command)
-
-
-def _add_reading(reading: Any) -> None:
+    reading = add_flags(command, "serve")["reading"]
     for kind in topic_kinds():
         reading.add_argument(
             kind.flag,
@@ -100,9 +93,7 @@ def _add_reading(reading: Any) -> None:
         default="error",
         help="error (default): refuse the frame; drop: leave the row out and count it",
     )
-
-
-def _add_saving(deltas: Any) -> None:
+    deltas = command.add_argument_group("deltas")
     deltas.add_argument(
         "--delta-steps",
         type=whole(1),
@@ -115,9 +106,6 @@ def _add_saving(deltas: Any) -> None:
         help="deltas and tables say when each key of a dynamic table occurred last, in a column 'last'",
     )
     _add_limit_flags(deltas, DELTA_MEMORY)
-
-
-def _add_access(command: Parser) -> None:
     access = command.add_argument_group("access")
     access.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM; for grpc+tls://")
     access.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
@@ -127,9 +115,6 @@ def _add_access(command: Parser) -> None:
         action="store_true",
         help="listen beyond this machine without TLS, or without tokens; --ui and --metrics answer everybody there",
     )
-
-
-def _add_limits(command: Parser) -> None:
     limits = command.add_argument_group("limits")
     _add_limit_flags(limits, LIMITS)
     limits.add_argument(
@@ -144,7 +129,7 @@ def _add_limit_flags(group: Any, flags: LimitFlags) -> None:
         group.add_argument(flag, type=whole(1), default=default, metavar=unit, help=text)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, out: Output) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     raise_limit()
     keep_freed_memory()
@@ -182,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
             patience_s=args.patience,
         )
     with watching:
-        return _serve(args, service, watching)
+        _serve(args, service, watching, out)
 
 
 def page_access(args: argparse.Namespace, tokens: Sequence[bytes], has_tls: bool) -> PageAccess | None:
@@ -207,9 +192,8 @@ def page_access(args: argparse.Namespace, tokens: Sequence[bytes], has_tls: bool
     return PageAccess(partial(admits, tokens), context)
 
 
-def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> int:
+def _serve(args: argparse.Namespace, service: Service, watching: Watching, out: Output) -> None:
     """Serve until a caller requests a drain (exit code 0) or a signal arrives (130)."""
-    out = Output(args.json)
     engine = service.engine
     out.say(f"listening {service.address.uri}, step {count(engine.global_step)}")
     (sys.stderr if args.json else sys.stdout).flush()
@@ -227,7 +211,6 @@ def _serve(args: argparse.Namespace, service: Service, watching: Watching) -> in
         if args.checkpoint:
             kept = f"committed to {place_text(args.checkpoint)} (--resume continues)"
         raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {kept}")
-    return 0
 
 
 def _end(args: argparse.Namespace, service: Service, out: Output) -> None:

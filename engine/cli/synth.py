@@ -73,12 +73,11 @@ def add(command: Parser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, out: Output) -> None:
     options = SynthOptions(**{field.name: getattr(args, field.name) for field in fields(SynthOptions)})
     with writing(Path(args.out)):
         written = write_synthetic(args.out, options)
-    say_written(Output(args.json), written)
-    return 0
+    say_written(out, written)
 
 
 def say_written(out: Output, written: Written) -> None:

@@ -7,18 +7,18 @@ examined: they count what other processes do.
 
 from __future__ import annotations
 
-import os
 import resource
 
 from penstock.errors import CapacityError
 from penstock.shares.pass_memory import status_bytes
+from penstock.threads import num_threads
 
 MB = 10**6
 
 
 def check_thread_memory(num_devices: int | None) -> None:
     """Raise CapacityError if RLIMIT_DATA or RLIMIT_AS leave too little. num_devices : host devices; None: one"""
-    width = max(_num_cpus(), num_devices or 1)
+    width = max(num_threads(None), num_devices or 1)
     needs = (
         (resource.RLIMIT_DATA, "ulimit -d", "VmData", (60 + 18 * width + 16 * min(width, 3)) * MB),
         (resource.RLIMIT_AS, "ulimit -v", "VmSize", (1000 + 50 * width) * MB),
@@ -30,7 +30,3 @@ def check_thread_memory(num_devices: int | None) -> None:
                 f"out of memory: the limit ({command} {soft >> 10}) leaves {max(0, soft - used) // MB} MB, and jax "
                 f"with its threads on {width} CPUs or devices needs about {needed // MB} MB before the tables; raise it"
             )
-
-
-def _num_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,10 +12,8 @@ from typing import Any
 from penstock.cli.command_line import (
     Parser,
     add_flags,
-    check_sources,
-    columns_of,
+    check_reading,
     keywords_of,
-    learning_rates_of,
 )
 from penstock.cli.key_checks import KeyChecks
 from penstock.cli.output import Output, count, frames_text, several, size_text
@@ -24,7 +22,6 @@ from penstock.errors import ConfigError, InputError
 from penstock.gate import Gate
 from penstock.io.connectors.partition_source import TopicKind
 from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
-from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.sources.opening import Source, open_sources
 from penstock.io.sources.source_kinds import source_kind
 from penstock.learning_rates import LearningRates
@@ -54,8 +51,7 @@ VERDICTS = {
 }
 
 
-def run(args: argparse.Namespace) -> int:
-    out = Output(args.json)
+def run(args: argparse.Namespace, out: Output) -> int:
     code = check_all(args, out)
     out.say(f"{'verdict':8}  {VERDICTS[code]}")
     return code
@@ -63,10 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 def check_all(args: argparse.Namespace, out: Output) -> int:
     """Check the configuration and every source, report the findings, and return the exit code."""
-    columns_of(args)  # reported before the configuration is read
-    rates = learning_rates_of(args)
-    drops_bad_rows = parse_on_bad_row(args.on_bad_row)[0] != "error"
-    check_sources(args.sources)
+    rates, drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
     config, findings = EmbeddingConfig.check(args.config)
     if config is not None:
         rates_text = several(config.num_tags, "dynamic learning rate")

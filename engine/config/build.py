@@ -34,7 +34,7 @@ from penstock.updates import (
     Optimizer,
     UserDefinedProgram,
 )
-from penstock.updates.float32 import float32
+from penstock.updates.rule import float32
 
 Built = tuple[EngineConfig, PythonPart]
 

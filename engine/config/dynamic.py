@@ -29,18 +29,53 @@ _FIELDS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Dynamic:
-    """A table of any 64-bit keys; its ``vocabulary_size`` is the number of keys that have a row at once.
+    """The settings of a table of any 64-bit keys: which keys get a row, and which lose it.
 
-    min_count : occurrences after which a key is admitted; 1: at once. count : of "rows" or of "frames"
-    forget_after : steps after which occurrences are forgotten, at most twice as many; None: when too many keys wait
-    probability : admit a key with this probability for each of its rows, instead of after min_count
-    expire_after : remove a key when the clock has moved on further than this since its last row; None: never
-    clock : "steps", or "time", the seconds in the stream's column ``time``
-    evict : what makes room in a full table: "lru", "lfu" or None
-    half_life : after so many units of the clock a count of "lfu" is halved; required there
-    on_full : if there is no room, an "error", or "reject": new keys wait
-    missing : what a lookup of an absent key returns: its "initial" row, or "zero"
-    key_type : "int64" or "uint64"
+    Parameters
+    ----------
+    min_count : int
+        Occurrences after which a key is admitted; 1: at once.
+    count : {"rows", "frames"}
+        What ``min_count`` counts.
+    forget_after : int or None
+        Steps after which occurrences are forgotten, at most twice as many. None: when too many keys wait.
+    probability : float or None
+        Admit a key with this probability, 0 to 1, for each of its rows, instead of after ``min_count``.
+    expire_after : int or None
+        Remove a key when the clock has moved on further than this since its last row. None: never.
+    clock : {"steps", "time"}
+        The clock's unit: steps, or seconds in the stream's column ``time``.
+    evict : {"lru", "lfu"} or None
+        Which key makes room in a full table: the least recently used, the least frequently used, or none.
+    half_life : int or None
+        Units of the clock after which a count of "lfu" is halved; required there.
+    on_full : {"error", "reject"}
+        Without room, raise CapacityError, or let new keys wait.
+    missing : {"initial", "zero"}
+        What a lookup of an absent key returns: its initial row, or zeros.
+    key_type : {"int64", "uint64"}
+        The type of the keys.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is out of range, or settings contradict each other.
+
+    Notes
+    -----
+    The table's ``vocabulary_size`` is the number of keys that have a row at once (docs/dynamic.md).
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(1000, 2, ps.Constant(1.0), ps.SGD(0.1), name="user", dynamic=ps.Dynamic(min_count=2))
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> for _ in range(2):
+    ...     applied = engine.apply({"user": ([2**40, -7, 2**40], [[1.0, 2.0]] * 3)})
+    >>> engine.keys("user").to_pylist()
+    [-7, 1099511627776]
+    >>> engine.lookup("user", [-7])
+    array([[0.9, 0.8]], dtype=float32)
     """
 
     min_count: int = 1

@@ -37,15 +37,30 @@ Features = FeatureConfig | Sequence[Any] | Mapping[Any, Any]
 class EmbeddingConfig(MessageView):
     """An immutable configuration. Create one with ``load``, ``from_proto``, ``from_features`` or ``from_tables``.
 
+    Parameters
+    ----------
+    message : EngineConfig
+        Copied without checks; use one of the four constructors instead.
+    part : PythonPart or None
+        The values that only Python can hold.
+    scan : Scan or None
+        The scan of the text that ``message`` was read from.
+
+    Notes
+    -----
     It is backed by a message, so unknown fields of a binary configuration are kept and saved again.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> config = ps.EmbeddingConfig.from_tables([ps.TableConfig(1000, 8, name="user")], optimizer=ps.Adagrad(0.05))
+    >>> config.save("tables.pbtxt")
+    >>> ps.EmbeddingConfig.load("tables.pbtxt").table("user").slots
+    (('accumulators', 0.10000000149011612),)
     """
 
     def __init__(self, message: EngineConfig, part: PythonPart | None = None, scan: Scan | None = None) -> None:
-        """Copy ``message`` without checking it.
-
-        part : the values that only Python can hold
-        scan : the scan of the text that ``message`` was read from
-        """
+        """Copy ``message`` without checking it."""
         super().__init__(message)
         self._part = part or PythonPart({}, {}, {}, scan.numbers if scan is not None else {})
         self._scan = scan
@@ -53,7 +68,32 @@ class EmbeddingConfig(MessageView):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EmbeddingConfig:
-        """Load a text or binary TPUEmbeddingConfiguration or EngineConfig file. Raise ConfigError if it is invalid."""
+        """Load a text or binary TPUEmbeddingConfiguration or EngineConfig file.
+
+        Parameters
+        ----------
+        path : str or path
+            The file; its fields decide which message it is.
+
+        Returns
+        -------
+        EmbeddingConfig
+
+        Raises
+        ------
+        ConfigError
+            If the file is missing or invalid.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> from pathlib import Path
+        >>> optimizer = "optimization_parameters { adagrad { } learning_rate { constant: 0.05 } }"
+        >>> text = f'table_descriptor {{ name: "user" vocabulary_size: 1000 dimension: 8 {optimizer} }}'
+        >>> _ = Path("mine.pbtxt").write_text(text)
+        >>> ps.EmbeddingConfig.load("mine.pbtxt")
+        EmbeddingConfig(user 1000x8)
+        """
         message, scan = text_format.read(path)
         try:
             validate(message)
@@ -63,9 +103,33 @@ class EmbeddingConfig(MessageView):
 
     @classmethod
     def check(cls, path: str | os.PathLike[str]) -> tuple[EmbeddingConfig | None, list[Finding]]:
-        """Lint a file, even one that ``load`` refuses. Return (the configuration or None, all findings).
+        """Lint a file, even one that ``load`` refuses.
 
-        Raise ConfigError only for a file that does not parse.
+        Parameters
+        ----------
+        path : str or path
+            As for ``load``.
+
+        Returns
+        -------
+        config : EmbeddingConfig or None
+            None if ``load`` refuses the file.
+        findings : list of Finding
+            All of them.
+
+        Raises
+        ------
+        ConfigError
+            Only if the file does not parse.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> from pathlib import Path
+        >>> _ = Path("mine.pbtxt").write_text('table_descriptor { name: "user" vocabulary_size: 0 dimension: 8 }')
+        >>> config, findings = ps.EmbeddingConfig.check("mine.pbtxt")
+        >>> print(config, findings[0].where, findings[0].line)
+        None table_descriptor[0].vocabulary_size 1
         """
         message, scan = text_format.read(path)
         config = cls(message, scan=scan)
@@ -76,7 +140,28 @@ class EmbeddingConfig(MessageView):
     def from_proto(cls, message: Message) -> EmbeddingConfig:
         """Create a configuration from penstock's message or TensorFlow's message of the same name.
 
-        Raise TypeError for another object, ConfigError for another or an invalid message.
+        Parameters
+        ----------
+        message : TPUEmbeddingConfiguration or EngineConfig
+            Of penstock's or TensorFlow's generated code; copied.
+
+        Returns
+        -------
+        EmbeddingConfig
+
+        Raises
+        ------
+        TypeError
+            If ``message`` is no message.
+        ConfigError
+            If it is another message, or invalid.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> config = ps.EmbeddingConfig.from_tables([ps.TableConfig(1000, 8, name="user")], optimizer=ps.SGD(0.5))
+        >>> ps.EmbeddingConfig.from_proto(config.to_proto()).optimizer("user").learning_rate
+        0.5
         """
         if not isinstance(message, Message):
             raise TypeError(f"from_proto needs a TPUEmbeddingConfiguration message, got {type(message).__name__}")
@@ -109,16 +194,59 @@ class EmbeddingConfig(MessageView):
     ) -> EmbeddingConfig:
         """Convert Python classes as ``tf.tpu.experimental.embedding.TPUEmbedding(feature_config, optimizer)`` does.
 
-        feature_config : FeatureConfigs in any nesting of dictionaries (visited by sorted key), lists and tuples
-        batch_size : per replica, like TensorFlow's per_replica_batch_size (also accepted); not needed if
-            per_replica_input_shapes, nested like the features, or every output_shape specifies the shapes
-        num_hosts, num_replicas, num_cores_per_replica : the arguments of a TPU strategy; num_replicas_in_sync is
-            another name for num_replicas; num_cores_per_replica is None without a device assignment
-        num_required, reduction : the gate's settings, which TensorFlow does not have
+        Parameters
+        ----------
+        feature_config : FeatureConfig, or nested dict, list and tuple of FeatureConfig
+            Dictionaries are visited by sorted key.
+        batch_size : int or None
+            Examples per replica. Not needed if ``per_replica_input_shapes`` or every ``output_shape`` specifies the
+            shapes.
+        optimizer : Optimizer or None
+            Of the tables without one.
+        num_hosts, num_replicas : int
+            The arguments of a TPU strategy.
+        num_cores_per_replica : int or None
+            Also an argument of a TPU strategy; None without a device assignment.
+        per_replica_input_shapes : nested like the features, or None
+            The shape of each feature's ids on a replica.
+        pipeline_execution_with_tensor_core : bool
+            Kept for the proto.
+        per_replica_batch_size : int or None
+            TensorFlow's name for ``batch_size``.
+        num_replicas_in_sync : int or None
+            Another name for ``num_replicas``.
+        num_required : int or None
+            Frames that open the gate; a setting of penstock's.
+        reduction : {"mean", "sum"} or None
+            Of the gate; a setting of penstock's.
 
+        Returns
+        -------
+        EmbeddingConfig
+
+        Raises
+        ------
+        ConfigError
+            If arguments contradict each other, or a table has no optimizer.
+
+        Notes
+        -----
         Tables are numbered in the order of their first use, and callable learning rates become dynamic tags. The
-        TableConfigs are not changed, so several configurations may share them.
-        Accepts every value that TensorFlow accepts, even if it cannot run: ``lint`` and ``tables`` report that.
+        TableConfigs are not changed, so several configurations may share them. Every value that TensorFlow accepts is
+        accepted, even if it cannot run: ``lint`` and ``tables`` report that.
+
+        References
+        ----------
+        ``tf.tpu.experimental.embedding.TPUEmbedding``
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> item = ps.TableConfig(5_000, 16, name="item")
+        >>> features = [ps.FeatureConfig(item, name="clicked"), ps.FeatureConfig(item, name="bought")]
+        >>> config = ps.EmbeddingConfig.from_features(features, batch_size=32, optimizer=ps.Adam(0.001))
+        >>> config, [feature.path for feature in config.features]
+        (EmbeddingConfig(item 5000x16), ['clicked', 'bought'])
         """
         batch = per_replica_batch_size if batch_size is None else batch_size
         if per_replica_batch_size not in (None, batch):
@@ -142,11 +270,41 @@ class EmbeddingConfig(MessageView):
         num_required: int | None = None,
         reduction: str | None = None,
     ) -> EmbeddingConfig:
-        """Convert Python classes without features, which suffices for row streams. Raise ConfigError.
+        """Convert Python classes without features, which suffices for row streams.
 
-        Tables keep their order; ``optimizer`` applies to tables without one. Callable learning rates become dynamic
-        tags, numbered by first use, and stay in ``schedules``. The TableConfigs are not changed. A table's combiner
-        belongs to the features that use it, and is not kept here.
+        Parameters
+        ----------
+        tables : sequence of TableConfig
+            They keep their order, and are not changed.
+        optimizer : Optimizer or None
+            Of the tables without one.
+        num_required : int or None
+            Frames that open the gate.
+        reduction : {"mean", "sum"} or None
+            Of the gate.
+
+        Returns
+        -------
+        EmbeddingConfig
+
+        Raises
+        ------
+        ConfigError
+            If a table has no optimizer, or a value is invalid.
+
+        Notes
+        -----
+        Callable learning rates become dynamic tags, numbered by first use, and stay in ``schedules``. A table's
+        combiner belongs to the features that use it, and is not kept here.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> user = ps.TableConfig(1000, 8, name="user")
+        >>> warmup = ps.SGD(lambda step: min(0.1, 0.01 * (step + 1)))
+        >>> config = ps.EmbeddingConfig.from_tables([user], optimizer=warmup, num_required=4)
+        >>> config.schedules[0](4)
+        0.05
         """
         message, part = build_tables(tables, optimizer)
         write_gate(message, num_required, reduction)
@@ -156,8 +314,22 @@ class EmbeddingConfig(MessageView):
     def to_proto(self) -> TPUEmbeddingConfiguration:
         """Return TensorFlow's message unchanged, without initializers, initial slot values, combiners and the gate.
 
-        Raise ConfigError if that message cannot hold a table: a dynamic one, or one with an optimizer of penstock's or
-        a Python program.
+        Returns
+        -------
+        TPUEmbeddingConfiguration
+
+        Raises
+        ------
+        ConfigError
+            If that message cannot hold a table: a dynamic one, or one with an optimizer of penstock's or a Python
+            program.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> config = ps.EmbeddingConfig.from_tables([ps.TableConfig(1000, 8, name="user")], optimizer=ps.SGD(0.5))
+        >>> config.to_proto().table_descriptor[0].dimension
+        8
         """
         dynamic = next((settings.name for settings in self._message.table if settings.HasField("dynamic")), None)
         if dynamic is not None:
@@ -177,7 +349,24 @@ class EmbeddingConfig(MessageView):
         return copy
 
     def to_engine_proto(self) -> EngineConfig:
-        """Return the whole message. Python functions (schedules, initializers, programs) are not part of a message."""
+        """Return the whole message. Python functions (schedules, initializers, programs) are not part of a message.
+
+        Returns
+        -------
+        EngineConfig
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(1000, 8, ps.Constant(0.5), ps.RowWiseAdagrad(), name="user")
+        >>> print(ps.EmbeddingConfig.from_tables([table]).to_engine_proto().table[0], end="")
+        name: "user"
+        constant {
+          value: 0.5
+        }
+        row_wise_adagrad {
+        }
+        """
         copy = EngineConfig()
         copy.CopyFrom(self._message)
         return copy
@@ -185,9 +374,28 @@ class EmbeddingConfig(MessageView):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the configuration atomically: as TensorFlow's message if that can hold it, else as an EngineConfig.
 
-        The file is text if the path ends in .pbtxt, .textproto, .txtpb or .txt, else binary. Schedules are not part
-        of a file; a dynamic tag means that the rate is supplied at run time. Raise ConfigError, and write nothing,
-        for a callable initializer, a UserDefinedProgram, or a configuration that ``load`` would refuse.
+        Parameters
+        ----------
+        path : str or path
+            Text if it ends in .pbtxt, .textproto, .txtpb or .txt, else binary.
+
+        Raises
+        ------
+        ConfigError
+            For a callable initializer, a UserDefinedProgram, or a configuration that ``load`` would refuse; nothing is
+            written.
+
+        Notes
+        -----
+        Schedules are not part of a file; a dynamic tag means that the rate is supplied at run time.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> config = ps.EmbeddingConfig.from_tables([ps.TableConfig(1000, 8, name="user")], optimizer=ps.SGD(0.5))
+        >>> config.save("tables.pbtxt")
+        >>> ps.EmbeddingConfig.load("tables.pbtxt")
+        EmbeddingConfig(user 1000x8)
         """
         if self._part.initializers:
             name = min(self._part.initializers)
@@ -230,14 +438,60 @@ class EmbeddingConfig(MessageView):
         return tuple(table_spec(table, self._part) for table in table_messages(self._message))
 
     def table(self, name: str) -> TableSpec:
-        """Return one table by its name. Raise ConfigError if there is none, or this version cannot run it."""
+        """Return one table by its name.
+
+        Parameters
+        ----------
+        name : str
+            The table's name.
+
+        Returns
+        -------
+        TableSpec
+            Its size, optimizer, slots and update rule.
+
+        Raises
+        ------
+        ConfigError
+            If there is none of that name, or this version cannot run it.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> config = ps.EmbeddingConfig.from_tables([ps.TableConfig(1000, 8, name="user")], optimizer=ps.Adagrad(0.05))
+        >>> user = config.table("user")
+        >>> user.dim, user.slots, user.row_bytes
+        (8, (('accumulators', 0.10000000149011612),), 64)
+        """
         if not self._is_valid:
             validate(self._message)
             self._is_valid = True
         return table_spec(self._table(name), self._part)
 
     def optimizer(self, name: str) -> Optimizer:
-        """Return the optimizer of a table as an instance of its class, even if this version cannot run it."""
+        """Return the optimizer of a table as an instance of its class, even if this version cannot run it.
+
+        Parameters
+        ----------
+        name : str
+            The table's name.
+
+        Returns
+        -------
+        Optimizer
+
+        Raises
+        ------
+        ConfigError
+            If there is no table of that name.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> config = ps.EmbeddingConfig.from_tables([ps.TableConfig(1000, 8, name="user")], optimizer=ps.SGD(0.5))
+        >>> config.optimizer("user") == ps.SGD(0.5)
+        True
+        """
         return optimizer_of(self._table(name), self._part)
 
     def _table(self, name: str) -> TableMessage:
@@ -256,7 +510,19 @@ class EmbeddingConfig(MessageView):
         return feature_specs(self._message, self._part.feature_structure)
 
     def lint(self) -> list[Finding]:
-        """Return findings about legal but suspicious settings, and about settings that this version cannot run."""
+        """Return findings about legal but suspicious settings, and about settings that this version cannot run.
+
+        Returns
+        -------
+        list of Finding
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> config = ps.EmbeddingConfig.from_tables([ps.TableConfig(1000, 8, name="user")], optimizer=ps.SGD(0.5))
+        >>> config.lint()
+        []
+        """
         return lint(self._message, self._part.written, self._part.programs, self._scan)
 
     def __repr__(self) -> str:

@@ -23,11 +23,37 @@ Shape = tuple[int | None, ...]
 class FeatureConfig:
     """One input feature. Equality is identity: two instances with the same content are two features.
 
-    table : the TableConfig that it looks rows up in; several features may share one
-    max_sequence_length : 0 combines the ids of an example; a larger value keeps a sequence of at most that length
-    validate_weights_and_indices : accepted as in TensorFlow; ids are always validated here
-    output_shape : of its activation without the last axis (the table's dim), an int for one axis; None if the
-        batch size or the input shape determines it
+    Parameters
+    ----------
+    table : TableConfig
+        The table that it looks rows up in; several features may share one.
+    max_sequence_length : int
+        0 combines the ids of an example; a larger value keeps a sequence of at most that length.
+    validate_weights_and_indices : bool
+        Accepted as in TensorFlow; ids are always validated here.
+    output_shape : int, sequence of int or None
+        The shape of its activation without the last axis (the table's dim), an int for one axis. None: the batch size
+        or the input shape determines it.
+    name : str or None
+        Its name in errors and example streams; None: its key path in the structure of features.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is invalid.
+
+    References
+    ----------
+    ``tf.tpu.experimental.embedding.FeatureConfig``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> item = ps.TableConfig(5_000, 16, name="item")
+    >>> features = {"clicked": ps.FeatureConfig(item), "bought": ps.FeatureConfig(item, max_sequence_length=5)}
+    >>> config = ps.EmbeddingConfig.from_features(features, batch_size=32, optimizer=ps.SGD(0.1))
+    >>> [(feature.path, feature.input_shape) for feature in config.features]
+    [('bought', (32, 5)), ('clicked', (32,))]
     """
 
     table: TableConfig

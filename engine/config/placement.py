@@ -20,11 +20,30 @@ LOOK_AHEAD = 4  # openings
 class Placement:
     """Where the rows and slots of a table lie. It never changes a bit of them.
 
-    where : "device", on the devices of the engine's mesh; "host", in the host's memory, where the host's CPUs update
-        them whatever the devices are; or "cached", in the host's memory, and while they are updated on the devices
-    device_bytes : of "cached": bytes of rows, with their slots, that are on the devices at a time
-    look_ahead : of "cached": openings of the gate that a run reads ahead, to keep rows that are needed soon; None: 4
-    Raises ConfigError.
+    Parameters
+    ----------
+    where : {"device", "host", "cached"}
+        "device": on the devices of the engine's mesh. "host": in the host's memory, where the host's CPUs update them
+        whatever the devices are. "cached": in the host's memory, and while they are updated on the devices.
+    device_bytes : int or None
+        Of "cached": bytes of rows, with their slots, that are on the devices at a time.
+    look_ahead : int or None
+        Of "cached": openings of the gate that a run reads ahead, to keep rows that are needed soon; None: 4.
+
+    Raises
+    ------
+    ConfigError
+        If ``where`` is unknown, or an argument is missing, out of range or of another placement.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(1000, 2, ps.Constant(1.0), ps.SGD(0.1), name="user", placement=ps.Placement("host"))
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[1.0, 2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.9, 0.8]], dtype=float32)
     """
 
     where: str = "device"

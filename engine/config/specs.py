@@ -19,7 +19,7 @@ from penstock.config.proto_views import TableMessage, read_limits
 from penstock.config.tables import INITIALIZERS, Constant, Initializer, default_initializer
 from penstock.errors import ConfigError
 from penstock.updates import DynamicLearningRate, FrequencyEstimator, LearningRate, Optimizer, UpdateRule, update_rule
-from penstock.updates.float32 import float32
+from penstock.updates.rule import float32
 
 
 class PythonPart(NamedTuple):
@@ -54,16 +54,36 @@ class Quantization:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """One table, ready to be laid out and updated.
+    """One table, ready to be laid out and updated; ``EmbeddingConfig.table`` returns it.
 
-    learning_rate : the constant rate; None if it is dynamic
-    tag : the index of a dynamic rate among the values of each step; None if the rate is constant
-    initializer : an ``Initializer`` value, or the TableConfig's callable (shape, dtype) -> array
-    slots : (name, initial value) in TensorFlow's order
-    accumulate : whether the gradients of an id are summed before a single update
-    quantization : simulated in the forward pass; the table itself is not quantized
-    dynamic : ids are any 64-bit keys, of which vocabulary_size have a row at once; None: ids are below vocabulary_size
-    placement : where rows and slots lie
+    Attributes
+    ----------
+    name : str
+        The table's name.
+    vocabulary_size, dim : int
+        Rows, and float32 values per row.
+    optimizer : Optimizer
+        As configured.
+    learning_rate : float or None
+        The constant rate; None if it is dynamic.
+    tag : int or None
+        The index of a dynamic rate among the values of each step; None if the rate is constant.
+    initializer : Initializer or callable
+        An ``Initializer`` value, or the TableConfig's callable (shape, dtype) -> array.
+    slots : tuple of (str, float)
+        Name and initial value of each slot, in TensorFlow's order.
+    rule : UpdateRule
+        The constants of the update.
+    accumulate : bool
+        Whether the gradients of an id are summed before a single update.
+    storage_dtype : {"float32", "bfloat16"}
+        Of the weights.
+    quantization : Quantization or None
+        Simulated in the forward pass; the table itself is not quantized.
+    dynamic : Dynamic or None
+        Ids are any 64-bit keys, of which vocabulary_size have a row at once; None: ids are below vocabulary_size.
+    placement : Placement
+        Where rows and slots lie.
     """
 
     name: str

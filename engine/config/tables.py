@@ -17,14 +17,32 @@ import numpy.typing as npt
 from penstock.config.dynamic import Dynamic
 from penstock.config.placement import ON_DEVICES, Placement
 from penstock.errors import ConfigError
-from penstock.updates.float32 import float32
+from penstock.updates.rule import float32
 
 COMBINERS = ("mean", "sum", "sqrtn")
 
 
 @dataclass(frozen=True)
 class TruncatedNormal:
-    """Normal, redrawn beyond two standard deviations from the mean. Numbers are float32."""
+    """Initial values from a normal distribution, redrawn beyond two standard deviations from the mean.
+
+    Parameters
+    ----------
+    mean, stddev : float
+        Of the distribution before the redraws, rounded to float32.
+
+    References
+    ----------
+    ``tf.compat.v1.truncated_normal_initializer``, TensorFlow's default for TPU embedding tables.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(1000, 16, ps.TruncatedNormal(0.0, 0.05), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table], optimizer=ps.SGD()), seed=7)
+    >>> bool(abs(engine.lookup("user", range(1000))).max() <= 0.1)
+    True
+    """
 
     mean: float
     stddev: float
@@ -32,7 +50,26 @@ class TruncatedNormal:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform over [minimum, maximum). Numbers are float32."""
+    """Initial values from the uniform distribution over [minimum, maximum).
+
+    Parameters
+    ----------
+    minimum, maximum : float
+        Rounded to float32.
+
+    References
+    ----------
+    ``tf.random_uniform_initializer``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(1000, 16, ps.Uniform(0.0, 0.5), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table], optimizer=ps.SGD()))
+    >>> rows = engine.lookup("user", range(1000))
+    >>> bool((rows >= 0).all() and (rows < 0.5).all())
+    True
+    """
 
     minimum: float
     maximum: float
@@ -40,14 +77,53 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Constant:
-    """The same float32 value in every element."""
+    """The same initial value in every element.
+
+    Parameters
+    ----------
+    value : float
+        Rounded to float32.
+
+    References
+    ----------
+    ``tf.constant_initializer``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(1000, 2, ps.Constant(0.5), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table], optimizer=ps.SGD()))
+    >>> engine.lookup("user", [999])
+    array([[0.5, 0.5]], dtype=float32)
+    """
 
     value: float
 
 
 @dataclass(frozen=True)
 class RowIdInitializer:
-    """offset + i in every element of row i. Callable as in TensorFlow: (shape, dtype) -> numpy array of that shape."""
+    """The number of the row as the initial value of its elements: ``offset + i`` in row i.
+
+    Parameters
+    ----------
+    offset : int
+        The value of row 0.
+
+    Notes
+    -----
+    Callable as in TensorFlow: (shape, dtype) -> numpy array of that shape.
+
+    References
+    ----------
+    ``tf.tpu.experimental.embedding.RowIdInitializer``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> ps.RowIdInitializer(offset=10)((2, 3))
+    array([[10., 10., 10.],
+           [11., 11., 11.]], dtype=float32)
+    """
 
     offset: int = 0
 
@@ -75,7 +151,33 @@ def default_initializer(dim: int) -> TruncatedNormal:
 
 @dataclass(eq=False)
 class QuantizationConfig:
-    """Quantization of looked-up rows to ``num_buckets`` levels in [lower, upper]; the table itself stays float32."""
+    """Simulated quantization of looked-up rows; the table itself stays float32.
+
+    Parameters
+    ----------
+    num_buckets : int
+        Number of levels, at least 2.
+    lower, upper : float
+        The lowest and the highest level; values beyond are clipped.
+
+    Raises
+    ------
+    ConfigError
+        If ``num_buckets`` is below 2.
+
+    References
+    ----------
+    ``tf.tpu.experimental.embedding.QuantizationConfig``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> quantization = ps.QuantizationConfig(num_buckets=5, lower=-1.0, upper=1.0)
+    >>> table = ps.TableConfig(8, 2, ps.Constant(0.3), quantization_config=quantization, name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table], optimizer=ps.SGD()))
+    >>> engine.lookup("user", [5]), engine.lookup("user", [5], forward=True)
+    (array([[0.3, 0.3]], dtype=float32), array([[0.5, 0.5]], dtype=float32))
+    """
 
     num_buckets: int
     lower: float
@@ -90,14 +192,48 @@ class QuantizationConfig:
 class TableConfig:
     """One table. Equality is identity: two instances with the same content are two tables.
 
-    initializer : a callable (shape, dtype) -> array as in TensorFlow, an ``Initializer`` value, or None for the
-        default. Only values can be saved with a configuration.
-    optimizer : an optimizer, or None for that of the whole configuration
-    name : None names it ``table_<index>`` in the configuration that uses it
-    layout : accepted as in TensorFlow, where only SparseCore reads it
-    dtype : "float32" or "int32", or a numpy, jax or TensorFlow dtype of that name
-    dynamic : ids are any 64-bit keys, of which vocabulary_size have a row at once; None: ids are below vocabulary_size
-    placement : where rows and slots lie (docs/placement.md)
+    Parameters
+    ----------
+    vocabulary_size : int
+        Number of rows, at least 1; of a dynamic table, the number of keys that have a row at once.
+    dim : int
+        Number of float32 values per row, at least 1.
+    initializer : TruncatedNormal, Uniform, Constant, RowIdInitializer, callable or None
+        The initial values. A callable is called as in TensorFlow, (shape, dtype) -> array, and cannot be saved with a
+        configuration. None: ``TruncatedNormal(0, 1/sqrt(dim))``.
+    optimizer : Optimizer or None
+        None: that of the whole configuration.
+    combiner : {"mean", "sum", "sqrtn"}
+        How the rows of an example are combined in an activation.
+    name : str or None
+        None: ``table_<index>`` in the configuration that uses it.
+    quantization_config : QuantizationConfig or None
+        Simulated in forward passes.
+    layout : object
+        Accepted as in TensorFlow, where only SparseCore reads it.
+    dtype : str or dtype
+        "float32" or "int32", or a numpy, jax or TensorFlow dtype of that name.
+    dynamic : Dynamic or None
+        Ids are any 64-bit keys; None: ids are at least 0 and below ``vocabulary_size``.
+    placement : Placement
+        Where rows and slots lie (docs/placement.md).
+
+    Raises
+    ------
+    ConfigError
+        If an argument is invalid.
+
+    References
+    ----------
+    ``tf.tpu.experimental.embedding.TableConfig``; ``dynamic`` and ``placement`` are penstock's.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> user = ps.TableConfig(100_000, 32, name="user", optimizer=ps.Adagrad(0.05))
+    >>> item = ps.TableConfig(5_000, 16, ps.Uniform(-0.1, 0.1), name="item", combiner="sum")
+    >>> ps.EmbeddingConfig.from_tables([user, item], optimizer=ps.SGD(0.5))
+    EmbeddingConfig(user 100000x32, item 5000x16)
     """
 
     vocabulary_size: int

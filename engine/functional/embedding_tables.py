@@ -40,16 +40,56 @@ log = logging.getLogger("penstock")
 class EmbeddingTables:
     """The tables of a configuration with features, for a step that your program compiles. Loads jax.
 
-    mesh : the devices; the rows of every table, and each batch, are distributed over all of its axes. None: all local
-        devices
-    rules : table → the rule of ``penstock.updates.from_optax`` that updates it instead of the table's optimizer
-    halves : whether arrays may hold halves of words, where XLA moves fewer bytes then; else all are float32
+    Parameters
+    ----------
+    config : EmbeddingConfig
+        With features.
+    mesh : jax.sharding.Mesh or None
+        The devices; the rows of every table, and each batch, are distributed over all of its axes. None: all local
+        devices.
+    rules : mapping of str to OptaxRule
+        Table → the rule of ``penstock.updates.from_optax`` that updates it instead of the table's optimizer.
+    halves : bool
+        Whether arrays may hold halves of words, where XLA moves fewer bytes then; else all are float32.
 
-    features : of every table that has some, in order; rules : of every table
+    Attributes
+    ----------
+    features : dict of str to tuple of Feature
+        Of every table that has some, in order.
+    rules : dict of str to UpdateRule or OptaxRule
+        Of every table.
 
-    The tables are values: ``create`` returns them, your step takes and returns them. This object holds none. Raises
-    ConfigError for a configuration without features, UsageError for tables that only an Engine can update: dynamic
-    ones, those with 16-bit weights, with non-lazy optimizers, or with one update per gradient.
+    Raises
+    ------
+    ConfigError
+        For a configuration without features.
+    UsageError
+        For tables that only an Engine can update: dynamic ones, those with 16-bit weights, with non-lazy optimizers, or
+        with one update per gradient.
+
+    Notes
+    -----
+    The tables are values: ``create`` returns them, your step takes and returns them. This object holds none.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import penstock as ps
+    >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
+    >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=8)
+    >>> embedding_tables = ps.functional.EmbeddingTables(config)
+    >>> tables = embedding_tables.create()
+    >>> batch = {"clicked": [[7, 3], [7], *[[]] * 6]}
+    >>> uses = embedding_tables.preprocess(batch)
+    >>> @jax.jit
+    ... def step(tables, uses):
+    ...     activations = embedding_tables.gather(tables, uses)
+    ...     gradients = jax.grad(lambda rows: (rows["clicked"] ** 2).sum() / 2)(activations)
+    ...     return embedding_tables.apply(tables, uses, gradients)
+    >>> tables = step(tables, uses)
+    >>> embedding_tables.parameters(tables, "item")["parameters"][[7, 3]]
+    array([[-0.5, -0.5],
+           [ 0. ,  0. ]], dtype=float32)
     """
 
     def __init__(
@@ -104,7 +144,18 @@ class EmbeddingTables:
     # ---- on the host
 
     def create(self, seed: int = 0) -> Tables:
-        """Return new tables by name, with the rows that an Engine with this seed starts with."""
+        """Return new tables, with the rows that an Engine with this seed starts with.
+
+        Parameters
+        ----------
+        seed : int
+            Of the random initial values.
+
+        Returns
+        -------
+        dict of str to Table
+            By name.
+        """
         created = {}
         for name, spec in self._specs.items():
             store = self._store(name)
@@ -114,17 +165,56 @@ class EmbeddingTables:
         return created
 
     def preprocess(self, features: Any, weights: Any = None) -> dict[str, Uses]:
-        """Return the lookups of a batch by table, on the devices, for ``gather`` and ``apply``.
+        """Return the lookups of a batch, on the devices, for ``gather`` and ``apply``.
 
-        features, weights : as for ``Engine.recv_activations``. Arrays are padded to sizes that only grow, by doubling,
-        so a step is compiled a few times at first and not again. Raises UsageError if a batch cannot be distributed
-        evenly over the devices, and the errors of ``recv_activations``.
+        Parameters
+        ----------
+        features, weights : nested like the configuration's features
+            As for ``Engine.recv_activations``.
+
+        Returns
+        -------
+        dict of str to Uses
+            By table. Arrays are padded to sizes that only grow, by doubling, so a step is compiled a few times at first
+            and not again.
+
+        Raises
+        ------
+        UsageError
+            If a batch cannot be distributed evenly over the devices; also the errors of ``recv_activations``.
         """
         plans = self._plans(features, weights)
         return {name: self._sent(plan.padded(self._sizes[name]), ()) for name, plan in plans.items()}
 
     def preprocess_steps(self, features: Sequence[Any], weights: Sequence[Any] | None = None) -> dict[str, Uses]:
-        """Return the lookups of several batches, on a new first axis: for ``jax.lax.scan`` over steps."""
+        """Return the lookups of several batches, on a new first axis: for ``jax.lax.scan`` over steps.
+
+        Parameters
+        ----------
+        features : sequence
+            Of batches, each as for ``preprocess``.
+        weights : sequence or None
+            Of the batches.
+
+        Returns
+        -------
+        dict of str to Uses
+            By table.
+
+        Examples
+        --------
+        >>> import jax
+        >>> import penstock as ps
+        >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
+        >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=8)
+        >>> embedding_tables = ps.functional.EmbeddingTables(config)
+        >>> tables = embedding_tables.create()
+        >>> batch = {"clicked": [[7, 3], [7], *[[]] * 6]}
+        >>> uses = embedding_tables.preprocess(batch)
+        >>> both = embedding_tables.preprocess_steps([batch, batch])
+        >>> both["item"].counts.shape[0], uses["item"].counts.ndim, both["item"].counts.ndim
+        (2, 1, 2)
+        """
         if not len(features):
             raise UsageError("preprocess_steps: expected at least one batch, got none")
         all_weights = [None] * len(features) if weights is None else weights
@@ -136,19 +226,56 @@ class EmbeddingTables:
         return stacked
 
     def parameters(self, tables: Mapping[str, Table], name: str) -> dict[str, Float32]:
-        """Return copies of a table's weights ("parameters") and slots by name, float32 in id order.
+        """Return copies of a table's weights and slots.
 
-        They are what ``Engine.retrieve_parameters`` returns, and ``Engine.load_parameters`` takes them.
+        Parameters
+        ----------
+        tables : mapping of str to Table
+            The tables.
+        name : str
+            The table to read.
+
+        Returns
+        -------
+        dict of str to numpy.ndarray
+            "parameters" and every slot by its name: float32, in id order. ``Engine.load_parameters`` takes them.
         """
         parts, device_table = self._parts(name), DeviceTable(self._store(name, tables))
         ids = np.arange(self._specs[name].vocabulary_size)
         return {part: device_table.read(ids, number) for number, part in enumerate(parts)}
 
     def load(self, tables: Mapping[str, Table], name: str, rows: Any, **slots: Any) -> Tables:
-        """Return the tables with one of them replaced by these weights and slots, which ``parameters`` returns.
+        """Return the tables with one of them replaced by other weights and slots.
 
-        rows : float32 (vocabulary_size, dim); slots : all of them, by name. The table is updated in place: do not use
-        the former value again.
+        Parameters
+        ----------
+        tables : mapping of str to Table
+            The tables. The one that is replaced is updated in place: do not use its former value again.
+        name : str
+            The table to replace.
+        rows : array_like of float32, shape (vocabulary_size, dim)
+            The weights.
+        **slots : array_like of float32
+            All of them, by name, as ``parameters`` returns them.
+
+        Returns
+        -------
+        dict of str to Table
+
+        Examples
+        --------
+        >>> import jax
+        >>> import penstock as ps
+        >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
+        >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=8)
+        >>> embedding_tables = ps.functional.EmbeddingTables(config)
+        >>> tables = embedding_tables.create()
+        >>> batch = {"clicked": [[7, 3], [7], *[[]] * 6]}
+        >>> uses = embedding_tables.preprocess(batch)
+        >>> rows = embedding_tables.parameters(tables, "item")["parameters"] * 2
+        >>> tables = embedding_tables.load(tables, "item", rows)
+        >>> embedding_tables.gather(tables, uses)["clicked"][:2].tolist()
+        [[4.0, 4.0], [2.0, 2.0]]
         """
         parts, layout = self._parts(name), self._layouts[name]
         values = checked_parts(name, parts, {WEIGHTS: rows, **slots}, layout.vocabulary_size, layout.part_dims)
@@ -160,7 +287,20 @@ class EmbeddingTables:
     # ---- traced
 
     def gather(self, tables: Mapping[str, Table], uses: Mapping[str, Uses]) -> Any:
-        """Return the activations of a batch, nested like the configuration's features: float32, (…, dim)."""
+        """Return the activations of a batch.
+
+        Parameters
+        ----------
+        tables : mapping of str to Table
+            The tables.
+        uses : mapping of str to Uses
+            The lookups of the batch (``preprocess``).
+
+        Returns
+        -------
+        nested like the configuration's features
+            float32, the feature's input shape followed by dim.
+        """
         by_path: dict[str, jax.Array] = {}
         for name, table_uses in uses.items():
             by_path |= functional_table.gather(tables[name], table_uses)
@@ -172,7 +312,20 @@ class EmbeddingTables:
     ) -> Tables:
         """Return the tables after one update of the rows of a batch; in place if they are donated.
 
-        gradients : of the activations, nested like them; learning_rates : dynamic tag → the rate of this step
+        Parameters
+        ----------
+        tables : mapping of str to Table
+            The tables.
+        uses : mapping of str to Uses
+            The lookups of the batch.
+        gradients : nested like the configuration's features
+            Of the activations.
+        learning_rates : mapping of int to float, sequence of float or None
+            The rate of this step by dynamic tag.
+
+        Returns
+        -------
+        dict of str to Table
         """
         by_feature = leaves(structure_for(self.config, gradients), gradients, "gradients")
         updated = dict(tables)

@@ -18,13 +18,26 @@ from penstock.functional.embedding_tables import EmbeddingTables
 class Embedding(keras.layers.Layer):  # type: ignore[misc]
     """The tables of a configuration as a layer; from the lookups of ``preprocess`` to activations.
 
-    embedding_tables : on one device, created with ``halves=False``; seed : of the initial rows
+    Parameters
+    ----------
+    embedding_tables : EmbeddingTables
+        On one device, created with ``halves=False``.
+    seed : int
+        Of the initial rows.
+    **options : object
+        Of ``keras.layers.Layer``.
 
+    Raises
+    ------
+    UsageError
+        For tables that it cannot train: over several devices, in halves of words, with a dynamic learning rate, or with
+        an optax rule that counts steps.
+
+    Notes
+    -----
     The backward pass updates the tables by their own optimizers, and Keras stores the updated arrays where it would
     otherwise apply a gradient (``overwrite_with_gradient``). So ``model.fit`` needs no change, and the optimizer of
-    ``model.compile`` is that of the dense part. Use the layer once per step: two updates do not add up. Raises
-    UsageError for tables that it cannot train: over several devices, in halves of words, with a dynamic learning rate,
-    or with an optax rule that counts steps.
+    ``model.compile`` is that of the dense part. Use the layer once per step: two updates do not add up.
     """
 
     def __init__(self, embedding_tables: EmbeddingTables, seed: int = 0, **options: Any) -> None:
@@ -51,12 +64,34 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         return tables
 
     def preprocess(self, features: Any, weights: Any = None) -> dict[str, dict[str, jax.Array]]:
-        """Return what ``EmbeddingTables.preprocess`` returns, but as dictionaries, which Keras needs."""
+        """Return what ``EmbeddingTables.preprocess`` returns, but as dictionaries, which Keras needs.
+
+        Parameters
+        ----------
+        features, weights : nested like the configuration's features
+            As for ``Engine.recv_activations``.
+
+        Returns
+        -------
+        dict of str to dict of str to jax.Array
+            By table and array.
+        """
         uses = self.embedding_tables.preprocess(features, weights)
         return {name: {part: getattr(table_uses, part) for part in PARTS} for name, table_uses in uses.items()}
 
     def call(self, uses: Mapping[str, Mapping[str, jax.Array]]) -> Any:
-        """Return the activations of a batch, nested like the configuration's features: float32, (…, dim)."""
+        """Return the activations of a batch.
+
+        Parameters
+        ----------
+        uses : mapping
+            What ``preprocess`` returned.
+
+        Returns
+        -------
+        nested like the configuration's features
+            float32, the feature's input shape followed by dim.
+        """
         features = self.embedding_tables.features
         return self._lookup(
             [array.value for array in self.weights],

@@ -19,9 +19,15 @@ class EmbeddingTable(nnx.Variable[jax.Array]):  # type: ignore[misc]
 class Embedding(nnx.Module):  # type: ignore[misc]
     """The tables of a configuration as a module: it looks up activations, and updates the tables by their gradients.
 
-    embedding_tables : which prepares the batches (``preprocess``)
-    seed : of the initial rows
+    Parameters
+    ----------
+    embedding_tables : EmbeddingTables
+        Which prepares the batches (``preprocess``).
+    seed : int
+        Of the initial rows.
 
+    Notes
+    -----
     Differentiate the loss by the model and by the activations, update the dense part by your optimizer, and the tables
     by ``update``, all in one jitted step; donate the model to update them in place::
 
@@ -46,15 +52,42 @@ class Embedding(nnx.Module):  # type: ignore[misc]
         return tables
 
     def __call__(self, uses: Mapping[str, Uses]) -> Any:
-        """Return the activations of a batch, nested like the configuration's features: float32, (…, dim)."""
+        """Return the activations of a batch.
+
+        Parameters
+        ----------
+        uses : mapping of str to Uses
+            What ``EmbeddingTables.preprocess`` returned.
+
+        Returns
+        -------
+        nested like the configuration's features
+            float32, the feature's input shape followed by dim.
+        """
         return self.embedding_tables.gather(self.tables, uses)
 
     def update(self, uses: Mapping[str, Uses], gradients: Any, learning_rates: Any = None) -> None:
-        """Update the rows of a batch by the gradients of its activations; see ``EmbeddingTables.apply``."""
+        """Update the rows of a batch by the gradients of its activations; see ``EmbeddingTables.apply``.
+
+        Parameters
+        ----------
+        uses : mapping of str to Uses
+            What ``EmbeddingTables.preprocess`` returned.
+        gradients : nested like the configuration's features
+            Of the activations.
+        learning_rates : mapping of int to float, sequence of float or None
+            The rate of this step by dynamic tag.
+        """
         updated = self.embedding_tables.apply(self.tables, uses, gradients, learning_rates)
         self.load(updated)
 
     def load(self, tables: Mapping[str, Table]) -> None:
-        """Replace the tables, for example by those that ``EmbeddingTables.load`` returns."""
+        """Replace the tables, for example by those that ``EmbeddingTables.load`` returns.
+
+        Parameters
+        ----------
+        tables : mapping of str to Table
+            By name.
+        """
         for array, leaf in zip(self.arrays, jax.tree.leaves(dict(tables)), strict=True):
             array[...] = leaf

@@ -37,14 +37,10 @@ class Opening(NamedTuple):
 
     def at(self, positions: Int64) -> Opening:
         """Return the keys at these positions."""
-        keys, rows, frames = self
-        return Opening(
-            keys[positions], None if rows is None else rows[positions], None if frames is None else frames[positions]
-        )
+        return Opening(self.keys[positions], *(None if counts is None else counts[positions] for counts in self[1:]))
 
     def copy(self) -> Opening:
-        keys, rows, frames = self
-        return Opening(keys.copy(), None if rows is None else rows.copy(), None if frames is None else frames.copy())
+        return Opening(self.keys.copy(), *(None if counts is None else counts.copy() for counts in self[1:]))
 
 
 class Openings(NamedTuple):

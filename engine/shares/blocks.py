@@ -33,9 +33,16 @@ class RoutedBlock(NamedTuple):
 class Router:
     """Partitions the rows of frames by share.
 
-    config : of the job; seed : of the job, which decides where the keys of dynamic tables belong
-    count : number of shares
-    sums : sum the rows of each id of a frame first, which changes no result if every frame is a separate step
+    Parameters
+    ----------
+    config : EmbeddingConfig
+        Of the job.
+    count : int
+        Number of shares.
+    seed : int
+        Of the job, which decides where the keys of dynamic tables belong.
+    sums : bool
+        Sum the rows of each id of a frame first, which changes no result if every frame is a separate step.
     """
 
     def __init__(self, config: EmbeddingConfig, count: int, seed: int = 0, *, sums: bool = False) -> None:
@@ -46,7 +53,23 @@ class Router:
         self._sums = FrameSums(config.tables) if sums else None
 
     def block(self, frames: Sequence[Frame]) -> RoutedBlock:
-        """Return frames as a block. Raises InputError for a bad row."""
+        """Return frames as a block.
+
+        Parameters
+        ----------
+        frames : sequence of Frame
+            In order.
+
+        Returns
+        -------
+        RoutedBlock
+            The frames without their rows, and a record batch for every share.
+
+        Raises
+        ------
+        InputError
+            For a bad row.
+        """
         count, whole = self._count, [frame.audited() for frame in frames]
         heads = [_head(frame) for frame in whole]
         routed = []  # (table, rows, their owners, their numbers there)

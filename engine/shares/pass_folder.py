@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.checkpoint.parts import SharePart
 from penstock.checkpoint.store import Commit, Folder
 from penstock.errors import StateError, UsageError
 from penstock.filesystem import atomic_files
@@ -69,7 +68,7 @@ class PassFolder:
         """Return what ``end`` recorded; None: the pass has not ended."""
         return _read(self.path / f"{rank}.json")
 
-    def linked_into(self, folder: Folder, number: int) -> list[SharePart]:
+    def linked_into(self, folder: Folder, number: int) -> list[Commit]:
         """Give the files of every pass a second name, as files of commit ``number`` of a folder. Return the parts."""
         parts = []
         for rank in range(_must_read(self._replay)["passes"]):
@@ -82,7 +81,7 @@ class PassFolder:
                 atomic_files.remove(target)  # of a replay that was killed here
                 atomic_files.link(Path(own.files.file(file.name)), target)
                 files.append(named)
-            parts.append(SharePart(tuple(files), commit.contents))
+            parts.append(Commit(number, tuple(files), commit.contents))
         atomic_files.sync_folder(Path(folder.path))
         return parts
 

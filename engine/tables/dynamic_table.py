@@ -79,10 +79,6 @@ class DynamicTable:
 
     # ---- a step
 
-    def clock_at(self, step: int, time: int | None) -> int:
-        """Return the clock of a step. time : the largest of any frame so far, if frames have times"""
-        return clock_at(self.spec, self.directory, step, time)
-
     def plan(self, frames: Sequence[Coalesced], num_frames: Int64 | None, clock: int, step: int) -> None:
         """Decide what an opening does; nothing changes yet.
 
@@ -289,7 +285,7 @@ class TableKeys(dict[str, DynamicTable]):
         """
         try:
             for name, table in self.items():
-                table.plan(*look(name), table.clock_at(step, time), step)
+                table.plan(*look(name), clock_at(table.spec, table.directory, step, time), step)
         except BaseException:
             for table in self.values():
                 table.drop_plan()

@@ -21,12 +21,11 @@ from types import MappingProxyType
 from penstock.config.optimization_parameters_pb2 import OptimizationParameters
 from penstock.updates import adagrad_family, ftrl, moments, stateless
 from penstock.updates.adagrad_family import *  # noqa: F403 (the classes that the module lists)
-from penstock.updates.float32 import float32
 from penstock.updates.ftrl import *  # noqa: F403
 from penstock.updates.moments import *  # noqa: F403
 from penstock.updates.optax_transforms import OptaxRule, from_optax
 from penstock.updates.optimizer_class import OPTIMIZERS, DynamicLearningRate, Equation, LearningRate, Optimizer
-from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule, clip
+from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule, clip, float32
 from penstock.updates.stateless import *  # noqa: F403
 from penstock.updates.stateless import UserDefinedProgram
 
@@ -47,7 +46,23 @@ OWN_OPTIMIZERS = OPTIMIZERS.keys() - OptimizationParameters.DESCRIPTOR.fields_by
 
 
 def update_rule(optimizer: Optimizer) -> UpdateRule:
-    """Return the constant part of the optimizer's update, with numbers in float32; equal rules share compiled code."""
+    """Return the constant part of the optimizer's update, with numbers in float32; equal rules share compiled code.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        Of any class.
+
+    Returns
+    -------
+    UpdateRule
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> ps.updates.update_rule(ps.SGD(0.1)) == ps.updates.update_rule(ps.SGD(0.5))  # the rate is an argument
+    True
+    """
     decay = float32(optimizer.weight_decay_factor or 0.0)
     switches = optimizer.fields()
     hyper = {
@@ -71,11 +86,36 @@ def update_rule(optimizer: Optimizer) -> UpdateRule:
 
 
 def update(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
-    """Apply one optimizer step to touched rows.
+    """Return the weights and slots of touched rows after one optimizer step.
 
-    lr : scalar of w's dtype
-    g, w, every slot : one float dtype, shape (..., dim); slots of a rule with ``row_slots``: (..., 1)
-    Returns the new weights and the new slots, of the same shapes and dtype.
+    Parameters
+    ----------
+    ops : Ops
+        The array namespace.
+    rule : UpdateRule
+        The constants of the update.
+    lr : scalar
+        The learning rate, of w's dtype.
+    g, w : array, shape (..., dim)
+        Gradients and weights, of one float dtype.
+    slots : tuple of array
+        Each of w's shape; slots of a rule with ``row_slots``: (..., 1).
+
+    Returns
+    -------
+    weights : array
+        Of the same shape and dtype.
+    slots : tuple of array
+        Of the same shapes and dtype.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> rule = ps.updates.update_rule(ps.Adagrad(0.1))
+    >>> g, w, a = np.float32([[0.5, -2.0]]), np.float32([[1.0, 1.0]]), np.float32([[0.1, 0.1]])
+    >>> ps.updates.update(ps.updates.Ops(np), rule, np.float32(0.1), g, w, (a,))
+    (array([[0.91548455, 1.098773  ]], dtype=float32), (array([[0.35, 4.1 ]], dtype=float32),))
     """
     g = clip(ops, g, rule.gradient_min, rule.gradient_max)
     if rule.weight_decay:
@@ -86,10 +126,39 @@ def update(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slo
 
 
 def quantize(ops: Ops, values: Array, num_buckets: int, lower: float, upper: float) -> Array:
-    """Quantize rows as a forward pass with simulated quantization reads them; the table does not change.
+    """Return rows as a forward pass with simulated quantization reads them; the table does not change.
 
+    Parameters
+    ----------
+    ops : Ops
+        The array namespace.
+    values : array
+        Rows, of one float dtype.
+    num_buckets : int
+        Number of levels, at least 2.
+    lower, upper : float
+        The lowest and the highest level.
+
+    Returns
+    -------
+    array
+        Of the same shape and dtype.
+
+    Notes
+    -----
     ``x = clip(values, lower, upper); q = (upper - lower)/(num_buckets - 1); floor((x - lower)/q + 0.5)*q + lower``:
-    halves round up, and equal limits give NaN. Source: simulated_quantization in the proto's comments.
+    halves round up, and equal limits give NaN.
+
+    References
+    ----------
+    ``simulated_quantization`` in the comments of TensorFlow's ``optimization_parameters.proto``
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> ps.updates.quantize(ps.updates.Ops(np), np.float32([-2.0, 0.3, 0.8]), 5, -1.0, 1.0)
+    array([-1. ,  0.5,  1. ], dtype=float32)
     """
     number = values.dtype.type
     low, high = number(lower), number(upper)

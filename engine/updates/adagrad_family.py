@@ -37,7 +37,36 @@ __all__ = [
 
 @optimizer_class
 class Adagrad(Optimizer):
-    """``a' = a + g²; w' = w - lr*g/sqrt(a')``. Slot: accumulators. Source: tf.tpu.experimental.embedding.Adagrad."""
+    """Adagrad: divide each element's step by the root of the sum of its squared gradients.
+
+    Parameters
+    ----------
+    initial_accumulator_value : float
+        Initial value of the slot; above 0.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``a' = a + g²; w' = w - lr*g/sqrt(a')``. Slot: accumulators (a). There is no epsilon, so the slot must start above
+    0.
+
+    References
+    ----------
+    ``tf.tpu.experimental.embedding.Adagrad``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.Adagrad(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.91548455, 1.098773  ]], dtype=float32)
+    """
 
     parameters_field = "adagrad"
     zero_is_no_op = True
@@ -67,10 +96,45 @@ class Adagrad(Optimizer):
 
 @optimizer_class
 class AdagradMomentum(Optimizer):
-    """``s = g*(a' + epsilon)^(-1/exponent); m' = momentum*m + s; w' = w - lr*m'``. Slots from 0: accumulators, momenta.
+    """Adagrad with momentum, and with any exponent in place of the square root.
 
-    ``a' = a + g²`` where beta2 is 1, else ``beta2*a + (1-beta2)*g²``; with use_nesterov the step is
-    ``lr*(momentum*m' + s)``. Source: tf.tpu.experimental.embedding.AdagradMomentum.
+    Parameters
+    ----------
+    momentum : float
+        Decay of the accumulated steps; lint recommends at least 0 and below 1.
+    use_nesterov : bool
+        Step by ``lr*(momentum*m' + s)`` instead of ``lr*m'``.
+    exponent : float
+        The accumulator enters as ``a'^(-1/exponent)``; above 0. 2 is Adagrad's square root.
+    beta2 : float
+        Decay of the accumulator; 1 accumulates without decay, as Adagrad does.
+    epsilon : float
+        Added to the accumulator; above 0.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``s = g*(a' + epsilon)^(-1/exponent); m' = momentum*m + s; w' = w - lr*m'``. ``a' = a + g²`` where beta2 is 1, else
+    ``beta2*a + (1-beta2)*g²``. Slots, from 0: accumulators (a), momenta (m).
+
+    References
+    ----------
+    ``tf.tpu.experimental.embedding.AdagradMomentum``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.AdagradMomentum(0.1, momentum=0.9), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.7392893, 1.2607107]], dtype=float32)
     """
 
     parameters_field = "adagrad_momentum"
@@ -112,11 +176,37 @@ class AdagradMomentum(Optimizer):
 
 @optimizer_class
 class RowWiseAdagrad(KeywordOptimizer):
-    """``a' = a + mean(g²) over the row; w' = w - lr*g/sqrt(a')``. Slot: accumulators, one per row.
+    """Adagrad with one accumulator per row: a fraction ``1/dim`` of Adagrad's slot memory.
 
-    A penstock extension: TensorFlow has no such optimizer, but most production systems train embeddings with it
-    (FBGEMM's EXACT_ROWWISE_ADAGRAD). TensorFlow's message has no member for it, so ``to_proto`` raises ConfigError;
-    an EngineConfig holds it. Defaults: Adagrad's.
+    Parameters
+    ----------
+    initial_accumulator_value : float
+        Initial value of the slot; above 0.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``a' = a + mean(g²) over the row; w' = w - lr*g/sqrt(a')``. Slot: accumulators (a), shape (vocabulary_size, 1).
+
+    This is a penstock extension. TensorFlow's message has no member for it, so ``EmbeddingConfig.to_proto`` raises
+    ConfigError; an EngineConfig holds it. Defaults: Adagrad's.
+
+    References
+    ----------
+    FBGEMM's ``EXACT_ROWWISE_ADAGRAD``, which most production systems train embeddings with.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.RowWiseAdagrad(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.9664799, 1.1340803]], dtype=float32)
     """
 
     parameters_field = "row_wise_adagrad"
@@ -141,10 +231,42 @@ class RowWiseAdagrad(KeywordOptimizer):
 
 @optimizer_class
 class BoundedAdagrad(KeywordOptimizer):
-    """``a' = min(a + g², max_accumulator); w' = w - clamp(lr*g/sqrt(a'), ±max_var_update)``. Slot: accumulators.
+    """Adagrad with an upper bound on each step and on the accumulator.
 
-    A limit of 0 is off. Without update_accumulator_first the step is divided by the root of the previous a. Source:
-    only the field comments of BoundedAdagradParameters. The defaults are penstock's and make it equal to Adagrad.
+    Parameters
+    ----------
+    initial_accumulator_value : float
+        Initial value of the slot; above 0.
+    update_accumulator_first : bool
+        Divide the step by the root of the new accumulator; False: of the previous one.
+    max_var_update : float
+        Largest step of an element, at least 0; 0: no limit.
+    max_accumulator : float
+        Largest value of the accumulator, at least 0; 0: no limit.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``a' = min(a + g², max_accumulator); w' = w - clamp(lr*g/sqrt(a'), ±max_var_update)``. Slot: accumulators (a). The
+    defaults are penstock's and make it equal to Adagrad.
+
+    References
+    ----------
+    The field comments of ``BoundedAdagradParameters`` in TensorFlow's ``optimization_parameters.proto``; no formula is
+    public.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.BoundedAdagrad(0.1, max_var_update=0.05), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.95, 1.05]], dtype=float32)
     """
 
     parameters_field = "bounded_adagrad"
@@ -178,10 +300,39 @@ class BoundedAdagrad(KeywordOptimizer):
 
 @optimizer_class
 class ProximalAdagrad(KeywordOptimizer):
-    """``a' = a + g²; e = lr/sqrt(a'); p = w - e*g; w' = sign(p)*max(|p| - e*l1, 0)/(1 + e*l2)``. Slot: accumulators.
+    """Adagrad with a proximal step for l1 and l2 regularization.
 
-    Source: ProximalAdagradParameters in TensorFlow's proto, which names the CPU kernel. Defaults: those of
-    tf.compat.v1.train.ProximalAdagradOptimizer, and Adagrad's learning rate.
+    Parameters
+    ----------
+    initial_accumulator_value : float
+        Initial value of the slot; above 0.
+    l1 : float
+        Strength of l1 regularization, at least 0; it sets small weights to exactly 0.
+    l2 : float
+        Strength of l2 regularization, at least 0.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``a' = a + g²; e = lr/sqrt(a'); p = w - e*g; w' = sign(p)*max(|p| - e*l1, 0)/(1 + e*l2)``. Slot: accumulators (a).
+    Defaults: those of tf.compat.v1.train.ProximalAdagradOptimizer, and Adagrad's learning rate.
+
+    References
+    ----------
+    ``ProximalAdagradParameters`` in TensorFlow's ``optimization_parameters.proto``, which names the CPU kernel.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.ProximalAdagrad(0.1, l1=0.5), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.8309691, 1.0740798]], dtype=float32)
     """
 
     parameters_field = "proximal_adagrad"
@@ -205,9 +356,36 @@ class ProximalAdagrad(KeywordOptimizer):
 
 @optimizer_class
 class MDLAdagradLight(KeywordOptimizer):
-    """Loaded and saved but never run, since its formula is not public. Slots: accumulators, weights, benefits.
+    """MDL Adagrad light, which can be loaded and saved, but not run: its formula is not public.
 
-    Source of the fields and of their defaults (0): MdlAdagradLightParameters in TensorFlow's proto.
+    Parameters
+    ----------
+    initial_accumulator_value : float
+        Initial value of the slot ``accumulators``.
+    l2, lr_power, min_servable_mdl_benefit, mdl_mix_in_margin, mdl_benefit_rampup_coeff : float
+        Fields of the message, kept as they are.
+    mdl_min_weight, benefit_revisit_scale, max_event_benefit, max_total_benefit, mdl_hard_limit : float
+        Fields of the message, kept as they are.
+    hard_limit_min_benefit, mdl_regularize : bool
+        Fields of the message, kept as they are.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    Slots: accumulators, weights, benefits.
+
+    References
+    ----------
+    ``MdlAdagradLightParameters`` in TensorFlow's ``optimization_parameters.proto``, also of the defaults (0).
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> ps.MDLAdagradLight(0.1).has_formula()
+    False
     """
 
     parameters_field = "mdl_adagrad_light"
@@ -232,11 +410,34 @@ class MDLAdagradLight(KeywordOptimizer):
 
 @optimizer_class
 class FrequencyAwareAdagrad(KeywordOptimizer):
-    """Loaded and saved but never run, since the only public text on its formula contradicts itself.
+    """Frequency-aware Adagrad, which can be loaded and saved, but not run.
 
-    Slots: accumulators, counters, from 0. step_counter is a dynamic input like a dynamic learning rate and shares
-    the numbering of tags; by default it is the engine's step number.
-    Source of the fields and of their defaults (0): FrequencyAwareAdagradParameters in TensorFlow's proto.
+    Parameters
+    ----------
+    l1_regularization_strength, l2_regularization_strength, max_lr_multiplier : float
+        Fields of the message, kept as they are.
+    probability_exponent, accumulator_decay, initial_accumulator_value : float
+        Fields of the message, kept as they are.
+    step_counter : float, callable, DynamicLearningRate or None
+        A dynamic input like a dynamic learning rate, which shares the numbering of tags; by default the engine's step.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    The only public text on its formula contradicts itself. Slots, from 0: accumulators, counters.
+
+    References
+    ----------
+    ``FrequencyAwareAdagradParameters`` in TensorFlow's ``optimization_parameters.proto``, also of the defaults (0).
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> ps.FrequencyAwareAdagrad(0.1).slots()
+    (('accumulators', 0.0), ('counters', 0.0))
     """
 
     parameters_field = "frequency_aware_adagrad"

@@ -27,11 +27,45 @@ __all__ = ["FTRL", "OnlineYogi", "ProximalYogi"]
 
 @optimizer_class
 class FTRL(Optimizer):
-    """FTRL-proximal. Slots: accumulators, linears (from 0). Source: tf.tpu.experimental.embedding.FTRL.
+    """FTRL-proximal: solve a regularized problem for each weight in each step.
 
+    Parameters
+    ----------
+    learning_rate_power : float
+        ``-p`` of the equation; lint recommends at most 0. -0.5 is the square root.
+    l1_regularization_strength, l2_regularization_strength : float
+        Strengths of regularization; lint recommends at least 0. l1 sets weights to exactly 0.
+    beta : float
+        Added to the root of the accumulator; lint recommends at least 0.
+    initial_accumulator_value : float
+        Initial value of the slot ``accumulators``; above 0.
+    multiply_linear_by_learning_rate : bool
+        Keep the slot ``linears`` scaled by the learning rate.
+    allow_zero_accumulator : bool
+        Kept for the proto; accumulators of 0 work with and without it.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
     ``p = -learning_rate_power; a' = a + g²; z' = z + g - (a'^p - a^p)*w/lr;
-    w' = (clamp(z', -l1, l1) - z')/((a'^p + beta)/lr + 2*l2)``; with multiply_linear_by_learning_rate z is scaled by
-    lr. allow_zero_accumulator is kept for the proto; accumulators of 0 work with and without it.
+    w' = (clamp(z', -l1, l1) - z')/((a'^p + beta)/lr + 2*l2)``. Slots: accumulators (a), linears (z, from 0).
+
+    References
+    ----------
+    ``tf.tpu.experimental.embedding.FTRL``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.FTRL(0.1, l1_regularization_strength=1.0), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.21193126, 0.89321274]], dtype=float32)
     """
 
     parameters_field = "ftrl"
@@ -92,10 +126,39 @@ class FTRL(Optimizer):
 
 @optimizer_class
 class OnlineYogi(KeywordOptimizer):
-    """FTRL (power -0.5) whose accumulator is Yogi's second moment. Slots: vs (from 0.1), linears (from 0).
+    """FTRL (power -0.5) whose accumulator is Yogi's second moment.
 
-    ``v' = v + (1-beta2)*sign(g² - v)*g²``. Source: comments of OnlineYogiParameters in TensorFlow's proto, and
-    Zaheer et al., NeurIPS 2018; the device's formula is not public. Defaults: those of that paper (0.01, 0.999).
+    Parameters
+    ----------
+    l1, l2 : float
+        Strengths of regularization, at least 0.
+    beta2 : float
+        Decay of the second moment, at least 0 and below 1.
+    initial_v_value : float
+        Initial value of the slot ``vs``, at least 0.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``v' = v + (1-beta2)*sign(g² - v)*g²``; the step is FTRL's. Slots: vs (v), linears (from 0). The device's formula is
+    not public. Defaults: those of the paper (0.01, 0.999).
+
+    References
+    ----------
+    Comments of ``OnlineYogiParameters`` in TensorFlow's ``optimization_parameters.proto``; Zaheer et al., NeurIPS 2018.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.OnlineYogi(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[-0.15666899,  0.639593  ]], dtype=float32)
     """
 
     parameters_field = "online_yogi"
@@ -126,11 +189,42 @@ class OnlineYogi(KeywordOptimizer):
 
 @optimizer_class
 class ProximalYogi(KeywordOptimizer):
-    """Yogi with a proximal step for l1 and l2. Slots: v (from 0.1), m (from 0); the second moment is first.
+    """Yogi with a proximal step for l1 and l2 regularization.
 
-    ``m' = beta1*m + (1-beta1)*g; v' = v + (1-beta2)*sign(g² - v)*g²; e = lr/(sqrt(v') + epsilon); p = w - e*m';
-    w' = sign(p)*max(|p| - e*l1, 0)/(1 + e*l2)``. Source: comments of ProximalYogiParameters in TensorFlow's proto;
-    the device's formula is not public. Defaults: those of TensorFlow 1's ProximalYogiParameters.
+    Parameters
+    ----------
+    beta1, beta2 : float
+        Decays of the first and the second moment, each at least 0 and below 1.
+    epsilon : float
+        Added to the root of the second moment; above 0.
+    l1, l2 : float
+        Strengths of regularization, at least 0.
+    initial_v_value : float
+        Initial value of the slot ``v``, at least 0.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``m' = beta1*m + (1-beta1)*g; v' = v + (1-beta2)*sign(g² - v)*g²; e = lr/(sqrt(v') + epsilon); p = w - e*m'``;
+    ``w' = sign(p)*max(|p| - e*l1, 0)/(1 + e*l2)``. Slots: v, m (from 0), the second moment first. The device's formula
+    is not public. Defaults: those of TensorFlow 1's ProximalYogiParameters.
+
+    References
+    ----------
+    Comments of ``ProximalYogiParameters`` in TensorFlow's ``optimization_parameters.proto``.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.ProximalYogi(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.98425806, 1.0618256 ]], dtype=float32)
     """
 
     parameters_field = "proximal_yogi"

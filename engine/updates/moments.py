@@ -30,10 +30,39 @@ __all__ = ["Adadelta", "Adam", "CenteredRMSProp", "Lion", "Momentum", "RMSProp"]
 
 @optimizer_class
 class Momentum(KeywordOptimizer):
-    """``m' = momentum*m + g; w' = w - lr*m'``, with use_nesterov ``w' = w - lr*(g + momentum*m')``. Slot: momenta.
+    """Stochastic gradient descent with momentum.
 
-    Source: MomentumParameters in TensorFlow's proto, which names the CPU kernel. Defaults: SGD's learning rate and
-    the customary 0.9.
+    Parameters
+    ----------
+    momentum : float
+        Decay of the accumulated gradients; lint recommends at least 0 and below 1.
+    use_nesterov : bool
+        Step by ``lr*(g + momentum*m')`` instead of ``lr*m'``.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``m' = momentum*m + g; w' = w - lr*m'``. Slot: momenta (m), from 0. Defaults: SGD's learning rate and the customary
+    0.9.
+
+    References
+    ----------
+    ``MomentumParameters`` in TensorFlow's ``optimization_parameters.proto``, which names the CPU kernel.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.Momentum(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.855, 1.58 ]], dtype=float32)
     """
 
     parameters_field = "momentum"
@@ -56,10 +85,41 @@ class Momentum(KeywordOptimizer):
 
 @optimizer_class
 class RMSProp(KeywordOptimizer):
-    """``ms' = rho*ms + (1-rho)*g²; mom' = momentum*mom + lr*g/sqrt(ms' + epsilon); w' = w - mom'``.
+    """RMSProp: divide each step by the root of a moving average of squared gradients.
 
-    Slots: ms (from 1, as in TensorFlow 1), mom (from 0). Source: RmsPropParameters in TensorFlow's proto, which
-    names the CPU kernel. Defaults: tf.keras.optimizers.RMSprop's.
+    Parameters
+    ----------
+    rho : float
+        Decay of the moving average, at least 0 and below 1.
+    momentum : float
+        Decay of the accumulated steps; lint recommends at least 0 and below 1.
+    epsilon : float
+        Added to the average below the root; above 0.
+    initial_ms_value : float
+        Initial value of the slot ``ms``, at least 0; 1 as in TensorFlow 1.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``ms' = rho*ms + (1-rho)*g²; mom' = momentum*mom + lr*g/sqrt(ms' + epsilon); w' = w - mom'``. Slots: ms (from 1),
+    mom (from 0). Defaults: tf.keras.optimizers.RMSprop's.
+
+    References
+    ----------
+    ``RmsPropParameters`` in TensorFlow's ``optimization_parameters.proto``, which names the CPU kernel.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.RMSProp(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.9480125, 1.1754116]], dtype=float32)
     """
 
     parameters_field = "rms_prop"
@@ -86,10 +146,41 @@ class RMSProp(KeywordOptimizer):
 
 @optimizer_class
 class CenteredRMSProp(KeywordOptimizer):
-    """RMSProp that divides by ``sqrt(ms' - mg'² + epsilon)``, ``mg' = rho*mg + (1-rho)*g``.
+    """RMSProp that divides by an estimate of the gradient's standard deviation.
 
-    Slots: ms (from 1), mom, mg (from 0). Source: CenteredRmsPropParameters in TensorFlow's proto, which names the
-    CPU kernel. Defaults: RMSProp's.
+    Parameters
+    ----------
+    rho : float
+        Decay of the moving averages, at least 0 and below 1.
+    momentum : float
+        Decay of the accumulated steps; lint recommends at least 0 and below 1.
+    epsilon : float
+        Added to the variance below the root; above 0.
+    initial_ms_value : float
+        Initial value of the slot ``ms``, at least 0.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    The divisor is ``sqrt(ms' - mg'² + epsilon)``, with ``mg' = rho*mg + (1-rho)*g``; all else as in RMSProp. Slots: ms
+    (from 1), mom, mg (from 0). Defaults: RMSProp's.
+
+    References
+    ----------
+    ``CenteredRmsPropParameters`` in TensorFlow's ``optimization_parameters.proto``, which names the CPU kernel.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.CenteredRMSProp(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.9479421, 1.1781741]], dtype=float32)
     """
 
     parameters_field = "centered_rms_prop"
@@ -120,10 +211,37 @@ class CenteredRMSProp(KeywordOptimizer):
 
 @optimizer_class
 class Adadelta(KeywordOptimizer):
-    """``a' = rho*a + (1-rho)*g²; u = g*sqrt(d + epsilon)/sqrt(a' + epsilon); d' = rho*d + (1-rho)*u²; w' = w - lr*u``.
+    """Adadelta: scale each gradient by the ratio of recent updates to recent gradients.
 
-    Slots: accumulators (a), updates (d), from 0. Source: AdadeltaParameters in TensorFlow's proto, which names the
-    CPU kernel. Defaults: tf.keras.optimizers.Adadelta's.
+    Parameters
+    ----------
+    rho : float
+        Decay of both moving averages, at least 0 and below 1.
+    epsilon : float
+        Added to both averages below their roots; above 0.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``a' = rho*a + (1-rho)*g²; u = g*sqrt(d + epsilon)/sqrt(a' + epsilon); d' = rho*d + (1-rho)*u²; w' = w - lr*u``.
+    Slots, from 0: accumulators (a), updates (d). Defaults: tf.keras.optimizers.Adadelta's.
+
+    References
+    ----------
+    ``AdadeltaParameters`` in TensorFlow's ``optimization_parameters.proto``, which names the CPU kernel.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.Adadelta(1.0), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.9985858, 1.0014142]], dtype=float32)
     """
 
     parameters_field = "adadelta"
@@ -146,10 +264,41 @@ class Adadelta(KeywordOptimizer):
 
 @optimizer_class
 class Adam(Optimizer):
-    """``m' = beta_1*m + (1-beta_1)*g; v' = beta_2*v + (1-beta_2)*g²; w' = w - lr*m'/sqrt(v' + epsilon²)``.
+    """Adam without bias correction, lazy by default.
 
-    Without sum_inside_sqrt the divisor is ``sqrt(v') + epsilon``. Slots: momenta, velocities, from 0. There is no
-    bias correction: include it in the learning rate. Source: tf.tpu.experimental.embedding.Adam.
+    Parameters
+    ----------
+    beta_1, beta_2 : float
+        Decays of the first and the second moment, each at least 0 and below 1.
+    epsilon : float
+        Above 0; added to the divisor, or its square below the root.
+    lazy_adam : bool
+        Update only the rows that a step touches; False updates every row in every step.
+    sum_inside_sqrt : bool
+        Divide by ``sqrt(v' + epsilon²)``; False: by ``sqrt(v') + epsilon``.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``m' = beta_1*m + (1-beta_1)*g; v' = beta_2*v + (1-beta_2)*g²; w' = w - lr*m'/sqrt(v' + epsilon²)``. Slots, from 0:
+    momenta (m), velocities (v). Include a bias correction in the learning rate, with a schedule.
+
+    References
+    ----------
+    ``tf.tpu.experimental.embedding.Adam``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.Adam(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.6837701, 1.3162298]], dtype=float32)
     """
 
     parameters_field = "adam"
@@ -203,9 +352,40 @@ class Adam(Optimizer):
 
 @optimizer_class
 class Lion(KeywordOptimizer):
-    """``u = beta1*m + (1-beta1)*g; w' = w - lr*sign(u); m' = beta2*m + (1-beta2)*g``. Slot: momenta, from 0.
+    """Lion: step by the sign of an interpolation of momentum and gradient.
 
-    Source: LionParameters in TensorFlow's proto. Defaults: those of Chen et al., 2023 (0.9, 0.99, a rate of 1e-4).
+    Parameters
+    ----------
+    beta1 : float
+        Weight of the momentum in the step, at least 0 and below 1.
+    beta2 : float
+        Decay of the momentum, at least 0 and below 1.
+    use_non_lazy_lion : bool
+        Update every row in every step; False updates only the rows that a step touches.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``u = beta1*m + (1-beta1)*g; w' = w - lr*sign(u); m' = beta2*m + (1-beta2)*g``. Slot: momenta (m), from 0. Defaults:
+    those of Chen et al., 2023 (0.9, 0.99, a rate of 1e-4).
+
+    References
+    ----------
+    ``LionParameters`` in TensorFlow's ``optimization_parameters.proto``; Chen et al., "Symbolic Discovery of
+    Optimization Algorithms", 2023.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.Lion(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.9, 1.1]], dtype=float32)
     """
 
     parameters_field = "lion"

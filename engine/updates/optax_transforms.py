@@ -23,9 +23,16 @@ SCALES = (1e-3, 1.0, 1e6)
 class OptaxRule:
     """The update of rows by an optax transform; ``from_optax`` creates it.
 
-    starts : of the slots, which are the parts of its state that have a row's shape
-    numbers : the other parts at the start, each one number, such as a count of steps
-    is_slot : of every leaf of its state, in order
+    Attributes
+    ----------
+    transform : optax.GradientTransformation
+        The transform.
+    starts : tuple of float
+        Initial values of the slots, which are the parts of its state that have a row's shape.
+    numbers : tuple
+        The other parts at the start, each one number, such as a count of steps.
+    is_slot : tuple of bool
+        Of every leaf of its state, in order.
     """
 
     transform: Any
@@ -38,7 +45,22 @@ class OptaxRule:
         return len(self.starts)
 
     def at(self, numbers: tuple[Array, ...], dim: int) -> tuple[UpdateRule, tuple[Array, ...]]:
-        """Return the rule of one step, and the numbers of the next. numbers : at this step; dim : of the table"""
+        """Return the rule of one step, and the numbers of the next.
+
+        Parameters
+        ----------
+        numbers : tuple of array
+            At this step.
+        dim : int
+            Of the table.
+
+        Returns
+        -------
+        rule : UpdateRule
+            Of this step.
+        numbers : tuple of array
+            Of the next step.
+        """
         import jax
         import jax.numpy as jnp
 
@@ -60,15 +82,40 @@ class OptaxRule:
 
 
 def from_optax(transform: Any) -> OptaxRule:
-    """Return the update rule of an ``optax.GradientTransformation``, for ``penstock.bridge.apply``.
+    """Return the update rule of an optax transform, for ``penstock.bridge.apply`` and ``EmbeddingTables``.
 
-    It contains its learning rate. Only rows with a lookup are updated: the moments of other rows do not decay, and
-    weight decay does not reach them. State of a row's shape is a slot; single numbers, such as a count of steps, belong
-    to the table and advance with each step.
+    Parameters
+    ----------
+    transform : optax.GradientTransformation
+        It contains its learning rate.
 
-    Raises UsageError if the update of a row depends on other rows, as with ``optax.clip_by_global_norm``, or if a slot
-    does not start as a constant. It is found out by updating a few rows together and alone, so a dependency that shows
+    Returns
+    -------
+    OptaxRule
+
+    Raises
+    ------
+    UsageTypeError
+        If ``transform`` is no optax.GradientTransformation.
+    UsageError
+        If the update of a row depends on other rows, as with ``optax.clip_by_global_norm``, or if a slot does not start
+        as a constant.
+
+    Notes
+    -----
+    Only rows with a lookup are updated: the moments of other rows do not decay, and weight decay does not reach them.
+    State of a row's shape is a slot; single numbers, such as a count of steps, belong to the table and advance with
+    each step.
+
+    A few rows are updated together and alone to find out whether they depend on each other, so a dependency that shows
     only beyond gradients of 1e-5 to 1e8 is not noticed.
+
+    Examples
+    --------
+    >>> import optax
+    >>> import penstock as ps
+    >>> ps.updates.from_optax(optax.adam(0.1)).num_slots
+    2
     """
     if not callable(getattr(transform, "init", None)) or not callable(getattr(transform, "update", None)):
         got = type(transform).__name__

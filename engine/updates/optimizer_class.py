@@ -21,7 +21,27 @@ from penstock.updates.rule import Array, Ops, Result, Slots, UpdateRule
 
 @dataclass(frozen=True)
 class DynamicLearningRate:
-    """A learning rate supplied with each step, as value number ``tag`` of the step's rates."""
+    """A learning rate that is supplied with each step, as value number ``tag`` of the step's rates.
+
+    Parameters
+    ----------
+    tag : int
+        Index into the ``learning_rates`` of a call, an option or a column; from 0.
+
+    References
+    ----------
+    ``DynamicLearningRate`` in TensorFlow's ``optimization_parameters.proto``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(ps.DynamicLearningRate(0)), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[1.0, 2.0]])}, learning_rates=[0.25])
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.75, 0.5 ]], dtype=float32)
+    """
 
     tag: int
 
@@ -72,11 +92,55 @@ def ranges(**by_argument: Range) -> Mapping[str, Range]:
 
 
 class Optimizer:
-    """The base class of all optimizers. A subclass specifies its proto member, its slots and its parameters.
+    """The base class of all optimizers. A subclass specifies its proto member, its slots and its arguments.
 
-    Equality is TensorFlow's: the other is an instance of this class, and the attributes are equal in the order in
-    which they were set. Therefore NaN equals nothing, and 1 equals 1.0. ``slot_variable_creation_fn`` is accepted and
-    kept as in TensorFlow but never called, since the engine lays out the slots.
+    Parameters
+    ----------
+    learning_rate : float, callable or DynamicLearningRate
+        A constant rate; a schedule, called once per step, with ``global_step`` or without arguments; or the tag of a
+        rate that is supplied with each step.
+    use_gradient_accumulation : bool
+        Sum the gradients of an id over all frames of a step before a single update; False applies every frame
+        separately.
+    clip_weight_min, clip_weight_max : float or None
+        Limits of the updated weights. None leaves that side open.
+    weight_decay_factor : float or None
+        Decay d of ``w - d*w``, applied before the update; None or 0: off.
+    multiply_weight_decay_factor_by_learning_rate : bool or None
+        Whether the decay is ``d*lr``.
+    slot_variable_creation_fn : callable or None
+        Accepted and kept as in TensorFlow but never called, since the engine lays out the slots.
+    clipvalue : float, (float or None, float or None) or None
+        Limits of the gradient after its sum; a number c means (-c, c). Needs ``use_gradient_accumulation``.
+    low_dimensional_packing_status : bool or int
+        Kept for the proto; the engine decides the layout.
+
+    Raises
+    ------
+    ConfigError
+        If an argument is out of its range.
+    TypeError
+        If an argument is not a number, where TensorFlow raises TypeError.
+
+    Notes
+    -----
+    A step clips the gradient, decays the weight, applies the optimizer's equation and clips the weight, in this order.
+    Equality is TensorFlow's: the other is an instance of this class, and the attributes are equal in the order in which
+    they were set. Therefore NaN equals nothing, and 1 equals 1.0.
+
+    References
+    ----------
+    ``tf.tpu.experimental.embedding`` and the comments of TensorFlow's ``optimization_parameters.proto``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5, weight_decay_factor=0.1, clipvalue=1.0), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.65, 1.4 ]], dtype=float32)
     """
 
     parameters_field: ClassVar[str]
@@ -132,12 +196,41 @@ class Optimizer:
 
     @staticmethod
     def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
-        """Return the new weights and slots of touched rows. ``update`` describes the arguments."""
+        """Return the new weights and slots of touched rows.
+
+        Parameters
+        ----------
+        ops : Ops
+            The array namespace.
+        rule : UpdateRule
+            The constants of the update.
+        lr : array
+            The learning rate, a scalar of w's dtype.
+        g, w : array, shape (..., dim)
+            Gradients and weights, of one float dtype.
+        slots : tuple of array
+            Each of w's shape; a slot with one number per row: (..., 1).
+
+        Returns
+        -------
+        tuple of (array, tuple of array)
+            Weights and slots, of the same shapes and dtype.
+
+        Raises
+        ------
+        ConfigError
+            If the formula is not public.
+        """
         raise ConfigError(f"{rule.algorithm} cannot run: how it updates is not public")
 
     @classmethod
     def has_formula(cls) -> bool:
-        """Return whether the equation is public; else the optimizer can be loaded and saved, but not run."""
+        """Return whether the equation is public; else the optimizer can be loaded and saved, but not run.
+
+        Returns
+        -------
+        bool
+        """
         return cls.equation is not Optimizer.equation
 
     @property
@@ -146,13 +239,31 @@ class Optimizer:
         return self.non_lazy_field is not None and getattr(self, self.non_lazy_field)
 
     def slots(self) -> tuple[tuple[str, float], ...]:
-        """Return (name, initial value) of every slot, in the order of TensorFlow's load and retrieve operations."""
+        """Return every slot, in the order of TensorFlow's load and retrieve operations.
+
+        Returns
+        -------
+        tuple of (str, float)
+            Name and initial value of each slot.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> ps.FTRL().slots()
+        (('accumulators', 0.1), ('linears', 0.0))
+        """
         first = 0.0 if self.first_slot_argument is None else getattr(self, self.first_slot_argument)
         return tuple((slot, 0.0 if index else first) for index, slot in enumerate(self.slot_names))
 
     @classmethod
     def fields(cls) -> dict[str, bool]:
-        """Return the scalar fields of this optimizer's proto message: name -> whether it is a bool."""
+        """Return the scalar fields of this optimizer's proto message.
+
+        Returns
+        -------
+        dict of str to bool
+            Field → whether it is a bool.
+        """
         member = OptimizationParameters.DESCRIPTOR.fields_by_name.get(cls.parameters_field)
         if member is None or member.message_type is None:
             return {}
@@ -161,21 +272,50 @@ class Optimizer:
 
     @classmethod
     def range_of(cls, field: str) -> Range | None:
-        """Return the range of a field of the proto message; None if it has none."""
+        """Return the range of a field of the proto message.
+
+        Parameters
+        ----------
+        field : str
+            The field's name.
+
+        Returns
+        -------
+        Range or None
+            None if the field has no range.
+        """
         name = cls.attribute_of.get(field, field)
         return cls.limits.get(name) or cls.advised.get(name)
 
     def proto_values(self) -> dict[str, Any]:
-        """Return the values of this optimizer's proto message, by field."""
+        """Return the values of this optimizer's proto message.
+
+        Returns
+        -------
+        dict of str to float or bool
+            Field → value.
+        """
         return {field: getattr(self, self.attribute_of.get(field, field)) for field in self.fields()}
 
     def take_proto_values(self, values: Mapping[str, Any]) -> None:
-        """Set the attributes from ``proto_values``, unchecked: a proto may hold values that the constructor refuses."""
+        """Set the attributes from ``proto_values``, unchecked: a proto may hold values that the constructor refuses.
+
+        Parameters
+        ----------
+        values : mapping of str to float or bool
+            Field → value.
+        """
         for field, value in values.items():
             setattr(self, self.attribute_of.get(field, field), value)
 
     def write_parameters(self, parameters: OptimizationParameters) -> None:
-        """Select this algorithm in ``parameters`` and fill its message."""
+        """Select this algorithm in a message and fill in its parameters.
+
+        Parameters
+        ----------
+        parameters : OptimizationParameters
+            The message to write to.
+        """
         message = getattr(parameters, self.parameters_field)
         message.SetInParent()
         for field, value in self.proto_values().items():
@@ -231,7 +371,17 @@ delattr(KeywordOptimizer, "clipvalue")
 
 
 def global_step(step: int) -> float:
-    """Return the number of the step: the schedule of optimizers that count steps."""
+    """Return the number of the step: the schedule of optimizers that count steps.
+
+    Parameters
+    ----------
+    step : int
+        The global step.
+
+    Returns
+    -------
+    float
+    """
     return float(step)
 
 

@@ -1,10 +1,13 @@
 """The operations of the update equations: the array namespace, the constants of a rule, exact small helpers.
 
-This module does not depend on an optimizer. Every function takes numpy and jax.numpy arrays of one float dtype.
+This module does not depend on an optimizer. Every function but ``float32`` takes numpy and jax.numpy arrays of
+one float dtype.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -20,10 +23,22 @@ Hyper = tuple[tuple[str, float | bool], ...]
 class Ops:
     """The operations that an equation uses.
 
-    xp : numpy or jax.numpy
-    rounded : rounds a product before it enters a sum, or a divisor. NumPy rounds it
-        anyway; a compiler would fuse the product into the sum (FMA) or turn the division into a
-        multiplication, and produce different bits on different machines.
+    Parameters
+    ----------
+    xp : module
+        numpy or jax.numpy.
+    rounded : callable
+        Rounds a product before it enters a sum, or a divisor. NumPy rounds it anyway; a compiler would fuse the product
+        into the sum (FMA) or turn the division into a multiplication, and produce different bits on different machines.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> rule = ps.updates.update_rule(ps.SGD(0.1))
+    >>> one = np.float32([[1.0, 1.0]])
+    >>> ps.updates.update(ps.updates.Ops(np), rule, np.float32(0.1), one, one, ())
+    (array([[0.9, 0.9]], dtype=float32), ())
     """
 
     xp: ModuleType
@@ -34,16 +49,33 @@ class Ops:
 class UpdateRule:
     """The constants of an update of one table; hashable, so that tables can share programs.
 
-    algorithm : the member of ``OptimizationParameters.parameters``, or penstock's "row_wise_adagrad"
-    num_slots : state arrays in addition to the weights, in TensorFlow's load/retrieve order; see ``row_slots``
-    hyper : (name, value) of the optimizer's parameters, by the names of its proto message; numbers are
-        rounded to float32, as in the proto. Parameters that are not listed are 0 or False, as in the proto
-    gradient_min, gradient_max : clip of the coalesced gradient; None leaves that side open
-    weight_decay : factor d of ``w - d*w``, applied before the update; 0 is off
-    decay_times_learning_rate : d becomes ``weight_decay * lr``
-    weight_min, weight_max : clip of the updated weight; None leaves that side open
-    non_lazy : each step updates every row, with a gradient of 0 for rows without one
-    program : of user_defined_program: (gradient, weights, *slots) -> (weights, *slots)
+    Parameters
+    ----------
+    algorithm : str
+        The member of ``OptimizationParameters.parameters``, or penstock's "row_wise_adagrad".
+    num_slots : int
+        State arrays in addition to the weights, in TensorFlow's load/retrieve order; see ``row_slots``.
+    hyper : tuple of (str, float or bool)
+        The optimizer's parameters, by the names of its proto message; numbers are rounded to float32, as in the proto.
+        Parameters that are not listed are 0 or False, as in the proto.
+    gradient_min, gradient_max : float or None
+        Clip of the coalesced gradient; None leaves that side open.
+    weight_decay : float
+        Factor d of ``w - d*w``, applied before the update; 0 is off.
+    decay_times_learning_rate : bool
+        d becomes ``weight_decay * lr``.
+    weight_min, weight_max : float or None
+        Clip of the updated weight; None leaves that side open.
+    non_lazy : bool
+        Each step updates every row, with a gradient of 0 for rows without one.
+    program : callable or None
+        Of user_defined_program: (gradient, weights, *slots) -> (weights, *slots).
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> ps.updates.update_rule(ps.Momentum(0.1)).hyper
+    (('momentum', 0.8999999761581421), ('use_nesterov', False))
     """
 
     algorithm: str
@@ -64,27 +96,93 @@ class UpdateRule:
         return self.algorithm == "row_wise_adagrad"
 
     def slot_dim(self, dim: int) -> int:
-        """Return the floats per row of each slot of a table of that dim."""
+        """Return the floats per row of each slot of a table.
+
+        Parameters
+        ----------
+        dim : int
+            Of the table.
+
+        Returns
+        -------
+        int
+        """
         return 1 if self.row_slots else dim
 
     def numbers(self, like: Array, *names: str) -> tuple[Any, ...]:
-        """Return hyper-parameters as scalars of like's dtype, so that expressions of them round as on the device."""
+        """Return hyper-parameters as scalars of an array's dtype, so that expressions of them round as on the device.
+
+        Parameters
+        ----------
+        like : array
+            Whose dtype they get.
+        *names : str
+            The hyper-parameters.
+
+        Returns
+        -------
+        tuple of scalar
+        """
         hyper = dict(self.hyper)
         return tuple(like.dtype.type(hyper.get(name, 0.0)) for name in names)
 
     def number(self, like: Array, name: str) -> Any:
-        """Return one hyper-parameter as a scalar of like's dtype."""
+        """Return one hyper-parameter as a scalar of an array's dtype.
+
+        Parameters
+        ----------
+        like : array
+            Whose dtype it gets.
+        name : str
+            The hyper-parameter.
+
+        Returns
+        -------
+        scalar
+        """
         return self.numbers(like, name)[0]
 
     def flag(self, name: str) -> bool:
-        """Return one hyper-parameter that is a switch."""
+        """Return one hyper-parameter that is a switch.
+
+        Parameters
+        ----------
+        name : str
+            The hyper-parameter.
+
+        Returns
+        -------
+        bool
+        """
         return bool(dict(self.hyper).get(name, False))
 
 
 def clip(ops: Ops, values: Array, lower: Array | float | None, upper: Array | float | None) -> Array:
-    """``min(max(values, lower), upper)``, in that order: reversed limits give ``upper``.
+    """Return ``min(max(values, lower), upper)``, in that order: reversed limits give ``upper``.
 
+    Parameters
+    ----------
+    ops : Ops
+        The array namespace.
+    values : array
+        Of one float dtype.
+    lower, upper : array, float or None
+        None leaves that side open.
+
+    Returns
+    -------
+    array
+
+    Notes
+    -----
     Uses comparisons, because backends differ in which of two zeros min and max return.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> ps.updates.clip(ps.updates.Ops(np), np.float32([-2.0, 0.5, 3.0]), -1.0, None)
+    array([-1. ,  0.5,  3. ], dtype=float32)
     """
     if lower is not None:
         lower = values.dtype.type(lower) if isinstance(lower, float) else lower
@@ -129,3 +227,15 @@ def shrink(ops: Ops, rule: UpdateRule, rate: Array, p: Array) -> Array:
         left = ops.xp.abs(p) - ops.rounded(rate * l1)
         p = sign(ops, p) * clip(ops, left, 0.0, None)
     return p / ops.rounded(1 + ops.rounded(rate * l2)) if l2 else p
+
+
+def float32(value: float) -> float:
+    """Return ``value`` rounded to float32, as a Python float; one too large becomes infinite, as in TensorFlow.
+
+    A configuration built from Python floats must equal the same configuration after a round trip through a proto.
+    """
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return float(rounded)

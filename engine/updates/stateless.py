@@ -26,7 +26,30 @@ __all__ = ["SGD", "Assign", "FrequencyEstimator", "UserDefinedProgram"]
 
 @optimizer_class
 class SGD(Optimizer):
-    """``w' = w - lr*g``. No slots. Source: tf.tpu.experimental.embedding.SGD."""
+    """Stochastic gradient descent.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``w' = w - lr*g``. No slots.
+
+    References
+    ----------
+    ``tf.tpu.experimental.embedding.SGD``
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.95, 1.2 ]], dtype=float32)
+    """
 
     parameters_field = "stochastic_gradient_descent"
     zero_is_no_op = True
@@ -48,9 +71,29 @@ class SGD(Optimizer):
 
 @optimizer_class
 class Assign(KeywordOptimizer):
-    """``w' = g``: the (summed) gradient becomes the row. No slots; the learning rate is not used.
+    """Assignment: the gradient becomes the row.
 
-    Source: AssignParameters in TensorFlow's proto, which has no class for it.
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``w' = g``, where g is the sum of the gradients of an id, or their mean. No slots; the learning rate is not used.
+
+    References
+    ----------
+    ``AssignParameters`` in TensorFlow's ``optimization_parameters.proto``, which has no class for it.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.Assign(), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[ 0.5, -2. ]], dtype=float32)
     """
 
     parameters_field = "assign"
@@ -66,13 +109,44 @@ class Assign(KeywordOptimizer):
 
 @optimizer_class
 class FrequencyEstimator(KeywordOptimizer):
-    """Estimator of D, the average number of steps between two hits of a row; rows hold D. Slot: last_hit_step, from 0.
+    """An estimate of the average number of steps between two hits of a row, which is the row.
 
-    ``d = step - last; c = min(d, max_delta); D' = c if d >= outlier_threshold*D else (1-tau)*D + tau*c``. The step
-    is the learning rate, which must be dynamic; by default it is the engine's step number. Intended for tables of
-    width 1; the gradient is ignored. A table without an initializer starts at max_delta.
-    Source: FrequencyEstimatorParameters in TensorFlow's proto. The defaults are penstock's: tau as in Yi et al.,
-    RecSys 2019 (0.01); an outlier is at least ten averages long; weight_exponent 1 leaves D/max_delta unchanged.
+    Parameters
+    ----------
+    learning_rate : DynamicLearningRate or callable
+        The step, so it must be dynamic; by default the engine's step number.
+    tau : float
+        Weight of the newest distance in the average, above 0 and below 1.
+    max_delta : float
+        Longest distance that counts, in steps; above 0. A table without an initializer starts there.
+    outlier_threshold : float
+        A distance of so many averages replaces the average; lint recommends at least 0.
+    weight_exponent : float
+        Exponent of the weight ``(D/max_delta)**weight_exponent`` that readers compute; not part of the update.
+
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
+    ``d = step - last; c = min(d, max_delta); D' = c if d >= outlier_threshold*D else (1-tau)*D + tau*c``. Slot:
+    last_hit_step, from 0. Intended for tables of dim 1; the gradient is ignored. The defaults are penstock's: tau as in
+    Yi et al.; an outlier is at least ten averages long; weight_exponent 1 leaves ``D/max_delta`` unchanged.
+
+    References
+    ----------
+    ``FrequencyEstimatorParameters`` in TensorFlow's ``optimization_parameters.proto``; Yi et al., RecSys 2019.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 1, optimizer=ps.FrequencyEstimator(tau=0.5, max_delta=8.0), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> for id in (5, 3, 5, 3, 5):
+    ...     _ = engine.apply({"user": ([id], [[0.0]])})
+    >>> engine.lookup("user", [5])
+    array([[2.5]], dtype=float32)
     """
 
     parameters_field = "frequency_estimator"
@@ -104,15 +178,39 @@ class FrequencyEstimator(KeywordOptimizer):
 
 @optimizer_class
 class UserDefinedProgram(KeywordOptimizer):
-    """``(w', *slots') = program(g, w, *slots)``: a Python function of arrays, elementwise, traced by JAX.
+    """A Python function as optimizer: ``(w', *slots') = program(g, w, *slots)``, traced by JAX.
 
-    program : takes the gradient, the weights and every slot, all float32 of one shape; returns the new weights and
-        the new slots as a tuple (weights alone may be bare). It does not receive the learning rate
-    initial_slot_values : one per slot; the slots are called Slot_0, Slot_1, …, as in TensorFlow
+    Parameters
+    ----------
+    program : callable
+        Takes the gradient, the weights and every slot, all float32 of one shape, and must work elementwise. Returns the
+        new weights and the new slots as a tuple (weights alone may be bare). It does not receive the learning rate.
+    initial_slot_values : sequence of float
+        One per slot, at most 6; the slots are called Slot_0, Slot_1, …, as in TensorFlow.
 
+    See Also
+    --------
+    penstock.updates.Optimizer : ``learning_rate`` and the other arguments of all optimizers.
+
+    Notes
+    -----
     No file holds a Python function: such a configuration cannot be saved or converted to a proto. The program of a
     loaded proto, in XLA's format, is kept and saved but cannot be run.
-    Source: UserDefinedProgramParameters in TensorFlow's proto.
+
+    References
+    ----------
+    ``UserDefinedProgramParameters`` in TensorFlow's ``optimization_parameters.proto``.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> program = ps.UserDefinedProgram(lambda g, w: w - 0.1 * g / (1 + abs(g)))
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), program, name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> engine.apply({"user": ([5], [[0.5, -2.0]])})
+    True
+    >>> engine.lookup("user", [5])
+    array([[0.96666664, 1.0666667 ]], dtype=float32)
     """
 
     parameters_field = "user_defined_program"
@@ -133,6 +231,13 @@ class UserDefinedProgram(KeywordOptimizer):
             raise ConfigError(f"a program has at most 6 slots, got {len(self.initial_slot_values)}")
 
     def slots(self) -> tuple[tuple[str, float], ...]:
+        """Return the slots: ``Slot_0``, ``Slot_1``, … with their initial values.
+
+        Returns
+        -------
+        tuple of (str, float)
+            Name and initial value of each slot.
+        """
         return tuple((f"Slot_{index}", value) for index, value in enumerate(self.initial_slot_values))
 
     @staticmethod

@@ -9,7 +9,7 @@ after it has verified the source's end.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Generator, Mapping, Sequence
+from collections.abc import Collection, Container, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain, repeat
 from typing import Any
@@ -112,11 +112,7 @@ class FrameReader:
     @property
     def unverified(self) -> str | None:
         """Return why the input is not verified; None if it is."""
-        if self.verified:
-            return None
-        if False not in self.checksums:
-            return "it was not read to its end"
-        return "not all of it carries checksums" if True in self.checksums else "it carries no checksums"
+        return None if self.verified else unverified_text(self.checksums)
 
     def notes(self) -> list[str]:
         """Return hints for the user about where the sources continue, a sentence each."""
@@ -208,3 +204,10 @@ def sorted_by_step(frames: Frames) -> Frames:
                 )
             last = frame.local_step
             yield frame
+
+
+def unverified_text(checksums: Collection[bool]) -> str:
+    """Return why input that has such checksums is not verified: whether each of its sources has any, as far as read."""
+    if False not in checksums:
+        return "it was not read to its end"
+    return "not all of it carries checksums" if True in checksums else "it carries no checksums"

@@ -32,7 +32,19 @@ Float32 = npt.NDArray[np.float32]
 
 
 class Delta(NamedTuple):
-    """One delta of all tables (docs/deltas.md). since : the step of the previous delta; epoch : of ``step``"""
+    """One delta of all tables (docs/deltas.md).
+
+    Attributes
+    ----------
+    since : int
+        The step of the previous delta.
+    step : int
+        The step of this one.
+    batches : tuple of pyarrow.RecordBatch
+        The changed rows.
+    epoch : str
+        Of ``step``.
+    """
 
     since: int
     step: int
@@ -41,12 +53,25 @@ class Delta(NamedTuple):
 
 
 class TableAt(NamedTuple):
-    """A table at one step. rows : float32 (vocabulary_size, dim); lineage, epoch : to be passed with the step
+    """A table at one step.
 
-    keys : of a dynamic table, the keys of the rows, ascending, int64 or uint64 (n,); the rows are (n, dim) then.
-        Expired keys are among them until their sweep
-    last : int64 (n,), the clock when each key occurred last, if the service runs with --delta-last
-    clock : of a dynamic table
+    Attributes
+    ----------
+    rows : numpy.ndarray
+        float32, shape (vocabulary_size, dim); of a dynamic table (n, dim).
+    step : int
+        The step of the rows.
+    lineage : str
+        To be passed with the step to ``Client.deltas``.
+    keys : numpy.ndarray or None
+        Of a dynamic table, the keys of the rows, ascending: int64 or uint64, shape (n,). Expired keys are among them
+        until their sweep.
+    last : numpy.ndarray or None
+        int64, shape (n,), the clock when each key occurred last, if the service runs with ``--delta-last``.
+    clock : int or None
+        Of a dynamic table.
+    epoch : str
+        To be passed with the step to ``Client.deltas``.
     """
 
     rows: Float32
@@ -59,18 +84,56 @@ class TableAt(NamedTuple):
 
 
 def connect(uri: str, token: str | None = None, *, roots: str | None = None, patience_s: float = 30.0) -> Client:
-    """Return a client of the service at ``grpc://HOST:PORT`` or ``grpc+tls://HOST:PORT``.
+    """Return a client of a service. Only the first call connects.
 
-    token : None: PENSTOCK_FLIGHT_TOKEN of the environment, if set; "": send no token
-    roots : PEM file of the certificates to trust; None: PENSTOCK_FLIGHT_ROOTS, else the system's
-    patience_s : how long to retry while the service is unreachable
-    Raises UsageError. Only the first call connects.
+    Parameters
+    ----------
+    uri : str
+        ``grpc://HOST:PORT`` or ``grpc+tls://HOST:PORT``.
+    token : str or None
+        None: PENSTOCK_FLIGHT_TOKEN of the environment, if set; "": send no token.
+    roots : str or None
+        PEM file of the certificates to trust; None: PENSTOCK_FLIGHT_ROOTS, else the system's.
+    patience_s : float
+        Seconds to retry while the service is unreachable.
+
+    Returns
+    -------
+    Client
+        A context manager.
+
+    Raises
+    ------
+    UsageError
+        If the address is not of this form.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> from penstock.io.flight import connect
+    >>> frame = pa.table({"step": [0, 0], "id": [5, 3], "gradient": [[1.0, 2.0], [2.0, 2.0]]})
+    >>> with connect("grpc://127.0.0.1:8815") as service:
+    ...     service.put([frame], "worker-0").applied
+    ...     service.rows("user", [5, 3])
+    1
+    array([[0.75, 0.5 ],
+           [0.5 , 0.5 ]], dtype=float32)
     """
     return Client(Connection(Address.of(uri), token, roots, patience_s))
 
 
 class Client:
-    """A client of one service, for one thread at a time; create one client per thread."""
+    """A client of one service, for one thread at a time; create one client per thread. ``connect`` returns one.
+
+    Parameters
+    ----------
+    connection : Connection
+        The connection, which reconnects after a failure.
+
+    Notes
+    -----
+    After a failure the client reconnects for ``patience_s`` seconds and resumes after the last acknowledged frame.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -87,19 +150,47 @@ class Client:
     ) -> Ack:
         """Push frames and wait until the service has committed them.
 
-        frames : each a record batch, a table (of pyarrow, polars or anything with ``__arrow_c_stream__``) or a list of
-            them; a single table is split into frames where its ``step`` or ``contributor`` changes
-        contributor : the producer's name; the service numbers the frames of each name from 1
-        first : the number of the first frame; None: the one after ``position(contributor)``
-        window_bytes : of frames kept until they are acknowledged
-        Returns the last acknowledgement: what became of these frames (``applied``, ``stale``, ``dropped``).
+        Parameters
+        ----------
+        frames : iterable of frames, or an Arrow table
+            Each frame is a record batch, a table (of pyarrow, polars or anything with ``__arrow_c_stream__``) or a list
+            of them; a single table is split into frames where its ``step`` or ``contributor`` changes.
+        contributor : str
+            The producer's name; the service numbers the frames of each name from 1.
+        first : int or None
+            The number of the first frame; None: the one after ``position(contributor)``.
+        window_bytes : int
+            Bytes of frames kept until they are acknowledged.
 
+        Returns
+        -------
+        Ack
+            The last acknowledgement: what became of these frames (``applied``, ``stale``, ``dropped``).
+
+        Raises
+        ------
+        InputError
+            For a bad frame; earlier ones stay applied.
+        ServiceError
+            If the service stays unreachable.
+
+        Notes
+        -----
         The service recognizes repeated frames only by their numbers. Without ``first``, the same frames count as new
-        ones: the gate drops them as stale if their step is behind, and applies them a second time if they have no
-        step. A trainer that starts from scratch reads ``position(contributor)``, skips that many frames and passes
+        ones: the gate drops them as stale if their step is behind, and applies them a second time if they have no step.
+        A trainer that starts from scratch reads ``position(contributor)``, skips that many frames and passes
         ``first=position + 1``; the service skips frames whose numbers it has already applied.
-        Raises InputError for a bad frame; earlier ones stay applied. Raises ServiceError if the service stays
-        unreachable.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from penstock.io.flight import connect
+        >>> frame = pa.table({"step": [0, 0], "id": [5, 3], "gradient": [[1.0, 2.0], [2.0, 2.0]]})
+        >>> with connect("grpc://127.0.0.1:8815") as service:
+        ...     ack = service.put([frame], "worker-0")
+        ...     again = service.put([frame], "worker-0", first=1)  # recognized by its number
+        >>> ack.position, ack.applied, again.applied
+        (1, 1, 0)
         """
         with self.producer(contributor, first=first, window_bytes=window_bytes) as producer:
             for frame in frames_of(frames):
@@ -107,11 +198,57 @@ class Client:
         return producer.acked
 
     def producer(self, contributor: str, *, first: int | None = None, window_bytes: int = WINDOW_BYTES) -> Producer:
-        """Return a producer for single frames: ``send``, and ``close`` to wait for the last acknowledgement."""
+        """Return a producer for single frames: ``send``, and ``close`` to wait for the last acknowledgement.
+
+        Parameters
+        ----------
+        contributor : str
+            The producer's name.
+        first : int or None
+            The number of the first frame; None: the one after ``position(contributor)``.
+        window_bytes : int
+            Bytes of frames kept until they are acknowledged.
+
+        Returns
+        -------
+        Producer
+            A context manager.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from penstock.io.flight import connect
+        >>> frame = pa.table({"step": [0, 0], "id": [5, 3], "gradient": [[1.0, 2.0], [2.0, 2.0]]})
+        >>> with connect("grpc://127.0.0.1:8815") as service:
+        ...     with service.producer("worker-0") as producer:
+        ...         number = producer.send(frame)
+        ...     producer.acked.applied
+        1
+        """
         return Producer(self.connection, contributor, first, window_bytes)
 
     def position(self, contributor: str) -> int:
-        """Return the number of a producer's durable frames; after a restart, send the next one first."""
+        """Return the number of a producer's durable frames; after a restart, send the next one first.
+
+        Parameters
+        ----------
+        contributor : str
+            The producer's name.
+
+        Returns
+        -------
+        int
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from penstock.io.flight import connect
+        >>> frame = pa.table({"step": [0, 0], "id": [5, 3], "gradient": [[1.0, 2.0], [2.0, 2.0]]})
+        >>> with connect("grpc://127.0.0.1:8815") as service:
+        ...     ack = service.put([frame], "worker-0")
+        ...     service.position("worker-0"), service.position("worker-1")
+        (1, 0)
+        """
         return int(self.connection.act("position", contributor=contributor)["durable_position"])
 
     # ---- tables out
@@ -121,12 +258,38 @@ class Client:
     ) -> Iterator[Delta]:
         """Yield the deltas after a step, in order, each once.
 
-        since : None: all retained ones
-        lineage, epoch : of that step, as ``table`` and the deltas have them. lineage None: the service cannot check
-            that it still has this step; epoch None: the first epoch of the lineage
-        follow : continue with later deltas, also over broken connections
-        Raises DeltasGoneError if the service no longer retains them, or went back to an earlier step and then took
-        others: fetch the tables again.
+        Parameters
+        ----------
+        since : int or None
+            The step; None: all retained deltas.
+        lineage : str or None
+            Of that step, as ``table`` has it. None: the service cannot check that it still has this step.
+        epoch : str or None
+            Of that step, as ``table`` and the deltas have it. None: the first epoch of the lineage.
+        follow : bool
+            Continue with later deltas, also over broken connections.
+
+        Yields
+        ------
+        Delta
+
+        Raises
+        ------
+        DeltasGoneError
+            If the service no longer retains them, or went back to an earlier step and then took others: fetch the
+            tables again.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from penstock.io.flight import connect
+        >>> frame = pa.table({"step": [0, 0], "id": [5, 3], "gradient": [[1.0, 2.0], [2.0, 2.0]]})
+        >>> with connect("grpc://127.0.0.1:8815") as service:
+        ...     now = service.table("user")
+        ...     ack = service.put([frame], "worker-0")
+        ...     for delta in service.deltas(now.step, lineage=now.lineage, epoch=now.epoch):
+        ...         print(delta.step, delta.batches[0]["id"].to_pylist(), delta.batches[0]["row"].to_pylist())
+        1 [3, 5] [[0.5, 0.5], [0.75, 0.5]]
         """
         since = int(since) if isinstance(since, np.integer) else since
         position = ReaderPosition.of({"since": since, "lineage": lineage, "epoch": epoch})
@@ -148,31 +311,107 @@ class Client:
                 self.connection.recover(error, patience)
 
     def table(self, name: str) -> TableAt:
-        """Fetch a table, with all rows of one step."""
+        """Fetch a table, with all rows of one step.
+
+        Parameters
+        ----------
+        name : str
+            The table.
+
+        Returns
+        -------
+        TableAt
+
+        Examples
+        --------
+        >>> from penstock.io.flight import connect
+        >>> with connect("grpc://127.0.0.1:8815") as service:
+        ...     table = service.table("user")
+        >>> table.step, table.rows.shape
+        (0, (8, 2))
+        """
         return self.connection.retried(lambda: self._table(name))
 
     def rows(self, name: str, ids: Any) -> Float32:
-        """Fetch the current values of some rows: float32 (n, dim), repeats allowed."""
+        """Fetch the current values of some rows.
+
+        Parameters
+        ----------
+        name : str
+            The table.
+        ids : array_like of int, shape (n,)
+            Repeats allowed; of a dynamic table, keys.
+
+        Returns
+        -------
+        numpy.ndarray
+            float32, shape (n, dim).
+
+        Examples
+        --------
+        >>> from penstock.io.flight import connect
+        >>> with connect("grpc://127.0.0.1:8815") as service:
+        ...     service.rows("user", [5, 5])
+        array([[1., 1.],
+               [1., 1.]], dtype=float32)
+        """
         if is_masked(ids):
             raise UsageError(f"table '{name}', ids: {MASKED}")
         ticket = {TABLE: name, "ids": np.asarray(ids).reshape(-1).tolist()}
         return self.connection.retried(lambda: self._rows(name, ticket))
 
     def tables(self) -> dict[str, pa.Schema]:
-        """Return the schema of each table's rows, in the configuration's order: ``id`` and ``row``."""
+        """Return the schema of each table's rows, in the configuration's order: ``id`` and ``row``.
+
+        Returns
+        -------
+        dict of str to pyarrow.Schema
+
+        Examples
+        --------
+        >>> from penstock.io.flight import connect
+        >>> with connect("grpc://127.0.0.1:8815") as service:
+        ...     {name: schema.names for name, schema in service.tables().items()}
+        {'user': ['id', 'row']}
+        """
         return self.connection.retried(self._tables)
 
     # ---- the service itself
 
     def status(self) -> dict[str, Any]:
+        """Return what the service reports of itself: counts, positions, the step, its lineage.
+
+        Returns
+        -------
+        dict
+            Plain data (docs/serve.md).
+        """
         return self.connection.act("status")
 
     def explain(self) -> str:
-        """Return a description of the frames that the gate waits for."""
+        """Return a description of the frames that the gate waits for.
+
+        Returns
+        -------
+        str
+
+        Examples
+        --------
+        >>> from penstock.io.flight import connect
+        >>> with connect("grpc://127.0.0.1:8815") as service:
+        ...     service.explain()
+        '0 of 1 frames in; global step 0; no taker is waiting'
+        """
         return str(self.connection.act("explain")["gate"])
 
     def checkpoint(self) -> int:
-        """Commit and wait for it; return its step."""
+        """Commit and wait for it.
+
+        Returns
+        -------
+        int
+            The step of the commit.
+        """
         return int(self.connection.act("checkpoint")["committed_step"])
 
     def drain(self) -> None:
@@ -180,6 +419,7 @@ class Client:
         self.connection.act("drain")
 
     def close(self) -> None:
+        """Close the connection."""
         self.connection.close()
 
     def __enter__(self) -> Client:

@@ -98,15 +98,23 @@ class PutRequest:
 class Ack:
     """An acknowledgement: the position of a producer, and the counts of this stream.
 
-    position : number of its frames that are acknowledged
-    durable : whether a commit on disk contains them; else they are in memory, in a service without a checkpoint
-    step : the global step of that commit, or the current one
-    closing : the service is about to end: send no more
-    applied, stale : frames of this stream that entered the gate, and that were dropped because their step was behind;
-        a frame that the service recognizes by its number counts as neither
-    pending : frames in the gate, of all producers; dropped : reason → rows of this stream's frames
-
-    All counts refer to the frames up to ``position``.
+    Attributes
+    ----------
+    position : int
+        Number of its frames that are acknowledged. All counts refer to the frames up to it.
+    durable : bool
+        Whether a commit on disk contains them; else they are in memory, in a service without a checkpoint.
+    step : int
+        The global step of that commit, or the current one.
+    closing : bool
+        The service is about to end: send no more.
+    applied, stale : int
+        Frames of this stream that entered the gate, and that were dropped because their step was behind; a frame that
+        the service recognizes by its number counts as neither.
+    pending : int
+        Frames in the gate, of all producers.
+    dropped : mapping of str to int
+        Reason → rows of this stream's frames.
     """
 
     position: int
@@ -123,7 +131,17 @@ class Ack:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Ack:
-        """Parse an acknowledgement; unknown keys are ignored."""
+        """Parse an acknowledgement; unknown keys are ignored.
+
+        Parameters
+        ----------
+        message : mapping
+            What the service sent.
+
+        Returns
+        -------
+        Ack
+        """
         return cls(**{key: value for key, value in message["ack"].items() if key in cls.__dataclass_fields__})
 
 

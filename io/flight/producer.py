@@ -33,10 +33,22 @@ class _Numbered(NamedTuple):
 class Producer:
     """Sends frames under a name. A context manager: leaving it waits until everything is acknowledged.
 
-    first : the number of the first frame, from 1; None: the one after the durable frames
+    Parameters
+    ----------
+    connection : Connection
+        The client's.
+    contributor : str
+        The producer's name.
+    first : int or None
+        The number of the first frame, from 1; None: the one after the durable frames.
+    window_bytes : int
+        Bytes of frames kept until they are acknowledged.
 
-    acked : the last acknowledgement; ``applied``, ``stale`` and ``dropped`` count what this producer sent, also over
-        broken connections and restarts of the service
+    Attributes
+    ----------
+    acked : Ack
+        The last acknowledgement; ``applied``, ``stale`` and ``dropped`` count what this producer sent, also over broken
+        connections and restarts of the service.
     """
 
     def __init__(self, connection: Connection, contributor: str, first: int | None, window_bytes: int) -> None:
@@ -56,7 +68,25 @@ class Producer:
         self._last = position if first is None else first - 1
 
     def send(self, frame: Frame) -> int:
-        """Send a frame, as for ``Client.put``; return its number. Waits if the buffer is full."""
+        """Send a frame. Waits if the buffer is full.
+
+        Parameters
+        ----------
+        frame : pyarrow.RecordBatch, table or list of them
+            As for ``Client.put``.
+
+        Returns
+        -------
+        int
+            The number of the frame.
+
+        Raises
+        ------
+        InputError
+            If the service rejects a frame.
+        ServiceError
+            If the service stays unreachable.
+        """
         batches = batches_of(frame)
         self._schema = self._schema or batches[0].schema
         check_schema(batches, self._schema)
@@ -72,7 +102,13 @@ class Producer:
         return self._last
 
     def wait(self) -> Ack:
-        """Wait until everything that was sent is durable."""
+        """Wait until everything that was sent is durable.
+
+        Returns
+        -------
+        Ack
+            The last acknowledgement.
+        """
         while not self._is_done():
             self._send_buffer()
             self._wait_for_ack(commits=True)

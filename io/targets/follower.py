@@ -31,11 +31,24 @@ TICK_S = 0.1
 
 @dataclass
 class Progress:
-    """What a follower has done. step, epoch : of the target's rows; None: not known yet
+    """What a follower has done.
 
-    deltas, transactions : applied; full_copies : how often all tables were written
-    rows, removed : written in transactions
-    retries : failures of the target; set_back : how often the target held an earlier state than the follower left there
+    Attributes
+    ----------
+    step : int or None
+        Of the target's rows; None: not known yet.
+    epoch : str or None
+        Of ``step``.
+    deltas, transactions : int
+        Applied.
+    full_copies : int
+        How often all tables were written.
+    rows, removed : int
+        Written in transactions.
+    retries : int
+        Failures of the target.
+    set_back : int
+        How often the target held an earlier state than the follower left there.
     """
 
     step: int | None = None
@@ -53,9 +66,20 @@ class Progress:
 class Follower:
     """Follows one service into one target.
 
-    patience_s : how long to retry while the target fails; the client has its own
-    interval_s : seconds between two requests for deltas; each takes what was published since
-    replaces : whether to overwrite the rows of another job
+    Parameters
+    ----------
+    client : Client
+        Of the service (``penstock.io.flight.connect``).
+    target : Target
+        The store.
+    patience_s : float
+        Seconds to retry while the target fails; the client has its own.
+    interval_s : float
+        Seconds between two requests for deltas; each takes what was published since.
+    replaces : bool
+        Whether to overwrite the rows of another job.
+    progress : Progress
+        Counts, for display.
     """
 
     client: Client
@@ -72,11 +96,25 @@ class Follower:
     _tried: Stored | None = None  # what a transaction of unknown outcome leaves there
 
     def run(self, once: bool = False, on_start: Callable[[], object] = lambda: None) -> None:
-        """Follow until a signal; ``once``: until all that is published is applied.
+        """Follow until a signal, or until all that is published is applied.
 
-        on_start : called when the target has the rows of a step for the first time
-        Raises InputError if the service stays unreachable, TargetError if the target does, UsageError for wrong
-        credentials, StateError if the target belongs to another job, or another follower is ahead.
+        Parameters
+        ----------
+        once : bool
+            End when all that is published is applied.
+        on_start : callable
+            Called when the target has the rows of a step for the first time.
+
+        Raises
+        ------
+        InputError
+            If the service stays unreachable.
+        TargetError
+            If the target stays unreachable.
+        UsageError
+            For wrong credentials.
+        StateError
+            If the target belongs to another job, or another follower is ahead.
         """
         patience = Patience(self.patience_s, starts_over=False)
         has_begun = False
@@ -102,9 +140,19 @@ class Follower:
             interrupts.pause(min(left_s, TICK_S))
 
     def round(self) -> bool:
-        """Apply what is published, or fill the target. Return False if there may be more to do.
+        """Apply what is published, or fill the target.
 
-        Raises what ``run`` raises; after a TargetError it may be called again.
+        Returns
+        -------
+        bool
+            False if there may be more to do.
+
+        Raises
+        ------
+        InputError, UsageError, StateError
+            As ``run``.
+        TargetError
+            If the target fails; the method may be called again then.
         """
         try:
             return self._round()

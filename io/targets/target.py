@@ -105,7 +105,15 @@ class Position:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a target holds: the rows of a job at a position"""
+    """What a target holds: the rows of a job at a position.
+
+    Parameters
+    ----------
+    job : FollowedJob
+        The lineage and the tables of the service.
+    position : Position
+        The step of the rows, and its epoch.
+    """
 
     job: FollowedJob
     position: Position
@@ -115,15 +123,41 @@ class Stored:
 
     @classmethod
     def decoded(cls, fields: Mapping[str, Any], place: str) -> Stored:
-        """Parse what ``encoded`` returned, or the job as text. Raises StateError, ValueError, KeyError, TypeError."""
+        """Parse what ``encoded`` returned, or the job as text.
+
+        Parameters
+        ----------
+        fields : mapping
+            The job, the epoch and the step.
+        place : str
+            For messages.
+
+        Returns
+        -------
+        Stored
+
+        Raises
+        ------
+        StateError, ValueError, KeyError, TypeError
+            If the fields are damaged.
+        """
         job = fields["job"]
         job = FollowedJob.decoded(json.dumps(job) if isinstance(job, dict) else job, place)
         return cls(job, Position(str(fields.get("epoch", FIRST_EPOCH)), int(fields["step"])))
 
     def is_ahead_of(self, other: Stored, epochs: Sequence[str]) -> bool:
-        """Return whether another follower wrote this after ``other``. epochs : up to that of ``other``, in order
+        """Return whether another follower wrote this after another position.
 
-        What precedes ``other`` in its history is an earlier state of the target. Everything else is not.
+        Parameters
+        ----------
+        other : Stored
+            What precedes it in its history is an earlier state of the target. Everything else is not.
+        epochs : sequence of str
+            Up to that of ``other``, in order.
+
+        Returns
+        -------
+        bool
         """
         epoch, last = self.position.epoch, other.position.epoch
         if self.job != other.job:
@@ -142,7 +176,19 @@ class MovedError(PenstockError):
 
 
 class TableRows(NamedTuple):
-    """Rows of one table. ids : int64 or uint64 (n,), distinct; rows : float32 (n, dim); removed : ids without a row"""
+    """Rows of one table.
+
+    Attributes
+    ----------
+    table : str
+        Its name.
+    ids : numpy.ndarray
+        int64 or uint64, shape (n,), distinct.
+    rows : numpy.ndarray
+        float32, shape (n, dim).
+    removed : numpy.ndarray
+        Ids without a row.
+    """
 
     table: str
     ids: npt.NDArray[Any]
@@ -151,9 +197,16 @@ class TableRows(NamedTuple):
 
 
 class Target(ABC):
-    """A store. Methods raise TargetError if it is unreachable, full or failing, and may be called again then.
+    """A store that a follower writes to. A subclass implements ``stored``, ``replace`` and ``apply``.
 
-    name : for messages
+    Parameters
+    ----------
+    name : str
+        For messages.
+
+    Notes
+    -----
+    Methods raise TargetError if the store is unreachable, full or failing, and may be called again then.
     """
 
     def __init__(self, name: str) -> None:
@@ -161,21 +214,72 @@ class Target(ABC):
 
     @abstractmethod
     def stored(self) -> Stored | None:
-        """Return what the target holds; None if it is empty. Raises StateError if it holds something else.
+        """Return what the target holds. It is called whenever there is nothing to apply, so it reads no rows.
 
-        Called whenever there is nothing to apply, so it reads no rows.
+        Returns
+        -------
+        Stored or None
+            None if the target is empty.
+
+        Raises
+        ------
+        StateError
+            If the target holds something else.
         """
 
     @abstractmethod
     def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
-        """Replace all rows, in one transaction. before : what the target holds; raises MovedError otherwise"""
+        """Replace all rows, in one transaction.
+
+        Parameters
+        ----------
+        new : Stored
+            What the target holds afterwards.
+        tables : sequence of TableRows
+            All rows of all tables.
+        before : Stored or None
+            What the target holds now.
+
+        Raises
+        ------
+        MovedError
+            If the target holds something else than ``before``.
+        """
 
     @abstractmethod
     def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
-        """Apply the deltas between two positions, in one transaction. before : as for ``replace``"""
+        """Apply the deltas between two positions, in one transaction.
+
+        Parameters
+        ----------
+        new : Stored
+            What the target holds afterwards.
+        deltas : sequence of Delta
+            In order.
+        before : Stored
+            What the target holds now.
+
+        Raises
+        ------
+        MovedError
+            If the target holds something else than ``before``.
+        """
 
     def compare(self, stored: Stored | None, before: Stored | None) -> None:
-        """Raise MovedError unless the target holds what the follower left. Call it in the transaction that writes."""
+        """Raise MovedError unless the target holds what the follower left. Call it in the transaction that writes.
+
+        Parameters
+        ----------
+        stored : Stored or None
+            What the target holds.
+        before : Stored or None
+            What the follower left there.
+
+        Raises
+        ------
+        MovedError
+            If they differ.
+        """
         if stored != before:
             raise MovedError(stored)
 

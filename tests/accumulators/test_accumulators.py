@@ -47,13 +47,6 @@ def test_ids_in_any_order_are_summed_in_arrival_order_and_counted_once_per_gradi
     assert taken.values.dtype == dtype
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_minus_zero_survives_a_sum_of_one(dtype):
-    acc = ps.SparseConditionalAccumulator(dtype)
-    acc.apply_gradient([3], np.array([-0.0], dtype))
-    assert np.signbit(acc.take_gradient(1).values[0])
-
-
 def test_float16_rounds_at_every_addition():
     dense, by_id = (
         ps.ConditionalAccumulator("float16", (), "SUM"),

@@ -54,9 +54,9 @@ class Player:
         if "result" in event:
             self.compare(result, event["result"])
         resolved = [taker for taker in self.takers if self.takers[taker].done() and taker not in done]
-        assert resolved == [one["taker"] for one in event.get("resolved", [])]
-        for one in event.get("resolved", []):
-            self.compare(self.takers[one["taker"]].result(), one["result"])
+        assert resolved == [entry["taker"] for entry in event.get("resolved", [])]
+        for item in event.get("resolved", []):
+            self.compare(self.takers[item["taker"]].result(), item["result"])
 
     def apply(self, event):
         values = np.array(event["values"], self.case["dtype"]).reshape(event["values_shape"])
@@ -113,13 +113,13 @@ def test_decisive_cases_are_reproduced(tf_compat):
 @pytest.mark.parametrize("tf_compat", [True, False], ids=["tf_compat", "ours"])
 def test_every_recorded_event_is_reproduced(shared, name, tf_compat):
     events, exactly, plainly = FILES[name]
-    found = play_all(cases_of(shared(f"golden/accum_{name}.json")), tf_compat)
-    assert found == (events, exactly if tf_compat else plainly)
+    actual = play_all(cases_of(shared(f"golden/accum_{name}.json")), tf_compat)
+    assert actual == (events, exactly if tf_compat else plainly)
 
 
 def test_dtypes_without_a_kernel_in_tensorflow_are_refused_when_made():
     (case,) = [case for case in cases_of(OWN_COPY) if case["id"] == "unsupported_dtypes"]
-    for dtype in [one["dtype"] for one in case["unsupported_dtypes"]]:
+    for dtype in [unsupported_dtype["dtype"] for unsupported_dtype in case["unsupported_dtypes"]]:
         for kind in (ps.ConditionalAccumulator, ps.SparseConditionalAccumulator):
             with pytest.raises(ps.UsageError, match="dtype: expected one of float16, float32, float64"):
                 kind(dtype)

@@ -57,7 +57,7 @@ class Model:
     def cancel(self, taker):
         if taker not in self.results:
             self.results[taker] = "cancelled"
-            self.queue = [one for one in self.queue if one[0] != taker]
+            self.queue = [item for item in self.queue if item[0] != taker]
             self.serve()
 
     def close(self):
@@ -228,13 +228,13 @@ def test_eight_producers_and_four_takers_lose_and_duplicate_nothing(tf_compat):
     left, held = Sums(), acc.get_state()["held"]
     if held:
         left.add(held["ids"], held["values"])
-    found = left
+    actual = left
     for part in dropped + taken:
-        found.update(part)
+        actual.update(part)
     everything = Sums()
     for part in sent:
         everything.update(part)
-    assert found == everything
+    assert actual == everything
     assert acc.global_step == sum(num_takes) > 0
     assert acc.stale.total == sum(num_dropped)
     assert acc.stale.by_contributor == {n: num for n, num in enumerate(num_dropped) if num}

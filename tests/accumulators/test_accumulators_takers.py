@@ -54,17 +54,6 @@ def test_a_take_that_times_out_says_why_and_consumes_nothing():
 # ---- takers
 
 
-def test_cancelling_the_head_serves_the_next_at_that_moment():
-    acc = ps.ConditionalAccumulator(reduction="SUM")
-    first, second, third = acc.take_gradient_async(3), acc.take_gradient_async(1), acc.take_gradient_async(1)
-    acc.apply_gradient(5.0)
-    assert not second.done()
-    assert first.cancel()
-    assert second.result(0) == 5.0
-    assert not third.done()
-    assert acc.global_step == 1
-
-
 def test_a_taker_in_the_middle_that_gives_up_is_skipped():
     acc = ps.ConditionalAccumulator()
     first, second, third = (acc.take_gradient_async(1) for _ in range(3))
@@ -106,15 +95,6 @@ def test_closing_wakes_every_taker_and_gradients_can_still_be_saved():
     assert other.take_gradient(1, timeout=0) == 1.0
 
 
-def test_closing_serves_no_taker():
-    acc = ps.ConditionalAccumulator()
-    acc.apply_gradient(1.0)
-    first, second = acc.take_gradient_async(2), acc.take_gradient_async(1)
-    acc.close()
-    assert (first.cancelled(), second.cancelled(), acc.num_accumulated()) == (True, True, 1)
-    assert concurrent.futures.wait([first, second], timeout=0).not_done == set()
-
-
 def test_a_callback_of_a_future_may_use_the_accumulator():
     acc = ps.ConditionalAccumulator()
     acc.take_gradient_async(1).add_done_callback(lambda done: acc.apply_gradient(done.result() * 2, local_step=1))
@@ -142,15 +122,6 @@ def test_a_restored_state_continues_the_sums(dtype, tf_compat):
     assert (second.num_accumulated(), "(0: 1, 1: 1, 2: 1, 3: 1)" in second.explain()) == (4, True)
     wanted, got = unbroken.take_gradient(4), second.take_gradient(4)
     assert [a.tobytes() for a in got] == [a.tobytes() for a in wanted]
-
-
-def test_setting_a_state_serves_waiting_takers():
-    full, waiting = ps.ConditionalAccumulator(), ps.ConditionalAccumulator()
-    full.apply_gradient(3.0)
-    taker = waiting.take_gradient_async(1)
-    waiting.set_state(full.get_state())
-    assert taker.result(0) == 3.0
-    assert (waiting.global_step, full.num_accumulated()) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Recorded from TensorFlow: combiners and their gradients, op shapes, apply_gradients, table stacking.
+"""Recorded from TensorFlow: combiners and their gradients, op shapes, apply_gradients.
 
 The recordings are next to the repository, in the project's checkouts only; elsewhere these tests are skipped, and
 the decisive cases stand in test_activations.py.
@@ -10,7 +10,6 @@ import json
 import numpy as np
 import pytest
 from recorded_features import from_features
-from tensorflow_stacker import StackTable, stack_tables
 
 import penstock as ps
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
@@ -113,11 +112,11 @@ def test_learning_rates_are_scalars_as_in_the_ops(golden):
 
 
 def test_lint_warns_of_the_mode_that_the_partitioner_refuses(golden):
-    one = ps.EmbeddingConfig.from_tables([ps.TableConfig(5, 2, name="x")], ps.SGD())
+    config = ps.EmbeddingConfig.from_tables([ps.TableConfig(5, 2, name="x")], ps.SGD())
     cases = [case for case in golden("op_shapes") if "mode" in case]
     for case in cases:
         message = TPUEmbeddingConfiguration(mode=case["mode"])
-        message.table_descriptor.extend(one.to_proto().table_descriptor)
+        message.table_descriptor.extend(config.to_proto().table_descriptor)
         codes = {finding.code for finding in ps.EmbeddingConfig.from_proto(message).lint()}
         assert ("PS101" in codes) == (not case["ok"])
     assert len(cases) == 4
@@ -142,34 +141,3 @@ def test_gradients_are_sent_or_refused_as_by_apply_gradients(golden):
         assert engine.send_gradients(gradients, deduplication_data=dedup)
         assert [list(s) for s in shapes] == case["gradient_shapes"]
         assert list(engine.core.last_rates) == case["learning_rates"]
-
-
-def test_stacked_tables_lie_where_tensorflow_puts_them(golden):
-    for case in golden("table_stacking"):
-        tables = [
-            StackTable(t["table_name"], t["table_height"], t["table_width"], t["group"], t["output_samples"])
-            for t in case["tables"]
-        ]
-        layouts = stack_tables(
-            tables,
-            case["num_partitions"],
-            case["sparse_cores_per_partition"],
-            stacking=not case["disable_table_stacking"],
-            activation_limit=case["activation_memory_limit"],
-            shard_limit=case["variable_shard_limit"],
-        )
-        found = {
-            layout.table_name: {
-                "table_name": layout.table_name,
-                "stacked_table_name": layout.stacked_table_name,
-                "num_sparse_cores": layout.num_sparse_cores,
-                "num_partitions": layout.num_partitions,
-                "sparse_core_shard_row_offset": layout.row_offset,
-                "sparse_core_shard_rotation": layout.rotation,
-                "unsharded_shape": list(layout.unsharded_shape),
-                "unsharded_padded_shape": list(layout.unsharded_padded_shape),
-                "total_rows_per_sparse_core_shard": layout.rows_per_shard,
-            }
-            for layout in layouts
-        }
-        assert found == {wanted["table_name"]: wanted for wanted in case["layouts"]}, case["id"]

@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 @st.composite
 def batches(draw, configuration, gaps):
     """{feature: Batch}"""
-    found = {}
+    actual = {}
     for feature in configuration.features:
         good = st.integers(0, configuration.table(feature.table).rows - 1)
         if gaps and feature.length:
@@ -47,8 +47,8 @@ def batches(draw, configuration, gaps):
         if not feature.length and draw(st.booleans()):
             weights = [draw(st.lists(st.sampled_from(WEIGHTS), min_size=len(row), max_size=len(row))) for row in ids]
         order = draw(st.permutations(range(sum(i is not None for row in ids for i in row))))
-        found[feature.name] = Batch(ids, weights, form, order)
-    return found
+        actual[feature.name] = Batch(ids, weights, form, order)
+    return actual
 
 
 def given_as(batch):
@@ -56,7 +56,7 @@ def given_as(batch):
     places = [(s, p) for s, row in enumerate(batch.ids) for p, i in enumerate(row) if i is not None]
     flat = np.array([batch.ids[s][p] for s, p in places], np.int64)
     weights = None if batch.weights is None else np.array([batch.weights[s][p] for s, p in places], np.float32)
-    where = np.array(places, np.int64).reshape(-1, 2)
+    place = np.array(places, np.int64).reshape(-1, 2)
     if batch.form == "dense":
         return np.array(batch.ids), None if weights is None else weights.reshape(BATCH, -1)
     if batch.form == "lists":
@@ -66,15 +66,15 @@ def given_as(batch):
         return pa.array(batch.ids, pa.list_(pa.int64())), listed
     if batch.form == "positions":
         order = np.array(batch.order, np.int64)
-        return ps.CooIds(where[order], flat[order], None if weights is None else weights[order]), None
+        return ps.CooIds(place[order], flat[order], None if weights is None else weights[order]), None
     if batch.form == "coordinates":  # in any order of samples; the ids of one keep theirs
-        samples = where[np.array(batch.order, np.int64), 0]
+        samples = place[np.array(batch.order, np.int64), 0]
         order = np.empty(len(flat), np.int64)
         order[np.argsort(samples, kind="stable")] = np.arange(len(flat))
         return ps.CooIds(samples, flat[order], None if weights is None else weights[order]), None
     if batch.form == "sparse":
         shape = np.array([BATCH, max((len(row) for row in batch.ids), default=0)])
-        both = [SimpleNamespace(indices=where, values=values, dense_shape=shape) for values in (flat, weights)]
+        both = [SimpleNamespace(indices=place, values=values, dense_shape=shape) for values in (flat, weights)]
     else:
         splits = np.cumsum([0, *(len(row) for row in batch.ids)])
         both = [SimpleNamespace(flat_values=values, row_splits=splits) for values in (flat, weights)]
@@ -94,17 +94,17 @@ def nested(configuration, by_name):
 
 
 def receive(engine, wanted, configuration, batch):
-    taken = {name: given_as(one) for name, one in batch.items()}
+    taken = {name: given_as(item) for name, item in batch.items()}
     ids, weights = ({name: both[n] for name, both in taken.items()} for n in (0, 1))
-    if all(one is None for one in weights.values()):
+    if all(weight is None for weight in weights.values()):
         got, dedup = engine.recv_activations(nested(configuration, ids))
     else:
         got, dedup = engine.recv_activations(nested(configuration, ids), nested(configuration, weights))
     got = dict(zip(batch, got.values() if configuration.nested else got, strict=True))
     looked, truncated = {}, 0
     for feature in wanted.features:
-        one = batch[feature.name]
-        looked[feature.name], beyond = lookup_oracle.uses(feature, one.ids, one.weights)
+        first = batch[feature.name]
+        looked[feature.name], beyond = lookup_oracle.uses(feature, first.ids, first.weights)
         truncated += beyond
         table = wanted.tables[feature.table].weights
         total, size = lookup_oracle.activations(feature, table, BATCH, looked[feature.name])
@@ -118,16 +118,16 @@ def receive(engine, wanted, configuration, batch):
 
 @st.composite
 def gradients_of(draw, configuration):
-    found = {}
+    actual = {}
     for feature in configuration.features:
         dim = configuration.table(feature.table).dim
         shape = (BATCH, feature.length, dim) if feature.length else (BATCH, dim)
         if draw(st.integers(0, 7)) == 7:
-            found[feature.name] = None
+            actual[feature.name] = None
             continue
         values = draw(st.lists(st.sampled_from(VALUES), min_size=1, max_size=7))
-        found[feature.name] = np.resize(np.array(values, np.float32), shape)
-    return found
+        actual[feature.name] = np.resize(np.array(values, np.float32), shape)
+    return actual
 
 
 def spoiled(data, configuration, gradients, rates):
@@ -151,16 +151,16 @@ def spoiled(data, configuration, gradients, rates):
     return changed, rates
 
 
-def is_late(wanted, configuration, one):
-    return wanted.global_step - one.step > (1 if configuration.pipelined else 0)
+def is_late(wanted, configuration, entry):
+    return wanted.global_step - entry.step > (1 if configuration.pipelined else 0)
 
 
-def send(engine, wanted, configuration, one, gradients, rates, library):
-    late = is_late(wanted, configuration, one)
-    rows = lookup_oracle.gradient_rows(wanted.features, one.uses, gradients)
+def send(engine, wanted, configuration, entry, gradients, rates, library):
+    late = is_late(wanted, configuration, entry)
+    rows = lookup_oracle.gradient_rows(wanted.features, entry.uses, gradients)
     finite = all(np.isfinite(g).all() for of_table in rows.values() for _, g in of_table)
-    given = {name: None if g is None else library.asarray(g) for name, g in gradients.items()}
-    arguments = nested(configuration, given), rates, one.dedup
+    value = {name: None if g is None else library.asarray(g) for name, g in gradients.items()}
+    arguments = nested(configuration, value), rates, entry.dedup
     if not finite or (late and wanted.num_required == 1):
         with pytest.raises(ps.PenstockError):
             engine.send_gradients(*arguments)
@@ -185,7 +185,7 @@ def test_random_batches(mesh_of, gaps, data):
             batch = data.draw(batches(configuration, gaps))
             waiting.append(receive(engine, wanted, configuration, batch))
             continue
-        one = waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
+        item = waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
         gradients = data.draw(gradients_of(configuration))
         rates = None
         if configuration.tags and not (configuration.schedules and data.draw(st.booleans())):
@@ -193,17 +193,17 @@ def test_random_batches(mesh_of, gaps, data):
         if data.draw(st.integers(0, 3)) == 3:
             wrong, wrong_rates = spoiled(data, configuration, gradients, rates)
             with pytest.raises(ps.PenstockError):
-                engine.send_gradients(nested(configuration, wrong), wrong_rates, one.dedup)
+                engine.send_gradients(nested(configuration, wrong), wrong_rates, item.dedup)
             assert_same_state(engine, wanted)
         if data.draw(st.booleans()):
-            one = one._replace(dedup=ps.DeduplicationData.unpack(engine.config, *one.dedup.pack()))
-        if send(engine, wanted, configuration, one, gradients, rates, data.draw(st.sampled_from([np, jnp]))):
-            sent.append(one)
+            item = item._replace(dedup=ps.DeduplicationData.unpack(engine.config, *item.dedup.pack()))
+        if send(engine, wanted, configuration, item, gradients, rates, data.draw(st.sampled_from([np, jnp]))):
+            sent.append(item)
         assert_same_state(engine, wanted)
-    for one in sent:
+    for item in sent:
         zeros = nested(configuration, {feature.name: None for feature in configuration.features})
-        arguments = zeros, [0.5] * configuration.num_tags, one.dedup
-        if is_late(wanted, configuration, one) and wanted.num_required > 1:
+        arguments = zeros, [0.5] * configuration.num_tags, item.dedup
+        if is_late(wanted, configuration, item) and wanted.num_required > 1:
             assert engine.send_gradients(*arguments) is False
         else:
             with pytest.raises(ps.PenstockError):

@@ -22,13 +22,6 @@ def test_packed_and_unpacked_data_sends_the_same_gradients():
     assert ours.state_hash() == other.state_hash()
 
 
-def test_data_without_lookups_can_be_packed():
-    engine = engine_of(combiner="sum")
-    _, dedup = engine.recv_activations([[[], [], [], []]])
-    again = ps.DeduplicationData.unpack(engine.config, *dedup.pack())
-    assert engine.send_gradients([None], deduplication_data=again)
-
-
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [

@@ -1,11 +1,23 @@
 """Sequences by position, and batches of another size than the configuration's."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 import pytest
-from lookups import ragged, sparse
 
 import penstock as ps
+
+
+def sparse(indices, values, dense_shape=(4, 3)):
+    """A tf.SparseTensor."""
+    indices = np.array(indices, np.int64).reshape(-1, len(dense_shape))
+    return SimpleNamespace(indices=indices, values=np.array(values), dense_shape=np.array(dense_shape))
+
+
+def ragged(values, row_splits=(0, 2, 2, 3, 6)):
+    """A tf.RaggedTensor."""
+    return SimpleNamespace(flat_values=np.array(values), row_splits=np.array(row_splits))
 
 
 def engine_of(batch, length=0, combiner="sum", **feature):
@@ -17,40 +29,16 @@ def engine_of(batch, length=0, combiner="sum", **feature):
     return engine
 
 
-INDICES, IDS = [[0, 0], [0, 2], [1, 1]], [1, 2, 3]
-GAPS = [
-    pytest.param(ps.CooIds(np.array(INDICES), np.array(IDS)), id="CooIds"),
-    pytest.param(ps.CooIds(np.array(INDICES)[::-1], np.array(IDS)[::-1]), id="CooIds backwards"),
-    pytest.param(sparse(INDICES, IDS, [2, 3]), id="SparseTensor"),
-]
-
-
-@pytest.mark.parametrize("given", GAPS)
-def test_ids_of_a_sequence_stay_at_their_positions(given):
-    (activations,), dedup = engine_of(2, 3).recv_activations([given])
-    assert activations[:, :, 0].tolist() == [[20, 0, 30], [0, 40, 0]]
-    assert dedup.truncated == 0
-
-
-@pytest.mark.parametrize("given", GAPS)
-def test_the_gradient_of_a_position_belongs_to_the_id_that_stands_there(given):
-    engine = engine_of(2, 3)
-    _, dedup = engine.recv_activations([given])
-    gradient = np.array([[[1], [2], [4]], [[8], [16], [32]]], np.float32)
-    engine.send_gradients([gradient], deduplication_data=dedup)
-    assert engine.lookup("t", range(6))[:, 0].tolist() == [10, 19, 26, 24, 50, 60]
-
-
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         ps.CooIds([[0, 3], [0, 0], [0, 2**40], [1, 2]], [5, 1, 4, 2]),
         sparse([[0, 0], [0, 3], [0, 9], [1, 2]], [1, 5, 4, 2], [2, 10]),
     ],
     ids=["CooIds", "SparseTensor"],
 )
-def test_a_sequence_is_truncated_by_position_and_not_by_number(given):
-    (activations,), dedup = engine_of(2, 3).recv_activations([given])
+def test_a_sequence_is_truncated_by_position_and_not_by_number(value):
+    (activations,), dedup = engine_of(2, 3).recv_activations([value])
     assert activations[:, :, 0].tolist() == [[20, 0, 0], [0, 0, 30]]
     assert dedup.truncated == 2
     assert dedup.ids(0, "t").tolist() == [1, 2]
@@ -83,7 +71,7 @@ SHORT = "feature 'f': expected ids for 4 samples (its input shape), got 2; pad a
 
 @pytest.mark.parametrize("length", [0, 3])
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         [[1, 2], [3]],
         pa.array([[1, 2], [3]]),
@@ -92,20 +80,20 @@ SHORT = "feature 'f': expected ids for 4 samples (its input shape), got 2; pad a
     ],
     ids=["lists", "arrow", "RaggedTensor", "SparseTensor"],
 )
-def test_a_smaller_batch_is_refused_in_every_form(given, length):
+def test_a_smaller_batch_is_refused_in_every_form(value, length):
     with pytest.raises(ps.UsageError) as caught:
-        engine_of(4, length).recv_activations([given])
+        engine_of(4, length).recv_activations([value])
     assert str(caught.value).startswith(SHORT)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [[[], [], [], [], []], ragged([1], [0, 1, 1, 1, 1, 1]), sparse([[0, 0]], [1], [5, 1])],
     ids=["lists", "RaggedTensor", "SparseTensor"],
 )
-def test_a_larger_batch_is_refused_without_advice_to_pad_it(given):
+def test_a_larger_batch_is_refused_without_advice_to_pad_it(value):
     with pytest.raises(ps.UsageError, match=r"feature 'f': expected ids for 4 samples \(its input shape\), got 5$"):
-        engine_of(4).recv_activations([given])
+        engine_of(4).recv_activations([value])
 
 
 def test_a_short_dense_batch_says_what_to_do():
@@ -124,13 +112,13 @@ def test_a_batch_that_was_padded_with_empty_samples_moves_what_it_holds():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [[[0, 2], [1, 3, 4, 5]], pa.array([[0, 2], [1, 3, 4, 5]]), ragged([0, 2, 1, 3, 4, 5], [0, 2, 6])],
     ids=["lists", "arrow", "RaggedTensor"],
 )
-def test_ragged_rows_of_the_leading_axis_of_an_output_shape_are_sequences(given):
+def test_ragged_rows_of_the_leading_axis_of_an_output_shape_are_sequences(value):
     engine = engine_of(None, combiner="mean", output_shape=[2, 3])
-    (activations,), dedup = engine.recv_activations([given])
+    (activations,), dedup = engine.recv_activations([value])
     assert activations[:, :, 0].tolist() == [[10, 30, 0], [20, 40, 50]]
     assert dedup.truncated == 1
     gradient = np.array([[[1], [2], [4]], [[8], [16], [32]]], np.float32)
@@ -145,13 +133,13 @@ def test_ragged_rows_of_all_of_an_output_shape_are_combined():
 
 
 def test_such_a_sequence_takes_no_weights():
-    given = ragged([1, 2, 3], [0, 2, 3])
+    value = ragged([1, 2, 3], [0, 2, 3])
     with pytest.raises(ps.UsageError, match=r"feature 'f': a sequence feature \(of 3 positions\) takes no weights"):
-        engine_of(None, output_shape=[2, 3]).recv_activations([given], [given])
+        engine_of(None, output_shape=[2, 3]).recv_activations([value], [value])
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("value", "message"),
     [
         (sparse([[0, 0, 0]], [1], [3, 2, 1]), r"feature 'f': expected ids of dense_shape \[2, 3, k\], got \[3, 2, 1\]"),
         (sparse([[0, 0, 0, 0]], [1], [2, 3, 1, 1]), r"expected ids of dense_shape \[2, 3, k\], got \[2, 3, 1, 1\]"),
@@ -162,13 +150,13 @@ def test_such_a_sequence_takes_no_weights():
         ([[[1], [2]], [[3], [4]]], r"feature 'f': expected ids of a sample as a flat list, got \[\[1\], \[2\]\]"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(given, message):
+def test_shapes_that_do_not_fit_are_refused(value, message):
     with pytest.raises(ps.UsageError, match=message):
-        engine_of(None, output_shape=[2, 3]).recv_activations([given])
+        engine_of(None, output_shape=[2, 3]).recv_activations([value])
 
 
 @pytest.mark.parametrize(
-    ("given", "weights", "message"),
+    ("value", "weights", "message"),
     [
         (ragged([1, 2, 3], [0, 2, 3]), ragged([1, 1, 1], [0, 1, 3]), "feature 'f': sample 0 has 2 ids and 1 weights"),
         (ragged([1, 2, 3], [0, 2, 3]), ragged([1, 1, 1], [0, 1, 2, 3]), "expected weights for 2 samples .*, got 3"),
@@ -184,6 +172,6 @@ def test_shapes_that_do_not_fit_are_refused(given, message):
         ),
     ],
 )
-def test_weights_stand_where_the_ids_do(given, weights, message):
+def test_weights_stand_where_the_ids_do(value, weights, message):
     with pytest.raises(ps.UsageError, match=message):
-        engine_of(2).recv_activations([given], [weights])
+        engine_of(2).recv_activations([value], [weights])

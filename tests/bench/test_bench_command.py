@@ -93,21 +93,21 @@ def test_a_peer_that_kills_its_process_is_reported_and_the_rest_is_measured(monk
         runner.ChildState([["w1/adagrad", None]]),
     ]
     orders = []
-    monkeypatch.setattr(runner, "listen", lambda plan, order, found: orders.append(order) or heard.pop(0))
-    found = runner.run(plan(cases=["w1/sgd", "w1/adagrad"], peers=["torch"]))
+    monkeypatch.setattr(runner, "listen", lambda plan, order, result: orders.append(order) or heard.pop(0))
+    actual = runner.run(plan(cases=["w1/sgd", "w1/adagrad"], peers=["torch"]))
     assert orders[1]["points"] == [["w1/adagrad", None]]
     assert orders[1]["without"] == ["torch_bad"]
-    assert found.died == {"torch_bad in w1/adagrad": "the process was killed by signal 6: abort"}
-    assert found.failed == []
+    assert actual.died == {"torch_bad in w1/adagrad": "the process was killed by signal 6: abort"}
+    assert actual.failed == []
 
 
 def test_a_killed_measurement_of_penstock_fails_the_case(monkeypatch):
     monkeypatch.setattr(
-        runner, "listen", lambda plan, order, found: runner.ChildState([], "penstock", "w1/sgd", "gone")
+        runner, "listen", lambda plan, order, result: runner.ChildState([], "penstock", "w1/sgd", "gone")
     )
-    found = runner.run(plan())
-    assert found.failed == ["w1/sgd"]
-    assert found.runs[0]["failed"] == {"penstock": "gone"}
+    actual = runner.run(plan())
+    assert actual.failed == ["w1/sgd"]
+    assert actual.runs[0]["failed"] == {"penstock": "gone"}
 
 
 def test_the_end_of_a_killed_child_is_noticed(monkeypatch):

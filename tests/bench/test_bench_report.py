@@ -34,8 +34,8 @@ def fake_run(case, kind, x=None, threads=2, **peers_ms):
     others = {name: side(ms) | {"ratio": ms / 10.0} for name, ms in peers_ms.items()}
     workload = {"title": "made up", "rows": 1000, "unique": 10, "reuse": 100, "step_mb": 1, "tables_mb": 1}
     sides_ = {"penstock": side(10.0)} | others
-    of = {"case": case, "kind": kind, "x": x, "threads": threads, "workload": workload}
-    return of | {"sides": sides_, "failed": {"torch_x": "wrong <result>"}, "limit_ms": 4.0}
+    point = {"case": case, "kind": kind, "x": x, "threads": threads, "workload": workload}
+    return point | {"sides": sides_, "failed": {"torch_x": "wrong <result>"}, "limit_ms": 4.0}
 
 
 @pytest.fixture
@@ -138,11 +138,11 @@ def test_an_earlier_result_of_this_machine_is_compared_case_by_case(kept, measur
 
 @pytest.mark.parametrize("other", [{"cpu": "Z80"}, {"cpus": 999}, {"system": "CP/M 2.2"}])
 def test_a_result_of_another_machine_is_refused_before_anything_is_measured(other, kept, measured, capsys):
-    path, what = kept(**other), str(next(iter(other.values())))
+    path, kind = kept(**other), str(next(iter(other.values())))
     assert main(["bench", "w1/sgd", "--peers", "none", "--against", str(path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{path}: measured on " in line
-    assert what in line.partition("; this is ")[0]
+    assert kind in line.partition("; this is ")[0]
     assert line.endswith("times of two machines are not compared; compare their shares of the limit")
     assert main(["bench", "w1/sgd", "--peers", "none", "--report", str(path.parent)]) == 2
     assert "give another directory, so that the results of two are not mixed" in capsys.readouterr().err
@@ -158,8 +158,8 @@ def test_a_file_that_is_no_result_is_refused(kept, measured, capsys):
 
 def test_the_share_of_the_limit_names_its_threads(measured, result, monkeypatch, capsys):
     def run(plan):
-        for one in result["runs"]:
-            plan.report(one)
+        for item in result["runs"]:
+            plan.report(item)
         return runner.Results(runs=result["runs"])
 
     monkeypatch.setattr(runner, "run", run)

@@ -94,11 +94,11 @@ def test_a_write_in_place_has_no_faults_and_much_temporary_memory_is_one():
 
 @pytest.mark.parametrize("copy", COPIES)
 def test_a_result_of_the_size_of_a_table_is_found_whatever_makes_it(copy):
-    before, after, what, where = COPIES[copy]
+    before, after, kind, place = COPIES[copy]
     assert WRITE.count(before) == 1
     (fault,) = checked(WRITE.replace(before, after)).faults
-    assert fault.startswith(f"copies a table: {what} f32[")
-    assert fault.endswith(where)
+    assert fault.startswith(f"copies a table: {kind} f32[")
+    assert fault.endswith(place)
 
 
 def test_a_read_or_write_may_move_a_table_to_vmem_and_the_bytes_are_reported():
@@ -175,10 +175,10 @@ def test_the_kept_matrix_holds_every_case_within_its_bound():
     kept = [(generation, optimizer, int(dim), variant) for generation, optimizer, dim, variant, *_ in cells]
     names = [(c.generation, c.title, c.dim, c.variant) for c in m.cases(small=False)]
     assert sorted(kept) == sorted(names)
-    for _, what, dim, variant, moved, ratio, *_ in cells:
-        by_xla = variant == "xla" or ", write" in what
-        beyond = by_xla and (int(dim) > m.MOST_DIM_BY_XLA or " lines" in what)
-        if ", compact" in what or ", read" in what:  # its bytes depend on how many lines the rows are in
+    for _, name, dim, variant, moved, ratio, *_ in cells:
+        by_xla = variant == "xla" or ", write" in name
+        beyond = by_xla and (int(dim) > m.MOST_DIM_BY_XLA or " lines" in name)
+        if ", compact" in name or ", read" in name:  # its bytes depend on how many lines the rows are in
             assert (moved, ratio) == ("", "")
         elif not beyond:
             assert float(ratio) <= (m.MOST_BY_XLA if by_xla else m.MOST_BY_KERNEL)
@@ -225,9 +225,9 @@ def test_the_kernel_needs_at_most_24_bundles_per_line_of_adagrad(tmp_path):
     module = "penstock.bench.tpu.bundles"
     command = [sys.executable, "-m", module, str(results), "--only", "v5e Adagrad 128"]
     subprocess.run(command, check=True, capture_output=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
-    ((case, found),) = bundles_in(results).items()
+    ((case, actual),) = bundles_in(results).items()
     assert (case.generation, case.optimizer, case.dim) == ("v5e", "Adagrad", 128)
-    assert 10 < found <= 24
+    assert 10 < actual <= 24
 
 
 @pytest.mark.parametrize("command", ["matrix --small", "functional_step --small", "exchanged_step", "cached_steps v5e"])

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from device_table import some_rows
+from engines import stored
 from evidence import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,11 +58,7 @@ def test_rounding_to_the_nearest_is_that_of_ml_dtypes():
 
 def engine_of(bfloat16=True, mesh=None, sharding="DIV", rows=700, optimizer=None, **arguments):
     config = EmbeddingConfig.from_tables([TableConfig(rows, 24, name="t")], optimizer or o.Adagrad(0.1))
-    message = config.to_engine_proto()
-    message.tpu_embedding_configuration.sharding_strategy = 1 if sharding == "MOD" else 0
-    if bfloat16:
-        (message.table or [message.table.add(name="t")])[0].storage_dtype = 2
-    return Engine(EmbeddingConfig.from_proto(message), mesh, **arguments)
+    return Engine(stored(config, "t" * bfloat16, sharding), mesh, **arguments)
 
 
 def trained(engine, steps=4):
@@ -105,8 +102,8 @@ def test_a_checkpoint_of_16_bits_continues_with_the_same_bits(tmp_path):
     engine.save(tmp_path / "c")
     restored = Engine.restore(tmp_path / "c")
     assert restored.state_hash() == engine.state_hash()
-    for one in (engine, restored):
-        one.apply({"t": some_rows(9, 100, 700, 24)})
+    for item in (engine, restored):
+        item.apply({"t": some_rows(9, 100, 700, 24)})
     assert restored.state_hash() == engine.state_hash()
     with pytest.raises(StateError, match="table 't' has storage_dtype bfloat16 in the checkpoint and float32 in"):
         Engine.restore(tmp_path / "c", config=engine_of(bfloat16=False).config)

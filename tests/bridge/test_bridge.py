@@ -91,18 +91,6 @@ def test_an_update_of_every_row_moves_no_table_and_each_row_once(devices, varian
         assert table.read(np.arange(30_011), part).tobytes() == wanted.tobytes()
 
 
-@pytest.mark.parametrize("devices", [1, 3])
-def test_an_update_of_every_row_needs_no_second_table(devices, mesh_of):
-    layout = Layout("t", 1_000_000, 32, 2, devices, False)
-    memory = (
-        Programs(make_mesh(mesh_of(devices)), Stack.of([layout], NON_LAZY), NON_LAZY, "xla")
-        .at("sweep")
-        .memory_analysis()
-    )
-    assert memory.alias_size_in_bytes == layout.nbytes // devices
-    assert memory.temp_size_in_bytes < 1 << 23
-
-
 @both_variants
 def test_an_update_of_every_row_compiles_nothing_in_a_steady_state(variant, compilations, mesh_of):
     table = whole_table(5000, 4, mesh_of(2), variant)

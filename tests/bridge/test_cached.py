@@ -29,20 +29,20 @@ def batches_for(size):
 @pytest.fixture(scope="module")
 def of_device(mesh_of):
     """of_device(variant, log): hash and deltas of the tables on the devices, once per variant and log."""
-    found = {}
+    actual = {}
 
     def run(variant, batches):
-        if (variant, len(batches)) not in found:
+        if (variant, len(batches)) not in actual:
             engine = ps.Engine(cached.config_of(), mesh_of(3))
             deltas = bytes_of(engine.stage(batches, slots=True, flush=True))
-            found[variant, len(batches)] = engine.state_hash(), deltas
-        return found[variant, len(batches)]
+            actual[variant, len(batches)] = engine.state_hash(), deltas
+        return actual[variant, len(batches)]
 
     return run
 
 
 @pytest.mark.parametrize(
-    ("variant", "devices", "size", "look_ahead"), [*FFI, *((by, *of) for by in ("xla", "pallas") for of in PART)]
+    ("variant", "devices", "size", "look_ahead"), [*FFI, *((by, *item) for by in ("xla", "pallas") for item in PART)]
 )
 def test_a_cache_changes_no_bit_of_tables_and_deltas(
     variant, devices, size, look_ahead, of_device, mesh_of, monkeypatch, tmp_path
@@ -112,9 +112,9 @@ def test_a_checkpoint_with_rows_in_flight_restores_to_another_placement(
     first = ps.Engine(cached.config_of(PLACEMENTS[before]), mesh_of(3))
     first.run(LOG, checkpoint=tmp_path / "c", every=1, limit=30)
     assert {path.suffix for path in (tmp_path / "c").iterdir()} >= {".base", ".delta"}
-    found = first.state_hash()
+    actual = first.state_hash()
     engine = ps.Engine.restore(tmp_path / "c", mesh_of(2), config=cached.config_of(PLACEMENTS[after]))
-    assert engine.state_hash() == found
+    assert engine.state_hash() == actual
     engine.run(LOG, checkpoint=tmp_path / "c", every=2, resume=True, flush=True)
     assert engine.state_hash() == ps.Engine.restore(tmp_path / "c", mesh_of(1)).state_hash() == wanted
 
@@ -193,7 +193,7 @@ def test_a_move_keeps_every_bit_of_numbers_that_are_not_ordinary(variant, mesh_o
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)
     special = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45, -3e-42, 3.4e38, 1.17549435e-38, 0.1], np.float32)
     special = np.append(special, np.array([UNTOUCHED], np.int32).view(np.float32))
-    rng, found = np.random.default_rng(5), set()
+    rng, actual = np.random.default_rng(5), set()
     rows, slots = rng.choice(special, (2, 300, 3))
     steps = [rng.permutation(300)[:30] for _ in range(12)]
     for placement in (PLACEMENTS["device"], cached.cached(20)):
@@ -201,5 +201,5 @@ def test_a_move_keeps_every_bit_of_numbers_that_are_not_ordinary(variant, mesh_o
         engine.load_parameters("plain", rows, accumulators=slots)
         for ids in steps:
             engine.apply({"plain": (ids, np.zeros((30, 3)))})
-        found.add(b"".join(part.tobytes() for part in engine.retrieve_parameters("plain").values()))
-    assert len(found) == 1
+        actual.add(b"".join(part.tobytes() for part in engine.retrieve_parameters("plain").values()))
+    assert len(actual) == 1

@@ -52,7 +52,7 @@ def test_a_step_of_more_rows_than_places_is_carried_out_in_several(variant, monk
     ids = [[5, 6, 7], range(20), range(10, 30)]
     engine = steps_of(*ids, placement=cached.cached(8))
     assert engine.state_hash() == steps_of(*ids, placement=lambda spec: ps.Placement()).state_hash()
-    moves = simulated([[of] for of in ids], 8, 0)
+    moves = simulated([[row_id] for row_id in ids], 8, 0)
     assert cached.counts(engine) == (
         sum(hits for *_, hits in moves),
         sum(len(up) for up, *_ in moves),
@@ -78,12 +78,13 @@ def test_a_replay_prints_what_moved(tmp_path, call):
     settings.placement.look_ahead = 0
     ps.EmbeddingConfig.from_proto(message).save(tmp_path / "cached.pbtxt")
     text, printed = call(0, "replay", tmp_path / "cached.pbtxt", tmp_path / "log.arrows")
-    of = printed["tables"][name]["cache"]
-    assert of["places"] == 30
-    assert of["bytes"] == (of["up"] + of["down"]) * 32
-    updates = of["hits"] + of["up"]
+    cache = printed["tables"][name]["cache"]
+    assert cache["places"] == 30
+    assert cache["bytes"] == (cache["up"] + cache["down"]) * 32
+    updates = cache["hits"] + cache["up"]
     assert (
-        f"cache     {name}: {of['hits'] / updates:.1%} of {updates} updates hit 30 cached rows; {of['up']} up, " in text
+        f"cache     {name}: {cache['hits'] / updates:.1%} of {updates} updates hit 30 cached rows; {cache['up']} up, "
+        in text
     )
     assert "on the host, cached" in call(0, "inspect", tmp_path / "cached.pbtxt")[0]
 
@@ -118,12 +119,12 @@ def test_rows_of_new_keys_are_created_on_the_device_and_not_read_from_the_host(m
     table = engine.core.tables.cached["keyed"]
     read = []
     copy_rows = table._host.copy_rows
-    monkeypatch.setattr(table._host, "copy_rows", lambda *of: read.append(of[1]) or copy_rows(*of))
+    monkeypatch.setattr(table._host, "copy_rows", lambda *arguments: read.append(arguments[1]) or copy_rows(*arguments))
     device = ps.Engine(cached.config_of(names=["keyed"]), mesh_of(2))
     for first in range(0, 600, 100):
-        for one in (engine, device):
-            one.apply({"keyed": (np.arange(first, first + 100), np.ones((100, 8)))}, contributor=0)
-            one.apply({"keyed": (np.arange(first, first + 100), np.ones((100, 8)))}, contributor=1)
+        for item in (engine, device):
+            item.apply({"keyed": (np.arange(first, first + 100), np.ones((100, 8)))}, contributor=0)
+            item.apply({"keyed": (np.arange(first, first + 100), np.ones((100, 8)))}, contributor=1)
     assert read == []
     assert engine.state_hash() == device.state_hash()
 
@@ -158,8 +159,8 @@ def test_a_device_that_fails_with_rows_on_their_way_down_fails_the_engine_and_no
     engine = engine_of(mesh_of(2), places=20)
     engine.run(batches, checkpoint=tmp_path / "c", every=1, limit=7)
     programs = engine.core.tables.cached["plain"]._device.programs
-    at = programs.at
-    monkeypatch.setattr(programs, "at", lambda what, *of: read if what == "read" else at(what, *of))
+    original = programs.at
+    monkeypatch.setattr(programs, "at", lambda kind, *arguments: read if kind == "read" else original(kind, *arguments))
     with pytest.raises(jax.errors.JaxRuntimeError, match="the device is gone"):
         engine.run(batches, resume=True, checkpoint=tmp_path / "c", every=100)
     for use in (engine.state_hash, lambda: engine.lookup("plain", [1]), lambda: step(engine, [1])):

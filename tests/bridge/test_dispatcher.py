@@ -8,13 +8,8 @@ import pytest
 from device_table import device_table
 from limits import HANG_S
 
-import penstock.updates as o
 from penstock.bridge.dispatcher import AHEAD, RING, Arena, Dispatcher
 from penstock.bridge.sharding import Layout
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tables import TableConfig
-from penstock.engine import Engine
-from penstock.errors import StateError
 from penstock.updates import UpdateRule
 
 
@@ -120,29 +115,6 @@ def test_an_error_behind_a_fence_names_table_and_step():
         dispatcher.wait()
     with pytest.raises(jax.errors.JaxRuntimeError, match="table 'item', step 3"):
         dispatcher.drain()
-
-
-def frame(step):
-    rng = np.random.default_rng(step)
-    return {"t": (rng.permutation(5000)[:90], rng.standard_normal((90, 8), np.float32))}
-
-
-def test_an_engine_whose_device_failed_names_the_step_and_refuses_more(monkeypatch, mesh_of):
-    monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
-    engine = Engine(EmbeddingConfig.from_tables([TableConfig(5000, 8, name="t")], o.Adagrad(0.1)), mesh_of(1))
-    engine.apply(frame(0))
-    engine.core.wait()  # the next step is the one that fails
-    table = engine.core.tables.table("t")
-
-    def fail(*_):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
-
-    monkeypatch.setattr(table._tables.programs, "at", lambda *_: fail)
-    engine.apply(frame(1))  # the host is ahead: it does not know yet
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"table 't', step 1: RESOURCE_EXHAUSTED"):
-        engine.run(iter([]))
-    with pytest.raises(StateError, match="an earlier step failed half way"):
-        engine.apply(frame(2))
 
 
 def test_reads_see_every_submitted_step(mesh_of):

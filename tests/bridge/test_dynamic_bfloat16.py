@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from dynamic import ALL_POLICIES, churning_steps, config_of, cut, in_16_bits, log_of
+from dynamic import ALL_POLICIES, churning_steps, config_of, cut, log_of
+from engines import stored
 from evidence import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ OPTIMIZERS = [ps.SGD(0.5), ps.Adagrad(0.1), ps.Adam(0.01, lazy_adam=True), ps.Ro
 def engine_of(dynamic=None, mesh=None, **options):
     names = ("rows", "dim", "optimizer")
     config = config_of(dynamic, **{name: options.pop(name) for name in names if name in options})
-    return ps.Engine(in_16_bits(config), mesh, **options)
+    return ps.Engine(stored(config, ["user"]), mesh, **options)
 
 
 @given(
@@ -29,8 +30,8 @@ def engine_of(dynamic=None, mesh=None, **options):
 def test_rows_slots_and_deltas_are_those_of_a_static_table(optimizer, steps, num_required, form, mesh_of):
     layout, devices = form
     table = ps.TableConfig(13, 4, name="user", optimizer=optimizer)
-    static = in_16_bits(ps.EmbeddingConfig.from_tables([table]))
-    dynamic = in_16_bits(config_of(rows=26, optimizer=optimizer))
+    static = stored(ps.EmbeddingConfig.from_tables([table]), ["user"])
+    dynamic = stored(config_of(rows=26, optimizer=optimizer), ["user"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PENSTOCK_LAYOUT", layout)
         engines = [ps.Engine(config, mesh_of(devices), num_required=num_required) for config in (static, dynamic)]
@@ -69,7 +70,7 @@ def test_the_row_of_a_key_and_a_larger_table_change_no_bit(tmp_path):
     assert first.rows("user", keys).tolist() != second.rows("user", keys).tolist()
     assert first.lookup("user", keys).tobytes() == second.lookup("user", keys).tobytes()
     first.save(tmp_path)
-    larger = ps.Engine.restore(tmp_path, config=in_16_bits(config_of(rows=20_000)))
+    larger = ps.Engine.restore(tmp_path, config=stored(config_of(rows=20_000), ["user"]))
     assert larger.rows("user", keys).tolist() != first.rows("user", keys).tolist()
     for engine in (first, larger):
         for step in range(3, 6):

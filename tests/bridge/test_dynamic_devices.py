@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from device_table import addresses_of
-from dynamic import ALL_POLICIES, churning_steps, config_of, cut, in_16_bits, log_of, push
+from dynamic import ALL_POLICIES, churning_steps, config_of, cut, log_of, push
+from engines import stored
 
 import penstock as ps
 from penstock.bridge.backends import formatted
@@ -44,7 +45,7 @@ def test_a_dynamic_table_runs_no_program_that_a_static_table_of_its_capacity_has
     dynamic = config_of(ALL_POLICIES, rows=64, dim=dim)
     static = ps.EmbeddingConfig.from_tables([ps.TableConfig(64, dim, name="user", optimizer=ps.Adagrad(0.1))])
     if bfloat16:
-        static, dynamic = in_16_bits(static), in_16_bits(dynamic)
+        static, dynamic = stored(static, ["user"]), stored(dynamic, ["user"])
     ps.Engine(static, mesh_of(8)).warmup()  # the more devices, the fewer sizes to compile
     assert compilations
     compilations.clear()
@@ -102,16 +103,6 @@ def test_all_devices_layouts_and_variants_give_the_bits_of_the_cpus_tables(optim
         assert directory.num_evicted > 20
         states[variant, layout, devices] = engine.state_hash()
     assert len(set(states.values())) == 1, states
-
-
-def test_evicted_keys_return_with_their_initial_rows_and_slots_on_every_device(on, mesh_of):
-    on("xla", "tiled")
-    engine = ps.Engine(config_of(ps.Dynamic(evict="lru"), rows=1, optimizer=ps.Adagrad(0.1)), mesh_of(3))
-    push(engine, [5])
-    first = engine.lookup("user", [5])
-    push(engine, [6])
-    push(engine, [5])
-    assert engine.lookup("user", [5]).tobytes() == first.tobytes()
 
 
 # ---- stacks

@@ -17,11 +17,11 @@ def folded(frames):
     """{id: (left fold of its rows, frames that contain it)} of frames in their order, and the ids' order."""
     sums = {}
     for ids, grads in frames:
-        for one, grad in zip(ids.tolist(), grads, strict=True):
-            held, count = sums.get(one, (None, 0))
-            sums[one] = grad.copy() if held is None else held + grad, count
-        for one in set(ids.tolist()):
-            sums[one] = sums[one][0], sums[one][1] + 1
+        for row_id, grad in zip(ids.tolist(), grads, strict=True):
+            held, count = sums.get(row_id, (None, 0))
+            sums[row_id] = grad.copy() if held is None else held + grad, count
+        for row_id in set(ids.tolist()):
+            sums[row_id] = sums[row_id][0], sums[row_id][1] + 1
     return sums
 
 
@@ -29,11 +29,11 @@ def over_processes(frames, mean):
     """ids and gradients of one step: each process's fold, then over processes by rank. frames : of each process"""
     total = {}
     for sums in map(folded, frames):
-        for one, (grad, count) in sums.items():
-            held, before = total.get(one, (None, 0))
-            total[one] = grad if held is None else held + grad, before + count
+        for item, (grad, count) in sums.items():
+            held, before = total.get(item, (None, 0))
+            total[item] = grad if held is None else held + grad, before + count
     ids = np.array(sorted(total), np.int64)
-    grads = [total[one][0] / np.float32(total[one][1]) if mean else total[one][0] for one in ids.tolist()]
+    grads = [total[row_id][0] / np.float32(total[row_id][1]) if mean else total[row_id][0] for row_id in ids.tolist()]
     return ids, np.array(grads, np.float32)
 
 
@@ -47,10 +47,10 @@ def oracle(name, steps, mean):
     rule = ps.Engine(jobs.config_of()).config.table(name).rule
     parts = list(start()[name].values())
     for frames in steps:
-        frames = [[frame[name] for frame in of if name in frame] for of in frames]
+        frames = [[frame[name] for frame in item if name in frame] for item in frames]
         several = [over_processes(frames, mean)]
         if name == "s":
-            several = [over_processes([[frame]], False) for of in frames for frame in of]
+            several = [over_processes([[frame]], False) for item in frames for frame in item]
         for ids, grads in several:
             if len(ids) or rule.non_lazy:
                 lr = 0.05 if name in "mn" else 0.1
@@ -60,16 +60,16 @@ def oracle(name, steps, mean):
 
 @pytest.mark.parametrize(("count", "devices"), [(2, 1), (2, 3), (4, 1)])
 def test_tables_are_those_of_a_fold_per_process_and_then_over_processes(count, devices, tmp_path):
-    found = started("applied", count, devices, tmp_path)
+    result = started("applied", count, devices, tmp_path)
     frames = [[jobs.frame_of(rank, number) for number in range(6)] for rank in range(count)]
     frames[0][4] = {}  # stale
-    steps = [[of[number : number + 2] for of in frames] for number in (0, 2, 4)]
-    for tables, _, state_hash in found:
-        assert state_hash == found[0][2]
+    steps = [[frame[number : number + 2] for frame in frames] for number in (0, 2, 4)]
+    for tables, _, state_hash in result:
+        assert state_hash == result[0][2]
         for name in set(jobs.ROWS) - {"h"}:
             parts = oracle(name, steps, mean=True)
             assert [bits(part) for part in tables[name].values()] == [bits(part) for part in parts], name
-    assert [seen for _, seen, _ in found] == [(rank == 0, 0, 3) for rank in range(count)]
+    assert [seen for _, seen, _ in result] == [(rank == 0, 0, 3) for rank in range(count)]
 
 
 def hashes_of_one_process(count):
@@ -85,22 +85,22 @@ def hashes_of_one_process(count):
 
 @pytest.mark.parametrize("layout", ["plain", "tiled"])
 def test_frames_without_repeated_rows_give_the_bits_of_one_process_in_place(layout, tmp_path):
-    found = started("one_frame_per_step", 2, 2, tmp_path, PENSTOCK_LAYOUT=layout)
-    assert found == [hashes_of_one_process(2)] * 2
+    result = started("one_frame_per_step", 2, 2, tmp_path, PENSTOCK_LAYOUT=layout)
+    assert result == [hashes_of_one_process(2)] * 2
 
 
 def test_frames_too_large_for_one_dispatch_give_the_same_bits(tmp_path):
     (config, state_hash), (_, other) = started("sliced", 2, 1, tmp_path)
-    one = ps.Engine(config, num_required=2)
+    engine = ps.Engine(config, num_required=2)
     for number in range(2):
         for rank in range(2):
-            one.apply(jobs.wide_frame(rank, number))
-    assert state_hash == other == one.state_hash()
+            engine.apply(jobs.wide_frame(rank, number))
+    assert state_hash == other == engine.state_hash()
 
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_sources_of_different_lengths_are_read_to_the_end_of_the_longest(count, tmp_path):
-    found = started("ran", count, 1 if count == 3 else 2, tmp_path)
+    result = started("ran", count, 1 if count == 3 else 2, tmp_path)
     lengths = [3 + rank for rank in range(count)]
     rounds = [[rank for rank in range(count) if number < lengths[rank]] for number in range(max(lengths))]
     held, steps = 0, []  # the frames of each step, by process
@@ -112,29 +112,29 @@ def test_sources_of_different_lengths_are_read_to_the_end_of_the_longest(count, 
         if held >= count or number == max(lengths) - 1:
             steps.append(frames)
             held, frames = 0, [[] for _ in range(count)]
-    one = ps.Engine(jobs.small_config())
-    parts = list(one.retrieve_parameters("t").values())
+    engine = ps.Engine(jobs.small_config())
+    parts = list(engine.retrieve_parameters("t").values())
     for frames in steps:
-        parts = stepped(one.config.table("t").rule, 0.1, parts, *over_processes(frames, mean=True))
-    for rank, (counts, tables, state_hash, rows) in enumerate(found):
+        parts = stepped(engine.config.table("t").rule, 0.1, parts, *over_processes(frames, mean=True))
+    for rank, (counts, tables, state_hash, rows) in enumerate(result):
         assert counts == (lengths[rank], len(steps), 0, 5 * lengths[rank])
         assert [bits(part) for part in tables["t"].values()] == [bits(part) for part in parts]
         assert rows.tobytes() == parts[0][[rank, 20, 3 * rank]].tobytes()
-        assert state_hash == found[0][2]
-    one.read_tables(tmp_path / "tables")
-    assert [bits(part) for part in one.retrieve_parameters("t").values()] == [bits(part) for part in parts]
+        assert state_hash == result[0][2]
+    engine.read_tables(tmp_path / "tables")
+    assert [bits(part) for part in engine.retrieve_parameters("t").values()] == [bits(part) for part in parts]
 
 
 def test_every_process_looks_up_its_own_batch_and_sends_its_gradients(tmp_path):
-    found = started("trained", 2, 2, tmp_path)
-    wanted = found[0][0].copy()
+    result = started("trained", 2, 2, tmp_path)
+    wanted = result[0][0].copy()
     for rank in range(2):
-        for one, times in zip(*np.unique(jobs.features_of(rank), return_counts=True), strict=True):
-            wanted[one] -= np.float32(0.5) * np.float32((rank + 1) * times)
-    for rank, (before, activations, after, step) in enumerate(found):
+        for item, times in zip(*np.unique(jobs.features_of(rank), return_counts=True), strict=True):
+            wanted[item] -= np.float32(0.5) * np.float32((rank + 1) * times)
+    for rank, (before, activations, after, step) in enumerate(result):
         assert activations.tobytes() == before[jobs.features_of(rank)[:, 0]].tobytes()
         np.testing.assert_allclose(after, wanted, rtol=1e-6)
-        assert after.tobytes() == found[0][2].tobytes()
+        assert after.tobytes() == result[0][2].tobytes()
         assert step == 1
 
 
@@ -143,8 +143,8 @@ def test_the_learning_rates_of_the_last_process_count(tmp_path):
 
 
 def test_all_processes_raise_the_mistake_of_one_and_continue(tmp_path):
-    found = started("failed", 2, 2, tmp_path)
-    (first, first_step), (second, second_step) = found
+    result = started("failed", 2, 2, tmp_path)
+    (first, first_step), (second, second_step) = result
     assert first_step == second_step == 1
     for errors in (first, second):
         assert (errors["same"], errors["after"], errors["steps"]) == (True, True, 2)
@@ -197,10 +197,10 @@ def test_a_process_without_memory_ends_the_call_in_all_processes(tmp_path):
 def test_orbax_saves_the_rows_of_each_process_and_any_other_job_restores_them(tmp_path):
     pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
     wanted = {name: rows.tobytes() for name, rows in started("saved", 2, 2, tmp_path)[0].items()}
-    one = ps.Engine(jobs.small_config(), seed=1)
-    one.read_tables(tmp_path / "orbax")
-    for found in (one.retrieve_parameters("t"), *started("loaded", 3, 1, tmp_path)):
-        assert {name: rows.tobytes() for name, rows in found.items()} == wanted
+    engine = ps.Engine(jobs.small_config(), seed=1)
+    engine.read_tables(tmp_path / "orbax")
+    for actual in (engine.retrieve_parameters("t"), *started("loaded", 3, 1, tmp_path)):
+        assert {name: rows.tobytes() for name, rows in actual.items()} == wanted
 
 
 def test_a_kernel_is_used_only_if_every_process_can_use_it(tmp_path):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from penstock.bridge.dispatcher import LayoutTeam
 from penstock.bridge.packing import Packer
+from penstock.bridge.programs import spread
 from penstock.bridge.row_format import UNTOUCHED
 from penstock.bridge.sharding import Layout
-from penstock.bridge.spreading import spread
 from penstock.bridge.stacking import MemberRows, Stack
 from penstock.pyx import partition
 from penstock.updates import UpdateRule
@@ -20,7 +20,7 @@ ADAGRAD = UpdateRule("adagrad", 1)
 
 
 def layouts_of(dims, devices, lanes=128, bfloat16=False, rows=300):
-    return [Layout(f"t{at}", rows, dim, 1, devices, True, lanes, bfloat16) for at, dim in enumerate(dims)]
+    return [Layout(f"t{index}", rows, dim, 1, devices, True, lanes, bfloat16) for index, dim in enumerate(dims)]
 
 
 def some_rows(rng, member, dim, count, rows=300):
@@ -29,7 +29,7 @@ def some_rows(rng, member, dim, count, rows=300):
 
 def words_of(packed, stack):
     """(device, line) → words, as the device sees them; pads are omitted."""
-    found = {}
+    actual = {}
     for device, (lines, words, count) in enumerate(zip(packed.lines, packed.words, packed.counts, strict=True)):
         if packed.marks is not None:
             rows = jnp.asarray(words.reshape(-1, stack.line.dim))
@@ -37,8 +37,8 @@ def words_of(packed, stack):
             assert (words[count:] == UNTOUCHED).all()
         assert (lines[count:] >= stack.lines_per_device).all()
         assert len(set(lines.tolist())) == len(lines)
-        found |= {(device, int(line)): words[at] for at, line in enumerate(lines[:count])}
-    return found
+        actual |= {(device, int(line)): words[index] for index, line in enumerate(lines[:count])}
+    return actual
 
 
 @settings(max_examples=25, deadline=None)
@@ -49,19 +49,21 @@ def test_packed_rows_are_the_words_of_their_lines(data):
     layouts = layouts_of(dims, devices, data.draw(st.sampled_from([1, 128])) if len(set(dims)) == 1 else 128)
     stack = Stack.of(layouts, ADAGRAD, data.draw(st.booleans()))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    several = [some_rows(rng, at, dim, int(rng.integers(0, 300))) for at, dim in enumerate(dims)]
+    several = [some_rows(rng, index, dim, int(rng.integers(0, 300))) for index, dim in enumerate(dims)]
     packer = Packer(stack, LayoutTeam(threads))
     routed = packer.route(several)
-    found = {}
+    actual = {}
     for entries in packer.slices(routed):
-        found |= words_of(packer.pack(routed, entries), stack)
+        actual |= words_of(packer.pack(routed, entries), stack)
     members = [
         (layout, layout.line, first, rows.ids, rows.rows)
         for layout, first, rows in zip(layouts, stack.first_lines, several, strict=False)
     ]
     blank = UNTOUCHED if stack.line.masked else 0
     wanted = reference.lines_of_words(members, blank, stack.line.halves * stack.line.width)
-    assert {at: words.tobytes() for at, words in found.items()} == {at: of.tobytes() for at, of in wanted.items()}
+    assert {offset: words.tobytes() for offset, words in actual.items()} == {
+        offset: item.tobytes() for offset, item in wanted.items()
+    }
 
 
 @pytest.mark.parametrize("lanes", [1, 128])
@@ -80,7 +82,7 @@ def test_keys_of_16_bit_weights_follow_their_rows(lanes):
         arrays = (packed.words[device].reshape(-1, 8), packed.marks[device], packed.counts[device], packed.keys[device])
         _, of_rows = spread(stack.line, *map(jnp.asarray, arrays))
         wanted = np.zeros((len(packed.lines[device]), stack.line.group), np.uint32)
-        place = {int(line): at for at, line in enumerate(packed.lines[device])}
+        place = {int(line): index for index, line in enumerate(packed.lines[device])}
         for entry in entries[device]:
             wanted[place[int(routed.lines[entry])], routed.places[entry]] = keys[entry]
         assert np.asarray(of_rows).tobytes() == wanted.tobytes()
@@ -92,7 +94,7 @@ def test_a_row_costs_at_most_15_percent_more_than_its_id_and_gradient(dim, devic
     packer = Packer(Stack.of([layout], ADAGRAD), LayoutTeam(1))
     rows = some_rows(np.random.default_rng(0), 0, dim, 131_072, 1_000_000)
     routed = packer.route([rows])
-    sent = sum(array.nbytes for of in packer.slices(routed) for array in packer.pack(routed, of).arguments)
+    sent = sum(array.nbytes for item in packer.slices(routed) for array in packer.pack(routed, item).arguments)
     assert sent / 131_072 <= 1.15 * (4 + 4 * dim)
 
 
@@ -102,7 +104,7 @@ def test_more_rows_than_a_dispatch_takes_are_packed_into_several():
     packer = Packer(stack, LayoutTeam(2))
     routed = packer.route([some_rows(np.random.default_rng(0), 0, 8, 70_000, 100_000)])
     packed = [packer.pack(routed, entries) for entries in packer.slices(routed)]
-    assert [of.marks.shape[1] for of in packed] == [32_768, 32_768, 5248]
+    assert [packed_rows.marks.shape[1] for packed_rows in packed] == [32_768, 32_768, 5248]
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,10 +2,11 @@
 
 import jax
 import numpy as np
-import pyarrow as pa
 import pytest
+from batches import batch, lists
 from deltas import bytes_of
 from device_table import addresses_of
+from engines import stored
 
 import penstock as ps
 
@@ -31,11 +32,7 @@ def config_of(on_host=(), rows=600):
         )
         for number, (name, optimizer) in enumerate(OPTIMIZERS.items())
     ]
-    message = ps.EmbeddingConfig.from_tables(tables, num_required=2).to_engine_proto()
-    settings = next((table for table in message.table if table.name == "halved"), None)
-    settings = settings or message.table.add(name="halved")
-    settings.storage_dtype = settings.BFLOAT16
-    return ps.EmbeddingConfig.from_proto(message)
+    return stored(ps.EmbeddingConfig.from_tables(tables, num_required=2), ["halved"])
 
 
 def log_of(frames=10, rows=120):
@@ -45,16 +42,7 @@ def log_of(frames=10, rows=120):
         for number, name in enumerate(OPTIMIZERS):
             ids = rng.integers(0, 2000 if name == "keyed" else 600, rows)
             grads = rng.standard_normal((rows, 3 + 5 * number)).astype(np.float32)
-            batches.append(
-                pa.record_batch(
-                    {
-                        "table": pa.array([name] * rows),
-                        "step": pa.array([step] * rows),
-                        "id": pa.array(ids),
-                        "gradient": pa.array(list(grads), pa.list_(pa.float32())),
-                    }
-                )
-            )
+            batches.append(batch(ids, table=name, step=step, gradient=lists(grads)))
     return batches
 
 
@@ -69,8 +57,8 @@ def parts_of(engine, name):
 @pytest.mark.parametrize("on_host", [ALL, ("plain", "keyed"), ("swept",), ("halved", "plain")], ids="-".join)
 def test_placement_changes_no_bit_of_tables_and_deltas(on_host, devices, mesh_of, tmp_path):
     cpu, placed = ps.Engine(config_of(), mesh_of(1)), ps.Engine(config_of(on_host), mesh_of(devices))
-    wanted, found = (bytes_of(engine.stage(log_of(), slots=True, flush=True)) for engine in (cpu, placed))
-    assert found == wanted
+    wanted, actual = (bytes_of(engine.stage(log_of(), slots=True, flush=True)) for engine in (cpu, placed))
+    assert actual == wanted
     assert placed.state_hash() == cpu.state_hash()
     assert cpu.global_step == 5
     for name in on_host:
@@ -120,8 +108,8 @@ def test_rows_of_the_host_are_read_and_loaded_like_others_and_cross_to_the_mesh_
     engine.load_parameters("plain", rows, accumulators=slot)
     assert engine.lookup("plain", [599, 0, 599]).tobytes() == rows[[599, 0, 599]].tobytes()
     copies = {"weights": engine.table("plain"), **engine.slots("plain")}
-    for copy, given in zip(copies.values(), (rows, slot), strict=True):
-        assert np.asarray(copy).tobytes() == given.tobytes()
+    for copy, value in zip(copies.values(), (rows, slot), strict=True):
+        assert np.asarray(copy).tobytes() == value.tobytes()
         assert copy.devices() == set(jax.devices()[:8])  # 600 rows, 75 on each
         assert {shard.data.shape for shard in copy.addressable_shards} == {(75, 3)}
 
@@ -203,12 +191,12 @@ def test_a_replay_of_a_placed_table_prints_the_hash_of_the_others(tmp_path, call
     call(0, "synth", tmp_path / "log.arrows", "--rows", 400, "--rows-per-step", 40, "--vocabulary", 90, "--dim", 4)
     config = tmp_path / "log.pbtxt"
     hashes = []
-    for where in ("DEVICE", "HOST"):
-        placed = tmp_path / f"{where}.pbtxt"
+    for place in ("DEVICE", "HOST"):
+        placed = tmp_path / f"{place}.pbtxt"
         name = ps.EmbeddingConfig.load(config).table_names[0]
         message = ps.EmbeddingConfig.load(config).to_engine_proto()
         settings = next((table for table in message.table if table.name == name), None) or message.table.add(name=name)
-        settings.placement.where = where
+        settings.placement.where = place
         ps.EmbeddingConfig.from_proto(message).save(placed)
         hashes.append(call(0, "replay", placed, tmp_path / "log.arrows", "--devices", 8, "--json")[1]["state_hash"])
     assert hashes[0] == hashes[1]

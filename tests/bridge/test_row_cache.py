@@ -26,15 +26,15 @@ def moved(openings, num_rows, places, look_ahead, **options):
         for rows in several:
             used = []
             for chunk in cache.use(rows):
-                its = rows[chunk.positions]
+                chunk_rows = rows[chunk.positions]
                 assert [resident.pop(row) for row in chunk.down_rows.tolist()] == chunk.down_places.tolist()
-                assert not resident.keys() & set(its[chunk.up].tolist())
-                resident.update(zip(its[chunk.up].tolist(), chunk.places[chunk.up].tolist(), strict=True))
-                assert [resident[row] for row in its.tolist()] == chunk.places.tolist()
+                assert not resident.keys() & set(chunk_rows[chunk.up].tolist())
+                resident.update(zip(chunk_rows[chunk.up].tolist(), chunk.places[chunk.up].tolist(), strict=True))
+                assert [resident[row] for row in chunk_rows.tolist()] == chunk.places.tolist()
                 assert len(set(resident.values())) == len(resident) <= places
-                used += its.tolist()
-                ups, downs = sorted(its[chunk.up].tolist()), sorted(chunk.down_rows.tolist())
-                moves.append((ups, downs, len(its) - len(ups)))
+                used += chunk_rows.tolist()
+                ups, downs = sorted(chunk_rows[chunk.up].tolist()), sorted(chunk.down_rows.tolist())
+                moves.append((ups, downs, len(chunk_rows) - len(ups)))
             assert sorted(used) == sorted(rows.tolist())
     there = np.full(num_rows, -1)
     there[list(resident)] = list(resident.values())
@@ -72,8 +72,8 @@ def test_small_logs_of_any_kind_move_as_the_rule_says(is_tolerant):
             ]
             for _ in range(rng.integers(2, 40))
         ]
-        found = moved(openings, num_rows, places, look_ahead, is_tolerant=is_tolerant)
-        assert found == simulated(openings, places, look_ahead)
+        actual = moved(openings, num_rows, places, look_ahead, is_tolerant=is_tolerant)
+        assert actual == simulated(openings, places, look_ahead)
 
 
 @pytest.mark.parametrize("log", ["zipf", "drift", "words"], indirect=True)
@@ -98,10 +98,10 @@ def test_a_row_that_every_step_uses_never_moves():
 def test_another_use_than_the_foreseen_one_forgets_the_others():
     rows = [np.array([0, 1]), np.array([2, 3]), np.array([0, 4])]
     surprised, blind = RowCache(9, 4), RowCache(9, 4)
-    for of in rows:
-        surprised.foresee(of)
-    for of in (rows[0], np.array([5, 6]), rows[1], rows[2]):
-        ours, others = list(surprised.use(of)), list(blind.use(of))
+    for row in rows:
+        surprised.foresee(row)
+    for row in (rows[0], np.array([5, 6]), rows[1], rows[2]):
+        ours, others = list(surprised.use(row)), list(blind.use(row))
         assert [m.down_rows.tolist() for m in ours] == [m.down_rows.tolist() for m in others]
 
 
@@ -134,5 +134,5 @@ def test_a_cache_that_foresees_in_vain_stays_small_and_right():
     cache, blind = RowCache(4000, 900, is_tolerant=True), RowCache(4000, 900)
     for rows in log:
         cache.foresee(np.setdiff1d(np.arange(4000), rows))  # always wrong, and only of this use
-        ours, others = [list(of.use(rows)) for of in (cache, blind)]
+        ours, others = [list(item.use(rows)) for item in (cache, blind)]
         assert sorted(ours[0].down_rows.tolist()) == sorted(others[0].down_rows.tolist())

@@ -125,25 +125,4 @@ def test_on_a_tpu_the_numbers_of_a_line_are_all_that_the_line_is_wider(dim, floa
     assert layout.nbytes == 4 * lines * (floats + max(1, 128 // dim))
 
 
-@pytest.mark.parametrize("layout", ["plain", "tiled"])
-@pytest.mark.parametrize("devices", [1, 3])
-def test_tables_of_every_layout_end_with_the_same_bits(layout, devices, mesh_of, monkeypatch):
-    wanted = trained(6).state_hash()
-    monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
-    monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
-    engine = trained(6, mesh=mesh_of(devices))
-    assert engine.core.tables.table("user").variant == "xla"
-    assert engine.state_hash() == wanted
-
-
 # ---- keys
-
-
-def test_a_key_that_comes_back_has_the_accumulator_that_it_started_with():
-    engine = ps.Engine(config_of(ps.Dynamic(expire_after=1)), seed=3)
-    engine.load_parameters("user", np.ones((1, DIM)), ids=[7], accumulators=np.full((1, 1), 9.0))
-    assert engine.core.tables.dynamic["user"].read(np.array([7, 8]), 1).tolist() == [[9.0], [np.float32(0.1)]]
-    for _ in range(4):
-        engine.apply({"user": (np.array([5]), np.ones((1, DIM), np.float32))})
-    engine.apply({"user": (np.array([7]), np.zeros((1, DIM), np.float32))})
-    assert engine.core.tables.dynamic["user"].read(np.array([7]), 1).tolist() == [[np.float32(0.1)]]

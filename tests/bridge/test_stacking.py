@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from device_table import addresses_of
+from engines import stored
 from evidence import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,12 +40,7 @@ def config_of(sizes=SIZES, optimizers=None, sharding="DIV", bfloat16=()):
         TableConfig(rows, dim, name=f"t{number}", optimizer=next(optimizers))
         for number, (rows, dim) in enumerate(sizes)
     ]
-    message = EmbeddingConfig.from_tables(tables).to_engine_proto()
-    message.tpu_embedding_configuration.sharding_strategy = 1 if sharding == "MOD" else 0
-    for name in bfloat16:
-        kept = next((t for t in message.table if t.name == name), None) or message.table.add(name=name)
-        kept.storage_dtype = 2
-    return EmbeddingConfig.from_proto(message)
+    return stored(EmbeddingConfig.from_tables(tables), bfloat16, sharding)
 
 
 def frame_of(seed, sizes=SIZES, share=0.3):
@@ -139,7 +135,7 @@ def test_a_gpu_takes_a_step_in_fewer_dispatches_with_the_same_bits(dispatches, m
     counts, hashes = [], []
     for platform in ("cpu", "gpu"):
         with monkeypatch.context() as patched:
-            patched.setattr(stacking, "largest_bucket", lambda _, line, of=platform: largest_bucket(of, line))
+            patched.setattr(stacking, "largest_bucket", lambda _, line, entry=platform: largest_bucket(entry, line))
             engine = Engine(config_of([(80_000, 4)]), mesh_of(1))
         engine.core.wait()
         dispatches.clear()
@@ -174,16 +170,14 @@ FORMS = [("on", 1, "DIV", "plain"), ("on", 3, "DIV", "tiled"), ("on", 4, "MOD", 
 FORMS += [("off", 3, "MOD", "tiled"), ("off", 8, "DIV", "plain")]
 
 
-def test_one_hash_on_any_devices_stacked_or_not(mesh_of, monkeypatch):
-    hashes = set()
-    for stacks_, devices, sharding, layout in FORMS:
-        monkeypatch.setenv("PENSTOCK_STACKS", stacks_)
-        monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
-        hashes.add(trained(Engine(config_of(sharding=sharding), mesh_of(devices))).state_hash())
+@pytest.mark.parametrize(("stacks_", "devices", "sharding", "layout"), FORMS)
+def test_one_hash_on_any_devices_stacked_or_not(stacks_, devices, sharding, layout, mesh_of, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_STACKS", stacks_)
+    monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
+    actual = trained(Engine(config_of(sharding=sharding), mesh_of(devices))).state_hash()
     monkeypatch.delenv("PENSTOCK_VARIANT")  # the CPU's own way
     monkeypatch.delenv("PENSTOCK_LAYOUT")
-    hashes.add(trained(Engine(config_of(), mesh_of(2))).state_hash())
-    assert len(hashes) == 1
+    assert actual == trained(Engine(config_of(), mesh_of(2))).state_hash()
 
 
 MIXED = [o.Adagrad(0.1), o.Adam(0.1), o.SGD(0.5), o.RowWiseAdagrad(learning_rate=0.1), o.Adam(0.1, lazy_adam=False)]
@@ -227,7 +221,7 @@ def test_updating_one_table_leaves_the_others_of_its_stack(mesh_of):
             for part, rows_ in parts.items()
         }
         wanted = {"t0": [0, 299], "t3": list(range(90))}.get(name, [])
-        assert all(where.tolist() == wanted for where in changed.values()), name
+        assert all(place.tolist() == wanted for place in changed.values()), name
 
 
 # ---- in place, and out to disk

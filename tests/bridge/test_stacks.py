@@ -5,7 +5,6 @@ import pytest
 from device_table import shapes_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensorflow_stacker import StackTable, stack_tables
 
 from penstock.bench.tpu.moved_bytes import walk
 from penstock.bridge import stacking
@@ -24,7 +23,9 @@ def groups(tables, lanes=1):
         Layout(f"t{n}", 100, dim, rule.num_slots, 2, False, lanes, row_slots=rule.row_slots)
         for n, (dim, rule, _) in enumerate(tables)
     ]
-    return stacked([TableDefinition(at, rule, (), other) for at, (_, rule, other) in zip(layouts, tables, strict=True)])
+    return stacked(
+        [TableDefinition(layout, rule, (), other) for layout, (_, rule, other) in zip(layouts, tables, strict=True)]
+    )
 
 
 def test_rows_that_lie_by_themselves_share_arrays_by_dim_and_lines_by_width():
@@ -67,13 +68,12 @@ def test_a_stack_is_no_larger_than_its_limit(monkeypatch):
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 70), st.sampled_from("abc")), min_size=1, max_size=12))
 @settings(deadline=None)
-def test_without_limits_the_stacks_are_tensorflows(tables):
-    theirs = stack_tables([StackTable(f"{n}", h, w, g, 1) for n, (h, w, g) in enumerate(tables)], 2, 1, shard_limit=0)
+def test_without_limits_tables_of_one_group_and_of_one_width_in_eights_share_a_stack(tables):
+    stacks = {}
+    for number, (_, width, group) in enumerate(tables):
+        stacks.setdefault((-(-width // 8), group), []).append(number)
     ours = stacked([TableDefinition(Layout("t", h, w, 1, 2, False, 8), ADAGRAD, (), g) for h, w, g in tables])
-    stacks_of = {layout.stacked_table_name: [] for layout in theirs}
-    for layout in theirs:
-        stacks_of[layout.stacked_table_name].append(int(layout.table_name))
-    assert sorted(ours) == sorted(stacks_of.values())
+    assert sorted(ours) == sorted(stacks.values())
 
 
 @given(
@@ -91,9 +91,9 @@ def test_rows_to_read_are_distributed_to_their_devices_and_padded_with_rows_of_n
     stack, rng = Stack.of(layouts, ADAGRAD), np.random.default_rng(seed)
     for member, (layout, first_line) in enumerate(zip(layouts, stack.first_lines, strict=False)):
         ids = rng.permutation(layout.vocabulary_size)[: rng.integers(1, layout.vocabulary_size + 1)]
-        ((some, padded, cells),) = stack.locate(member, ids)
+        ((subset, padded, cells),) = stack.locate(member, ids)
         owners, rows = layout.place(ids)
-        assert some == slice(0, len(ids))
+        assert subset == slice(0, len(ids))
         assert (cells // padded.shape[1]).tolist() == owners.tolist()
         assert (padded.reshape(-1)[cells] - first_line * layout.line.group).tolist() == rows.tolist()
         beyond = np.delete(padded.reshape(-1), cells)
@@ -106,10 +106,10 @@ def test_reads_are_one_program_in_three_sizes_that_gathers_whole_lines(dim, mesh
     rule = UpdateRule("adam", 2)
     layout = Layout("t", 100_000, dim, 2, 1, False, 128)
     mesh, stack = make_mesh(mesh_of(1)), Stack.of([layout], rule)
-    reads = [(size, line) for what, size, line in Programs(mesh, stack, rule, "xla").needed() if what == "read"]
+    reads = [(size, line) for name, size, line in Programs(mesh, stack, rule, "xla").needed() if name == "read"]
     assert [size for size, _ in reads] == [512, 4096, 32768]
     num_lines = stack.lines_per_device
     for size, line in reads:
         traced = jitted("read", mesh, None, line, "xla", num_lines).trace(*shapes("read", mesh, line, num_lines, size))
         gathers = [eqn for eqn in walk(traced.jaxpr) if eqn.primitive.name == "gather"]
-        assert [eqn.params["slice_sizes"] for eqn in gathers] == [(1, *of[1:]) for of in shapes_of(stack)]
+        assert [eqn.params["slice_sizes"] for eqn in gathers] == [(1, *shape[1:]) for shape in shapes_of(stack)]

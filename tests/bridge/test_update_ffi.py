@@ -140,9 +140,9 @@ def test_segments_are_one_step(rule, devices, variant, mesh_of):
     )
     for step in range(7):
         ids, grads = some_rows(step, 4500, 5000, 8)
-        at = sorted(np.random.default_rng(step).integers(0, 4500, step))
+        position = sorted(np.random.default_rng(step).integers(0, 4500, step))
         whole.apply(ids, grads, 0.1)
-        cut._tables.apply([(0, list(zip(np.split(ids, at), np.split(grads, at), strict=True)), 0.1)])
+        cut._tables.apply([(0, list(zip(np.split(ids, position), np.split(grads, position), strict=True)), 0.1)])
     assert [bits(part) for part in parts_of(cut)] == [bits(part) for part in parts_of(whole)]
 
 
@@ -160,16 +160,18 @@ def test_a_step_of_many_tables_is_a_step_of_each(tables, devices, mod, threads, 
         Layout(f"t{n}", rows, dim, r.num_slots, devices, mod, row_slots=r.row_slots)
         for n, (r, dim, rows) in enumerate(tables)
     ]
-    definitions = [TableDefinition(at, r, (0.5,) * r.num_slots) for at, (r, _, _) in zip(layouts, tables, strict=True)]
+    definitions = [
+        TableDefinition(layout, r, (0.5,) * r.num_slots) for layout, (r, _, _) in zip(layouts, tables, strict=True)
+    ]
     together = cpu_ffi.CpuTables(mesh, definitions, threads)
     alone = [cpu_ffi.CpuTables(mesh, [definition]) for definition in definitions]
     for _ in range(2):
         updates = []
         for number in rng.permutation(len(tables))[: rng.integers(1, len(tables) + 1)].tolist():
             ids = rng.permutation(layouts[number].vocabulary_size)[: rng.integers(0, 2000)]
-            at = rng.integers(0, len(ids) + 1)
+            offset = rng.integers(0, len(ids) + 1)
             grads = rng.standard_normal((len(ids), layouts[number].dim), np.float32)
-            segments = [(ids[:at], grads[:at]), (ids[at:], grads[at:])]
+            segments = [(ids[:offset], grads[:offset]), (ids[offset:], grads[offset:])]
             updates.append((number, segments, 0.1 * number))
             alone[number].apply([(0, segments, 0.1 * number)])
         together.apply(updates)
@@ -192,9 +194,9 @@ def test_rows_lie_where_the_layout_says(rows, devices, mod, mesh_of):
         weights, slots = update(Ops(np), ADAGRAD, np.float32(0.1), grads, parts[:, 0], (parts[:, 1],))
         return np.stack([weights, *slots], axis=1)
 
-    where = {"vocabulary_size": rows, "num_shards": NUM_SHARDS, "mod": mod, "num_owners": devices}
-    where |= {"shards_per_owner": layout.shards_per_device, "rows_per_shard": layout.rows_per_shard}
-    reference.update_rows(wanted, [(ids, grads)], equation, **where)
+    place = {"vocabulary_size": rows, "num_shards": NUM_SHARDS, "mod": mod, "num_owners": devices}
+    place |= {"shards_per_owner": layout.shards_per_device, "rows_per_shard": layout.rows_per_shard}
+    reference.update_rows(wanted, [(ids, grads)], equation, **place)
     table.apply(ids, grads, 0.1)
     table.wait()
     assert np.asarray(table.arrays[0]).tobytes() == wanted.tobytes()

@@ -38,7 +38,7 @@ def test_lines_of_any_table_fill_whole_tiles_and_no_more_than_they_must(dim, row
 @pytest.mark.parametrize(("dim", "rows", "devices", "lines"), AROUND_TILES)
 @pytest.mark.parametrize("name", ["stochastic_gradient_descent", "adam"])
 def test_lines_that_fill_the_last_tile_change_no_row(name, dim, rows, devices, lines, mesh_of, monkeypatch):
-    rule, found = rule_of(name, non_lazy=name == "adam"), []
+    rule, actual = rule_of(name, non_lazy=name == "adam"), []
     for tile_lines in (1, 8):
         monkeypatch.setattr(sharding, "TILE_LINES", tile_lines)
         table = started(table_of(mesh_of, rule, rows, dim, devices))
@@ -50,8 +50,8 @@ def test_lines_that_fill_the_last_tile_change_no_row(name, dim, rows, devices, l
             table.apply(ids, grads[first], 0.1)
         copied = np.empty((rows, sum(table.part_dims)), np.float32)
         table.copy_rows(np.arange(rows), copied)()
-        found.append([*bytes_of(table), copied.tobytes()])
-    assert found[0] == found[1]
+        actual.append([*bytes_of(table), copied.tobytes()])
+    assert actual[0] == actual[1]
 
 
 @pytest.mark.parametrize("devices", [1, 3])

@@ -156,13 +156,13 @@ def test_a_renamed_manifest_is_refused(folder):
     assert "00000009.commit: is commit 2 under another name" in refused(folder)
 
 
-@pytest.mark.parametrize("at", [0, 10, 500, -2])
-def test_any_flip_and_any_cut_of_a_manifest_is_seen(folder, at):
+@pytest.mark.parametrize("position", [0, 10, 500, -2])
+def test_any_flip_and_any_cut_of_a_manifest_is_seen(folder, position):
     path = folder / "00000003.commit"
     data = bytearray(path.read_bytes())
-    path.write_bytes(data[:at] if at else b"")
+    path.write_bytes(data[:position] if position else b"")
     assert f"{path}: its digest does not fit" in refused(folder)
-    data[at] ^= 1
+    data[position] ^= 1
     path.write_bytes(data)
     assert f"{path}: its digest does not fit" in refused(folder)
 
@@ -193,18 +193,9 @@ def test_a_manifest_that_lacks_something_is_refused_by_name(folder, missing):
 
 @pytest.mark.parametrize(
     ("key", "forged"),
-    [
-        ("config", "not base64!"),
-        ("config", "AAAA"),
-        ("changed_step", "soon"),
-        ("tables", [3]),
-        ("learning_rates", 3),
-        ("positions", {"merge": None, "sources": [["a", "many", ""]], "producers": {}}),
-        ("pipeline", {"num_admitted": "x", "last": None}),
-        ("counters", []),
-    ],
+    [("config", "not base64!"), ("config", "AAAA"), ("pipeline", {"num_admitted": "x", "last": None})],
 )
-def test_a_manifest_whose_digest_fits_and_whose_contents_do_not_is_refused(folder, key, forged):
+def test_contents_that_only_a_restored_engine_reads_are_refused(folder, key, forged):
     commit = Folder(folder).newest()
     (folder / "00000003.commit").write_bytes(type(commit)(3, commit.files, {**commit.contents, key: forged}).encoded())
     assert "its contents do not add up" in refused(folder)

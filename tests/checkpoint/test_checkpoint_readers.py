@@ -27,13 +27,13 @@ def replaced(tmp_path, monkeypatch):
         real, calls = getattr(folders.Folder, name), []
 
         def method(self, *arguments):
-            given = real(self, *arguments)
+            value = real(self, *arguments)
             if len(calls) < times:
                 calls.append(name)
                 with monkeypatch.context() as undone:
                     undone.setattr(folders.Folder, name, real)
                     commit()
-            return given
+            return value
 
         monkeypatch.setattr(folders.Folder, name, method)
 

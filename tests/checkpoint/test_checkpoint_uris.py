@@ -15,8 +15,8 @@ NUMBERS = itertools.count()
 
 @pytest.fixture(scope="module")
 def buckets():
-    with serving() as found:
-        yield found
+    with serving() as server:
+        yield server
 
 
 @pytest.fixture

@@ -16,32 +16,6 @@ from penstock.pyx import dirty_bits as kernel
 
 ROWS = 30
 IDS = st.sets(st.integers(0, ROWS - 1)).map(lambda ids: np.array(sorted(ids, key=lambda n: n * 7 % ROWS), np.int64))
-STEPS = st.lists(st.tuples(st.sampled_from(["change", "change all", "begin", "begin all", "next"]), IDS))
-
-
-@given(STEPS, st.integers(1, 2 * ROWS))
-@settings(max_examples=200, deadline=None)
-def test_marks_are_two_sets(steps, stride):
-    marks, changed, waiting = RowMarks(ROWS, stride), set(), set()
-    as_they_lie = sorted(range(ROWS), key=lambda row: (row % stride, row))
-    order = range(ROWS)
-    for what, ids in steps:
-        if what == "change":
-            assert marks.change(ids).tolist() == [row for row in ids.tolist() if row in waiting]
-            changed |= set(ids.tolist())
-            waiting -= set(ids.tolist())
-        elif what == "change all":
-            marks.change_all()
-            changed = set(range(ROWS))
-        elif what.startswith("begin"):
-            marks.begin(what == "begin all")
-            waiting, changed = set(range(ROWS)) if what == "begin all" else changed, set()
-            order = as_they_lie if what == "begin all" else range(ROWS)
-        else:
-            wanted = [row for row in order if row in waiting][: len(ids) + 1]
-            assert marks.take_next(len(ids) + 1).tolist() == wanted
-            waiting -= set(wanted)
-        assert marks.num_waiting == len(waiting)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["step", "load all", "take"]), IDS)), st.sampled_from([1, 8, 1 << 16]))
@@ -51,11 +25,11 @@ def test_a_commit_and_a_delta_hold_the_same_rows(changes, merge_ids):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.checkpoint.dirty_rows.MERGE_IDS", merge_ids)
         marks, touched = RowMarks(ROWS), TouchedRows(ROWS)
-        for what, ids in [*changes, ("take", None)]:
-            if what == "step":
+        for name, ids in [*changes, ("take", None)]:
+            if name == "step":
                 marks.change(ids)
                 touched.add(ids)
-            elif what == "load all":
+            elif name == "load all":
                 marks.change_all()
                 touched.add_all()
             else:
@@ -71,9 +45,9 @@ def test_changed_and_waiting_rows_equal_the_twin(marks, data):
     ids = np.array(data.draw(st.lists(st.integers(0, len(marks) - 1), unique=True)), np.int64)
     wanted, wanted_waiting = reference.change_marks(marks, ids)
     waiting = np.empty(len(ids), np.int64)
-    found = kernel.change(marks, ids, waiting)
+    actual = kernel.change(marks, ids, waiting)
     assert marks.tolist() == wanted.tolist()
-    assert waiting[:found].tolist() == wanted_waiting.tolist()
+    assert waiting[:actual].tolist() == wanted_waiting.tolist()
 
 
 @given(MARKS, st.integers(1, 70), st.data())
@@ -83,8 +57,8 @@ def test_taken_rows_equal_the_twin_for_any_budget(marks, stride, data):
     taken, looked_at = [], data.draw(st.integers(1, 70))
     while cursor < len(marks) and len(taken) < most:
         out = np.empty(most - len(taken), np.int64)
-        found, cursor = kernel.take(marks, cursor, stride, looked_at, out)
-        taken += out[:found].tolist()
+        actual, cursor = kernel.take(marks, cursor, stride, looked_at, out)
+        taken += out[:actual].tolist()
     assert taken == wanted_taken.tolist()
     assert marks.tolist() == wanted.tolist()
 
@@ -170,10 +144,10 @@ def test_a_commit_is_the_table_as_it_was_when_it_began_whatever_is_done_meanwhil
     saver.close()
     assert folder.numbers() == list(began)
     for number, wanted in began.items():
-        found = np.full_like(wanted, np.nan)
+        actual = np.full_like(wanted, np.nan)
         for _, ids, parts in rows_of(folder, folder.load(number)):
-            found[ids] = np.concatenate(parts, axis=1)
-        assert found.tobytes() == wanted.tobytes()
+            actual[ids] = np.concatenate(parts, axis=1)
+        assert actual.tobytes() == wanted.tobytes()
 
 
 # ---- memory that is lent

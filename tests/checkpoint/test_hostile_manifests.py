@@ -43,11 +43,11 @@ def refused(folder, call):
             log.touch()
             words = ["replay", folder.parent / "config.pbtxt", log, "--checkpoint", folder, "--resume"]
             words += ["--num-required", 3]
-        output, found = call(5, *words)
+        output, result = call(5, *words)
         assert "Traceback" not in output
-        assert len(found["error"]) < 1000
-        assert "\n" not in found["error"]
-        errors.add(found["error"])
+        assert len(result["error"]) < 1000
+        assert "\n" not in result["error"]
+        errors.add(result["error"])
     with pytest.raises(ps.StateError):
         ps.Engine.restore(folder)
     return errors
@@ -115,6 +115,8 @@ FORGED = [
     ("positions.sources", [3]),
     ("gate", []),
     ("counters", None),
+    ("changed_step", "soon"),
+    ("learning_rates", 3),
     ("files[0].num_bytes", 1.0),
     ("files[0].digest", "x" * 64),
     ("files[0].parent", 3),

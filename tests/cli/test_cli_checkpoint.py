@@ -107,7 +107,7 @@ def test_a_signal_finishes_the_frame_commits_and_reports_it(config, tmp_path, re
         process.send_signal(number)
         _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
-    found = re.fullmatch(rf"penstock: interrupted after step (\d+); committed to {folder} .*\n", err.decode())
-    assert ps.Engine.restore(folder).global_step == int(found[1])
+    match = re.fullmatch(rf"penstock: interrupted after step (\d+); committed to {folder} .*\n", err.decode())
+    assert ps.Engine.restore(folder).global_step == int(match[1])
     resumed = replay("--checkpoint", folder, "--resume", source=log)
     assert resumed["state_hash"] == replay()["state_hash"]

@@ -5,10 +5,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from cli import TWO_TABLES, frame
-from ipc import stream, write
+from ipc import stream
 
 import penstock as ps
-from penstock.cli import main
 
 CONFIG = TWO_TABLES
 
@@ -77,12 +76,6 @@ def test_bad_stream_is_one_line_with_its_place(name, config, tmp_path, refused):
         assert fragment in line
 
 
-def test_bad_row_of_parquet_is_named_by_its_row_in_the_file(config, tmp_path, refused):
-    path = tmp_path / "monday.parquet"
-    pa.parquet.write_table(pa.Table.from_batches([*good(), rows([1, 99])]), path, row_group_size=3)
-    assert f"{path}: row 9, column 'id'" in refused(3, "replay", config, path)
-
-
 def test_a_misspelt_file_name_suggests_the_nearest_one(config, tmp_path, refused):
     (tmp_path / "monday.arrows").touch()
     assert f"did you mean '{tmp_path / 'monday.arrows'}'?" in refused(3, "replay", config, tmp_path / "mondya.arrows")
@@ -102,49 +95,6 @@ def test_the_second_of_two_sources_is_named(config, tmp_path, refused):
     (tmp_path / "b.arrows").write_bytes(FINE[:-8])
     assert "b.arrows: " in refused(3, "replay", config, tmp_path / "a.arrows", tmp_path / "b.arrows")
     assert "c.arrows: " in refused(3, "replay", config, tmp_path / "a.arrows", tmp_path / "c.arrows")
-
-
-def test_a_stream_cut_anywhere_is_refused(config, tmp_path, capsys):
-    path = tmp_path / "cut.arrows"
-    for size in [*range(0, len(FINE), 24), *range(FIRST_END - 8, FIRST_END + 9), len(FINE) - 1]:
-        path.write_bytes(FINE[:size])
-        assert main(["replay", str(config), str(path), "--devices", "1"]) == 3, size
-        text = capsys.readouterr()
-        assert text.err.count("\n") == 1
-        assert text.err.startswith(f"penstock: {path}: ")
-        assert text.out == ""
-
-
-@pytest.mark.parametrize("ending", ["schema only", "one empty batch", "empty batches between"])
-def test_empty_batches_and_streams_are_fine(ending, config, tmp_path, call):
-    fresh = ps.Engine(ps.EmbeddingConfig.load(config)).state_hash()
-    path, none = tmp_path / "empty.arrows", rows([1]).slice(0, 0)
-    batches = {"schema only": [], "one empty batch": [none], "empty batches between": [none, *good(1), none]}[ending]
-    write(path, batches, schema=none.schema)
-    _, report = call(0, "replay", config, path)
-    assert report["frames"] == report["steps"] == (1 if ending == "empty batches between" else 0)
-    assert (report["state_hash"] == fresh) == (report["steps"] == 0)
-
-
-@pytest.mark.parametrize("fix", [lambda bad: [bad.slice(0, 3)], lambda bad: []], ids=["fixed", "removed"])
-def test_a_bad_row_late_in_a_frame_leaves_the_frames_before_and_a_working_engine(fix, config):
-    def engine():
-        return ps.Engine(ps.EmbeddingConfig.load(config), num_required=3)
-
-    whole = good(5)
-    # The frame comes in two record batches; only the last row of the second is bad.
-    head, bad = rows([5, 6], step=5), rows([7, 8, 9, 77], step=5)
-    failing, wanted = engine(), engine()
-    with pytest.raises(ps.InputError, match="batch 6, row 3, column 'id'"):
-        failing.run(iter([*whole, head, bad]))
-    wanted.run(iter(whole))
-    assert failing.state_hash() == wanted.state_hash()
-    assert failing.gate.num_accumulated == wanted.gate.num_accumulated == 2
-    assert failing.global_step == wanted.global_step == 1
-    rest = [head, *fix(bad)]
-    assert failing.run(iter(rest)).steps == 1
-    wanted.run(iter(rest))
-    assert failing.state_hash() == wanted.state_hash()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def files(tmp_path):
     """A configuration and a log, as words."""
     config_of(ps.Dynamic(min_count=2, expire_after=9, evict="lru"), rows=48).save(tmp_path / "tables.pbtxt")
     batch = log_of(churning_steps(160))
-    (tmp_path / "log.arrows").write_bytes(log([batch.slice(at, 240) for at in range(0, batch.num_rows, 240)]))
+    (tmp_path / "log.arrows").write_bytes(log([batch.slice(start, 240) for start in range(0, batch.num_rows, 240)]))
     return tmp_path / "tables.pbtxt", tmp_path / "log.arrows"
 
 

@@ -62,10 +62,10 @@ def test_a_local_node_that_does_not_start_in_time_is_exit_6_in_one_line(line, re
 
 
 def test_a_local_cluster_has_room_for_all_actors(monkeypatch):
-    given = {}
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=given.update))
+    value = {}
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=value.update))
     started("local", 1000)
-    assert (given["address"], given["num_cpus"], given["include_dashboard"]) == ("local", 1000, False)
+    assert (value["address"], value["num_cpus"], value["include_dashboard"]) == ("local", 1000, False)
 
 
 def test_a_program_that_imported_ray_before_its_local_cluster_is_warned(monkeypatch, caplog):

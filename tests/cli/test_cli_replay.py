@@ -122,26 +122,15 @@ def test_merge_step_joins_the_logs_of_workers(replay):
 
 def test_sources_are_read_in_the_order_given(replay):
     first, second = [frame(0)], [frame(0, 1, ids=(1, 1))]
-    one = replay("--num-required", 2, "--reduction", "sum", sources=[first, second])
-    assert one["steps"] == 1
+    single = replay("--num-required", 2, "--reduction", "sum", sources=[first, second])
+    assert single["steps"] == 1
     assert (
-        one["state_hash"] == replay("--num-required", 2, "--reduction", "sum", sources=[first + second])["state_hash"]
+        single["state_hash"]
+        == replay("--num-required", 2, "--reduction", "sum", sources=[first + second])["state_hash"]
     )
     ends = [[frame(step, worker) for step in range(2)] for worker in range(2)]
     assert replay(sources=ends)["stale"] == 2
     assert replay(sources=ends[::-1])["state_hash"] != replay(sources=ends)["state_hash"]
-
-
-def test_dropped_bad_rows_are_counted_by_reason(replay):
-    bad = [frame(0, ids=(1, 50, 2, None)), frame(1, ids=(-1, 3), table="usr"), frame(2, ids=(4, 77))]
-    report = replay("--on-bad-row", "drop", sources=[bad])
-    assert report["dropped"] == {"id_out_of_range": 2, "id_null": 1, "unknown_table": 2}
-    assert report["rows"] == 8
-    assert (report["frames"], report["steps"]) == (3, 3)
-    assert report["tables"]["user"]["rows"] == 3
-    notes = " ".join(report["notes"])
-    assert "dropped 2 rows, id_out_of_range; first: " in notes
-    assert "batch 0, row 1, column 'id'" in notes
 
 
 def test_the_learning_rate_flag_takes_precedence_over_the_column(replay):

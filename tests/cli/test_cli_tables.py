@@ -6,9 +6,9 @@ import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from batches import batch
 from checkpoints import LOG, ROWS, engine_of
 from cli import outcome
 from ipc import write
@@ -27,8 +27,8 @@ def saved(tmp_path):
 
 def test_export_writes_the_tables_of_out(saved, tmp_path, capsys):
     folder, engine = saved
-    code, found, _ = outcome(capsys, "export", folder, tmp_path / "exported")
-    assert (code, found["global_step"]) == (0, 3)
+    code, result, _ = outcome(capsys, "export", folder, tmp_path / "exported")
+    assert (code, result["global_step"]) == (0, 3)
     for path in engine.write_tables(tmp_path / "written"):
         table = pyarrow.parquet.read_table(tmp_path / "exported" / path.name)
         assert table.equals(pyarrow.parquet.read_table(path), check_metadata=True)
@@ -92,9 +92,9 @@ def test_tables_from_orbax_are_copied_one_array_at_a_time(tmp_path, monkeypatch)
 
 def test_without_orbax_one_line_says_what_to_install(saved, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    code, found, _ = outcome(capsys, "export", saved[0], tmp_path / "o", "--format", "orbax")
+    code, result, _ = outcome(capsys, "export", saved[0], tmp_path / "o", "--format", "orbax")
     assert code == 2
-    assert "pip install 'penstock[orbax]'" in found["error"]
+    assert "pip install 'penstock[orbax]'" in result["error"]
 
 
 def test_diff_of_equal_states_in_checkpoint_and_tables_is_empty(saved, tmp_path, capsys):
@@ -111,41 +111,41 @@ def test_diff_shows_the_first_and_the_largest_difference(saved, tmp_path, capsys
     rows[7, 1], rows[900, 0], rows[1200, 1] = -0.0, 50.0, np.nan
     engine.load_parameters("item", rows)
     engine.save(tmp_path / "other")
-    code, found, err = outcome(capsys, "diff", folder, tmp_path / "other")
-    different = found["differences"]["item"]["parameters"]
+    code, result, err = outcome(capsys, "diff", folder, tmp_path / "other")
+    different = result["differences"]["item"]["parameters"]
     assert (code, different["rows"]) == (1, 3)
     assert (different["first"]["id"], different["first"]["b"]) == (7, "-0.0")
     assert (different["largest"]["id"], different["largest"]["b"]) == (1200, "nan")
     assert "table item, parameters: 3 rows differ\n  first    id 7, column 1: " in err
-    assert list(found["differences"]) == ["item"]
+    assert list(result["differences"]) == ["item"]
 
 
 def test_diff_lists_missing_tables_and_slots(saved, tmp_path, capsys):
     folder, _ = saved
     config = ps.EmbeddingConfig.from_tables([ps.TableConfig(ROWS, 4, name="user")], ps.SGD(0.1))
     ps.Engine(config).save(tmp_path / "other")
-    code, found, _ = outcome(capsys, "diff", folder, tmp_path / "other")
+    code, result, _ = outcome(capsys, "diff", folder, tmp_path / "other")
     assert code == 1
-    assert found["differences"]["global_step"] == [3, 0]
-    assert found["differences"]["item"] == {"missing_in": str(tmp_path / "other")}
-    assert found["differences"]["user"]["accumulators"] == {"missing_in": "B"}
+    assert result["differences"]["global_step"] == [3, 0]
+    assert result["differences"]["item"] == {"missing_in": str(tmp_path / "other")}
+    assert result["differences"]["user"]["accumulators"] == {"missing_in": "B"}
 
 
 def test_inspect_says_what_a_checkpoint_holds(saved, capsys):
     folder, _ = saved
-    code, found, err = outcome(capsys, "inspect", folder)
-    assert (code, found["kind"], found["global_step"], found["pending"]) == (0, "checkpoint", 3, 1)
-    assert found["sources"] == [{"source": "<batches>", "frames": 10}]
+    code, result, err = outcome(capsys, "inspect", folder)
+    assert (code, result["kind"], result["global_step"], result["pending"]) == (0, "checkpoint", 3, 1)
+    assert result["sources"] == [{"source": "<batches>", "frames": 10}]
     assert f"table user: {ROWS:,} × 4, Adagrad, accumulators" in err
-    assert re.search(rf"  1 base, \d+ deltas?, {found['bytes']:,} bytes", err)
+    assert re.search(rf"  1 base, \d+ deltas?, {result['bytes']:,} bytes", err)
     (folder / "00000001.base").write_bytes(b"")
     assert outcome(capsys, "inspect", folder)[0] == 5
 
 
 @pytest.mark.parametrize("words", [["export", "{}", "out"], ["diff", "{}", "{}"]])
 def test_a_missing_checkpoint_is_exit_5(words, tmp_path, capsys):
-    code, found, _ = outcome(capsys, *(word.format(tmp_path / "nothing") for word in words))
-    assert (code, "no such checkpoint" in found["error"]) == (5, True)
+    code, result, _ = outcome(capsys, *(word.format(tmp_path / "nothing") for word in words))
+    assert (code, "no such checkpoint" in result["error"]) == (5, True)
 
 
 @pytest.fixture
@@ -154,12 +154,8 @@ def many(tmp_path):
     tables = [ps.TableConfig(50, 2, name=f"t{n:02}") for n in range(23)]
     ps.EmbeddingConfig.from_tables(tables, optimizer=ps.SGD(0.1)).save(tmp_path / "many.pbtxt")
     names = [f"t{n:02}" for n in range(23) for _ in range(n + 1)]
-    columns = {
-        "table": names,
-        "id": pa.array([n % 50 for n in range(len(names))]),
-        "gradient": pa.array([[1.0, 1.0]] * len(names), pa.list_(pa.float32(), 2)),
-    }
-    return tmp_path / "many.pbtxt", write(tmp_path / "many.arrows", [pa.RecordBatch.from_pydict(columns)])
+    rows = batch([n % 50 for n in range(len(names))], table=names)
+    return tmp_path / "many.pbtxt", write(tmp_path / "many.arrows", [rows])
 
 
 def tables_in(output, first):
@@ -179,21 +175,21 @@ def test_people_see_ten_tables_at_most_and_how_many_more_there_are(many, tmp_pat
     assert (len(report["tables"]), len(report["out"])) == (23, 23)
 
     for path in (config, tmp_path / "c"):
-        _, found, output = outcome(capsys, "inspect", path)
+        _, result, output = outcome(capsys, "inspect", path)
         assert tables_in(output, "  table ")[9].startswith("  table t09: ")
         assert tables_in(output, "  table ")[10:] == ["  table … 13 more"]
-        assert len(found["tables"]) == 23
-    _, found, output = outcome(capsys, "inspect", log)
+        assert len(result["tables"]) == 23
+    _, result, output = outcome(capsys, "inspect", log)
     assert tables_in(output, "  table ")[10:] == ["  table … 13 more"]
-    assert len(found["parts"][0]["tables"]) == 23
+    assert len(result["parts"][0]["tables"]) == 23
 
-    _, found, output = outcome(capsys, "export", tmp_path / "c", tmp_path / "e")
+    _, result, output = outcome(capsys, "export", tmp_path / "c", tmp_path / "e")
     assert tables_in(output, "wrote ")[10:] == ["wrote     … 13 more"]
-    assert len(found["out"]) == 23
+    assert len(result["out"]) == 23
 
     assert outcome(capsys, "replay", config, log, "--out", tmp_path / "b", "--seed", 1)[0] == 0
-    code, found, output = outcome(capsys, "diff", tmp_path / "a", tmp_path / "b")
-    assert (code, len(found["differences"])) == (1, 23)
+    code, result, output = outcome(capsys, "diff", tmp_path / "a", tmp_path / "b")
+    assert (code, len(result["differences"])) == (1, 23)
     assert len(tables_in(output, "table t")) == 10
     assert tables_in(output, "table …") == ["table … 13 more"]
 
@@ -208,6 +204,6 @@ def test_ten_tables_are_all_shown(tmp_path, capsys):
 
 def test_an_error_names_ten_tables_at_most(many, capsys):
     config, log = many
-    code, found, _ = outcome(capsys, "replay", config, log, "--table", "t5")
+    code, result, _ = outcome(capsys, "replay", config, log, "--table", "t5")
     assert code == 2
-    assert "t08, t09, … 13 more)" in found["error"]
+    assert "t08, t09, … 13 more)" in result["error"]

@@ -40,17 +40,17 @@ def test_export_to_orbax_is_refused(tmp_path, refused):
 def test_diff_compares_by_key(tmp_path, call):
     engine = saved(tmp_path)
     engine.write_tables(tmp_path / "out")
-    _, found = call(0, "diff", tmp_path / "run", tmp_path / "out", "--json")
-    assert found["equal"]
+    _, result = call(0, "diff", tmp_path / "run", tmp_path / "out", "--json")
+    assert result["equal"]
     key = int(engine.keys("user")[3])
     engine.load_parameters("user", np.full((1, 4), 7, np.float32), ids=[key], accumulators=np.ones((1, 4), np.float32))
     engine.write_tables(tmp_path / "other")
-    _, found = call(1, "diff", tmp_path / "run", tmp_path / "other", "--json")
-    assert found["differences"]["user"]["parameters"]["rows"] == 1
-    assert found["differences"]["user"]["parameters"]["first"]["id"] == key
+    _, result = call(1, "diff", tmp_path / "run", tmp_path / "other", "--json")
+    assert result["differences"]["user"]["parameters"]["rows"] == 1
+    assert result["differences"]["user"]["parameters"]["first"]["id"] == key
     saved(tmp_path, "shorter", 50)
-    _, found = call(1, "diff", tmp_path / "run", tmp_path / "shorter", "--json")
-    assert found["differences"]["user"]["keys"]["only_in_a"] > 0
+    _, result = call(1, "diff", tmp_path / "run", tmp_path / "shorter", "--json")
+    assert result["differences"]["user"]["keys"]["only_in_a"] > 0
 
 
 def test_diff_tells_large_keys_apart_in_tables_of_two_types(tmp_path, call):
@@ -68,22 +68,22 @@ def test_diff_tells_large_keys_apart_in_tables_of_two_types(tmp_path, call):
         push(engine, keys)
         engine.write_tables(tmp_path / name)
     for a, b, only_in_a in (("static", "uint64", 6), ("int64", "uint64", 3), ("static", "int64", 6)):
-        for one, other, only in ((a, b, (only_in_a, 3)), (b, a, (3, only_in_a))):
-            _, found = call(1, "diff", tmp_path / one, tmp_path / other, "--json")
-            assert found["differences"] == {"user": {"keys": {"only_in_a": only[0], "only_in_b": only[1]}}}
+        for item, other, only in ((a, b, (only_in_a, 3)), (b, a, (3, only_in_a))):
+            _, result = call(1, "diff", tmp_path / item, tmp_path / other, "--json")
+            assert result["differences"] == {"user": {"keys": {"only_in_a": only[0], "only_in_b": only[1]}}}
 
 
 def test_inspect_names_dynamic_tables(tmp_path, call):
     saved(tmp_path)
-    text, found = call(0, "inspect", tmp_path / "run")
+    text, result = call(0, "inspect", tmp_path / "run")
     engine = ps.Engine.restore(tmp_path / "run")
     keys = engine.core.table_reports()["user"].keys
     assert f"user: 32 × 4, Adagrad, accumulators, dynamic: {keys.keys} keys, {keys.waiting} waiting; {SETTINGS}" in text
-    assert (found["tables"][0]["keys"], found["tables"][0]["waiting"]) == (keys.keys, keys.waiting)
+    assert (result["tables"][0]["keys"], result["tables"][0]["waiting"]) == (keys.keys, keys.waiting)
     config_of(ALL_POLICIES).save(tmp_path / "c.pbtxt")
-    text, found = call(0, "inspect", tmp_path / "c.pbtxt")
+    text, result = call(0, "inspect", tmp_path / "c.pbtxt")
     assert f"table user: 64 × 4, Adagrad, dynamic: {SETTINGS}\n" in text
-    assert found["tables"][0]["dynamic"] == dataclasses.asdict(ALL_POLICIES)
+    assert result["tables"][0]["dynamic"] == dataclasses.asdict(ALL_POLICIES)
     config_of(ps.Dynamic()).save(tmp_path / "plain.pbtxt")
     text, _ = call(0, "inspect", tmp_path / "plain.pbtxt")
     assert text.endswith(", Adagrad, dynamic\n")
@@ -117,20 +117,24 @@ def logged(tmp_path, steps, **settings):
 
 def test_a_replay_prints_what_became_of_the_keys(tmp_path, call):
     text, report = call(0, "replay", *logged(tmp_path, churning_steps(60), rows=32), "--report", tmp_path / "page")
-    of = report["tables"]["user"]["keys"]
+    keys = report["tables"]["user"]["keys"]
     assert "distinct" not in report["tables"]["user"]
-    assert of["admitted"] - of["expired"] - of["evicted"] == of["keys"]
+    assert keys["admitted"] - keys["expired"] - keys["evicted"] == keys["keys"]
     assert "table     user: 1,440 rows\n" in text
-    assert f"keys      user: {of['keys']} keys ({of['keys'] / 32:.0%} of the rows), directory " in text
-    assert f"directory {size_text(of['directory_bytes'])}, {of['expired_waiting']} expired waiting" in text
-    assert f"keys      user: {of['admitted']} admitted, {of['returned']} returned, {of['expired']} expired" in text
-    assert f"{of['evicted']} evicted, 0 rejected; {of['waiting']} waiting, {of['unadmitted_rows']} rows not" in text
+    assert f"keys      user: {keys['keys']} keys ({keys['keys'] / 32:.0%} of the rows), directory " in text
+    assert f"directory {size_text(keys['directory_bytes'])}, {keys['expired_waiting']} expired waiting" in text
+    assert (
+        f"keys      user: {keys['admitted']} admitted, {keys['returned']} returned, {keys['expired']} expired" in text
+    )
+    assert (
+        f"{keys['evicted']} evicted, 0 rejected; {keys['waiting']} waiting, {keys['unadmitted_rows']} rows not" in text
+    )
     page = (tmp_path / "page" / "index.html").read_text()
     row = re.search(r"Keys of dynamic tables.*?<tr><td>user(.*?)</tr>", page, re.DOTALL).group(1)
     numbers = ("keys", "admitted", "returned", "expired", "evicted", "rejected", "waiting", "unadmitted_rows")
-    assert row.split("<td>")[1:9] == [f"{of[number]:,}" for number in numbers]
+    assert row.split("<td>")[1:9] == [f"{keys[number]:,}" for number in numbers]
     live = json.loads((tmp_path / "page" / "report.json").read_text())["live"]
-    assert live["metrics"]["penstock_table_keys"] == {"user": of["keys"]}
+    assert live["metrics"]["penstock_table_keys"] == {"user": keys["keys"]}
     assert "penstock_table_distinct_ids" not in live["metrics"]
     assert live["hot"][0][1].lstrip("-").isdigit()  # text: a browser's numbers would round 64 bits
 
@@ -139,9 +143,9 @@ def test_validate_says_what_a_dynamic_table_needs(tmp_path, call):
     for rows, evict in ((32, None), (300_000, "lru"), (70_001, "lfu")):
         dynamic = ps.Dynamic(evict=evict, half_life=3 if evict == "lfu" else None)
         config_of(dynamic, rows=rows).save(tmp_path / "c.pbtxt")
-        text, found = call(0, "validate", tmp_path / "c.pbtxt")
+        text, result = call(0, "validate", tmp_path / "c.pbtxt")
         num_bytes = engine_of(dynamic, rows=rows).core.tables.dynamic["user"].directory.nbytes
-        assert found["memory"]["user"] == {"weights": 16 * rows, "slots": 16 * rows, "directory": num_bytes}
+        assert result["memory"]["user"] == {"weights": 16 * rows, "slots": 16 * rows, "directory": num_bytes}
     assert "memory    at least 2.9 MB on the host: directories of 1 dynamic table\n" in text
 
 
@@ -156,36 +160,36 @@ def test_validate_says_what_a_dynamic_table_needs(tmp_path, call):
 )
 def test_validate_finds_what_a_replay_would_do_to_the_keys(tmp_path, call, dynamic):
     config, log = logged(tmp_path, churning_steps(60), rows=32, dynamic=dynamic)
-    _, found = call(0, "validate", config, log, "--num-required", 2, "--flush")
+    _, result = call(0, "validate", config, log, "--num-required", 2, "--flush")
     _, replayed = call(0, "replay", config, log, "--num-required", 2, "--flush")
-    keys = found["keys"]["user"]
+    keys = result["keys"]["user"]
     assert 24 < keys.pop("most_in_a_step") <= 48
     assert keys == replayed["tables"]["user"]["keys"]
     assert keys["evicted"] > 0
-    assert found["key_findings"] == []
+    assert result["key_findings"] == []
 
 
 def test_validate_finds_a_table_without_room_for_a_step(tmp_path, call, refused):
     config, log = logged(tmp_path, [[1, 2], [3, 4, 5], [6]], rows=4, dynamic=ps.Dynamic())
     problem = "step 1: no room for 1 of 3 new keys: 2 of 4 rows are in use; set a larger vocabulary_size"
-    text, found = call(4, "validate", config, log)
+    text, result = call(4, "validate", config, log)
     assert f"error     table 'user': {problem}\n" in text
-    assert found["key_findings"] == [{"table": "user", "severity": "error", "problem": problem}]
+    assert result["key_findings"] == [{"table": "user", "severity": "error", "problem": problem}]
     assert "no room for 1 of 3 new keys: 2 of 4 rows are in use" in refused(6, "replay", config, log)
     config, log = logged(tmp_path, [[1, 2], [3, 4, 5], [6]], rows=4, dynamic=ps.Dynamic(on_full="reject"))
-    text, found = call(0, "validate", config, log)
+    text, result = call(0, "validate", config, log)
     assert f"warning   table 'user': {problem}\n" in text
-    assert found["keys"]["user"]["rejected"] > 0
+    assert result["keys"]["user"]["rejected"] > 0
 
 
 def test_validate_warns_of_a_table_whose_shards_are_nearly_full(tmp_path, call):
     keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 7900)
     for dynamic, findings in ((ps.Dynamic(), 1), (ps.Dynamic(evict="lru"), 0)):
         config, log = logged(tmp_path, [keys], rows=8192, dynamic=dynamic)
-        _, found = call(0, "validate", config, log)
-        assert len(found["key_findings"]) == findings
+        _, result = call(0, "validate", config, log)
+        assert len(result["key_findings"]) == findings
     config, log = logged(tmp_path, [keys], rows=8192, dynamic=ps.Dynamic())
-    text, found = call(0, "validate", config, log)
+    text, result = call(0, "validate", config, log)
     assert "7,900 keys leave too little room in 8,192 rows, because virtual shards fill unevenly" in text
     needed = int(re.search(r"set vocabulary_size to at least ([\d,]+), or evict", text).group(1).replace(",", ""))
     assert needed * (1 - 4 / 64) == pytest.approx(7900, abs=1)
@@ -194,8 +198,8 @@ def test_validate_warns_of_a_table_whose_shards_are_nearly_full(tmp_path, call):
 def test_a_clock_without_its_column_is_found_before_anything_is_applied(tmp_path, call, refused):
     config, log = logged(tmp_path, [[1]], dynamic=ps.Dynamic(expire_after=3600, clock="time"))
     problem = "no column 'time' for the role 'time', which the clock of a dynamic table needs"
-    _, found = call(3, "validate", config, log)
-    assert problem in found["sources"][0]["errors"][0]
+    _, result = call(3, "validate", config, log)
+    assert problem in result["sources"][0]["errors"][0]
     assert f"{problem} (the stream has: " in refused(3, "replay", config, log)  # 'step' is not suggested
     renamed = timed([1], [5]).rename_columns(["id", "gradient", "step", "ts"])
     other = write(tmp_path / "other.arrows", [renamed])

@@ -31,9 +31,9 @@ def replaying(config):
     with started(*words) as command:
         url = command.stderr.readline().decode().split()[1]
         writer = pa.ipc.new_stream(command.stdin, frame(0).schema)
-        for at in range(36):
-            writer.write_batch(frame(at // 3, at % 3))
-            if at == 32:
+        for number in range(36):
+            writer.write_batch(frame(number // 3, number % 3))
+            if number == 32:
                 writer.write_batch(frame(0, 9))
         command.stdin.flush()
         until(lambda: live(url)["metrics"]["penstock_frames_total"] == 36)

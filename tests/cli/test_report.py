@@ -22,11 +22,11 @@ CONFIG = table(rate="dynamic { tag: 0 }") + "mode: TRAINING\n"
 def files(config, tmp_path):
     """A configuration and a log: user 7 is in half of the rows, one row in ten is bad."""
     rng, batches = np.random.default_rng(0), []
-    for at in range(30):
+    for number in range(30):
         ids = np.where(np.arange(40) % 2, 7, rng.integers(0, 50, 40))
-        ids[0] = 99 if at % 10 == 0 else 3
-        rates = pa.array([[0.5 / (1 + at)]] * 40, pa.list_(pa.float32()))
-        batches.append(frame(None, ids, at, learning_rates=rates))
+        ids[0] = 99 if number % 10 == 0 else 3
+        rates = pa.array([[0.5 / (1 + number)]] * 40, pa.list_(pa.float32()))
+        batches.append(frame(None, ids, number, learning_rates=rates))
     return [str(config), write(tmp_path / "log.arrows", batches)]
 
 

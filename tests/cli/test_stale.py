@@ -114,14 +114,14 @@ def test_an_earlier_run_of_the_same_engine_does_not_count(tmp_path, workers):
 
 
 def test_validate_says_how_many_frames_a_replay_would_drop(config, workers, call):
-    output, found = call(0, "validate", config, *workers)
+    output, result = call(0, "validate", config, *workers)
     assert f"6 of 12 frames would be stale (step behind the engine's), with 240 of 480 rows (50.0%): {FIX}\n" in output
     assert f"good      {workers[0]}: 240 rows in 6 frames read\n" in output
     assert f"good      {workers[1]}: 240 rows in 6 frames read, 6 stale\n" in output
     replayed = call(0, "replay", config, *workers)[1]
     same = ("rows", "frames", "stale", "stale_rows", "steps", "pending")
-    assert {name: found[name] for name in same} == {name: replayed[name] for name in same}
-    assert [(of["stale"], of["stale_rows"]) for of in found["sources"]] == [(0, 0), (6, 240)]
+    assert {name: result[name] for name in same} == {name: replayed[name] for name in same}
+    assert [(source["stale"], source["stale_rows"]) for source in result["sources"]] == [(0, 0), (6, 240)]
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def test_validate_says_how_many_frames_a_replay_would_drop(config, workers, call
     ids=" ".join,
 )
 def test_validate_counts_what_replay_counts_with_the_same_flags(flags, config, workers, call):
-    found, replayed = (call(0, command, config, *workers, *flags)[1] for command in ("validate", "replay"))
+    actual, replayed = (call(0, command, config, *workers, *flags)[1] for command in ("validate", "replay"))
     for name in ("rows", "frames", "stale", "stale_rows", "steps", "pending"):
-        assert found[name] == replayed[name], name
+        assert actual[name] == replayed[name], name
 
 
 def test_a_source_that_the_limit_does_not_reach_is_not_called_good(config, workers, call):
@@ -155,13 +155,13 @@ def test_validate_counts_by_the_gate_of_the_configuration(tmp_path, workers, cal
     text = path.read_text()
     assert "tpu_embedding_configuration {" not in text
     path.write_text(f"tpu_embedding_configuration {{ {text} }}\ngate {{ num_required: 2 }}\n")
-    found = call(0, "validate", path, *workers, "--merge", "step")[1]
-    assert (found["stale"], found["steps"]) == (0, STEPS)
+    actual = call(0, "validate", path, *workers, "--merge", "step")[1]
+    assert (actual["stale"], actual["steps"]) == (0, STEPS)
 
 
 def test_validate_holds_the_stale_rows_against_the_limit(config, workers, call):
-    output, found = call(3, "validate", config, *workers, "--max-stale", 0.4)
-    (error,) = found["errors"]
+    output, result = call(3, "validate", config, *workers, "--max-stale", 0.4)
+    (error,) = result["errors"]
     assert error.startswith("240 of the 480 rows read are of stale frames (50.0%), more than --max-stale 0.4")
     assert f"error     {error}\n" in output
     assert call(0, "validate", config, *workers, "--max-stale", 0.5)[1]["errors"] == []
@@ -170,8 +170,8 @@ def test_validate_holds_the_stale_rows_against_the_limit(config, workers, call):
 def test_validate_of_merged_sources_says_what_is_wrong_with_each(config, workers, tmp_path, call):
     bad = write(tmp_path / "bad.arrows", [batch(0), batch(1).set_column(3, "id", pa.array([ROWS] * 40))])
     unsorted = write(tmp_path / "unsorted.arrows", [batch(3), batch(2)])
-    _, found = call(3, "validate", config, workers[0], bad, unsorted, workers[1], "--merge", "step")
-    good, wrong, disordered, last = found["sources"]
+    _, result = call(3, "validate", config, workers[0], bad, unsorted, workers[1], "--merge", "step")
+    good, wrong, disordered, last = result["sources"]
     assert (good["errors"], last["errors"]) == ([], [])
     assert (good["frames"], wrong["frames"], disordered["frames"], last["frames"]) == (STEPS, 2, 1, STEPS)
     assert wrong["bad_rows"] == {"id_out_of_range": 40}
@@ -183,8 +183,8 @@ def test_bad_rows_that_replay_would_drop_are_no_error_of_validate(config, tmp_pa
     log = write(tmp_path / "bad.arrows", [batch(0), batch(1).set_column(3, "id", pa.array([ROWS] * 40))])
     quarantine = tmp_path / "aside.arrows"
     for flag in ("drop", f"quarantine={quarantine}"):
-        output, found = call(0, "validate", config, log, "--on-bad-row", flag)
-        assert (found["sources"][0]["bad_rows"], found["sources"][0]["errors"]) == ({"id_out_of_range": 40}, [])
+        output, result = call(0, "validate", config, log, "--on-bad-row", flag)
+        assert (result["sources"][0]["bad_rows"], result["sources"][0]["errors"]) == ({"id_out_of_range": 40}, [])
         assert "dropped   40 bad rows; first: " in output
     assert not quarantine.exists()
     call(3, "validate", config, log)
@@ -200,6 +200,6 @@ def test_validate_refuses_learning_rates_as_replay_does(config, workers, tmp_pat
         optimizer=ps.SGD(ps.DynamicLearningRate(0)),
     ).save(tagged)
     assert "nothing gives the value of tag 0" in call(4, "replay", tagged, *workers)[1]["error"]
-    _, found = call(4, "validate", tagged, *workers)
-    assert ["nothing gives the value of tag 0" in of["errors"][0] for of in found["sources"]] == [True, True]
+    _, result = call(4, "validate", tagged, *workers)
+    assert ["nothing gives the value of tag 0" in source["errors"][0] for source in result["sources"]] == [True, True]
     call(0, "validate", tagged, *workers, "--learning-rate", "0=0.5")

@@ -10,7 +10,7 @@ from text_configs import PLAIN, TABLE, engine, plain
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.engine_config_pb2 import EngineConfig
 from penstock.config.specs import FeatureSpec
-from penstock.config.tables import Constant, TableConfig, TruncatedNormal, Uniform
+from penstock.config.tables import TableConfig, TruncatedNormal, Uniform
 from penstock.config.tpu_embedding_configuration_pb2 import TPUEmbeddingConfiguration
 from penstock.errors import ConfigError
 from penstock.updates import SGD, Adagrad, DynamicLearningRate, UpdateRule
@@ -94,15 +94,6 @@ def test_a_rate_from_outside_must_have_the_tag_it_gets():
         EmbeddingConfig.from_tables([TableConfig(10, 4)], SGD(DynamicLearningRate(1)))
 
 
-def test_settings_that_the_proto_lacks_are_engine_settings():
-    tables = [TableConfig(10, 4, Constant(0.5), Adagrad(0.1, 0.25), name="a"), TableConfig(10, 4, name="b")]
-    config = EmbeddingConfig.from_tables(tables, Adagrad(), num_required=3, reduction="mean")
-    again = EmbeddingConfig.from_proto(config.to_engine_proto())
-    assert again.tables == config.tables
-    assert [settings.name for settings in config.to_engine_proto().table] == ["a"]
-    assert (again.gate_num_required, again.gate_reduction) == (3, "mean")
-
-
 def test_the_message_given_and_the_message_returned_are_copies():
     message = text_format.Parse(PLAIN, TPUEmbeddingConfiguration())
     config = EmbeddingConfig.from_proto(message)
@@ -126,12 +117,6 @@ def test_an_optimizer_without_a_public_formula_is_kept_but_not_run(algorithm):
     assert config.optimizer("b").parameters_field == algorithm
     with pytest.raises(ConfigError, match=f"table 'b': optimizer '{algorithm}' cannot be run: TensorFlow publishes"):
         _ = config.tables
-
-
-def test_integer_storage_is_not_run():
-    config = engine('table { name: "a" storage_dtype: INT32 }')
-    with pytest.raises(ConfigError, match="table 'a': storage_dtype INT32 is not supported"):
-        config.table("a")
 
 
 def test_the_storage_dtype_of_a_table_is_that_of_its_settings():

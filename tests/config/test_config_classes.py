@@ -94,20 +94,6 @@ def test_a_switch_that_all_have_reaches_the_rule(name):
     assert (rule.gradient_min, rule.gradient_max) == (None, 0.25)
 
 
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - WITHOUT_FORMULA - {"user_defined_program"}))
-def test_an_optimizer_survives_a_text_file_and_a_binary_one(name, tmp_path):
-    optimizer = made(name, clip_weight_max=1.5, clipvalue=0.5, low_dimensional_packing_status=True)
-    config = config_of(optimizer)
-    for path in (tmp_path / "c.pbtxt", tmp_path / "c.pb"):
-        config.save(path)
-        again = EmbeddingConfig.load(path)
-        (table,) = again.tables
-        assert type(table.optimizer) is type(optimizer)
-        assert table.rule == config.tables[0].rule
-        assert table.slots == config.tables[0].slots
-        assert again.to_engine_proto() == config.to_engine_proto()
-
-
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - OWN_OPTIMIZERS - {"user_defined_program"}))
 def test_every_field_of_the_message_reaches_the_class_and_the_rule(name):
     """Numbers of their own in all fields come back from the class, and from the rule where the update reads them."""

@@ -4,15 +4,11 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
-from text_configs import WORKED_BYTES
+from text_configs import WORKED_BYTES, serialized
 
 import penstock
 from penstock import Adagrad, EmbeddingConfig, FeatureConfig, QuantizationConfig, TableConfig
 from penstock.config.features import flatten, pack, shape_of
-
-
-def serialized(message):
-    return message.SerializeToString(deterministic=True)
 
 
 def two_tables(**kwargs):
@@ -121,8 +117,8 @@ def test_shapes_come_from_the_batch_size():
 def test_shapes_come_from_the_inputs_without_their_last_axis():
     table = TableConfig(10, 4)
     features = {"a": FeatureConfig(table), "b": [FeatureConfig(table, 3), FeatureConfig(table, 3)]}
-    given = {"a": [4, 2, 9], "b": [[4, 9], (4, 1)]}
-    assert shapes(features, per_replica_input_shapes=given, batch_size=77) == [(4, 2), (4, 3), (4,)]
+    value = {"a": [4, 2, 9], "b": [[4, 9], (4, 1)]}
+    assert shapes(features, per_replica_input_shapes=value, batch_size=77) == [(4, 2), (4, 3), (4,)]
 
 
 @pytest.mark.parametrize(
@@ -148,10 +144,10 @@ def test_a_batch_says_nothing_about_a_shape_of_higher_rank():
 
 
 @pytest.mark.parametrize(
-    ("given", "shape"), [(None, None), (5, (5,)), ([], ()), ([None, 3], (None, 3)), (iter([1, 2]), (1, 2))]
+    ("value", "shape"), [(None, None), (5, (5,)), ([], ()), ([None, 3], (None, 3)), (iter([1, 2]), (1, 2))]
 )
-def test_shapes_are_read_as_tensorflow_does(given, shape):
-    assert shape_of(given) == shape
+def test_shapes_are_read_as_tensorflow_does(value, shape):
+    assert shape_of(value) == shape
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from google.protobuf import text_format
 from recorded_features import arguments, from_features
+from text_configs import serialized
 
 import penstock
 from penstock.config.text_format import unknown_fields
@@ -23,10 +24,6 @@ KINDS = {"ValueError": ValueError, "TypeError": TypeError, "AttributeError": Att
 @pytest.fixture
 def golden(shared):
     return lambda name: json.loads(shared(f"golden/{name}").read_text())["cases"]
-
-
-def serialized(message):
-    return message.SerializeToString(deterministic=True)
 
 
 def test_recorded_bytes_are_read_without_unknown_fields_and_written_back_equal(golden):
@@ -79,7 +76,7 @@ def test_recorded_equality_and_hashes(golden):
         if "a" not in case:
             continue
         known: dict[str, Any] = {}
-        a, b = (getattr(penstock, name)(**arguments(given, known)) for name, given in (case["a"], case["b"]))
+        a, b = (getattr(penstock, name)(**arguments(value, known)) for name, value in (case["a"], case["b"]))
         assert (a == b) == case["equal"], case["id"]
         assert (hash(a) == hash(b)) == case["hash_equal"], case["id"]
 

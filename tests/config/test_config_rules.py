@@ -75,9 +75,9 @@ def test_a_long_name_is_one_short_line_and_is_not_searched_for(tmp_path, call):
     path = tmp_path / "long.pbtxt"
     for name, code in (("x" * 1024, 0), ("x" * 1025, 4), ("x" * 5_000_000, 4)):
         path.write_text(PLAIN.replace('"a"', f'"{name}"'))
-        found = call(code, "validate", path)[1]
-        assert all(len(error) < 200 for error in found["errors"])
-    (error,) = found["errors"]
+        actual = call(code, "validate", path)[1]
+        assert all(len(error) < 200 for error in actual["errors"])
+    (error,) = actual["errors"]
     assert error == f"table_descriptor[0]: name '{'x' * 40}…' has 5000000 bytes; use at most 1024"
     with pytest.raises(ConfigError, match=r"table_descriptor\[0\]: name 'y{40}…' has 1025 bytes; use at most 1024"):
         EmbeddingConfig.from_tables([TableConfig(10, 4, name="y" * 1025)], SGD())

@@ -186,7 +186,9 @@ def test_a_call_inside_jit_says_what_to_do():
         jax.lax.scan(lambda carry, ids: (carry, received(ids)), 0, jnp.ones((3, 2), int))
     for gradient in (lambda g: g, lambda _: ones):
         with pytest.raises(ps.UsageError, match=f"send_gradients {wanted}, and return the gradients"):
-            jax.jit(lambda g, of=gradient: engine.send_gradients([of(g)], deduplication_data=dedup))(jnp.ones((2, 2)))
+            jax.jit(lambda g, entry=gradient: engine.send_gradients([entry(g)], deduplication_data=dedup))(
+                jnp.ones((2, 2))
+            )
     assert engine.global_step == 0
 
 

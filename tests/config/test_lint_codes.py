@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
-from text_configs import FEATURE, GOOD, engine_text
+from text_configs import FEATURE, GOOD, PLAIN, engine_text
 
 import penstock
 from penstock.config.embedding import EmbeddingConfig
@@ -25,6 +25,11 @@ def parameters(text, rate="constant: 0.5"):
     return GOOD.replace("adagrad { }", text).replace("constant: 0.5", rate)
 
 
+def settings(text, tables=PLAIN):
+    """The good table with settings of the engine's message."""
+    return engine_text(f'table {{ name: "a" {text} }}', tables)
+
+
 def findings(text):
     is_engine = text.startswith("tpu_embedding")
     message = EngineConfig()
@@ -42,27 +47,15 @@ CASES = [
     ("PS006", GOOD.replace("dimension", "num_features: -1 dimension"), "table_descriptor[0].num_features"),
     ("PS006", GOOD + "batch_size_per_tensor_core: -1", "batch_size_per_tensor_core"),
     ("PS007", parameters(""), "table_descriptor[0].optimization_parameters"),
-    (
-        "PS007",
-        engine_text('table { name: "a" row_wise_adagrad { } }'),
-        "table_descriptor[0].optimization_parameters.adagrad",
-    ),
+    ("PS007", settings("row_wise_adagrad { }"), "…adagrad"),
     ("PS008", parameters("adagrad { }", ""), "table_descriptor[0].optimization_parameters"),
-    ("PS009", parameters("adam { beta1: nan }"), "table_descriptor[0].optimization_parameters.adam.beta1"),
-    (
-        "PS009",
-        parameters("adagrad { }", "constant: 1e39"),
-        "table_descriptor[0].optimization_parameters.learning_rate.constant",
-    ),
-    (
-        "PS010",
-        parameters("adagrad { }", "dynamic { tag: 1 }"),
-        "table_descriptor[0].optimization_parameters.learning_rate.dynamic.tag",
-    ),
+    ("PS009", parameters("adam { beta1: nan }"), "…adam.beta1"),
+    ("PS009", parameters("adagrad { }", "constant: 1e39"), "…learning_rate.constant"),
+    ("PS010", parameters("adagrad { }", "dynamic { tag: 1 }"), "…learning_rate.dynamic.tag"),
     (
         "PS010",
         parameters("frequency_aware_adagrad { step_counter { tag: 2 } }", "dynamic { }"),
-        "table_descriptor[0].optimization_parameters.frequency_aware_adagrad.step_counter.tag",
+        "…frequency_aware_adagrad.step_counter.tag",
     ),
     ("PS011", GOOD + "sharding_strategy: 7", "sharding_strategy"),
     ("PS011", engine_text("gate { reduction: 7 }"), "gate.reduction"),
@@ -74,27 +67,15 @@ CASES = [
     ("PS015", engine_text('table { name: "b" }'), "table[0].name"),
     ("PS015", engine_text("feature { feature_id: 1 }", GOOD + FEATURE), "feature[0]"),
     ("PS016", engine_text('table { name: "a" } table { name: "a" }'), "table[1]"),
-    ("PS017", engine_text('table { name: "a" uniform { min: 1 max: 0 } }'), "table[0].uniform"),
-    ("PS018", engine_text('table { name: "a" slot { name: "momenta" } }'), "table[0].slot[0]"),
-    (
-        "PS018",
-        engine_text('table { name: "a" slot { name: "velocities" initial_value: -1 } }', parameters(ADAM % "")),
-        "table[0].slot[0]",
-    ),
+    ("PS017", settings("uniform { min: 1 max: 0 }"), "table[0].uniform"),
+    ("PS018", settings('slot { name: "momenta" }'), "table[0].slot[0]"),
+    ("PS018", settings('slot { name: "velocities" initial_value: -1 }', parameters(ADAM % "")), "table[0].slot[0]"),
     ("PS019", engine_text('feature { name: "f" combiner: "max" }', GOOD + FEATURE), "feature[0].combiner"),
-    ("PS021", engine_text('table { name: "a" dynamic { expire { clock: TIME } } }'), "table[0].dynamic"),
-    ("PS021", engine_text('table { name: "a" dynamic { admit { min_count: 0 } } }'), "table[0].dynamic"),
-    ("PS022", engine_text('table { name: "a" placement { where: CACHED } }'), "table[0].placement.device_bytes"),
-    (
-        "PS022",
-        engine_text('table { name: "a" placement { where: CACHED device_bytes: 9 look_ahead: -1 } }'),
-        "table[0].placement.look_ahead",
-    ),
-    (
-        "PS022",
-        engine_text('table { name: "a" placement { where: HOST look_ahead: 0 } }'),
-        "table[0].placement.look_ahead",
-    ),
+    ("PS021", settings("dynamic { expire { clock: TIME } }"), "table[0].dynamic"),
+    ("PS021", settings("dynamic { admit { min_count: 0 } }"), "table[0].dynamic"),
+    ("PS022", settings("placement { where: CACHED }"), "table[0].placement.device_bytes"),
+    ("PS022", settings("placement { where: CACHED device_bytes: 9 look_ahead: -1 }"), "table[0].placement.look_ahead"),
+    ("PS022", settings("placement { where: HOST look_ahead: 0 }"), "table[0].placement.look_ahead"),
     ("PS023", GOOD.replace('"a"', f'"{"é" * 513}"'), "table_descriptor[0].name"),
     ("PS023", GOOD + FEATURE.replace('"f"', f'"{"f" * 1025}"'), "feature_descriptor[0].name"),
     ("PS023", engine_text(f'table {{ name: "{"a" * 1025}" }}'), "table[0].name"),
@@ -110,7 +91,7 @@ CASES = [
         "table_descriptor[1]",
     ),
     ("PS104", GOOD + "batch_size_per_tensor_core: 8", "feature_descriptor"),
-    ("PS105", engine_text('table { name: "a" storage_dtype: INT32 }'), "table[0].storage_dtype"),
+    ("PS105", settings("storage_dtype: INT32"), "table[0].storage_dtype"),
     ("PS106", GOOD + "num_hosts: 11", "table_descriptor[0].vocabulary_size"),
     (
         "PS107",
@@ -157,7 +138,7 @@ CASES = [
     ),
     (
         "PS218",
-        engine_text('table { name: "a" dynamic { } }', GOOD.replace("adagrad { }", ADAM % "use_non_lazy_adam: true")),
+        settings("dynamic { }", GOOD.replace("adagrad { }", ADAM % "use_non_lazy_adam: true")),
         "…adam.use_non_lazy_adam",
     ),
     (
@@ -169,11 +150,7 @@ CASES = [
         "…adam.use_non_lazy_adam",
     ),
     ("PS209", parameters("ftrl { allow_zero_accumulator: true }"), "…ftrl.allow_zero_accumulator"),
-    (
-        "PS209",
-        engine_text('table { name: "a" slot { name: "accumulators" initial_value: 0 } }', parameters("ftrl { }")),
-        "table[0].slot",
-    ),
+    ("PS209", settings('slot { name: "accumulators" initial_value: 0 }', parameters("ftrl { }")), "table[0].slot"),
     (
         "PS210",
         parameters(ADAM % "" + " low_dimensional_packing_status: ENABLED"),
@@ -201,14 +178,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("code", "text", "where"), CASES, ids=lambda value: value if value in RULES else "")
-def test_a_code_is_found_at_its_place(code, text, where):
-    where = where.replace("…", "table_descriptor[0].optimization_parameters.")
-    found = [finding for finding in findings(text) if finding.code == code]
-    assert [finding.where for finding in found] == [where]
-    assert found[0].severity == RULES[code][0]
-    assert found[0].message
-    assert found[0].fix
+@pytest.mark.parametrize(("code", "text", "place"), CASES, ids=lambda value: value if value in RULES else "")
+def test_a_code_is_found_at_its_place(code, text, place):
+    place = place.replace("…", "table_descriptor[0].optimization_parameters.")
+    actual = [finding for finding in findings(text) if finding.code == code]
+    assert [finding.where for finding in actual] == [place]
+    assert actual[0].severity == RULES[code][0]
+    assert actual[0].message
+    assert actual[0].fix
 
 
 def test_every_code_has_a_case():

@@ -1,9 +1,6 @@
 """EngineCore and its observers; the options of a run, stated once."""
 
 import gc
-import inspect
-import re
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -11,8 +8,6 @@ from engines import engine_of, frame, zeroed
 
 import penstock as ps
 from penstock.core import StepObserver
-from penstock.deltas import DeltaOptions
-from penstock.run import RunOptions
 
 
 def apply(engine, ids, local_step=None):
@@ -116,26 +111,3 @@ def test_an_observer_ends_with_its_last_reference():
     gc.collect()
     apply(engine, [1])
     assert len(events) == 3
-
-
-def options_of(method):
-    return {p.name: p.default for p in inspect.signature(method).parameters.values() if p.kind is p.KEYWORD_ONLY}
-
-
-def defaults_of(*kinds):
-    return {field.name: field.default for kind in kinds for field in fields(kind)}
-
-
-def test_run_and_stage_show_every_option_with_its_default():
-    """``help(Engine.run)`` prints the signature."""
-    stated = defaults_of(RunOptions, DeltaOptions)
-    assert options_of(ps.Engine.stage) == stated
-    assert options_of(ps.Engine.run) == stated | {"deltas": None, "numbered": True}
-    for method in (ps.Engine.run, ps.Engine.stage):
-        documented = re.findall(r"^(\w+) : ", inspect.getdoc(method), re.MULTILINE)
-        assert {"source", *documented} == {"source", *options_of(method)}
-
-
-def test_an_option_of_deltas_without_deltas_is_an_error():
-    with pytest.raises(ps.UsageError, match=r"^per_rows: sets what deltas hold; give deltas= too$"):
-        zeroed(engine_of()).run([], per_rows=3)

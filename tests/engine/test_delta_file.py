@@ -42,14 +42,6 @@ def test_a_run_writes_its_deltas_into_a_log_that_a_plain_reader_takes(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["deltas.arrows"]
 
 
-def test_an_existing_file_is_never_overwritten_with_deltas(tmp_path):
-    file = tmp_path / "deltas.arrows"
-    file.write_bytes(b"mine")
-    with pytest.raises(ps.UsageError, match="exists; deltas are never written over"):
-        engine_of().run(LOG, deltas=file)
-    assert file.read_bytes() == b"mine"
-
-
 def test_delta_options_need_deltas():
     with pytest.raises(ps.UsageError, match="slots: sets what deltas hold; give deltas="):
         engine_of().run(LOG, slots=True)

@@ -5,7 +5,8 @@ import weakref
 
 import numpy as np
 import pytest
-from engines import batch, column, engine_of, frame, zeroed
+from batches import batch
+from engines import column, engine_of, frame, zeroed
 
 import penstock as ps
 from penstock.pyx.frame_accumulate import Intake
@@ -203,8 +204,8 @@ def test_a_frame_that_finds_no_memory_leaves_everything_as_it_was(table, monkeyp
 
     class Scarce(Intake):
         def begin(self, accumulators, blocks, *rest):
-            at = accumulators.index(engine.core.pipeline.stores[table].accumulator)
-            super().begin(accumulators[:at], blocks[:at], *rest)
+            offset = accumulators.index(engine.core.pipeline.stores[table].accumulator)
+            super().begin(accumulators[:offset], blocks[:offset], *rest)
             self.cancel()
             raise MemoryError("cannot allocate 4096 bytes for sums")
 
@@ -214,6 +215,6 @@ def test_a_frame_that_finds_no_memory_leaves_everything_as_it_was(table, monkeyp
             engine.apply({"a": frame([1, 4]), "b": frame([5])})
     assert (engine.state_hash(), engine.gate.get_state()) == (before, held)
     other.apply({"a": frame([1]), "b": frame([2, 3])})
-    for one in (engine, other):
-        one.apply({"a": frame([1, 4]), "b": frame([5])})
+    for item in (engine, other):
+        item.apply({"a": frame([1, 4]), "b": frame([5])})
     assert (engine.global_step, engine.state_hash()) == (1, other.state_hash())

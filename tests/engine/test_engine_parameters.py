@@ -165,19 +165,6 @@ def test_other_starts_than_the_default():
     assert len(np.unique(drawn)) == 20
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_large_blocks_split_over_threads_give_the_same_bits(threads):
-    rng = np.random.default_rng(1)
-    ids, grads = rng.zipf(1.2, 100_000) % 10, rng.standard_normal((100_000, 2), np.float32)
-    engine = zeroed(engine_of(tables=("t", "u"), threads=threads))
-    engine.apply({"t": (ids, grads), "u": (ids[::-1].copy(), grads)})
-    from reference import coalesce
-
-    for name, order in (("t", slice(None)), ("u", slice(None, None, -1))):
-        unique, sums, _ = coalesce([(ids[order], grads)], 2)
-        assert engine.lookup(name, unique).tobytes() == (0 - sums).tobytes()
-
-
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
@@ -211,10 +198,3 @@ def test_calls_with_wrong_arguments_say_which(call, problem):
 def test_engine_arguments_out_of_range(options, problem):
     with pytest.raises(ps.UsageError, match=problem):
         engine_of(**options)
-
-
-def test_an_optimizer_without_a_public_formula_is_a_clear_error():
-    proto = engine_of().config.to_proto()
-    proto.table_descriptor[0].optimization_parameters.mdl_adagrad_light.l2 = 0.9
-    with pytest.raises(ps.ConfigError, match="cannot be run"):
-        ps.Engine(ps.EmbeddingConfig.from_proto(proto))

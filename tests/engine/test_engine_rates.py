@@ -3,7 +3,8 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from engines import batch, column, engine_of, frame, zeroed
+from batches import batch
+from engines import column, engine_of, frame, zeroed
 
 import penstock as ps
 from penstock.updates import DynamicLearningRate
@@ -60,10 +61,10 @@ def test_a_callable_whose_arguments_have_defaults_is_called_without_any():
     assert column(engine)[0] == -0.75
 
 
-@pytest.mark.parametrize("gives", [None, "x", 1j, np.array([0.1, 0.2])])
+@pytest.mark.parametrize("gives", [None, "x", 1j, np.array([0.1, 0.2]), float("inf")])
 def test_a_schedule_that_gives_no_number_is_named(gives):
     engine = zeroed(engine_of(ps.SGD(lambda: gives)))
-    with pytest.raises(ps.ConfigError, match=r"the schedule of tag 0 gave .* at step 0; expected a number"):
+    with pytest.raises(ps.ConfigError, match=r"the schedule of tag 0 gave .* at step 0; expected a (finite )?number"):
         engine.apply({"t": frame([0])})
     assert engine.gate.num_accumulated == 0
 
@@ -92,10 +93,3 @@ def test_missing_or_wrong_rates_are_refused_before_the_frame_is_applied(rates, e
             call()
     assert engine.gate.num_accumulated == 0
     assert engine.apply({"t0": frame([0])}, learning_rates=[1, 1])
-
-
-def test_a_schedule_that_fails_leaves_the_frame_out():
-    engine = zeroed(engine_of(ps.SGD(lambda step: float("inf"))))
-    with pytest.raises(ps.ConfigError, match="gave inf at step 0"):
-        engine.apply({"t": frame([0])})
-    assert engine.gate.num_accumulated == 0

@@ -103,7 +103,7 @@ def containers(tmp_path, batches):
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 7, 100])
 def test_contribution_rows_cuts_every_container_alike_whatever_its_batches(tmp_path, num_rows):
     batches = [bare(0, 1), bare(2), bare(), bare(3, 4, 5, 6)]
-    wanted = [(list(range(at, min(at + num_rows, 7))), None, None) for at in range(0, 7, num_rows)]
+    wanted = [(list(range(start, min(start + num_rows, 7))), None, None) for start in range(0, 7, num_rows)]
     for name, source in containers(tmp_path, batches):
         assert contents_of(frames_of(source, contribution_rows=num_rows)) == wanted, name
 
@@ -211,18 +211,18 @@ def test_any_batching_of_a_stream_with_steps_gives_the_same_frames(rows, cuts, l
     st.sampled_from([None, 2]),
 )
 @settings(deadline=None)
-def test_frames_before_a_bad_row_are_read_for_any_batching(rows, cuts, at, column, limit):
-    batch, at = wide(rows), at % len(rows)
-    keep = pa.array([n != at for n in range(len(rows))])
+def test_frames_before_a_bad_row_are_read_for_any_batching(rows, cuts, position, column, limit):
+    batch, position = wide(rows), position % len(rows)
+    keep = pa.array([n != position for n in range(len(rows))])
     spoilt = pa.compute.if_else(keep, batch[column], pa.scalar(None, batch[column].type))
     batch = batch.set_column(batch.schema.get_field_index(column), column, spoilt)
     options = {"sizes": SIZES, "num_tags": 1, "contribution_rows": limit}
     frames, error = until_error([batch], **options)
-    assert (error.row, error.column) == (at, column)
+    assert (error.row, error.column) == (position, column)
     clean = contents(frames_of([wide(rows)], **options))
     ends = np.cumsum([rest[2] for *_, rest in clean]).tolist()
-    num_whole = sum(end <= at for end in ends)
-    if column == "step" and at in ends and clean[num_whole - 1][-1][2] != limit:
+    num_whole = sum(end <= position for end in ends)
+    if column == "step" and position in ends and clean[num_whole - 1][-1][2] != limit:
         num_whole -= 1  # the row without a step might have gone on with that frame
     assert contents(frames) == clean[:num_whole]
     for source in (chopped(batch, cuts), io.BytesIO(stream(chopped(batch, cuts)))):

@@ -9,7 +9,8 @@ import engines
 import numpy as np
 import pyarrow as pa
 import pytest
-from engines import batch, frame, zeroed
+from batches import batch
+from engines import frame, zeroed
 from limits import HANG_S, in_thread
 
 import penstock as ps
@@ -204,7 +205,7 @@ def test_a_step_beyond_the_largest_is_refused_and_nothing_is_taken_in(how):
     engine.gate.set_global_step(2**63 - 1)
     assert engine.apply({"t": ([1], [[2.0, 2.0]])})
     state = engine.gate.get_state(), engine.state_hash()
-    rows = batch([1], table="t", value=2.0)
+    rows = batch([1], 2.0, table="t")
     call = {"apply": lambda: engine.apply({"t": ([1], [[2.0, 2.0]])}), "run": lambda: engine.run([rows])}
     with pytest.raises(ps.StateError, match="global step is 9223372036854775807, and the gate opens only from"):
         call.get(how, engine.flush)()
@@ -217,7 +218,7 @@ def test_a_step_beyond_the_largest_is_refused_and_nothing_is_taken_in(how):
 def test_a_stale_frame_that_is_refused_is_not_counted_as_stale(tmp_path):
     engine = engine_of()
     engine.gate.set_global_step(5)
-    rows = batch([50], 4, "t")
+    rows = batch([50], step=4, table="t")
     for call in (lambda: engine.apply({"t": frame([50])}, local_step=4, contributor="a"), lambda: engine.run([rows])):
         with pytest.raises(ps.InputError, match=r"expected 0 <= id < 50 .*, got 50"):
             call()

@@ -3,14 +3,85 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from engines import batch
-from foreseen import Uses, batches, config_of
+from batches import batch
 from ipc import log, stream
 
 import penstock as ps
 from penstock.errors import InputError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.seekable_source import SeekableSource
+
+SETS = {
+    "near": ps.Placement("cached", device_bytes=400, look_ahead=1),
+    "far": ps.Placement("cached", device_bytes=400, look_ahead=4),
+    "blind": ps.Placement("cached", device_bytes=400, look_ahead=0),
+    "plain": ps.Placement(),
+}
+
+
+CLOSE = {"near": 1, "far": 4}
+
+
+def config_of(optimizer=None, dynamic=None):
+    optimizer = optimizer or ps.Adagrad(0.1)
+    tables = [
+        ps.TableConfig(500, 2, name=name, placement=placement, dynamic=dynamic) for name, placement in SETS.items()
+    ]
+    return ps.EmbeddingConfig.from_tables(tables, optimizer)
+
+
+def batches(num_steps=12, workers=1, seed=0):
+    """Frames of random tables; of several workers the last lags behind now and then, so that its frames are stale."""
+    rng = np.random.default_rng(seed)
+    for step in range(num_steps):
+        for worker in range(workers):
+            late = 3 * (worker > 0 and worker == workers - 1 and step % 5 == 4)
+            for name in np.array(list(SETS))[rng.random(len(SETS)) < 0.7]:
+                ids = rng.integers(0, 500, rng.integers(1, 30))
+                yield batch(ids, step=step - late, table=name, contributor=f"w{worker}")
+
+
+class Uses:
+    """Records what tables are told of the future, and what then happens."""
+
+    def __init__(self, engine, monkeypatch):
+        self.engine, self.happened, self.known = engine, {name: [] for name in SETS}, []
+        self.uses_ahead = {name: [] for name in SETS}
+        tables = engine.core.tables
+        apply, foresee, forget = tables.apply, tables.foresee, tables.forget_foreseen
+        self.num_forgotten = 0
+
+        def applied(coalesced, rates, step):
+            # What is known of each table at this step: the uses that it was told of and that have not happened yet.
+            self.known.append({name: [*uses_ahead] for name, uses_ahead in self.uses_ahead.items()})
+            for name, several in coalesced.items():
+                uses = [np.concatenate([part.ids for part in item.summed]).tolist() for item in several]
+                self.happened[name].append(uses)
+                del self.uses_ahead[name][: len(uses)]
+            return apply(coalesced, rates, step)
+
+        def foreseen(name, rows):
+            self.uses_ahead[name].append(rows.tolist())
+            foresee(name, rows)
+
+        def forgotten():
+            self.num_forgotten += 1
+            for uses_ahead in self.uses_ahead.values():
+                uses_ahead.clear()
+            forget()
+
+        for name, spied in (("apply", applied), ("foresee", foreseen), ("forget_foreseen", forgotten)):
+            monkeypatch.setattr(tables, name, spied)
+
+    def assert_known(self, steps=None):
+        """At every step each table knew the uses of as many openings as it looks ahead, and no others."""
+        num_steps = len(self.known)
+        assert num_steps > 3
+        for step in range(num_steps) if steps is None else steps:
+            for name in SETS:
+                end = step + CLOSE[name] + 1 if name in CLOSE else step
+                expected = [use for opening in self.happened[name][step:end] for use in opening]
+                assert [sorted(use) for use in self.known[step][name]] == [sorted(use) for use in expected]
 
 
 def ran(monkeypatch, source, config=None, num_required=1, quarantines=None, **options):
@@ -19,7 +90,7 @@ def ran(monkeypatch, source, config=None, num_required=1, quarantines=None, **op
     quarantines : a folder for their bad rows
     """
     plainly, ahead = (
-        {"on_bad_row": f"quarantine={quarantines / of}"} if quarantines else {} for of in ("plain", "ahead")
+        {"on_bad_row": f"quarantine={quarantines / item}"} if quarantines else {} for item in ("plain", "ahead")
     )
     engine, plain = (ps.Engine(config or config_of(), num_required=num_required) for _ in range(2))
     monkeypatch.setattr("penstock.run.looked_ahead", lambda _: {})
@@ -30,7 +101,7 @@ def ran(monkeypatch, source, config=None, num_required=1, quarantines=None, **op
     assert engine.state_hash() == plain.state_hash()
     same = ("rows", "frames", "stale", "stale_rows", "pending", "steps", "dropped", "truncated", "notes")
     assert [getattr(report, name) for name in same] == [getattr(expected, name) for name in same]
-    tables = [[(of.rows, of.distinct) for of in one.tables.values()] for one in (report, expected)]
+    tables = [[(table.rows, table.distinct) for table in batch_.tables.values()] for batch_ in (report, expected)]
     assert tables[0] == tables[1]
     assert uses.num_forgotten == 0
     if quarantines:
@@ -50,12 +121,12 @@ def test_tables_know_the_uses_of_as_many_openings_as_they_look_ahead(monkeypatch
 
 @pytest.mark.parametrize("kind", ["stream", "file", "parquet", "several", "table"])
 def test_every_container_is_read_ahead(monkeypatch, tmp_path, kind):
-    found = list(batches(20))
-    table = pa.Table.from_batches(found)
+    actual = list(batches(20))
+    table = pa.Table.from_batches(actual)
     if kind == "parquet":
         pa.parquet.write_table(table, tmp_path / "log", row_group_size=50)
     elif kind != "table":
-        (tmp_path / "log").write_bytes(log(found) if kind == "stream" else stream(found, make=pa.ipc.new_file))
+        (tmp_path / "log").write_bytes(log(actual) if kind == "stream" else stream(actual, make=pa.ipc.new_file))
     sources = {"several": [tmp_path / "log"] * 2, "table": table}
     options = {"merge": "step"} if kind == "several" else {}
     uses, _ = ran(monkeypatch, lambda: sources.get(kind, tmp_path / "log"), **options)
@@ -71,11 +142,11 @@ def test_stale_frames_are_stale_ahead_too(monkeypatch):
 @pytest.mark.parametrize("mode", ["drop", "quarantine"])
 def test_bad_rows_are_dropped_ahead_too_and_counted_when_their_frame_is_applied(monkeypatch, tmp_path, mode):
     def bad():
-        for number, one in enumerate(batches(20)):
+        for number, batch_ in enumerate(batches(20)):
             if number % 4 == 2:
-                yield batch([7, 600, 8], step=one["step"][0].as_py(), table="far", contributor=["w0"] * 3)
-                yield batch([7, 9], step=one["step"][0].as_py(), table="near", value=np.nan, contributor=["w0"] * 2)
-            yield one
+                yield batch([7, 600, 8], step=batch_["step"][0].as_py(), table="far", contributor="w0")
+                yield batch([7, 9], step=batch_["step"][0].as_py(), table="near", values=np.nan, contributor="w0")
+            yield batch_
 
     counts = []
 
@@ -91,8 +162,8 @@ def test_bad_rows_are_dropped_ahead_too_and_counted_when_their_frame_is_applied(
 
 
 def test_an_error_ahead_ends_the_run_when_the_frames_before_it_are_applied(monkeypatch, tmp_path):
-    found = list(batches(10))
-    found[-3] = batch([9999], step=found[-3]["step"][0].as_py(), table="far", contributor=["w0"])
+    actual = list(batches(10))
+    actual[-3] = batch([9999], step=actual[-3]["step"][0].as_py(), table="far", contributor="w0")
     hashes, frames = [], []
     for is_ahead in (False, True):
         engine = ps.Engine(config_of())
@@ -102,7 +173,7 @@ def test_an_error_ahead_ends_the_run_when_the_frames_before_it_are_applied(monke
         else:
             monkeypatch.setattr("penstock.run.looked_ahead", lambda _: {})
         with pytest.raises(InputError, match="9999"):
-            engine.run(found, checkpoint=tmp_path / str(is_ahead), every=2)
+            engine.run(actual, checkpoint=tmp_path / str(is_ahead), every=2)
         hashes.append(engine.state_hash())
         frames.append((engine.global_step, engine.session.positions.num_frames))
     assert hashes[0] == hashes[1]
@@ -114,9 +185,9 @@ def test_nothing_is_read_ahead_behind_a_bad_row_that_ends_the_run():
         num_read = 0
 
         def __iter__(self):
-            for one in super().__iter__():
+            for batch_ in super().__iter__():
                 self.num_read += 1
-                yield one
+                yield batch_
 
     source = Counted(batch([600 if step == 20 else 3], step=step, table="far") for step in range(200))
     with pytest.raises(InputError, match="600"):
@@ -164,7 +235,7 @@ def test_a_share_foresees_its_own_rows_by_their_numbers(monkeypatch):
 
 def test_keys_are_foreseen_by_the_rows_that_they_have_now(monkeypatch):
     config = config_of(dynamic=ps.Dynamic(min_count=2, expire_after=6, evict="lru"))
-    engine, slow, found = ps.Engine(config), ps.Engine(config), list(batches(20))
+    engine, slow, actual = ps.Engine(config), ps.Engine(config), list(batches(20))
     uses, row_lists = Uses(engine, monkeypatch), []
     foresee = engine.core.tables.foresee
 
@@ -173,16 +244,20 @@ def test_keys_are_foreseen_by_the_rows_that_they_have_now(monkeypatch):
         foresee(name, rows)
 
     monkeypatch.setattr(engine.core.tables, "foresee", spied)
-    engine.run(found)
+    engine.run(actual)
     expected, known = [], 0
     for step in range(20):
         while known <= min(step + 4, 19):
-            keys = [one["id"] for one in found if (one["step"][0].as_py(), one["table"][0].as_py()) == (known, "far")]
+            keys = [
+                batch_["id"]
+                for batch_ in actual
+                if (batch_["step"][0].as_py(), batch_["table"][0].as_py()) == (known, "far")
+            ]
             if keys:
                 rows = slow.rows("far", np.unique(keys[0]))
                 expected.append(sorted(rows[rows >= 0].tolist()))
             known += 1
-        slow.run(iter([one for one in found if one["step"][0].as_py() == step]))
+        slow.run(iter([batch_ for batch_ in actual if batch_["step"][0].as_py() == step]))
     assert row_lists == expected
     assert any(row_lists)
     assert len(uses.known) > 15
@@ -193,9 +268,9 @@ def test_a_generator_is_never_read_ahead(monkeypatch):
     uses, steps = Uses(engine, monkeypatch), []
 
     def live():
-        for one in batches(10):
+        for batch_ in batches(10):
             steps.append(engine.global_step)
-            yield one
+            yield batch_
 
     engine.run(live())
     assert max(steps) >= 8
@@ -233,8 +308,8 @@ class Topic(SeekableSource):
 
 def test_a_pause_of_a_live_source_holds_back_no_frame(monkeypatch):
     engine = ps.Engine(config_of(), num_required=2)
-    uses, found = Uses(engine, monkeypatch), list(batches(40))
-    topic = Topic(engine, [found[:30], found[30:32], found[32:80], found[80:]])
+    uses, actual = Uses(engine, monkeypatch), list(batches(40))
+    topic = Topic(engine, [actual[:30], actual[30:32], actual[32:80], actual[80:]])
     engine.run(topic, follow=True, limit=30)
     assert engine.global_step == 15
     before_pauses = dict(topic.seen)  # of each end, after the last pause there
@@ -245,8 +320,8 @@ def test_a_pause_of_a_live_source_holds_back_no_frame(monkeypatch):
 
 
 def test_progress_and_first_bad_rows_belong_to_applied_frames(monkeypatch, tmp_path):
-    found = [batch([step, 600 if step == 15 else 3], step=step, table="far") for step in range(20)]
-    (tmp_path / "log").write_bytes(log(found))
+    actual = [batch([step, 600 if step == 15 else 3], step=step, table="far") for step in range(20)]
+    (tmp_path / "log").write_bytes(log(actual))
     engine, seen = ps.Engine(config_of()), []
     Uses(engine, monkeypatch)
 

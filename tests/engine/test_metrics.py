@@ -61,11 +61,11 @@ def test_a_scrape_counts_frames_during_a_run_and_equals_the_report_at_its_end():
 
 def test_lateness_is_counted_in_powers_of_two_however_late_one_producer_is():
     engine = ps.Engine(config_of(), num_required=1)
-    one = {"user": (np.array([3]), np.ones((1, 2), np.float32))}
+    gradients = {"user": (np.array([3]), np.ones((1, 2), np.float32))}
     for _ in range(100):
-        engine.apply(one, learning_rates=[0.1])
+        engine.apply(gradients, learning_rates=[0.1])
     for step in range(100):  # 100 to 1 steps behind
-        engine.apply(one, local_step=step, learning_rates=[0.1])
+        engine.apply(gradients, local_step=step, learning_rates=[0.1])
     values = parsed(Metrics(engine).text())
     name = "penstock_stale_lateness_frames_total"
     assert {sample: n for sample, n in values.items() if sample.startswith(name)} == {
@@ -122,19 +122,19 @@ def test_a_scrape_counts_the_keys_of_a_dynamic_table_as_the_report_does():
     engine = ps.Engine(ps.EmbeddingConfig.from_tables(tables, optimizer=ps.SGD(0.1)))
     steps = [[1, 1, 2], [2, 3, 3], *([[i, i, 100 + i] for i in range(4, 20)])]
     report = engine.run([log_of(steps, 2)]).to_dict()
-    of = report["tables"]["key"]["keys"]
-    assert of["admitted"] == 19
-    assert of["expired"] + of["evicted"] == 19 - of["keys"] > 0 < of["expired"]
-    assert 0 < of["load"] == of["keys"] / 8
-    assert of["unadmitted_rows"] == 17
+    keys = report["tables"]["key"]["keys"]
+    assert keys["admitted"] == 19
+    assert keys["expired"] + keys["evicted"] == 19 - keys["keys"] > 0 < keys["expired"]
+    assert 0 < keys["load"] == keys["keys"] / 8
+    assert keys["unadmitted_rows"] == 17
     same_as_report(parsed(Metrics(engine).text()), report)
 
 
 def test_a_scrape_counts_the_moves_of_a_cached_table_as_the_report_does():
     engine = ps.Engine(ps.EmbeddingConfig.from_tables([cached_table()], optimizer=ps.Adagrad(0.1)))
     report = engine.run([log_of([[i, i + 1, i + 2] for i in range(20)], 2)]).to_dict()
-    of = report["tables"]["user"]["cache"]
-    assert (of["places"], of["hits"], of["up"], of["down"], of["bytes"]) == (10, 38, 22, 12, 34 * 16)
+    cache = report["tables"]["user"]["cache"]
+    assert (cache["places"], cache["hits"], cache["up"], cache["down"], cache["bytes"]) == (10, 38, 22, 12, 34 * 16)
     same_as_report(parsed(Metrics(engine).text()), report)
 
 

@@ -7,16 +7,30 @@ The records were made by the first complete engine and have never been made anew
 import hashlib
 import inspect
 import json
+import struct
 from pathlib import Path
 
 import jax
 import numpy as np
 import pyarrow as pa
 import pytest
-from engines import hash_of_wide_slots
+from batches import batch
 from jax.sharding import Mesh
 
 import penstock as ps
+
+
+def hash_of_wide_slots(engine):
+    """The state hash of the time when a slot of one number per row repeated it in every column."""
+    digest = hashlib.sha256()
+    for name in sorted(engine.config.table_names):
+        weights, *slots = engine.retrieve_parameters(name).values()
+        digest.update(name.encode() + b"\0" + struct.pack("<qq", *weights.shape))
+        for part in (weights, *slots):
+            digest.update(np.broadcast_to(part, weights.shape).astype("<f4").tobytes())
+    digest.update(struct.pack("<q", engine.global_step))
+    return digest.hexdigest()
+
 
 RECORDS = Path(__file__).parents[1] / "data" / "recorded_bits.json"
 VOCABULARIES = {"user": 500, "item": 90}
@@ -63,10 +77,8 @@ def log(contributors, seed, bad=False):
             ids, values = rows(count, vocabulary, seed + 100 * step + 10 * contributor + number)
             if bad and step % 4 == 1:
                 values[0], ids[-1] = np.nan, vocabulary + 3
-            gradient = pa.FixedSizeListArray.from_arrays(pa.array(values), DIM)
-            columns = {"id": ids, "gradient": gradient, "table": pa.array([table] * count)}
-            columns |= {"step": np.full(count, step), "contributor": np.full(count, contributor)}
-            batches.append(pa.RecordBatch.from_pydict(columns))
+            values = values.reshape(-1, DIM)
+            batches.append(batch(ids, values, table=table, step=step, contributor=contributor))
     return pa.RecordBatchReader.from_batches(batches[0].schema, batches)
 
 
@@ -100,8 +112,8 @@ def flushed_gate():
 def deltas():
     engine = ps.Engine(config_of(ps.Adam(0.1)), num_required=2, seed=2)
     digest = hashlib.sha256()
-    for batch in engine.stage(log(2, 4)):
-        for column in batch.columns:
+    for delta in engine.stage(log(2, 4)):
+        for column in delta.columns:
             digest.update(repr(column.to_pylist()).encode())
     return [digest.hexdigest(), engine.state_hash()]
 
@@ -113,14 +125,14 @@ def activations():
         users = (numbers(16, step) % np.uint64(500)).astype(np.int32)
         items = [[int(i) for i in numbers(length % 5, length) % np.uint64(90)] for length in range(step, step + 16)]
         got, dedup = engine.recv_activations([users, items])
-        for one in got:
-            digest.update(np.asarray(one).tobytes())
-        engine.send_gradients([np.asarray(one) * np.float32(0.5) for one in got], deduplication_data=dedup)
+        for item in got:
+            digest.update(np.asarray(item).tobytes())
+        engine.send_gradients([np.asarray(entry) * np.float32(0.5) for entry in got], deduplication_data=dedup)
     return [digest.hexdigest(), engine.state_hash()]
 
 
 CASES = {f"{name} {d} {n} {r}": (tables_after, name, d, n, r) for name in OPTIMIZERS for d, n, r in GATES}
-CASES |= {one.__name__: (one,) for one in (dropped_rows, flushed_gate, deltas, activations)}
+CASES |= {item.__name__: (item,) for item in (dropped_rows, flushed_gate, deltas, activations)}
 
 
 @pytest.mark.parametrize("case", CASES)

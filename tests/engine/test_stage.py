@@ -56,12 +56,12 @@ def test_a_delta_holds_the_rows_that_a_step_touched_as_lookup_gives_them():
         assert set(rows["step"]) == {engine.global_step}
         assert set(rows["op"]) == {"upsert"}
         for name in ("user", "item"):
-            mine = [n for n, table in enumerate(rows["table"]) if table == name]
-            ids = [rows["id"][n] for n in mine]
-            given = batch(engine.global_step - 1).to_pydict()
-            assert ids == sorted({i for i, table in zip(given["id"], given["table"], strict=True) if table == name})
-            assert [rows["row"][n] for n in mine] == engine.lookup(name, ids).tolist()
-            slots = [rows["accumulators"][n] for n in mine]
+            own = [n for n, table in enumerate(rows["table"]) if table == name]
+            ids = [rows["id"][n] for n in own]
+            value = batch(engine.global_step - 1).to_pydict()
+            assert ids == sorted({i for i, table in zip(value["id"], value["table"], strict=True) if table == name})
+            assert [rows["row"][n] for n in own] == engine.lookup(name, ids).tolist()
+            slots = [rows["accumulators"][n] for n in own]
             if name == "item":
                 assert set(slots) == {None}
             else:

@@ -67,14 +67,14 @@ def test_a_delta_does_not_end_under_a_step_that_has_found_it(monkeypatch):
     deltas = list(itertools.islice(reader, num_batches))
 
     # The step stops where it has found a delta, until the consumer, who has all of it, asks for the gate.
-    found, consumer_waits = threading.Event(), consumer_asks_for(engine.core.gate, monkeypatch)
+    actual, consumer_waits = threading.Event(), consumer_asks_for(engine.core.gate, monkeypatch)
 
     class Watched(Deltas):
         @property
         def _delta(self):
             delta = vars(self)["_delta"]
-            if threading.current_thread() is not threading.main_thread() and not found.is_set():
-                found.set()
+            if threading.current_thread() is not threading.main_thread() and not actual.is_set():
+                actual.set()
                 assert consumer_waits.wait(HANG_S)
             return delta
 
@@ -86,7 +86,7 @@ def test_a_delta_does_not_end_under_a_step_that_has_found_it(monkeypatch):
     watcher.__class__ = Watched
     consumer_waits.clear()
     stepped = in_thread(lambda: step(engine, [7]))
-    assert found.wait(HANG_S)
+    assert actual.wait(HANG_S)
     deltas += reader
     assert stepped() is True
     assert equal(follow(follower, deltas).tables, tables_of(engine))

@@ -22,8 +22,8 @@ def test_logs_that_are_shuffled_by_owner_make_the_state_of_one_process(tmp_path,
         logs = [[dynamic_log(churning_steps(20, 9000, 300, n))] for n in range(2)]
     paths = [str(write(tmp_path / f"{n}.arrows", log)) for n, log in enumerate(logs)]
     config.save(tmp_path / "tables.pbtxt")
-    one = ps.Engine(config)
-    one.run(paths, merge="round")
+    engine = ps.Engine(config)
+    engine.run(paths, merge="round")
     command = [sys.executable, ROOT / "examples/shuffle_by_owner.py", tmp_path / "tables.pbtxt", "3", tmp_path / "out"]
     done = subprocess.run([*command, *paths], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == one.state_hash()
+    assert done.stdout.strip() == engine.state_hash()

@@ -27,11 +27,11 @@ def batch_of(seed):
     """Ragged ids and weights of both features; repeats, samples without ids, and weights of zero."""
     rng = np.random.default_rng(seed)
     ids = {n: [rng.integers(0, ROWS, rng.integers(0, 5)).tolist() for _ in range(BATCH)] for n in "ab"}
-    return ids, {n: [rng.choice([0.0, 0.5, 1.0, 3.0], len(one)) for one in of] for n, of in ids.items()}
+    return ids, {n: [rng.choice([0.0, 0.5, 1.0, 3.0], len(item)) for item in row_id] for n, row_id in ids.items()}
 
 
 def squares(activations):
-    return sum(jnp.sum((one - 1) ** 2) for one in jax.tree.leaves(activations))
+    return sum(jnp.sum((leaf - 1) ** 2) for leaf in jax.tree.leaves(activations))
 
 
 def step_of(embedding):
@@ -90,13 +90,13 @@ def test_a_mesh_of_several_axes_or_of_explicit_ones_distributes_the_rows_over_al
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_the_same_mesh_gives_the_same_bits(mesh_of, devices):
-    embedding, found = EmbeddingTables(config_of(), mesh_of(devices)), []
+    embedding, actual = EmbeddingTables(config_of(), mesh_of(devices)), []
     for _ in range(2):
         tables, step = embedding.create(), step_of(embedding)
         for seed in range(3):
             tables, _ = step(tables, embedding.preprocess(*batch_of(seed)))
-        found.append([part.tobytes() for part in embedding.parameters(tables, "t").values()])
-    assert found[0] == found[1]
+        actual.append([part.tobytes() for part in embedding.parameters(tables, "t").values()])
+    assert actual[0] == actual[1]
 
 
 @pytest.mark.parametrize("layout", ["plain", "tiled"])
@@ -126,8 +126,8 @@ def test_a_scan_over_batches_gives_the_bits_of_a_step_per_batch(mesh_of):
     tables = embedding.create()
     for seed in range(4):
         tables, _ = step_of(embedding)(tables, embedding.preprocess(*batch_of(seed)))
-    for one, other in zip(scanned["t"].arrays, tables["t"].arrays, strict=True):
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    for array, other in zip(scanned["t"].arrays, tables["t"].arrays, strict=True):
+        assert np.asarray(array).tobytes() == np.asarray(other).tobytes()
 
 
 def test_inside_shard_map_a_device_has_its_share_of_the_batch(mesh_of):
@@ -144,8 +144,8 @@ def test_inside_shard_map_a_device_has_its_share_of_the_batch(mesh_of):
     table, activations = jax.jit(mapped)(embedding.create()["t"], uses)
     tables, expected = step_of(embedding)(embedding.create(), {"t": uses})
     assert np.asarray(activations).tobytes() == np.asarray(expected["b"]).tobytes()
-    for one, other in zip(table.arrays, tables["t"].arrays, strict=True):
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    for array, other in zip(table.arrays, tables["t"].arrays, strict=True):
+        assert np.asarray(array).tobytes() == np.asarray(other).tobytes()
 
 
 def test_the_update_is_by_the_gradient_of_the_dense_table(mesh_of):

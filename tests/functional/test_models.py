@@ -74,7 +74,7 @@ def test_the_flax_module_updates_its_tables_in_place_and_trains_no_parameter(mes
 
     tables = EmbeddingTables(config_of(), mesh_of(2))
     module, uses = Embedding(tables), tables.preprocess(BATCH)
-    expected = jax.jit(lambda of: tables.apply(of, uses, tables.gather(of, uses)))(tables.create())
+    expected = jax.jit(lambda states: tables.apply(states, uses, tables.gather(states, uses)))(tables.create())
     assert jax.tree.leaves(nnx.state(module, nnx.Param)) == []
 
     @nnx.jit(donate_argnums=0)

@@ -34,8 +34,8 @@ def assert_equal(planner, engine, report, number=0):
         (report.rows, report.frames, report.stale, report.steps, dict(report.dropped))
     )
     assert planner.gate.num_accumulated == report.pending
-    found = {name: table.report for name, table in forecast.tables().items()}
-    assert found == {name: table.keys for name, table in report.tables.items() if table.keys is not None}
+    actual = {name: table.report for name, table in forecast.tables().items()}
+    assert actual == {name: table.keys for name, table in report.tables.items() if table.keys is not None}
     for name, directory in forecast.directories.items():
         state, expected = directory.get_state(), engine.core.tables.dynamic[name].directory.get_state()
         assert all(state[key].tolist() == expected[key].tolist() for key in expected if key != "row")
@@ -185,7 +185,7 @@ def test_an_example_stream_is_planned_by_its_ids():
     for feature, width in (("seen", 4), ("clicks", 8)):
         kind = pa.struct([("ids", pa.list_(pa.int64())), ("gradient", pa.list_(pa.float32(), width))])
         ids = [rng.integers(-30, 30, rng.integers(0, 4)).tolist() for _ in range(60)]
-        columns[feature] = pa.array([{"ids": some, "gradient": [1.0] * width} for some in ids], kind)
+        columns[feature] = pa.array([{"ids": row_id, "gradient": [1.0] * width} for row_id in ids], kind)
     batch = pa.record_batch({**columns, "step": pa.array(np.arange(60) // 4)})
     engine = ps.Engine(config)
     report = engine.run([batch])
@@ -199,8 +199,8 @@ def test_a_sample_estimates_every_count_within_its_errors():
     choices = all_choices([1 << 18, 1 << 19], {"min_count": [1, 2]})
     exact = planned(config, [log_of(steps)], choices, sample=1)
     rough = planned(config, [log_of(steps)], choices, sample=0.25)
-    for one, other in zip(exact.forecasts, rough.forecasts, strict=True):
-        true, estimate = one.tables()["user"], other.tables()["user"]
+    for forecast, other in zip(exact.forecasts, rough.forecasts, strict=True):
+        true, estimate = forecast.tables()["user"], other.tables()["user"]
         assert (true.share, estimate.share, true.standard_error) == (1, 0.25, {})
         for name, error in estimate.standard_error.items():
             assert abs(getattr(true.report, name) - getattr(estimate.report, name)) <= 5 * error + 1, name
@@ -219,9 +219,9 @@ def test_choices_of_many_rows_are_a_sample_unless_all_keys_are_requested(monkeyp
 
 def test_small_tables_are_followed_whole_in_a_sample():
     config = config_of(ps.Dynamic(evict="lru"), rows=32)
-    (one,) = planned(config, [log_of(STEPS)], sample=0.01).forecasts
+    (first,) = planned(config, [log_of(STEPS)], sample=0.01).forecasts
     (other,) = planned(config, [log_of(STEPS)]).forecasts
-    assert one.tables() == other.tables()
+    assert first.tables() == other.tables()
 
 
 def test_virtual_shards_are_counted_as_a_directory_does():

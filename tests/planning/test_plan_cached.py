@@ -4,9 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+from batches import batch
 from cache_logs import words, zipf
 from cache_rule import simulated
-from engines import batch
 from ipc import log
 
 import penstock as ps
@@ -53,13 +53,13 @@ def plan_and_replay(tmp_path, call):
         of_config().save(config)
         several = ["--device-bytes", ",".join(map(str, device_bytes)), "--look-ahead", ",".join(map(str, look_ahead))]
         planned = call(0, "plan", config, source, *several, *flags)[1]
-        found, replayed = [choice["cached"]["item"] for choice in planned["choices"]], []
+        actual, replayed = [choice["cached"]["item"] for choice in planned["choices"]], []
         for num_bytes, openings in itertools.product(device_bytes, look_ahead):
             of_config(num_bytes, openings).save(config)
             table = call(0, "replay", config, source, *flags)[1]["tables"]["item"]
             replayed.append({**table["cache"], "device_bytes": num_bytes, "look_ahead": openings})
         compared = (*COUNTS, "places", "device_bytes", "look_ahead")
-        return [[{name: one[name] for name in compared} for one in each] for each in (found, replayed)]
+        return [[{name: item[name] for name in compared} for item in each] for each in (actual, replayed)]
 
     return run
 
@@ -71,48 +71,52 @@ def test_a_plan_foretells_what_the_replay_moves(plan_and_replay, flags):
     required = int(flags[1]) if flags else 1
     frames = [np.unique(ids) for ids in steps()][: 33 if "--limit" in flags else None]
     openings = [frames[first : first + required] for first in range(0, len(frames), required)]
-    openings = [np.unique(np.concatenate(of)) for of in openings if len(of) == required or "--flush" in flags]
-    for one in replayed:
-        moves = simulated([[ids] for ids in openings], one["places"], one["look_ahead"])
-        up, down = (sum(len(of[way]) for of in moves) for way in (0, 1))
-        assert (one["up"], one["down"], one["hits"]) == (up, down, sum(hits for *_, hits in moves))
-        assert one["bytes"] == (up + down) * ROW
-    assert len({one["up"] for one in replayed}) > 6
+    openings = [
+        np.unique(np.concatenate(opening)) for opening in openings if len(opening) == required or "--flush" in flags
+    ]
+    for item in replayed:
+        moves = simulated([[ids] for ids in openings], item["places"], item["look_ahead"])
+        up, down = (sum(len(move[way]) for move in moves) for way in (0, 1))
+        assert (item["up"], item["down"], item["hits"]) == (up, down, sum(hits for *_, hits in moves))
+        assert item["bytes"] == (up + down) * ROW
+    assert len({entry["up"] for entry in replayed}) > 6
 
 
 @pytest.mark.parametrize("kind", ["zipf", "drift", "words"])
 def test_a_replay_moves_what_the_rule_says(plan_and_replay, shared, kind):
-    found = words(shared) if kind == "words" else list(zipf(drift=7 * (kind == "drift")))
+    actual = words(shared) if kind == "words" else list(zipf(drift=7 * (kind == "drift")))
     planned, replayed = plan_and_replay(
-        lambda *of: config_of(*of, rows=4000),
-        source=lambda: [batch(ids, step=step, table="item") for step, ids in enumerate(found)],
+        lambda *arguments: config_of(*arguments, rows=4000),
+        source=lambda: [batch(ids, step=step, table="item") for step, ids in enumerate(actual)],
         device_bytes=[400 * ROW, 900 * ROW],
         look_ahead=[0, 4],
     )
     assert planned == replayed
-    for one in replayed:
-        moves = simulated([[ids] for ids in found], one["places"], one["look_ahead"])
-        assert (one["up"], one["down"]) == tuple(sum(len(of[way]) for of in moves) for way in (0, 1))
+    for item in replayed:
+        moves = simulated([[ids] for ids in actual], item["places"], item["look_ahead"])
+        assert (item["up"], item["down"]) == tuple(sum(len(move[way]) for move in moves) for way in (0, 1))
 
 
 def test_frames_that_are_applied_one_by_one_move_as_the_rule_says(plan_and_replay):
-    planned, replayed = plan_and_replay(lambda *of: config_of(*of, accumulate=False), "--num-required", "4")
+    planned, replayed = plan_and_replay(
+        lambda *arguments: config_of(*arguments, accumulate=False), "--num-required", "4"
+    )
     assert planned == replayed
     frames = [np.unique(ids) for ids in steps()]
     openings = [[ids for ids in frames[first : first + 4] if len(ids)] for first in range(0, len(frames), 4)]
-    for one in replayed:
-        moves = simulated(openings, one["places"], one["look_ahead"])
-        assert one["up"] == sum(len(up) for up, _, _ in moves)
+    for item in replayed:
+        moves = simulated(openings, item["places"], item["look_ahead"])
+        assert item["up"] == sum(len(up) for up, _, _ in moves)
 
 
 @pytest.mark.parametrize("accumulate", [True, False])
 def test_a_plan_foretells_the_moves_of_keys_that_come_and_go(plan_and_replay, accumulate):
     dynamic = ps.Dynamic(min_count=2, expire_after=6, evict="lru")
     planned, replayed = plan_and_replay(
-        lambda *of: config_of(*of, accumulate=accumulate, dynamic=dynamic), "--num-required", "2"
+        lambda *arguments: config_of(*arguments, accumulate=accumulate, dynamic=dynamic), "--num-required", "2"
     )
     assert planned == replayed
-    assert len({one["up"] for one in replayed}) > 6
+    assert len({item["up"] for item in replayed}) > 6
 
 
 def test_a_plan_prints_a_line_for_each_cache(tmp_path, call):
@@ -152,9 +156,9 @@ def test_a_plan_looks_at_every_opening_a_fixed_number_of_times(look_ahead):
     class Counted(dict):
         num_asked = 0
 
-        def get(self, *of):
+        def get(self, *arguments):
             Counted.num_asked += 1
-            return super().get(*of)
+            return super().get(*arguments)
 
     openings = [Openings({}, step, None, Counted(item=[np.array([step % 300])])) for step in range(500)]
     specs = {spec.name: spec for spec in config_of(look_ahead=look_ahead).tables if spec.name == "item"}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import reference
-from accumulate import add, drain, int64, is_valid
+from accumulate import add, drain, int64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -16,12 +16,8 @@ INT64_MAX = 2**63 - 1
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
-def bits(array):
-    return np.asarray(array, np.float32).view(np.uint32).tolist()
-
-
 @st.composite
-def frame_lists(draw, dtype=np.float32):
+def frame_lists(draw, dtype):
     dim = draw(st.integers(1, 9))
     frames = []
     for _ in range(draw(st.integers(0, 4))):
@@ -33,13 +29,14 @@ def frame_lists(draw, dtype=np.float32):
 PARTS = st.sampled_from([1, 2, 4])
 
 
-@given(frame_lists(), st.booleans(), PARTS, st.integers(1, 3), st.sampled_from([None, 13, 2**30]))
-def test_coalescing_equals_the_twin_bit_for_bit(dim_and_frames, mean, parts, threads, vocabulary):
-    dim, frames = dim_and_frames
+@given(st.data(), st.booleans(), PARTS, st.integers(1, 3), st.sampled_from([None, 13, 2**30]))
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_coalescing_equals_the_twin_bit_for_bit(dtype, data, mean, parts, threads, vocabulary):
+    dim, frames = data.draw(frame_lists(dtype))
     frames = [(ids * 2**26 if vocabulary == 2**30 else ids, grads) for ids, grads in frames]
-    accumulator = Accumulator(dim, vocabulary_size=vocabulary)
+    accumulator = Accumulator(dim, dtype, vocabulary)
     with np.errstate(over="ignore", invalid="ignore"):
-        wanted = reference.coalesce(frames, dim, mean)
+        wanted = reference.coalesce(frames, dim, mean, dtype)
         for number, (ids, grads) in enumerate(frames):
             assert add(accumulator, [(ids, grads)], number, parts, threads, strict=False)
         if vocabulary is not None:
@@ -47,21 +44,8 @@ def test_coalescing_equals_the_twin_bit_for_bit(dim_and_frames, mean, parts, thr
         got = drain(accumulator, mean, ascending=parts > 1)
     order = np.argsort(wanted[0]) if parts > 1 else slice(None)  # else in order of first appearance
     assert got[0].tolist() == wanted[0][order].tolist()
-    assert bits(got[1]) == bits(wanted[1][order])
+    assert got[1].tobytes() == wanted[1][order].tobytes()
     assert got[2].tolist() == wanted[2][order].tolist()
-
-
-@given(frame_lists(np.float64), st.booleans(), PARTS)
-def test_coalescing_in_float64_and_by_ascending_id_equals_the_twin(dim_and_frames, mean, parts):
-    dim, frames = dim_and_frames
-    accumulator = Accumulator(dim, "float64")
-    ids, sums, counts = reference.coalesce(frames, dim, mean, np.float64)
-    for number, (some, grads) in enumerate(frames):
-        assert add(accumulator, [(some, grads)], number, parts, strict=False)
-    got, ascending = drain(accumulator, mean, ascending=True), np.argsort(ids)
-    assert got[1].dtype == np.float64
-    for a, b in zip(got, (ids, sums, counts), strict=True):
-        assert a.tobytes() == b[ascending].tobytes()
 
 
 @given(st.integers(1, 40), st.integers(0, 3000), PARTS, st.data())
@@ -71,30 +55,15 @@ def test_every_dim_and_many_rows_equal_the_twin(dim, num_rows, parts, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 100)))
     ids, grads = rng.integers(0, 500, num_rows), rng.standard_normal((num_rows + 7, dim), np.float32)
     which = rng.permutation(num_rows + 7)[:num_rows]
-    at = num_rows // 3
-    blocks = [(ids[:at], grads[:at]), (ids[at:], grads, which[at:])]
+    position = num_rows // 3
+    blocks = [(ids[:position], grads[:position]), (ids[position:], grads, which[position:])]
     accumulator = Accumulator(dim, vocabulary_size=500)
     assert add(accumulator, blocks, 0, parts)
     got = drain(accumulator, ascending=True)
-    wanted = reference.coalesce([(ids, np.concatenate([grads[:at], grads[which[at:]]]))], dim)
+    wanted = reference.coalesce([(ids, np.concatenate([grads[:position], grads[which[position:]]]))], dim)
     order = np.argsort(wanted[0])
     assert got[0].tolist() == wanted[0][order].tolist()
-    assert bits(got[1]) == bits(wanted[1][order])
-
-
-@pytest.mark.parametrize("dim", [1, 3, 4, 8, 12, 13, 32, 100])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_value_that_is_not_finite_undoes_the_frame(dim, bad):
-    rng = np.random.default_rng(dim)
-    accumulator = Accumulator(dim, vocabulary_size=50)
-    for column in range(dim):
-        ids, grads = rng.integers(0, 50, 100), np.ones((100, dim), np.float32)
-        grads[rng.integers(100), column] = bad
-        assert not is_valid(accumulator, [(ids, grads)], 0, 2)
-        assert not add(accumulator, [(ids, grads)], 0, 2)
-        assert len(accumulator) == accumulator.num_distinct == 0
-    assert add(accumulator, [(ids, np.ones((100, dim), np.float32), None)], 0, 2)
-    assert accumulator.num_distinct == len(np.unique(ids))
+    assert got[1].tobytes() == wanted[1][order].tobytes()
 
 
 @pytest.mark.parametrize("bad", [-1, 50, INT64_MAX, -(2**63)])
@@ -102,9 +71,9 @@ def test_a_value_that_is_not_finite_undoes_the_frame(dim, bad):
 def test_an_id_outside_the_vocabulary_undoes_the_frame(bad, vocabulary):
     accumulator = Accumulator(1, vocabulary_size=vocabulary)
     bad = vocabulary if bad == 50 else bad
-    for at in range(3):
+    for number in range(3):
         ids = int64([3, 4, 5])
-        ids[at] = bad
+        ids[number] = bad
         assert not add(accumulator, [(ids, np.ones((3, 1), np.float32))], 0)
         assert len(accumulator) == accumulator.num_distinct == 0
 
@@ -134,47 +103,6 @@ def test_distinct_ids_are_those_added_in_this_run_whatever_was_drained_taken_bac
             held |= set(ids)
         assert accumulator.num_distinct == len(seen)
         assert len(accumulator) == len(held)
-
-
-def test_indices_are_renumbered_before_they_exceed_32_bits():
-    rng = np.random.default_rng(0)
-    accumulators = [Accumulator(1, vocabulary_size=20) for _ in range(2)]
-    accumulators[0].map._give_out(2**32 - 45)
-    for number in range(12):
-        ids, grads = rng.integers(0, 20, 15), rng.standard_normal((15, 1), np.float32)
-        for accumulator in accumulators:
-            add(accumulator, [(ids, grads)], number)
-        drained = [drain(accumulator) for accumulator in accumulators if number % 3 == 2]
-        assert len({(ids.tobytes(), sums.tobytes()) for ids, sums, _ in drained}) <= 1
-        assert accumulators[0].num_distinct == accumulators[1].num_distinct
-
-
-@given(frame_lists(), st.data())
-def test_cutting_a_frame_into_batches_changes_nothing(dim_and_frames, data):
-    dim, frames = dim_and_frames
-    whole, cut = Accumulator(dim), Accumulator(dim)
-    for number, (ids, grads) in enumerate(frames):
-        add(whole, [(ids, grads)], number)
-        at = data.draw(st.integers(0, len(ids)))
-        add(cut, [(ids[:at], grads[:at])], number)
-        add(cut, [(ids[at:], grads[at:])], number)
-    for a, b in zip(drain(whole), drain(cut), strict=True):
-        assert a.tobytes() == b.tobytes()
-
-
-def test_first_row_is_copied_so_minus_zero_survives():
-    accumulator = Accumulator(1)
-    add(accumulator, [(int64([7]), np.array([[-0.0]], np.float32))], 0)
-    assert np.signbit(drain(accumulator)[1][0, 0])
-
-
-def test_mean_divides_by_frames_that_held_the_row_not_by_rows():
-    accumulator = Accumulator(1)
-    add(accumulator, [(int64([1, 1, 2]), np.array([[1], [2], [8]], np.float32))], 0)
-    add(accumulator, [(int64([1]), np.array([[3]], np.float32))], 1)
-    ids, sums, counts = drain(accumulator, mean=True)
-    assert dict(zip(ids.tolist(), sums[:, 0].tolist(), strict=True)) == {1: 3.0, 2: 8.0}
-    assert counts.tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("ids", [[], [5], [5] * 1000, list(range(1000))], ids=["empty", "one", "equal", "distinct"])
@@ -220,19 +148,6 @@ def test_a_state_that_does_not_fit_leaves_the_sums_held(wrong):
     with pytest.raises(ValueError, match=r"expected different ids|same shape"):
         accumulator.set_state(state | wrong)
     assert (len(accumulator), accumulator.get_state()["sums"].tolist()) == (2, state["sums"].tolist())
-
-
-def test_a_restored_state_continues_the_same_sum():
-    rng = np.random.default_rng(3)
-    frames = [(rng.integers(0, 50, 100), rng.standard_normal((100, 4), np.float32)) for _ in range(4)]
-    unbroken, first, second = Accumulator(4), Accumulator(4), Accumulator(4)
-    for number, frame in enumerate(frames):
-        add(unbroken, [frame], number)
-        add(first if number < 2 else second, [frame], number)
-        if number == 1:
-            second.set_state(first.get_state())
-    for a, b in zip(drain(unbroken, True), drain(second, True), strict=True):
-        assert a.tobytes() == b.tobytes()
 
 
 def test_wrong_shape_is_refused_and_nothing_is_counted():

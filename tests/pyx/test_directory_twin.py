@@ -30,7 +30,7 @@ class Returns:
             if len(self.removed[shard][0]) >= self.twin.shards[shard].num_rows:
                 self.removed[shard] = set(), self.removed[shard][0]
             self.removed[shard][0].add(key)
-        self.num_returned += sum(any(key in some for some in self.removed[self.shard_of(key)]) for key in admitted)
+        self.num_returned += sum(any(key in group for group in self.removed[self.shard_of(key)]) for key in admitted)
 
     def shard_of(self, key):
         return self.twin.mixed(key) * len(self.removed) >> 64
@@ -53,8 +53,8 @@ class Pair:
         assert sorted(plan.keys[plan.fresh].tolist()) == sorted(admitted)
         assert removals(plan) == removed
         assert plan.num_rejected == rejected
-        found = plan.key_rows[plan.key_rows >= 0]
-        assert len(set(found.tolist())) == len(found)
+        actual = plan.key_rows[plan.key_rows >= 0]
+        assert len(set(actual.tolist())) == len(actual)
         assert before + plan.num_admitted - plan.num_expired - plan.num_evicted == len(self.directory)
         return plan
 
@@ -72,7 +72,7 @@ class Pair:
         old = {k: r for shard in twin.shards for k, r in shard.old.items()}
         held = zip(*(waiting[name].tolist() for name in ("key", "generation", "count", "last")), strict=True)
         assert {(k, g): (count, last) for k, g, count, last in held} == {
-            (k, g): (r.count, r.last) for g, some in enumerate((young, old)) for k, r in some.items()
+            (k, g): (r.count, r.last) for g, group in enumerate((young, old)) for k, r in group.items()
         }
 
 

@@ -19,11 +19,3 @@ def test_every_optimizer_is_described_on_its_page():
     text = (tables.DOCS / "optimizers.md").read_text()
     described = set(re.findall(r"\w+", " ".join(re.findall(r"^- \*\*([\w, ]+?)\*\*", text, re.MULTILINE))))
     assert {optimizer.__name__ for optimizer in OPTIMIZERS.values()} <= described
-
-
-def test_every_optimizer_is_a_public_name():
-    import penstock as ps
-
-    for optimizer in OPTIMIZERS.values():
-        assert getattr(ps, optimizer.__name__) is optimizer
-        assert optimizer.__name__ in ps.__all__

@@ -21,17 +21,17 @@ NAMES_NOT_YET: list[str] = []
 
 
 def pages():
-    found = [
+    results = [
         *ROOT.glob("*.md"),
         *(page for folder in ("docs", "bench", "examples") for page in (ROOT / folder).rglob("*.md")),
     ]
-    return sorted(str(page.relative_to(ROOT)) for page in found)
+    return sorted(str(page.relative_to(ROOT)) for page in results)
 
 
 def modules():
     folders = [ROOT / folder for folder in ("engine", "io", "pyx", "bench", "examples")]
-    found = (path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".pyx", ".pxd", ".h"))
-    names = (str(path.relative_to(ROOT)) for path in found)
+    results = (path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".pyx", ".pxd", ".h"))
+    names = (str(path.relative_to(ROOT)) for path in results)
     return sorted(name for name in names if not name.endswith("_pb2.py") and "/vendor/" not in name)
 
 
@@ -52,12 +52,12 @@ def prose_of_page(text):
 def prose_of_module(text):
     """Return a module's docstrings, comments and other strings."""
     nodes = ast.walk(ast.parse(text))
-    found = [
+    results = [
         inspect.cleandoc(node.value) for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    found += [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
-    return without_code(found)
+    results += [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
+    return without_code(results)
 
 
 def prose_of_kernel(text):
@@ -66,17 +66,17 @@ def prose_of_kernel(text):
     return without_code(blocks + re.findall(r"(?:#|//) (.*)", text))
 
 
-def without_code(found):
+def without_code(actual):
     """Return texts as one, their white space single spaces and ``code`` omitted."""
-    return " ".join(re.sub(r"`+[^`]*`+", "CODE", " ".join(found)).split())
+    return " ".join(re.sub(r"`+[^`]*`+", "CODE", " ".join(actual)).split())
 
 
 def phrases(path):
     """Return the banned phrases in the prose of a page or module, each with the words around it."""
     text, prose_of = (ROOT / path).read_text(), {".md": prose_of_page, ".py": prose_of_module}
     prose = prose_of.get(Path(path).suffix, prose_of_kernel)(text)
-    found = sorted((match.start(), match.end()) for banned in BANNED for match in banned.finditer(prose))
-    return [f"{path}: … {prose[max(0, start - 30) : end + 20]} …" for start, end in found]
+    results = sorted((match.start(), match.end()) for banned in BANNED for match in banned.finditer(prose))
+    return [f"{path}: … {prose[max(0, start - 30) : end + 20]} …" for start, end in results]
 
 
 def listed(path, entries):
@@ -103,11 +103,11 @@ def test_docstrings_and_comments_use_no_banned_phrase():
 
 
 def test_names_of_tests_use_no_banned_phrase_and_do_not_begin_with_what():
-    found = [(file, name) for file, name in names_of_tests() if not listed(file, NAMES_NOT_YET)]
-    assert len(found) > 1000
+    results = [(file, name) for file, name in names_of_tests() if not listed(file, NAMES_NOT_YET)]
+    assert len(results) > 1000
     assert [
         f"{file}: {name}"
-        for file, name in found
+        for file, name in results
         if re.match("(what|who|whoever) ", name) or any(banned.search(f"{name.capitalize()}.") for banned in BANNED)
     ] == []
 
@@ -121,13 +121,13 @@ def test_entries_of_the_lists_that_have_become_clean_are_removed():
 
 @pytest.mark.parametrize("phrase", ["It was told.", "The run goes\n  on.", "Done. What is left is small."])
 def test_a_banned_phrase_is_found_in_prose_and_not_in_code(phrase):
-    found = [banned for banned in BANNED if banned.search(prose_of_page(f"A page. {phrase}"))]
-    assert len(found) == 1
-    assert found[0].search(prose_of_module(f'"""A module. {phrase}"""\n'))
-    assert not found[0].search(prose_of_page(f"A page.\n```text\nDone. {phrase}\n```\n"))
-    assert found[0].search(prose_of_module(f'text = """Done. {phrase}"""\n'))
+    results = [banned for banned in BANNED if banned.search(prose_of_page(f"A page. {phrase}"))]
+    assert len(results) == 1
+    assert results[0].search(prose_of_module(f'"""A module. {phrase}"""\n'))
+    assert not results[0].search(prose_of_page(f"A page.\n```text\nDone. {phrase}\n```\n"))
+    assert results[0].search(prose_of_module(f'text = """Done. {phrase}"""\n'))
     for code in (f'cdef int f():\n    """Done. {phrase}"""\n', f"// Done.\n/* A kernel. {phrase} */\n"):
-        assert found[0].search(prose_of_kernel(code))
+        assert results[0].search(prose_of_kernel(code))
 
 
 def test_a_question_may_begin_with_what_is():

@@ -25,8 +25,8 @@ def first(a: list[1], b):
 
 
 def test_every_operator_changes_the_code_and_nothing_else():
-    found = [(m.operator, m.before, m.after) for m in mutations("m.py", SOURCE)]
-    assert found == [
+    results = [(m.operator, m.before, m.after) for m in mutations("m.py", SOURCE)]
+    assert results == [
         ("negation", "a < 1 and b is None", "(not (a < 1 and b is None))"),
         ("negation", "a < 1 and b is None", "(a < 1 or b is None)"),
         ("comparison", "a < 1", "(a <= 1)"),

@@ -1,6 +1,7 @@
-"""Names of variables and classes in engine/, io/ and bench/: LANGUAGE of the code, checked by syntax."""
+"""Names of variables and classes: LANGUAGE of the code, checked by syntax; in kernels by a regular expression."""
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def bound_names(tree):
             yield node.asname, node.lineno
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", [*FOLDERS, "tests"])
 def test_no_variable_is_named_by_a_pronoun_preposition_or_participle(folder):
     places = [(path, line, name) for path, tree in trees(folder) for name, line in bound_names(tree)]
     refused = [
@@ -84,6 +85,47 @@ def test_every_way_to_bind_a_name_is_seen(code):
 def test_attributes_keywords_and_functions_may_have_these_names():
     code = "a.at[i].get(where=1, about=f.found)\ndef of(): pass"
     assert {name for name, _ in bound_names(ast.parse(code))} & REFUSED == set()
+
+
+# A declaration, the target of an assignment or of a loop, or a parameter.
+NAMES = "|".join(sorted(REFUSED))
+BOUND_IN_KERNELS = re.compile(
+    rf"\bcdef [^(=]*?\b({NAMES})\b"
+    rf"|(?:^|[,(]\s*|\bfor )(?:const )?(?:[\w.\[\]:,]+[ *]+)?({NAMES})(?=,|\)|=| in\b| not None| [-+*/|&]?= )",
+    re.MULTILINE,
+)
+
+
+def bound_in_kernel(text):
+    """Return the refused names that the source of a kernel binds, outside of docstrings and comments."""
+    code = re.sub(r'"""(?:.|\n)*?"""|"[^"\n]*"|#.*', "", text)
+    return {first or second for first, second in BOUND_IN_KERNELS.findall(re.sub(r"^ +", "", code, flags=re.MULTILINE))}
+
+
+def test_no_variable_of_a_kernel_is_named_so():
+    kernels = [path for path in (ROOT / "pyx").rglob("*") if path.suffix in (".pyx", ".pxd")]
+    assert len(kernels) > 30
+    refused = {str(path.relative_to(ROOT)): bound_in_kernel(path.read_text()) for path in kernels}
+    assert {path: names for path, names in refused.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "cdef Shards* of = &self.shards",
+        "cdef Py_ssize_t i, at, n = 0",
+        "    cdef size_t at",
+        "cdef int find(const Shards* of, int64_t key) noexcept nogil:",
+        "def f(self, one, two):",
+        "    for at in range(n):",
+        "found = np.empty(n)",
+        "    found += 1",
+        "rows, mine = pair",
+        "def f(int64_t[::1] given not None):",
+    ],
+)
+def test_ways_to_bind_a_name_in_a_kernel_are_seen(code):
+    assert bound_in_kernel(code)
 
 
 def test_class_names_are_unique():

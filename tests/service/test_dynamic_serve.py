@@ -31,9 +31,9 @@ def replayed(frames, dynamic=ALL_POLICIES, **options):
     return engine
 
 
-def rows_of(at):
-    assert at.keys.tolist() == sorted(at.keys.tolist())
-    return dict(zip(at.keys.tolist(), at.rows.tolist(), strict=True))
+def rows_of(snapshot):
+    assert snapshot.keys.tolist() == sorted(snapshot.keys.tolist())
+    return dict(zip(snapshot.keys.tolist(), snapshot.rows.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -42,12 +42,15 @@ def test_a_table_and_its_deltas_are_those_of_the_engine(durable, tmp_path):
     with service_of(engine_of(ALL_POLICIES, rows=32), last=True, **saving) as service, client_of(service) as client:
         assert client.table("user").keys.tolist() == []
         client.put(FRAMES[:20], "w0")
-        at = client.table("user")
-        assert rows_of(at) == physical(replayed(FRAMES[: at.step]))
-        reader = Reader(at.step)
-        reader.rows, reader.last = rows_of(at), dict(zip(at.keys.tolist(), at.last.tolist(), strict=True))
+        snapshot = client.table("user")
+        assert rows_of(snapshot) == physical(replayed(FRAMES[: snapshot.step]))
+        reader = Reader(snapshot.step)
+        reader.rows, reader.last = (
+            rows_of(snapshot),
+            dict(zip(snapshot.keys.tolist(), snapshot.last.tolist(), strict=True)),
+        )
         client.put(FRAMES, "w0", first=1)
-        for delta in client.deltas(at.step, lineage=at.lineage, epoch=at.epoch):
+        for delta in client.deltas(snapshot.step, lineage=snapshot.lineage, epoch=snapshot.epoch):
             reader.follow(delta.batches)
             assert reader.rows == physical(replayed(FRAMES[: delta.step]))
         whole = replayed(FRAMES)
@@ -67,8 +70,8 @@ def test_a_table_without_a_key_is_of_the_step_of_its_clock(durable, tmp_path):
             for step in range(5):
                 producer.send(log_of([*([[]] * step), [1, 2]]))
             until(lambda: engine.global_step == 5)
-            at = client_of(service).table("user")
-        assert (at.step, at.clock, at.keys.tolist()) == (5, 4, [])
+            snapshot = client_of(service).table("user")
+        assert (snapshot.step, snapshot.clock, snapshot.keys.tolist()) == (5, 4, [])
 
 
 def read_slowly(monkeypatch, engine, steps):
@@ -149,8 +152,8 @@ def test_a_table_that_is_read_again_forgets_the_keys_of_the_first_time(monkeypat
             settle(self, step)
 
         monkeypatch.setattr(snapshots.TableSnapshots, "_settle", settle_late)
-        at = client.table("user")
-        assert (at.keys.tolist(), at.step) == ([3, 4], 2)
+        snapshot = client.table("user")
+        assert (snapshot.keys.tolist(), snapshot.step) == ([3, 4], 2)
 
 
 @pytest.mark.parametrize("key_type", ["int64", "uint64"])
@@ -162,9 +165,9 @@ def test_rows_are_looked_up_by_key(key_type):
         client.put([pa.record_batch({"id": keys, "gradient": [np.ones(4, np.float32)] * 2})], "w0")
         asked = np.array([7, largest, 7, 9], key_type)
         np.testing.assert_array_equal(client.rows("user", asked), engine.lookup("user", asked))
-        at = client.table("user")
-        assert at.keys.dtype == key_type
-        assert at.keys.tolist() == sorted(keys.tolist())
+        snapshot = client.table("user")
+        assert snapshot.keys.dtype == key_type
+        assert snapshot.keys.tolist() == sorted(keys.tolist())
         outside = -1 if key_type == "uint64" else 2**63
         with pytest.raises(ps.UsageError, match=f"table 'user': expected .*, got {outside}"):
             client.rows("user", [outside])
@@ -177,10 +180,10 @@ def test_the_status_has_the_keys():
     with service_of(engine_of(ALL_POLICIES, rows=32)) as service, client_of(service) as client:
         client.put(FRAMES, "w0")
         report = replayed(FRAMES).core.table_reports()["user"].keys
-        of = client.status()["keys"]["user"]
-        assert of["keys"] == report.keys
-        assert (of["admitted"], of["evicted"]) == (report.admitted, report.evicted)
-        assert of["evicted"] > 0
+        user = client.status()["keys"]["user"]
+        assert user["keys"] == report.keys
+        assert (user["admitted"], user["evicted"]) == (report.admitted, report.evicted)
+        assert user["evicted"] > 0
 
 
 def test_frames_carry_the_time():
@@ -259,12 +262,15 @@ def test_a_killed_service_resumes_with_the_same_keys(tmp_path):
             for each in FRAMES[37:45]:
                 producer.send(each)
     with again, connect(again.uri, patience_s=HANG_S) as client:
-        at = client.table("user")
-        reader = Reader(at.step)
-        reader.rows, reader.last = rows_of(at), dict(zip(at.keys.tolist(), at.last.tolist(), strict=True))
-        assert reader.rows == physical(replayed(FRAMES[: at.step]))
+        snapshot = client.table("user")
+        reader = Reader(snapshot.step)
+        reader.rows, reader.last = (
+            rows_of(snapshot),
+            dict(zip(snapshot.keys.tolist(), snapshot.last.tolist(), strict=True)),
+        )
+        assert reader.rows == physical(replayed(FRAMES[: snapshot.step]))
         client.put(FRAMES[45:], "w0")
-        for delta in client.deltas(at.step, lineage=at.lineage, epoch=at.epoch):
+        for delta in client.deltas(snapshot.step, lineage=snapshot.lineage, epoch=snapshot.epoch):
             reader.follow(delta.batches)
         client.drain()
         code, out, err = again.wait()

@@ -29,17 +29,17 @@ def test_frames_of_several_batches_and_of_producers_in_turn():
     pieces = [[f.slice(0, 7), f.slice(7)] for f in FRAMES]
     with (
         service_of(ps.Engine(config_of(), num_required=2)) as service,
-        client_of(service) as one,
+        client_of(service) as first,
         client_of(service) as two,
     ):
-        a, b = one.producer("a"), two.producer("b")
+        a, b = first.producer("a"), two.producer("b")
         for n, piece in enumerate(pieces):
             (a if n % 2 else b).send(piece)
             until(lambda: service.sequencer.counters.frames == n + 1)  # noqa: B023
         a.close()
         b.close()
         assert service.engine.state_hash() == replayed(FRAMES, num_required=2).state_hash()
-        assert (one.position("a"), one.position("b"), one.position("c")) == (6, 6, 0)
+        assert (first.position("a"), first.position("b"), first.position("c")) == (6, 6, 0)
 
 
 def test_a_stream_with_steps_is_cut_where_they_change():
@@ -122,8 +122,8 @@ def test_frames_sent_again_are_recognised_and_gaps_are_named():
 
 
 def test_the_newest_stream_of_a_name_counts():
-    with service_of() as service, client_of(service) as one, client_of(service) as two:
-        old = one.producer("w0")
+    with service_of() as service, client_of(service) as first, client_of(service) as two:
+        old = first.producer("w0")
         old.send(FRAMES[0])
         old.wait()
         new = two.producer("w0")

@@ -39,14 +39,6 @@ def test_frames_without_a_step_pushed_again_are_applied_again():
         assert service.engine.state_hash() == replayed(PLAIN * 2).state_hash()
 
 
-def test_frames_pushed_again_under_their_numbers_are_neither_applied_nor_stale():
-    with service_of() as service, client_of(service) as client:
-        client.put(PLAIN[:4], "w0")
-        ack = client.put(PLAIN, "w0", first=1)
-        assert (ack.position, fates(ack)) == (6, (2, 0, 0, {}))
-        assert service.engine.state_hash() == replayed(PLAIN).state_hash()
-
-
 def test_the_acknowledgement_of_a_plain_flight_client_has_every_count():
     with service_of(ps.Engine(config_of(), num_required=4)) as service:
         put(service, PLAIN[:1], contributor="other", first=1)

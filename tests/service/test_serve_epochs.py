@@ -92,8 +92,8 @@ def test_a_reader_that_names_no_epoch_is_in_the_first_one(at_six):
     with serving(folder) as service, client_of(service) as client:
         with pytest.raises(ps.DeltasGoneError, match="give epoch= of that table or delta too"):
             list(client.deltas(8, lineage=lineage))
-        at = client.table("user")
-        assert list(client.deltas(at.step, lineage=lineage, epoch=at.epoch)) == []
+        snapshot = client.table("user")
+        assert list(client.deltas(snapshot.step, lineage=lineage, epoch=snapshot.epoch)) == []
 
 
 @pytest.mark.parametrize("lineage", [True, False])
@@ -103,8 +103,8 @@ def test_a_reader_that_follows_over_the_restart_gets_the_error(lineage, tmp_path
         seen = []
 
         def follow():
-            at = reader.table("user")
-            deltas = reader.deltas(at.step, lineage=at.lineage if lineage else None, follow=True)
+            snapshot = reader.table("user")
+            deltas = reader.deltas(snapshot.step, lineage=snapshot.lineage if lineage else None, follow=True)
             with pytest.raises(ps.DeltasGoneError, match="restored from step 3"):
                 next(delta for delta in deltas if seen.append(delta.step) or delta.step > 6)
 
@@ -163,9 +163,9 @@ def test_two_copies_started_at_once_have_different_epochs(at_six, tmp_path):
     folder, (position, _) = at_six
     shutil.copytree(folder, tmp_path / "copy")
     with (
-        serving(folder) as one,
+        serving(folder) as server,
         serving(tmp_path / "copy") as other,
-        client_of(one) as client,
+        client_of(server) as client,
         client_of(other) as other_client,
     ):
         push(client, FRAMES[6:9])
@@ -200,12 +200,12 @@ def test_killed_before_the_first_commit_a_follower_continues(tmp_path, config):
     listen = f"grpc://127.0.0.1:{free_port()}"
     serve = (config, "--listen", listen, "--checkpoint", tmp_path / "c", "--resume")
     with Process(*serve) as service, connect(listen, patience_s=HANG_S) as client:
-        at = client.table("user")
+        snapshot = client.table("user")
         service.end(signal.SIGKILL)
         with Process(*serve):
-            assert client.status()["lineage"] == at.lineage
+            assert client.status()["lineage"] == snapshot.lineage
             push(client, FRAMES[:2])
-            assert [d.step for d in client.deltas(at.step, lineage=at.lineage, epoch=at.epoch)] == [2]
+            assert [d.step for d in client.deltas(snapshot.step, lineage=snapshot.lineage, epoch=snapshot.epoch)] == [2]
 
 
 def test_a_follower_that_came_before_the_first_commit_does_not_end(tmp_path, config, capsys):
@@ -289,8 +289,8 @@ def test_status_tables_and_rows_name_the_epoch(at_six):
         assert status["epochs"] == [["0", 0], [status["epoch"], 6]]
         assert client.table("user").epoch == "0"  # step 6 is of the epoch before
         push(client, FRAMES[6:8])
-        at = client.table("user")
-        assert (at.step, at.epoch) == (8, status["epoch"])
+        snapshot = client.table("user")
+        assert (snapshot.step, snapshot.epoch) == (8, status["epoch"])
         (delta,) = client.deltas(6)
         assert delta.epoch == status["epoch"]
         chunk = next(iter(client.connection.get({"table": "user", "ids": [1]})))

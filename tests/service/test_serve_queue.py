@@ -90,26 +90,40 @@ def test_copied_rows_give_the_same_state(monkeypatch, kind):
         assert service.producers.budget.num_bytes == 0
 
 
-def test_a_frame_larger_than_the_queued_memory_is_refused():
-    with service_of(limits=Limits(queued_bytes=MB)) as service, flight.connect(service.address.uri) as raw:
+@pytest.mark.parametrize(
+    ("most", "rows", "problem"),
+    [
+        (Limits(queued_bytes=MB), 5000, "a frame of more than 1,048,576 bytes.*--queued-memory"),
+        (Limits(queued_rows=130), 20, "a frame of more than 130 rows"),
+    ],
+)
+def test_a_frame_larger_than_what_may_be_queued_is_refused(most, rows, problem):
+    with service_of(limits=most) as service, flight.connect(service.address.uri) as raw:
         # The last one is too much: an earlier refusal could arrive while the client still writes.
-        writer, reader = begin(raw, [frame(n, rows=5000, step=0) for n in range(7)])
-        refused(writer, reader, flight.FlightServerError, "a frame of more than 1,048,576 bytes.*--queued-memory")
+        writer, reader = begin(raw, [frame(n, rows=rows, step=0) for n in range(7)])
+        refused(writer, reader, flight.FlightServerError, problem)
         until(lambda: service.admission.num_calls == 0)
         assert (service.producers.budget.num_bytes, service.producers.budget.num_rows) == (0, 0)
         assert service.engine.global_step == 0
 
 
-def test_queued_bytes_of_all_producers_are_bounded_together():
-    part = [frame(0, rows=3000, step=0)]
-    with service_of(limits=Limits(queued_bytes=MB // 4)) as service:
+@pytest.mark.parametrize(
+    ("most", "rows", "problem"),
+    [
+        (Limits(queued_bytes=MB // 4), 3000, "bytes wait in unfinished frames of all producers"),
+        (Limits(queued_rows=50), 20, "40 rows wait in unfinished frames of all producers"),
+    ],
+)
+def test_unfinished_frames_of_all_producers_are_bounded_together(most, rows, problem):
+    part = [frame(0, rows=rows, step=0)]
+    with service_of(limits=most) as service:
         clients = [flight.connect(service.address.uri) for _ in range(3)]
         writers = []
         for n in range(2):
             writers.append(begin(clients[n], part, f"w{n}"))
-            until(lambda: service.producers.budget.num_rows == 3000 * (n + 1))  # noqa: B023
+            until(lambda: service.producers.budget.num_rows == rows * (n + 1))  # noqa: B023
         writer, reader = begin(clients[2], part, "w2")
-        refused(writer, reader, flight.FlightUnavailableError, "bytes wait in unfinished frames of all producers")
+        refused(writer, reader, flight.FlightUnavailableError, problem)
         for writer, _ in writers:
             writer.close()
         for client in clients:

@@ -29,10 +29,10 @@ def apply(rows, delta):
 def test_a_table_and_rows_are_those_of_the_engine():
     with service_of() as service, client_of(service) as client:
         client.put(FRAMES, "w0")
-        at = client.table("user")
-        assert (at.step, at.lineage) == (12, service.sequencer.streams.lineage.id)
-        np.testing.assert_array_equal(at.rows, np.asarray(service.engine.table("user")))
-        np.testing.assert_array_equal(client.rows("user", [3, 3, 499]), at.rows[[3, 3, 499]])
+        snapshot = client.table("user")
+        assert (snapshot.step, snapshot.lineage) == (12, service.sequencer.streams.lineage.id)
+        np.testing.assert_array_equal(snapshot.rows, np.asarray(service.engine.table("user")))
+        np.testing.assert_array_equal(client.rows("user", [3, 3, 499]), snapshot.rows[[3, 3, 499]])
         with pytest.raises(ps.UsageError, match="no table 'x' in the configuration"):
             client.table("x")
         with pytest.raises(ps.UsageError, match="expected 0 <= id < 500, got 500"):
@@ -161,16 +161,6 @@ def test_exchange_answers_gradients_with_deltas():
         np.testing.assert_array_equal(rows, np.asarray(service.engine.table("user")))
 
 
-def test_an_exchange_with_a_descriptor_of_gradients_is_refused():
-    with service_of() as service:
-        client = flight.connect(service.address.uri)
-        writer, reader = client.do_exchange(PutRequest(contributor="w0", first=1).descriptor())
-        with pytest.raises(flight.FlightServerError, match="expected exchange, got gradients, which DoPut takes"):
-            writer.close()
-        del reader
-        client.close()
-
-
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_table_that_changes_faster_than_deltas_are_kept_is_refused_by_the_setting(durable, tmp_path, monkeypatch):
     saving = {"folder": tmp_path / "c", "every": 1} if durable else {"per_steps": 1}
@@ -194,9 +184,9 @@ def test_a_table_that_changes_faster_than_deltas_are_kept_is_refused_by_the_sett
                 client.table("user")
 
         busy[0] = False
-        at = client.table("user")
-        assert at.step == len(sent)
-        np.testing.assert_array_equal(at.rows, np.asarray(service.engine.table("user")))
+        snapshot = client.table("user")
+        assert snapshot.step == len(sent)
+        np.testing.assert_array_equal(snapshot.rows, np.asarray(service.engine.table("user")))
 
 
 def test_a_table_that_changes_too_much_once_is_read_again(monkeypatch):
@@ -210,9 +200,9 @@ def test_a_table_that_changes_too_much_once_is_read_again(monkeypatch):
 
         settled = snapshots.TableSnapshots._settle
         monkeypatch.setattr(snapshots.TableSnapshots, "_settle", settle)
-        at = client.table("user")
-        assert at.step == 12
-        np.testing.assert_array_equal(at.rows, np.asarray(replayed(FRAMES).table("user")))
+        snapshot = client.table("user")
+        assert snapshot.step == 12
+        np.testing.assert_array_equal(snapshot.rows, np.asarray(replayed(FRAMES).table("user")))
 
 
 LEAVING = """

@@ -10,9 +10,9 @@ import checkpoints
 import numpy as np
 import pyarrow as pa
 import pytest
+from batches import batch
 from deltas import bytes_of
 from dynamic import ALL_POLICIES
-from engines import batch
 from ipc import log
 
 import penstock as ps
@@ -46,7 +46,7 @@ def replay(tmp_path, call):
 
 def batches():
     """Frames of three workers with stale ones in between, and rows of every table but ``swept``."""
-    found = []
+    actual = []
     for step, worker in ((step, worker) for step in range(10) for worker in range(3)):
         rng = np.random.default_rng([step, worker])
         batch = checkpoints.batch(step, worker)
@@ -62,8 +62,8 @@ def batches():
             steps = pa.array([more["step"][0].as_py()] * batch.num_rows, pa.int64())
             batch = batch.set_column(batch.schema.get_field_index("step"), "step", steps)
             batch = pa.concat_batches([batch, pa.RecordBatch.from_pydict(more)])
-        found.append(batch)
-    return found
+        actual.append(batch)
+    return actual
 
 
 def deltas_in(path):
@@ -86,11 +86,11 @@ def without_time(report):
 @pytest.mark.parametrize("flags", [(), ("--devices", 3), ("--deltas-per", "steps=4")], ids=["", "devices", "interval"])
 def test_any_number_of_passes_gives_one_hash_the_same_deltas_and_files(replay, passes, flags):
     whole = replay("whole", *flags)
-    found = replay("passes", "--passes", passes, *flags)
+    result = replay("passes", "--passes", passes, *flags)
     assert whole[0]["stale"] == 1
-    assert found[0]["passes"] == passes
-    assert without_time(found[0]) == without_time(whole[0])
-    assert found[1:] == whole[1:]
+    assert result[0]["passes"] == passes
+    assert without_time(result[0]) == without_time(whole[0])
+    assert result[1:] == whole[1:]
 
 
 @pytest.mark.parametrize("strategy", ["DIV_DEFAULT", "MOD"])
@@ -111,10 +111,10 @@ def test_one_commit_names_the_parts_of_all_passes_and_a_run_continues_it(replay,
     assert not (tmp_path / "c" / ".passes").exists()
     shutil.copytree(tmp_path / "c", tmp_path / "again")
     shutil.copy(tmp_path / "passes-deltas", tmp_path / "again-deltas")
-    found = replay("passes", "--checkpoint", tmp_path / "c", "--resume")
+    result = replay("passes", "--checkpoint", tmp_path / "c", "--resume")
     again = replay("again", "--checkpoint", tmp_path / "again", "--resume", "--passes", 2)
-    assert found[1:] == again[1:] == whole[1:]
-    assert found[0]["state_hash"] == again[0]["state_hash"] == whole[0]["state_hash"]
+    assert result[1:] == again[1:] == whole[1:]
+    assert result[0]["state_hash"] == again[0]["state_hash"] == whole[0]["state_hash"]
     call(0, "diff", tmp_path / "whole", tmp_path / "again")
     restored = ps.Engine.restore(tmp_path / "again", share=(1, 4))
     assert restored.global_step == whole[0]["global_step"]
@@ -130,9 +130,9 @@ def test_bad_input_ends_every_pass_where_the_first_meets_it(replay, tmp_path, ca
     assert "batch 17, row 0, column 'id'" in text
     call(3, *KIND, tmp_path / "tables.pbtxt", tmp_path / "broken.arrows", "--checkpoint", tmp_path / "whole")
     call(0, "diff", tmp_path / "whole", tmp_path / "c")
-    found = replay("rest", "--checkpoint", tmp_path / "c", "--resume", "--passes", 2)
-    assert found[0]["skipped"] == 17
-    assert found[0]["state_hash"] == replay("whole")[0]["state_hash"]
+    result = replay("rest", "--checkpoint", tmp_path / "c", "--resume", "--passes", 2)
+    assert result[0]["skipped"] == 17
+    assert result[0]["state_hash"] == replay("whole")[0]["state_hash"]
 
 
 @pytest.mark.parametrize("mode", ["drop", "quarantine"])
@@ -146,10 +146,10 @@ def test_bad_rows_are_counted_and_written_by_the_first_pass(replay, tmp_path, mo
         return ["--on-bad-row", f"quarantine={tmp_path / name}" if mode == "quarantine" else mode]
 
     whole = replay("whole", *flags("a"), source="broken.arrows")
-    found = replay("passes", *flags("b"), "--passes", 3, source="broken.arrows")
-    assert found[1:] == whole[1:]
-    assert without_time(found[0]) == without_time(whole[0])
-    assert found[0]["dropped"] == {"id_out_of_range": 1}
+    result = replay("passes", *flags("b"), "--passes", 3, source="broken.arrows")
+    assert result[1:] == whole[1:]
+    assert without_time(result[0]) == without_time(whole[0])
+    assert result[0]["dropped"] == {"id_out_of_range": 1}
     if mode == "quarantine":
         assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
@@ -158,8 +158,8 @@ def test_sources_that_change_between_passes_are_refused_and_nothing_is_committed
     source, end = tmp_path / "log.arrows", PassFolder.end
     content = source.read_bytes()
 
-    def changed(self, rank, about):
-        end(self, rank, about)
+    def changed(self, rank, fields):
+        end(self, rank, fields)
         source.write_bytes(log(checkpoints.log_of(range(10), seed=1)))
 
     monkeypatch.setattr(PassFolder, "end", changed)
@@ -229,10 +229,10 @@ def test_an_interrupted_pass_continues_at_its_position(replay, tmp_path, monkeyp
         assert f"its passes are in {tmp_path}/c (--resume continues)" in capsys.readouterr().err
         assert not (tmp_path / "p-deltas").exists()
     monkeypatch.undo()
-    found = replay("p", *words)
-    assert found[1:] == whole[1:]
+    result = replay("p", *words)
+    assert result[1:] == whole[1:]
     # Each pass was read from its position on: as many frames in all as one run of each.
-    assert [len([of for of in seen if of[0] == rank]) for rank in range(3)] == [30, 30, 8]
+    assert [len([item for item in seen if item[0] == rank]) for rank in range(3)] == [30, 30, 8]
 
 
 def test_passes_of_a_commit_that_was_removed_are_not_continued_after_another(replay, tmp_path, call, monkeypatch):
@@ -252,8 +252,8 @@ def test_passes_of_a_commit_that_was_removed_are_not_continued_after_another(rep
     monkeypatch.undo()
     (tmp_path / "c" / "00000002.commit").unlink()
     call(0, *words[:3], words[-1], tmp_path / "other.arrows", *flags, "--limit", 12)
-    found = call(0, *words, tmp_path / "other.arrows", *flags, "--passes", 3)[1]["state_hash"]
-    assert found == replay("whole", source="other.arrows")[0]["state_hash"]
+    state_hash = call(0, *words, tmp_path / "other.arrows", *flags, "--passes", 3)[1]["state_hash"]
+    assert state_hash == replay("whole", source="other.arrows")[0]["state_hash"]
 
 
 def test_a_replay_in_passes_resumes_only_with_its_flags(replay, tmp_path, call, monkeypatch):

@@ -23,10 +23,10 @@ def machine(tmp_path, monkeypatch):
     usual["/proc/self/status"] = "VmData:\t  100000 kB\nRssAnon:\t 50000 kB\n"
 
     def set_up(**files):
-        found = usual | {name.replace("__", "/"): text for name, text in files.items()}
-        monkeypatch.setattr(memory, "_lines", lambda path: found.get(str(path), "").splitlines())
+        actual = usual | {name.replace("__", "/"): text for name, text in files.items()}
+        monkeypatch.setattr(memory, "_lines", lambda path: actual.get(str(path), "").splitlines())
 
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     set_up()
     return set_up
 
@@ -44,7 +44,7 @@ def test_free_memory_decides_where_nothing_limits_the_process(machine):
 def test_the_least_of_all_limits_decides(machine, monkeypatch):
     specs = tables_of(40_000_000)  # 10.4 GB
     assert memory.num_passes(specs, None) == 1
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (8 * GB, 9 * GB))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (8 * GB, 9 * GB))
     assert memory.num_passes(specs, None) == 2
     group = {"__proc__self__cgroup": "0::/job/step\n", "__sys__fs__cgroup__job__memory.current": f"{GB}\n"}
     group |= {
@@ -65,7 +65,7 @@ def test_a_cgroup_of_version_1_counts_too(machine):
 
 
 def test_a_given_number_of_bytes_overrides_the_limits(machine, monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (GB, GB))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (GB, GB))
     assert memory.num_passes(tables_of(40_000_000), 20 * GB) == 1
     assert memory.num_passes(tables_of(40_000_000), 2 * GB) == 8
 

@@ -58,8 +58,8 @@ def test_a_job_ends_as_one_process_does(cluster, logs, tmp_path, shares, readers
     )  # fmt: skip
     report = job.run()
     assert report.state_hash == state
-    for what in ("rows", "frames", "steps", "stale", "pending", "tables", "notes", "dropped", "global_step"):
-        assert getattr(report, what) == getattr(wanted, what), what
+    for name in ("rows", "frames", "steps", "stale", "pending", "tables", "notes", "dropped", "global_step"):
+        assert getattr(report, name) == getattr(wanted, name), name
     assert (report.variants, report.device_problems) == (wanted.variants, 0)
     assert (tmp_path / "got.arrows").read_bytes() == (tmp_path / "wanted.arrows").read_bytes()
     assert ps.Engine.restore(tmp_path / "c").state_hash() == state
@@ -79,8 +79,8 @@ def test_a_job_with_a_dynamic_table_ends_as_one_process_does(cluster, tmp_path, 
     report = job.run()
     assert report.state_hash == state
     keys, expected = report.tables["user"].keys, wanted.tables["user"].keys
-    for what in ("keys", "admitted", "expired", "evicted", "returned", "unadmitted_rows", "load"):
-        assert getattr(keys, what) == getattr(expected, what), what
+    for name in ("keys", "admitted", "expired", "evicted", "returned", "unadmitted_rows", "load"):
+        assert getattr(keys, name) == getattr(expected, name), name
     assert (tmp_path / "got.arrows").read_bytes() == (tmp_path / "wanted.arrows").read_bytes()
     assert (tmp_path / "out" / "user.parquet").exists()
 
@@ -99,12 +99,12 @@ def test_a_job_commits_to_s3_and_another_number_of_shares_continues(cluster, log
 
 def test_one_process_continues_a_job_and_a_job_one_process(cluster, logs, tmp_path):
     _, state = alone(logs, config_of())
-    one = ps.Engine(config_of(), num_required=3)
-    one.run(logs, merge="round", limit=10, checkpoint=tmp_path / "c")
+    engine = ps.Engine(config_of(), num_required=3)
+    engine.run(logs, merge="round", limit=10, checkpoint=tmp_path / "c")
     Job(config_of(), logs, shares=2, num_required=3, resume=True, limit=20, checkpoint=tmp_path / "c").run()
-    one = ps.Engine.restore(tmp_path / "c")
-    assert one.run(logs, merge="round", resume=True, flush=True).skipped == 20
-    assert one.state_hash() == state
+    engine = ps.Engine.restore(tmp_path / "c")
+    assert engine.run(logs, merge="round", resume=True, flush=True).skipped == 20
+    assert engine.state_hash() == state
 
 
 def test_a_bad_row_ends_a_job_after_the_frames_before_it(cluster, logs, tmp_path):
@@ -174,12 +174,12 @@ def test_the_metrics_of_a_job_are_those_of_one_process(cluster, logs, tmp_path, 
     assert metrics.plain()["penstock_rows_total"] == 0
     job.run()
     assert described(metrics.text()) == described(wanted.text())
-    found, expected = metrics.plain(), wanted.plain()
-    for name, of in expected.items():
+    actual, expected = metrics.plain(), wanted.plain()
+    for name, item in expected.items():
         if not re.search("seconds|bytes|compiles|per_second|penstock_step", name):
-            assert found[name] == of, name
-    assert found["penstock_step_seconds_count"] == 3 * expected["penstock_steps_total"]
-    assert all(found["penstock_stage_seconds_total"][stage] > 0 for stage in ("read", "sum", "step", "save"))
+            assert actual[name] == item, name
+    assert actual["penstock_step_seconds_count"] == 3 * expected["penstock_steps_total"]
+    assert all(actual["penstock_stage_seconds_total"][stage] > 0 for stage in ("read", "sum", "step", "save"))
 
 
 def test_a_job_that_went_back_counts_frames_once_in_its_metrics(cluster, logs, tmp_path, caplog):
@@ -201,11 +201,11 @@ def test_the_command_runs_a_job(cluster, logs, tmp_path, capsys):
     watching = ["--ui", "--metrics", "127.0.0.1:0", "--metrics-file", tmp_path / "metrics.jsonl"]
     assert main([*map(str, [*line, *watching])]) == 0
     captured = capsys.readouterr()
-    found = json.loads(captured.out)
-    assert (found["state_hash"], found["frames"]) == (state, 36)
+    actual = json.loads(captured.out)
+    assert (actual["state_hash"], actual["frames"]) == (state, 36)
     assert [line.split()[0] for line in captured.err.splitlines()[:2]] == ["ui", "metrics"]
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
-    assert (last["penstock_frames_total"], last["penstock_checkpoint_steps"]) == (36, found["global_step"])
+    assert (last["penstock_frames_total"], last["penstock_checkpoint_steps"]) == (36, actual["global_step"])
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["item.parquet", "user.parquet"]
     assert main([*map(str, line)]) == 2
     assert "holds a checkpoint; resume it (--resume)" in capsys.readouterr().err
@@ -220,8 +220,8 @@ def test_the_deltas_of_a_job_go_to_standard_output_and_nothing_else_does(cluster
     line = ["replay", tmp_path / "c.pbtxt", *logs, "--ray", cluster.address, "--shares", 2, "--num-required", 3]
     assert main([*map(str, line), "--flush", "--deltas", "-"]) == 0
     captured = capsysbinary.readouterr()
-    with pa.ipc.open_stream(captured.out) as found, pa.ipc.open_stream(tmp_path / "wanted.arrows") as wanted:
-        assert found.read_all() == wanted.read_all()
+    with pa.ipc.open_stream(captured.out) as stream, pa.ipc.open_stream(tmp_path / "wanted.arrows") as wanted:
+        assert stream.read_all() == wanted.read_all()
     assert b"state     " in captured.err
 
 
@@ -241,7 +241,7 @@ def test_the_page_of_a_job_shows_all_its_shares(cluster, logs):
     assert any(0 < page["metrics"]["penstock_frames_total"] < 36 for page in pages)
     assert [moment["frames"] for moment in last["moments"]] == [*range(1, 37)]
     assert {name for moment in last["moments"] for name in moment["norms"]} == {"item", "user"}
-    assert {int(one) % 2 for _, one, _ in last["hot"]} == {0, 1}  # of both owners
+    assert {int(item) % 2 for _, item, _ in last["hot"]} == {0, 1}  # of both owners
 
 
 def test_more_stale_rows_than_allowed_end_a_job_without_tables(cluster, logs, tmp_path):

@@ -43,16 +43,16 @@ def test_rows_go_to_their_owners_in_their_order(rows, dim, gained):
     for owner, twin in enumerate(reference.scatter(owners, numbers, summed, counts, 4)):
         part = slice(firsts[owner], rows_at[owner])
         got = out[0][part], out[1].reshape(-1, dim)[part], out[2][part]
-        assert [of.tolist() for of in got] == [of.tolist() for of in twin]
+        assert [item.tolist() for item in got] == [item.tolist() for item in twin]
 
 
 def test_rows_that_do_not_fit_are_refused_before_anything_is_written():
-    one, row = np.zeros(1, np.int64), np.ones((1, 2), np.float32)
+    first, row = np.zeros(1, np.int64), np.ones((1, 2), np.float32)
     out = np.zeros(0, np.int64), np.zeros(2, np.float32)
     with pytest.raises(IndexError, match="1 rows of 2 floats do not fit"):
-        partition.scatter(one, one, row, None, None, None, one.copy(), one.copy(), *out, None)
+        partition.scatter(first, first, row, None, None, None, first.copy(), first.copy(), *out, None)
     with pytest.raises(ValueError, match="expected 0 <= id < 1"):
-        partition.scatter(one + 1, one, row, None, None, None, one.copy(), one.copy(), *out, None)
+        partition.scatter(first + 1, first, row, None, None, None, first.copy(), first.copy(), *out, None)
     assert not out[1].any()
 
 
@@ -69,20 +69,20 @@ def test_every_row_of_a_frame_arrives_at_one_share(count, sums):
     for number, (_, frame) in enumerate(frames):
         for table, blocks in frame.rows.items():
             copies = [rows.copied() for rows in blocks]
-            ids, grads = (np.concatenate([getattr(rows, of) for rows in copies]) for of in ("ids", "grads"))
+            ids, grads = (np.concatenate([getattr(rows, item) for rows in copies]) for item in ("ids", "grads"))
             wanted = {i: [g.tolist() for g in grads[ids == i]] for i in ids.tolist()}
-            found = {}
+            actual = {}
             for rank in range(count):
                 (rows,) = arrived[rank][number].rows[table]
                 counts = [1] * len(rows.ids) if rows.counts is None else rows.counts.tolist()
                 for i, grad, raw in zip(shares[rank][table].ids(rows.ids).tolist(), rows.grads, counts, strict=True):
-                    found.setdefault(i, []).append((grad.tolist(), raw))
+                    actual.setdefault(i, []).append((grad.tolist(), raw))
             if not sums:
-                assert {i: [grad for grad, _ in rows] for i, rows in found.items()} == wanted
+                assert {i: [grad for grad, _ in rows] for i, rows in actual.items()} == wanted
             else:
-                assert {i: rows[0][1] for i, rows in found.items()} == {i: len(rows) for i, rows in wanted.items()}
+                assert {i: rows[0][1] for i, rows in actual.items()} == {i: len(rows) for i, rows in wanted.items()}
                 coalesced = reference.coalesce([(ids, grads)], dims[table])
-                assert {i: rows[0][0] for i, rows in found.items()} == dict(
+                assert {i: rows[0][0] for i, rows in actual.items()} == dict(
                     zip(coalesced[0].tolist(), coalesced[1].tolist(), strict=True)
                 )
 
@@ -137,5 +137,5 @@ def test_keys_are_routed_as_they_are():
     block = Router(config, 3, seed=5).block([frame for _, frame in frames_read(config, dynamic_log([keys]))])
     arrived = [batch_of["row"].to_numpy() for batch_of in block.batches]
     assert sorted(np.concatenate(arrived).tolist()) == sorted(keys.tolist())
-    for rank, some in enumerate(arrived):
-        assert set(key_owners.owners(some, 5, "user", 20_000, 3).tolist()) <= {rank}
+    for rank, group in enumerate(arrived):
+        assert set(key_owners.owners(group, 5, "user", 20_000, 3).tolist()) <= {rank}

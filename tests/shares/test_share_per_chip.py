@@ -69,9 +69,9 @@ def test_each_owner_is_given_one_accelerator_to_itself_also_after_it_has_died(cl
     assert job.run().state_hash == wanted.state_hash()
     assert len(killed) == 1
     for owners in seen:
-        assert sorted(of[VISIBLE[accelerator]] for of in owners) == ["0", "1"]
+        assert sorted(owner[VISIBLE[accelerator]] for owner in owners) == ["0", "1"]
         if accelerator == "tpu":  # else libtpu would lock all chips of the host for the first process
-            assert all(of["TPU_CHIPS_PER_HOST_BOUNDS"] == of["TPU_HOST_BOUNDS"] == "1,1,1" for of in owners)
+            assert all(owner["TPU_CHIPS_PER_HOST_BOUNDS"] == owner["TPU_HOST_BOUNDS"] == "1,1,1" for owner in owners)
     assert len(seen) == 2
 
 

@@ -26,8 +26,8 @@ def message_of(batch, *more):
 
 def server_path(name):
     """The path of a server; skip the test without it. Debian's is not on every user's PATH."""
-    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
-    return found or pytest.skip(f"{name} is not installed")
+    actual = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+    return actual or pytest.skip(f"{name} is not installed")
 
 
 class Nats:
@@ -152,11 +152,11 @@ class Scripted(Partition):
 
     def read(self, timeout_s):
         self._may_fail()
-        found = [number for number in self.numbers if number >= max(self.next, self.low)]
-        if not found:
+        results = [number for number in self.numbers if number >= max(self.next, self.low)]
+        if not results:
             return []
-        self.next = found[0] + 1
-        return [Message(found[0], b"")]
+        self.next = results[0] + 1
+        return [Message(results[0], b"")]
 
     def close(self):
         self.next = None
@@ -164,7 +164,7 @@ class Scripted(Partition):
 
 def numbers_of(reader, count):
     """The numbers of so many reads that return a message."""
-    found = []
-    while len(found) < count:
-        found += [message.number for message in reader.read(0)]
-    return found
+    results = []
+    while len(results) < count:
+        results += [message.number for message in reader.read(0)]
+    return results

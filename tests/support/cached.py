@@ -1,7 +1,8 @@
 """What the tests of cached tables share: tables of every kind, a log for them, and placements of every size."""
 
 import numpy as np
-import pyarrow as pa
+from batches import batch, lists
+from engines import stored
 
 import penstock as ps
 
@@ -33,12 +34,7 @@ def _config(placements):
         )
         for name, placement in placements.items()
     ]
-    message = ps.EmbeddingConfig.from_tables(tables, num_required=2).to_engine_proto()
-    if "halved" in placements:
-        settings = next((table for table in message.table if table.name == "halved"), None)
-        settings = settings or message.table.add(name="halved")
-        settings.storage_dtype = settings.BFLOAT16
-    return ps.EmbeddingConfig.from_proto(message)
+    return stored(ps.EmbeddingConfig.from_tables(tables, num_required=2), {"halved"} & placements.keys())
 
 
 def cached(share, look_ahead=0):
@@ -58,19 +54,8 @@ def log_of(steps=5, workers=2, rows=40, names=tuple(DIMS)):
         rng = np.random.default_rng([step, worker])
         for name in names:
             ids = (rng.zipf(1.2, rows) + 7 * step) % (ROWS if name != "keyed" else 2000)
-            batches.append(
-                pa.record_batch(
-                    {
-                        "table": pa.array([name] * rows),
-                        "step": pa.array([step] * rows),
-                        "contributor": pa.array([f"w{worker}"] * rows),
-                        "id": pa.array(ids),
-                        "gradient": pa.array(
-                            list(rng.standard_normal((rows, DIMS[name])).astype(np.float32)), pa.list_(pa.float32())
-                        ),
-                    }
-                )
-            )
+            gradient = lists(rng.standard_normal((rows, DIMS[name])).astype(np.float32))
+            batches.append(batch(ids, table=name, step=step, contributor=f"w{worker}", gradient=gradient))
     return batches
 
 

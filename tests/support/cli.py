@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
-import pyarrow as pa
+from batches import batch
 
 from penstock.cli import main
 
@@ -29,14 +29,8 @@ TWO_TABLES = table() + table("item", 20, 2, SGD, "constant: 0.5") + "mode: TRAIN
 
 def frame(step=0, ids=(1, 2, 3, 1), worker=0, **columns):
     """Rows of two floats, the same for the same arguments. step : None for no such column; columns : more, or other"""
-    values = np.random.default_rng([step or 0, worker]).standard_normal(2 * len(ids)).astype(np.float32)
-    steps = {} if step is None else {"step": pa.array([step] * len(ids), pa.int64())}
-    columns = {
-        **steps,
-        "id": pa.array(ids, pa.int64()),
-        "gradient": pa.FixedSizeListArray.from_arrays(pa.array(values), 2),
-    } | columns
-    return pa.RecordBatch.from_pydict(columns)
+    values = np.random.default_rng([step or 0, worker]).standard_normal((len(ids), 2))
+    return batch(ids, values, **{"step": step} | columns)
 
 
 def unmarked(batch):

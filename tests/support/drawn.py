@@ -80,9 +80,10 @@ class Drawn:
                 table.rows, table.dim, optimizer=optimizer, combiner=table.combiner, name=table.name
             )
         features = [
-            ps.FeatureConfig(tables[one.table], name=one.name, max_sequence_length=one.length) for one in self.features
+            ps.FeatureConfig(tables[feature.table], name=feature.name, max_sequence_length=feature.length)
+            for feature in self.features
         ]
-        structure = {one.name: leaf for one, leaf in zip(self.features, features, strict=True)}
+        structure = {feature.name: leaf for feature, leaf in zip(self.features, features, strict=True)}
         return ps.EmbeddingConfig.from_features(
             structure if self.nested else features,
             batch_size,
@@ -149,7 +150,7 @@ def _distinct(tables):
 
 @dataclass
 class Stream:
-    """Parts are applied by one call each. ``bad``: rows may be bad. ``given``: rates of the call, by tag."""
+    """Parts are applied by one call each. ``bad``: rows may be bad. ``call_rates``: by tag."""
 
     parts: list  # of lists of batches, each a list of oracle.Example
     kinds: dict  # feature → its column's Arrow type
@@ -157,24 +158,24 @@ class Stream:
     has_rates: bool
     contribution_rows: int | None
     contributor: pa.DataType | None
-    given: dict
+    call_rates: dict
     cut: list  # of one list of frames per part
 
     @property
     def options(self):
-        return {"contribution_rows": self.contribution_rows, "learning_rates": self.given or None}
+        return {"contribution_rows": self.contribution_rows, "learning_rates": self.call_rates or None}
 
     def arrow(self, batches):
         """Arrow batches of lists of examples: slices of one batch, so that they have offsets."""
         rows = [example for batch in batches for example in batch]
-        columns = {name: pa.array([self.struct(name, one) for one in rows], kind) for name, kind in self.kinds.items()}
+        columns = {name: pa.array([self.struct(name, row) for row in rows], kind) for name, kind in self.kinds.items()}
         columns["label"] = pa.array([0] * len(rows))
         if self.has_steps:
-            columns["step"] = pa.array([one.step for one in rows], pa.int64())
+            columns["step"] = pa.array([row.step for row in rows], pa.int64())
         if self.contributor is not None:
-            columns["contributor"] = pa.array([one.contributor for one in rows], self.contributor)
+            columns["contributor"] = pa.array([row.contributor for row in rows], self.contributor)
         if self.has_rates:
-            columns["learning_rates"] = pa.array([one.rates for one in rows], pa.list_(pa.float32()))
+            columns["learning_rates"] = pa.array([row.rates for row in rows], pa.list_(pa.float32()))
         whole = pa.record_batch(columns)
         start = 0
         for batch in batches:
@@ -218,8 +219,8 @@ def examples(draw, configuration, names, weighted, bad, beyond):
 
 @st.composite
 def streams(draw, configuration, bad):
-    names = draw(st.sets(st.sampled_from([one.name for one in configuration.features]), min_size=1))
-    weighted = {one.name for one in configuration.features if not one.length and draw(st.booleans())}
+    names = draw(st.sets(st.sampled_from([feature.name for feature in configuration.features]), min_size=1))
+    weighted = {feature.name for feature in configuration.features if not feature.length and draw(st.booleans())}
     ids, beyond = draw(st.sampled_from([(pa.int64(), -1), (pa.uint64(), 2**63 + 5)]))
     kind = draw(st.sampled_from(["step", "step", "batch", "count"]))
     contributor = draw(st.sampled_from([None, pa.int64(), pa.string(), pa.dictionary(pa.int32(), pa.string())]))
@@ -230,7 +231,7 @@ def streams(draw, configuration, bad):
     if configuration.schedules and draw(st.booleans()):
         rates = None
     tags = range(configuration.num_tags)
-    given = {tag: draw(st.sampled_from(RATES)) for tag in tags} if rates in ("given", "both") else {}
+    call_rates = {tag: draw(st.sampled_from(RATES)) for tag in tags} if rates in ("given", "both") else {}
     parts = []
     step = 0
     for _ in range(draw(st.integers(1, 2))):
@@ -261,12 +262,12 @@ def streams(draw, configuration, bad):
         cuts.append(frames)
     kinds = {name: draw(column_types(configuration, name, name in weighted, ids)) for name in sorted(names)}
     has_rates = rates in ("column", "both")
-    return Stream(parts, kinds, kind == "step", has_rates, contribution_rows, contributor, given, cuts)
+    return Stream(parts, kinds, kind == "step", has_rates, contribution_rows, contributor, call_rates, cuts)
 
 
 @st.composite
 def column_types(draw, configuration, name, weighted, ids):
-    feature = next(one for one in configuration.features if one.name == name)
+    feature = next(item for item in configuration.features if item.name == name)
     width = configuration.table(feature.table).dim * max(feature.length, 1)
     floats = st.sampled_from([pa.float32(), pa.float32(), pa.float64()])
     value = draw(floats)

@@ -4,6 +4,7 @@ import zlib
 
 import numpy as np
 import pyarrow as pa
+from batches import batch
 from openings import hashed
 
 import penstock as ps
@@ -18,14 +19,6 @@ def config_of(dynamic=None, rows=64, dim=4, optimizer=None, name="user", **more)
     return ps.EmbeddingConfig.from_tables([table], **more)
 
 
-def in_16_bits(config, name="user"):
-    """The configuration with the weights of a table in 16 bits."""
-    message = config.to_engine_proto()
-    settings = next((table for table in message.table if table.name == name), None) or message.table.add(name=name)
-    settings.storage_dtype = 2
-    return ps.EmbeddingConfig.from_proto(message)
-
-
 def engine_of(dynamic=None, **options):
     names = ("rows", "dim", "optimizer")
     config = config_of(dynamic, **{name: options.pop(name) for name in names if name in options})
@@ -38,36 +31,23 @@ def push(engine, keys, value=1.0, dim=4, **options):
 
 def log_of(steps, dim=4):
     """A record batch of a log. steps : of each step the keys of its rows"""
-    keys = np.concatenate([np.asarray(some, np.int64) for some in steps])
-    rng = np.random.default_rng(len(keys))
-    grads = rng.standard_normal((len(keys), dim)).astype(np.float32)
-    return pa.record_batch(
-        {
-            "id": pa.array(keys),
-            "gradient": pa.FixedSizeListArray.from_arrays(pa.array(grads.reshape(-1)), dim),
-            "step": pa.array(np.repeat(np.arange(len(steps)), [len(some) for some in steps])),
-        }
-    )
+    keys = np.concatenate([np.asarray(keys_of_step, np.int64) for keys_of_step in steps])
+    values = np.random.default_rng(len(keys)).standard_normal((len(keys), dim))
+    return batch(keys, values, step=np.repeat(np.arange(len(steps)), [len(keys_of_step) for keys_of_step in steps]))
 
 
 def timed(keys, times, steps=None):
     """One frame per row."""
-    return pa.record_batch(
-        {
-            "id": pa.array(keys, pa.int64()),
-            "gradient": pa.array([[1.0] * 4] * len(keys), pa.list_(pa.float32(), 4)),
-            "step": pa.array(range(len(keys)) if steps is None else steps, pa.int64()),
-            "time": pa.array(times, pa.int64()),
-        }
-    )
+    steps = range(len(keys)) if steps is None else steps
+    return batch(keys, dim=4, step=pa.array(steps, pa.int64()), time=pa.array(times, pa.int64()))
 
 
 def cut(batch, sizes):
     """The same rows in batches of these sizes, over and over."""
-    batches, at, turn = [], 0, 0
-    while at < batch.num_rows:
-        batches.append(batch.slice(at, sizes[turn % len(sizes)]))
-        at, turn = at + sizes[turn % len(sizes)], turn + 1
+    batches, start, turn = [], 0, 0
+    while start < batch.num_rows:
+        batches.append(batch.slice(start, sizes[turn % len(sizes)]))
+        start, turn = start + sizes[turn % len(sizes)], turn + 1
     return batches
 
 
@@ -117,7 +97,7 @@ class Reader:
             last = dict(zip(ids, batch["last"].to_pylist(), strict=True))
             kept = [last[key] for key, op in zip(ids, ops, strict=True) if op == "upsert"]
             crc = zlib.crc32(np.array(kept, "<i8").tobytes(), crc)
-            self.last = {key: at for key, at in (self.last | last).items() if at is not None}
+            self.last = {key: start for key, start in (self.last | last).items() if start is not None}
         rows = batch["row"].to_pylist()
         crc = zlib.crc32(np.array([row for row in rows if row is not None], "<f4").tobytes(), crc)
         for column in batch.schema.names[4 : batch.schema.names.index("op")]:
@@ -140,7 +120,7 @@ class Reader:
                 self.rows[key] = row
         self._checksum, self._pending, self.step = None, [], step
 
-    def follow(self, batches):
-        for batch in batches:
-            self.take(batch)
+    def follow(self, deltas):
+        for delta in deltas:
+            self.take(delta)
         return self

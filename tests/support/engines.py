@@ -1,10 +1,6 @@
 """Small engines and batches for them."""
 
-import hashlib
-import struct
-
 import numpy as np
-import pyarrow as pa
 
 import penstock as ps
 
@@ -14,6 +10,16 @@ def engine_of(optimizer=None, tables=("t",), dim=2, rows=10, **options):
         [ps.TableConfig(rows, dim, name=t) for t in tables], optimizer or ps.SGD(1.0)
     )
     return ps.Engine(config, **options)
+
+
+def stored(config, in_16_bits=(), sharding="DIV"):
+    """The configuration with the weights of some tables in 16 bits, and rows that are distributed so."""
+    message = config.to_engine_proto()
+    message.tpu_embedding_configuration.sharding_strategy = 1 if sharding == "MOD" else 0
+    for name in in_16_bits:
+        settings = next((table for table in message.table if table.name == name), None) or message.table.add(name=name)
+        settings.storage_dtype = settings.BFLOAT16
+    return ps.EmbeddingConfig.from_proto(message)
 
 
 def zeroed(engine, dim=2, rows=10):
@@ -27,18 +33,6 @@ def frame(ids, value=1.0, dim=2):
     return np.array(ids), np.full((len(ids), dim), value, np.float32)
 
 
-def batch(ids, step=None, table=None, value=1.0, dim=2, **columns):
-    columns = {
-        "id": pa.array(ids, pa.int64()),
-        "gradient": pa.array([[value] * dim] * len(ids), pa.list_(pa.float32(), dim)),
-    } | columns
-    if step is not None:
-        columns["step"] = pa.array([step] * len(ids), pa.int64())
-    if table is not None:
-        columns["table"] = pa.array([table] * len(ids))
-    return pa.record_batch(columns)
-
-
 def parts_of(engine, name="t"):
     """Weights, then slots."""
     return list(engine.retrieve_parameters(name).values())
@@ -50,15 +44,3 @@ def same(parts, others):
 
 def column(engine, name="t"):
     return engine.lookup(name, range(10))[:, 0].tolist()
-
-
-def hash_of_wide_slots(engine):
-    """The state hash of the time when a slot of one number per row repeated it in every column."""
-    digest = hashlib.sha256()
-    for name in sorted(engine.config.table_names):
-        weights, *slots = engine.retrieve_parameters(name).values()
-        digest.update(name.encode() + b"\0" + struct.pack("<qq", *weights.shape))
-        for part in (weights, *slots):
-            digest.update(np.broadcast_to(part, weights.shape).astype("<f4").tobytes())
-    digest.update(struct.pack("<q", engine.global_step))
-    return digest.hexdigest()

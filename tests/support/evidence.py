@@ -17,11 +17,10 @@ IS_EVIDENCE = os.environ.get("PENSTOCK_EVIDENCE") == "1"
 SAMPLED = {
     "test_activations_example.py::test_the_example_with_tables_inside_its_jitted_step_has_the_same_losses": [""],
     "test_allocation.py::test_every_allocation_that_fails_is_a_memory_error_and_nothing_else": [],
-    "test_bridge.py::test_an_update_never_moves_or_copies_a_table": ["1-xla", "3-ffi", "8-xla"],
+    "test_bridge.py::test_an_update_never_moves_or_copies_a_table": ["3-ffi", "8-xla"],
     "test_bridge.py::test_an_update_of_every_row_moves_no_table_and_each_row_once": ["3-ffi", "3-xla"],
     "test_cached.py::test_a_cache_changes_no_bit_of_tables_and_deltas": [
         "ffi-1-one row-1",
-        "ffi-3-half-1",
         "ffi-8-a tenth-0",
         "xla-3-half-4",
         "pallas-3-half-4",
@@ -45,17 +44,11 @@ SAMPLED = {
         "lru"
     ],
     "test_dynamic_hash.py::test_a_run_that_resumes_after_every_frame_ends_like_the_unbroken_one": ["lfu"],
-    "test_dynamic_hash.py::test_a_run_that_resumes_at_any_frame_takes_the_same_way": ["lru"],
-    "test_faults.py::test_a_replay_in_passes_that_ended_early_resumes_to_the_state_of_one_run": ["kill:150", "eio:240"],
-    "test_faults.py::test_a_replay_with_rows_in_flight_that_ended_early_resumes_to_the_same_state": [
-        "kill-half:40",
-        "enospc:50",
-    ],
+    "test_faults.py::test_a_replay_in_passes_that_ended_early_resumes_to_the_state_of_one_run": ["eio:240"],
+    "test_faults.py::test_a_replay_with_rows_in_flight_that_ended_early_resumes_to_the_same_state": ["enospc:50"],
     "test_faults.py::test_a_run_ended_at_a_file_operation_resumes_to_the_same_state": [
         "1-kill",
         "9-kill-half",
-        "9-eio",
-        "20-enospc",
         "20-short",
     ],
     "test_faults.py::test_a_run_killed_at_a_random_moment_resumes_to_the_same_state": ["1"],
@@ -68,7 +61,7 @@ SAMPLED = {
         "1-plain",
         "2-tiled",
     ],
-    "test_functional_tables.py::test_steps_are_the_engines_to_rounding": ["sum-1", "mean-2", "sqrtn-1"],
+    "test_functional_tables.py::test_steps_are_the_engines_to_rounding": ["sum-1", "mean-2"],
     "test_functional_tables.py::test_steps_of_tables_whose_rows_share_lines_are_the_engines": [
         "optimizer0-1",
         "optimizer3-2",
@@ -80,13 +73,11 @@ SAMPLED = {
     "test_meshes.py::test_tables_are_those_of_a_fold_per_process_and_then_over_processes": ["2-1"],
     "test_passes.py::test_any_number_of_passes_gives_one_hash_the_same_deltas_and_files": [
         "-2",
-        "devices-1",
         "interval-2",
     ],
     "test_passes.py::test_more_passes_than_ids_leave_some_without_rows": ["MOD"],
     "test_placement.py::test_placement_changes_no_bit_of_tables_and_deltas": [
         "plain-swept-keyed-halved-1",
-        "plain-keyed-3",
         "halved-plain-8",
     ],
     "test_placement.py::test_the_variant_of_the_devices_leaves_a_table_of_the_host_its_bits": ["xla"],
@@ -103,23 +94,28 @@ SAMPLED = {
         "user_defined_program-3",
     ],
     "test_row_format.py::test_the_kernel_has_xlas_bits_and_no_race": [
-        "adagrad-128",
         "lion-130",
         "stochastic_gradient_descent-128",
     ],
+    "test_row_format.py::test_the_kernel_gives_the_same_bits_with_and_without_whole_tiles": ["24-1024-1-205"],
     "test_row_format.py::test_the_kernel_updates_tables_smaller_than_a_block_and_steps_without_rows": ["0", "600"],
     "test_serve_acknowledgements.py::test_counts_of_a_put_are_right_after_the_service_was_killed": ["3"],
     "test_shares.py::test_rows_that_were_summed_before_they_were_sent_change_nothing": [
-        "all-2",
         "counted-3",
-        "frames-1",
         "chance-5",
     ],
+    "test_shares.py::test_shares_of_dynamic_tables_have_the_hash_of_one_engine": ["all-2", "frames-3"],
     "test_shares.py::test_the_deltas_of_all_shares_are_those_of_one_engine": [
         "MOD-1-2",
-        "DIV-3-3",
         "non-lazy-3-1",
         "dynamic-3-3",
+    ],
+    "test_stacking.py::test_one_hash_on_any_devices_stacked_or_not": ["on-8-MOD-tiled", "off-3-MOD-tiled"],
+    "test_stacking.py::test_a_checkpoint_says_nothing_of_stacks": ["on"],
+    "test_whole_tiles.py::test_a_checkpoint_of_lines_without_whole_tiles_restores_to_tables_with_them": ["3"],
+    "test_whole_tiles.py::test_lines_that_fill_the_last_tile_change_no_row": [
+        "stochastic_gradient_descent-24-1024-1-205",
+        "adam-40-1024-3-114",
     ],
     "test_shuffle_example.py::test_logs_that_are_shuffled_by_owner_make_the_state_of_one_process": ["static"],
 }

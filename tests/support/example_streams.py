@@ -2,7 +2,6 @@
 
 import numpy as np
 import pyarrow as pa
-import reference
 
 import penstock as ps
 
@@ -34,14 +33,6 @@ def examples(step=None, **features):
     if step is not None:
         batch["step"] = pa.array(step, pa.int64())
     return pa.record_batch(batch)
-
-
-def by_hand(ids, gradients, combiner, weights=None):
-    """(ids, gradients) of the rows of one feature, lookup by lookup."""
-    samples = np.repeat(np.arange(len(ids)), [len(row) for row in ids])
-    flat = np.concatenate(weights or [np.ones(len(row)) for row in ids]).astype(np.float32)
-    by = reference.gains(samples, flat, len(ids), combiner)
-    return np.concatenate(ids).astype(np.int64), reference.row_gradients(np.asarray(gradients), samples, by)
 
 
 def hash_of(config, batches, **options):

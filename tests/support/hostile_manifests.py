@@ -104,5 +104,5 @@ def forged(manifest: bytes, rng: random.Random) -> tuple[str, bytes]:
         else:
             parent[key] = value
 
-    what = f"{'.'.join(map(str, place))}: {how} {value!a}"
-    return what, sealed(json.dumps(changed(fields, place, change)).encode())
+    label = f"{'.'.join(map(str, place))}: {how} {value!a}"
+    return label, sealed(json.dumps(changed(fields, place, change)).encode())

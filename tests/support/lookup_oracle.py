@@ -64,7 +64,7 @@ def lookups(row, feature, vocabulary_size, dim, looked):
         factors = np.ones(len(ids), np.float32)
     else:
         factors = gains([ONE] * len(ids) if looked.weights is None else looked.weights, feature.combiner)
-    found = []
+    results = []
     for position, (i, factor) in enumerate(zip(ids, factors, strict=True)):
         first = position * dim if feature.length else 0
         g = None if gradient is None else gradient[first : first + dim] * factor
@@ -77,8 +77,8 @@ def lookups(row, feature, vocabulary_size, dim, looked):
             reason = "gradient_null"
         elif not np.isfinite(g).all():
             reason = "gradient_not_finite"
-        found.append(Lookup(row, feature.name, feature.table, i, g, reason))
-    return found, truncated
+        results.append(Lookup(row, feature.name, feature.table, i, g, reason))
+    return results, truncated
 
 
 # ---- activations and their gradients
@@ -98,15 +98,15 @@ def uses(feature, ids, weights=None):
 
     ids : a list per sample; in a sequence None is a position without an id
     """
-    found, truncated = [], 0
+    results, truncated = [], 0
     for sample, row in enumerate(ids):
         if feature.length:
-            found += [Use(sample, at, i, ONE) for at, i in enumerate(row[: feature.length]) if i is not None]
+            results += [Use(sample, index, i, ONE) for index, i in enumerate(row[: feature.length]) if i is not None]
             truncated += sum(i is not None for i in row[feature.length :])
         else:
             factors = gains([ONE] * len(row) if weights is None else weights[sample], feature.combiner)
-            found += [Use(sample, 0, i, factor) for i, factor in zip(row, factors, strict=True)]
-    return found, truncated
+            results += [Use(sample, 0, i, factor) for i, factor in zip(row, factors, strict=True)]
+    return results, truncated
 
 
 @np.errstate(all="ignore")
@@ -128,7 +128,7 @@ def gradient_rows(features, looked, gradients):
     for feature in features:
         g = gradients[feature.name]
         for sample, position, i, gain in looked[feature.name]:
-            at = (sample, position) if feature.length else sample
-            row = (np.zeros(1, np.float32) if g is None else g[at]) * gain
+            offset = (sample, position) if feature.length else sample
+            row = (np.zeros(1, np.float32) if g is None else g[offset]) * gain
             rows.setdefault(feature.table, []).append((i, row))
     return rows

@@ -1,7 +1,5 @@
 """A feature of four samples, engines that look it up, and what TensorFlow's tensors show of themselves."""
 
-from types import SimpleNamespace
-
 import numpy as np
 
 import penstock as ps
@@ -20,14 +18,3 @@ def engine_of(rows=6, dim=2, **options):
     engine = ps.Engine(config_of(rows=rows, dim=dim, **options))
     engine.load_parameters("t", np.arange(rows * dim, dtype=np.float32).reshape(rows, dim))
     return engine
-
-
-def sparse(indices, values, dense_shape=(4, 3)):
-    """A tf.SparseTensor."""
-    indices = np.array(indices, np.int64).reshape(-1, len(dense_shape))
-    return SimpleNamespace(indices=indices, values=np.array(values), dense_shape=np.array(dense_shape))
-
-
-def ragged(values, row_splits=(0, 2, 2, 3, 6)):
-    """A tf.RaggedTensor."""
-    return SimpleNamespace(flat_values=np.array(values), row_splits=np.array(row_splits))

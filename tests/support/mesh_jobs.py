@@ -11,6 +11,8 @@ DIMS = {"a": 8, "b": 8, "m": 4, "n": 4, "r": 8, "s": 4, "h": 6}
 
 def config_of(sharding="MOD", **options):
     """a and b share a stack; m: Adam; n: Adam that is not lazy; r: a slot per row; s: separate frames; h: 16 bits"""
+    from engines import stored
+
     import penstock as ps
 
     optimizers = {
@@ -20,18 +22,15 @@ def config_of(sharding="MOD", **options):
         "s": ps.Adagrad(0.1, use_gradient_accumulation=False),
     }
     tables = [ps.TableConfig(ROWS[name], DIMS[name], name=name, optimizer=optimizers.get(name)) for name in ROWS]
-    message = ps.EmbeddingConfig.from_tables(tables, ps.Adagrad(0.1), **options).to_engine_proto()
-    message.tpu_embedding_configuration.sharding_strategy = 1 if sharding == "MOD" else 0
-    ({table.name: table for table in message.table}.get("h") or message.table.add(name="h")).storage_dtype = 2
-    return ps.EmbeddingConfig.from_proto(message)
+    return stored(ps.EmbeddingConfig.from_tables(tables, ps.Adagrad(0.1), **options), ["h"], sharding)
 
 
 def frame_of(rank, number, num_ids=9):
     """The frame with a number of a process: rows of every table but one, many of them repeated, some negative zeros."""
     rng = np.random.default_rng([rank, number])
     frame = {}
-    for at, (name, rows) in enumerate(ROWS.items()):
-        if (rank + number) % len(ROWS) != at:
+    for index, (name, rows) in enumerate(ROWS.items()):
+        if (rank + number) % len(ROWS) != index:
             ids = rng.integers(0, rows if name != "n" else 9, num_ids)
             grads = rng.standard_normal((len(ids), DIMS[name]), np.float32)
             grads[rng.random(grads.shape) < 0.2] = -0.0
@@ -89,10 +88,10 @@ def sliced(mesh, rank, count, _):
 
 def wide_frame(rank, number):
     rng = np.random.default_rng([rank, number])
-    of = {"n": (120, 4), "a": (90, 2)}
+    sizes = {"n": (120, 4), "a": (90, 2)}
     return {
         name: (rng.permutation(rows)[: rows - 20], rng.standard_normal((rows - 20, dim), np.float32))
-        for name, (rows, dim) in of.items()
+        for name, (rows, dim) in sizes.items()
     }
 
 
@@ -101,8 +100,8 @@ def arrays_of(engine):
 
 
 def distinct(frame):
-    found = {name: np.unique(ids, return_index=True)[1] for name, (ids, _) in frame.items()}
-    return {name: (ids[found[name]], grads[found[name]]) for name, (ids, grads) in frame.items()}
+    results = {name: np.unique(ids, return_index=True)[1] for name, (ids, _) in frame.items()}
+    return {name: (ids[results[name]], grads[results[name]]) for name, (ids, grads) in frame.items()}
 
 
 def small_config(**options):

@@ -16,7 +16,7 @@ def hashed(numbers):
 
 def opened(directory, keys, step, clock=None, rows=None, frames=None, **options):
     """Commit one opening; return the plan."""
-    counts = [None if some is None else int64(some) for some in (rows, frames)]
+    counts = [None if group is None else int64(group) for group in (rows, frames)]
     plan = Plan(directory, int64(keys), *counts, clock=step if clock is None else clock, step=step, **options)
     plan.commit()
     return plan

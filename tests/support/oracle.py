@@ -20,22 +20,6 @@ def coalesce(frames, reduction):
     return {i: s / np.float32(held[i]) if reduction == "mean" else s for i, s in sums.items()}
 
 
-def adagrad_step(weights, accumulators, gradients, lr):
-    """In place, float32. Returns {id: |update|} for the error measure."""
-    updates = {}
-    for i, g in gradients.items():
-        accumulators[i] = accumulators[i] + g * g
-        update = np.float32(lr) * g / np.sqrt(accumulators[i])
-        weights[i] = weights[i] - update
-        updates[i] = np.abs(update)
-    return updates
-
-
-def ulps(got, wanted, scale):
-    """|got - wanted| in units of the last place of ``scale``."""
-    return np.abs(got.astype(np.float64) - wanted) / np.spacing(np.abs(scale).astype(np.float32))
-
-
 # ---- frames
 
 
@@ -65,17 +49,6 @@ def cut(batches, contribution_rows=None):
     sizes = [len(batch) for batch in batches if batch]
     ends = np.cumsum([0, *sizes]).tolist()
     return [rows[start:end] for start, end in pairwise(ends)]
-
-
-def after(batches, frames, number):
-    """What is left of a source after one of its frames: its batches, and their frames."""
-    skip = sum(len(frame) for frame in frames[: number + 1])
-    left = [[(n - skip, example) for n, example in frame] for frame in frames[number + 1 :]]
-    rest, gone = [], skip
-    for batch in batches:
-        rest.append(batch[gone:])
-        gone = max(0, gone - len(batch))
-    return [batch for batch in rest if batch], left
 
 
 # ---- the engine
@@ -160,36 +133,36 @@ class Engine:
 
     def looked_up(self, frame):
         """Every lookup of a frame in order, example by example and feature by feature; and how many were cut off."""
-        found, truncated = [], 0
+        results, truncated = [], 0
         for row, example in frame:
             for feature in self.features:
                 shape = self.tables[feature.table].weights.shape
                 with np.errstate(all="ignore"):
-                    one, beyond = lookups(row, feature, *shape, example.features.get(feature.name, Looked(None)))
-                found += one
+                    first, beyond = lookups(row, feature, *shape, example.features.get(feature.name, Looked(None)))
+                results += first
                 truncated += beyond
-        return found, truncated
+        return results, truncated
 
-    def run(self, frames, drops_bad_rows=False, given=None, flush=False):
-        """Frames of ``cut``; given: tag → rate, before the stream's. Raises BadFrameError, or returns the counts."""
+    def run(self, frames, drops_bad_rows=False, call_rates=None, flush=False):
+        """Frames of ``cut``; call_rates: tag → rate, before the stream's. Raises BadFrameError, or returns counts."""
         counts = Counter()
         bad_rows = []
         for number, frame in enumerate(frames):
-            found, truncated = self.looked_up(frame)
-            bad = [one for one in found if one.reason]
+            actual, truncated = self.looked_up(frame)
+            bad = [entry for entry in actual if entry.reason]
             if bad and not drops_bad_rows:
                 raise BadFrameError(number, bad)
             bad_rows += bad
-            counts.update(rows=len(found), frames=1, truncated=truncated)
+            counts.update(rows=len(actual), frames=1, truncated=truncated)
             example = frame[0][1]
             if self.is_stale(example.step):
                 counts["stale"] += 1
                 continue
             rows = {}
-            for one in found:
-                if not one.reason:
-                    rows.setdefault(one.table, []).append((one.id, one.gradient))
-            rates = dict(enumerate(example.rates or [])) | (given or {})
+            for item in actual:
+                if not item.reason:
+                    rows.setdefault(item.table, []).append((item.id, item.gradient))
+            rates = dict(enumerate(example.rates or [])) | (call_rates or {})
             counts["steps"] += self.push(rows, rates)
         if flush and self.held:
             self.open()

@@ -53,14 +53,14 @@ class Profiler:
 
     def _stack(self, frame):
         """Return the calls of penstock's functions from Engine.run to a frame."""
-        found = []
+        results = []
         while frame is not None and frame.f_code is not self._run:
             if module_of(frame).startswith("penstock"):
-                found.append(frame)
+                results.append(frame)
             frame = frame.f_back
         if frame is not None:
-            found.append(frame)
-        return [Call(depth, module_of(f), f.f_code.co_qualname) for depth, f in enumerate(reversed(found), 1)]
+            results.append(frame)
+        return [Call(depth, module_of(f), f.f_code.co_qualname) for depth, f in enumerate(reversed(results), 1)]
 
 
 def module_of(frame) -> str:

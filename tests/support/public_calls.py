@@ -43,7 +43,7 @@ def signature_of(call):
 def documented_in(call):
     """The parameters that the docstring explains, or those of a class that its ``__init__`` explains."""
     texts = [inspect.getdoc(call), inspect.getdoc(call.__init__) if inspect.isclass(call) else None]
-    lists = re.findall(r"(?:^|; )\s*((?:\w+, )*\w+) :", "\n".join(filter(None, texts)), re.MULTILINE)
+    lists = re.findall(r"(?:^|; )[ *]*((?:\w+, )*\w+) :", "\n".join(filter(None, texts)), re.MULTILINE)
     return sorted(set(", ".join(lists).split(", ")) & set(signature_of(call) or ()))
 
 

@@ -147,7 +147,7 @@ def update_rows(
     table: Float32,
     segments: Iterable[tuple[Int64, Float32]],
     equation: Callable[[Float32, Float32], Float32],
-    **where: Any,
+    **fields: Any,
 ) -> None:
     """Update the rows of one step in the physical table, in place: the twin of ``update.Step.update``.
 
@@ -155,13 +155,13 @@ def update_rows(
     equation : (gradients (n, dim), rows (n, parts, dim)) → the rows after the update
     """
     for ids, grads in segments:
-        owners, rows = place(ids, **where)
+        owners, rows = place(ids, **fields)
         table[owners, rows] = equation(grads, table[owners, rows])
 
 
 def gains(samples: Int64, weights: Float32, num_samples: int, combiner: str) -> Float32:
     """Return weight times the scale of its sample for every lookup: the twin of ``activations.combiners.gains``."""
-    one, zero = np.float32(1), np.float32(0)
+    first, zero = np.float32(1), np.float32(0)
     totals = [zero] * num_samples
     for sample, weight in zip(samples.tolist(), weights, strict=True):
         totals[sample] += weight if combiner == "mean" else weight * weight
@@ -169,7 +169,7 @@ def gains(samples: Int64, weights: Float32, num_samples: int, combiner: str) -> 
         return weights.copy()
     divisors = totals if combiner == "mean" else [np.sqrt(total) for total in totals]
     with np.errstate(over="ignore"):
-        scales = [zero if total == 0 else one / by for total, by in zip(totals, divisors, strict=True)]
+        scales = [zero if total == 0 else first / by for total, by in zip(totals, divisors, strict=True)]
     pairs = zip(samples.tolist(), weights, strict=True)
     return np.array([w * scales[s] if np.isfinite(scales[s]) else w / divisors[s] for s, w in pairs], np.float32)
 
@@ -184,8 +184,8 @@ def combine(rows: Float32, samples: Int64, by: Float32, num_samples: int) -> Flo
 
 def row_gradients(gradients: Float32, samples: Int64, by: Float32) -> Float32:
     """Return the gradient of every lookup: one product, rounded to float32. Shape (len(samples), dim)."""
-    found = [gradients[sample] * gain for sample, gain in zip(samples.tolist(), by, strict=True)]
-    return np.array(found, np.float32).reshape(len(samples), gradients.shape[1])
+    results = [gradients[sample] * gain for sample, gain in zip(samples.tolist(), by, strict=True)]
+    return np.array(results, np.float32).reshape(len(samples), gradients.shape[1])
 
 
 def change_marks(marks: UInt8, ids: Int64) -> tuple[UInt8, Int64]:

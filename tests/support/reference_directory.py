@@ -82,14 +82,14 @@ class Directory:
         dealt, admitted, removed, rejected = [{} for _ in self.shards], [], [], 0
         for key, *counts in zip(keys, rows, frames, strict=True):
             dealt[self.mixed(key) * len(dealt) >> 64][key] = counts
-        for number, (shard, mine) in enumerate(zip(self.shards, dealt, strict=True)):
-            came = {k for k in mine if k in shard.keys and not self.expired(shard.keys[k], clock)}
-            waits = {k: shard.young.get(k) or shard.old.get(k) or Record(0, 0) for k in mine.keys() - came}
-            waits = {k: Record(clock, record.count + mine[k][self.by_frames]) for k, record in waits.items()}
-            wanted = [k for k in waits if admit_all or self.admits(k, mine[k][0], waits[k].count, step)]
+        for number, (shard, shard_keys) in enumerate(zip(self.shards, dealt, strict=True)):
+            came = {k for k in shard_keys if k in shard.keys and not self.expired(shard.keys[k], clock)}
+            waits = {k: shard.young.get(k) or shard.old.get(k) or Record(0, 0) for k in shard_keys.keys() - came}
+            waits = {k: Record(clock, record.count + shard_keys[k][self.by_frames]) for k, record in waits.items()}
+            wanted = [k for k in waits if admit_all or self.admits(k, shard_keys[k][0], waits[k].count, step)]
             gone = {k for k, record in shard.keys.items() if self.expired(record, clock)}
             swept = self.sweep_period and step % self.sweep_period == number * self.sweep_period // len(self.shards)
-            returned = gone & mine.keys()
+            returned = gone & shard_keys.keys()
             if (admit_all or not swept) and len(wanted) <= shard.num_rows - len(shard.keys) + len(returned):
                 gone = returned
             left = {k: record for k, record in shard.keys.items() if k not in gone}
@@ -105,7 +105,7 @@ class Directory:
             wanted = sorted(wanted, key=self.mixed)[:fits]
             admitted += wanted
             for key in [*came, *wanted]:
-                count = self.score(left.get(key, Record(clock, 0)), clock) + mine[key][0] if self.half_life else 0
+                count = self.score(left.get(key, Record(clock, 0)), clock) + shard_keys[key][0] if self.half_life else 0
                 left[key] = Record(clock, count)
             shard.keys = left
             for key, record in waits.items():

@@ -26,8 +26,8 @@ class Bucket:
         self._s3.create_dir(name)
 
     def names(self):
-        found = self._s3.get_file_info(pyarrow.fs.FileSelector(f"{self.name}/runs/a"))
-        return sorted(info.base_name for info in found)
+        actual = self._s3.get_file_info(pyarrow.fs.FileSelector(f"{self.name}/runs/a"))
+        return sorted(info.base_name for info in actual)
 
     def read(self, name):
         with self._s3.open_input_file(f"{self.name}/runs/a/{name}") as file:

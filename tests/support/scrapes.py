@@ -5,9 +5,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
+from batches import batch, lists
 from limits import HANG_S
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -73,20 +72,10 @@ def config_of(*more):
 
 def batches(num=12):
     """Frames of four rows; every fifth is stale, and each has one bad row."""
-    for at in range(num):
-        ids = pa.array([1, 2, 1, 99])
-        values = pa.array(np.ones(8, np.float32))
-        step = at // 2 - 2 if at % 5 == 4 else 10**6
-        yield pa.RecordBatch.from_pydict(
-            {
-                "id": ids,
-                "gradient": pa.FixedSizeListArray.from_arrays(values, 2),
-                "table": pa.array(["user"] * 4),
-                "step": pa.array([step] * 4),
-                "contributor": pa.array([at] * 4),
-                "learning_rates": pa.array([[0.5]] * 4, pa.list_(pa.float32())),
-            }
-        )
+    rates = lists([[0.5]] * 4)
+    for number in range(num):
+        step = number // 2 - 2 if number % 5 == 4 else 10**6
+        yield batch([1, 2, 1, 99], table="user", step=step, contributor=number, learning_rates=rates)
 
 
 def parsed(text):
@@ -97,11 +86,11 @@ def parsed(text):
 
 def described(text):
     """Prometheus' text → {name: (type, names of its labels)}, as its own parser reads it."""
-    found = {}
+    results = {}
     for family in text_string_to_metric_families(text):
         labels = frozenset(label for sample in family.samples for label in sample.labels)
-        found[family.name + "_total" * (family.type == "counter")] = family.type, labels
-    return found
+        results[family.name + "_total" * (family.type == "counter")] = family.type, labels
+    return results
 
 
 def documented():

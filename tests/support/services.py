@@ -6,9 +6,9 @@ import sys
 from contextlib import contextmanager
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
+from batches import batch
 from limits import HANG_S
 
 import penstock as ps
@@ -34,15 +34,7 @@ def config_of(tables=("user",), optimizer=None):
 def frame(number, rows=20, table=None, step=None, seed=0):
     """One frame of one producer, the same whenever it is asked for."""
     rng = np.random.default_rng([seed, number])
-    columns = {
-        "id": rng.integers(0, VOCABULARY, rows),
-        "gradient": pa.FixedSizeListArray.from_arrays(rng.standard_normal(rows * DIM).astype(np.float32), DIM),
-    }
-    if table is not None:
-        columns["table"] = [table] * rows
-    if step is not None:
-        columns["step"] = pa.array([step] * rows, pa.int64())
-    return pa.record_batch(columns)
+    return batch(rng.integers(0, VOCABULARY, rows), rng.standard_normal((rows, DIM)), table=table, step=step)
 
 
 def replayed(frames, config=None, **arguments):

@@ -32,7 +32,7 @@ class LocalJob:
             needs_time=self.config.needs_time, **options,
         )  # fmt: skip
         reader = FrameReader(sources, read)
-        before, self.positions = self.positions, Positions([of.name for of in reader.sources], read.merge)
+        before, self.positions = self.positions, Positions([source.name for source in reader.sources], read.merge)
         frames = reader.numbered()
         before.skip(frames, self.positions)
         return frames
@@ -46,8 +46,10 @@ class LocalJob:
         return self
 
     def _emit(self, batches_of):
-        found = [list(batches_of(one)) for one in self._emitters]
-        intervals = [[(engine.global_step, of)] if of else [] for engine, of in zip(self.engines, found, strict=True)]
+        results = [list(batches_of(emitter)) for emitter in self._emitters]
+        intervals = [
+            [(engine.global_step, item)] if item else [] for engine, item in zip(self.engines, results, strict=True)
+        ]
         self.deltas += self._joined.join(intervals)
 
     _emitters = ()
@@ -56,15 +58,15 @@ class LocalJob:
         frames, rates, counters = self.frames(sources, **options), LearningRates(0, None, {}), Counters()
         dims = {spec.name: spec.dim for spec in self.config.tables}
         left = 10**9 if limit is None else limit
-        while some := [frame for _, frame in zip(range(min(self.frames_per_block, left)), frames, strict=False)]:
-            left -= len(some)
-            block = self.router.block([frame for _, frame in some])
+        while subset := [frame for _, frame in zip(range(min(self.frames_per_block, left)), frames, strict=False)]:
+            left -= len(subset)
+            block = self.router.block([frame for _, frame in subset])
             for engine, batch in zip(self.engines, block.batches, strict=True):
                 for frame in frames_of(block.heads, batch, dims):
                     engine.core.push(frame, rates, counters)
             if self._emitters:
-                self._emit(lambda one: one.due())
-            for number, frame in some:
+                self._emit(lambda emitter: emitter.due())
+            for number, frame in subset:
                 self.positions.count(number, frame)
         return self
 
@@ -80,7 +82,7 @@ class LocalJob:
         for engine in self.engines:
             engine.flush()
         if self._emitters:
-            self._emit(lambda one: one.rest())
+            self._emit(lambda emitter: emitter.rest())
         return self
 
     @property

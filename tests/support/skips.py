@@ -18,7 +18,7 @@ Outcomes = dict[str, str | None]
 
 
 def outcomes(junit_file: str) -> Outcomes:
-    found: Outcomes = {}
+    results: Outcomes = {}
     for case in ElementTree.parse(junit_file).iter("testcase"):
         # The class name is the test's module; a module that was skipped as a whole has none.
         module, name = case.get("classname", ""), case.get("name", "")
@@ -27,15 +27,17 @@ def outcomes(junit_file: str) -> Outcomes:
         reason = None
         if skipped is not None and skipped.get("type") != "pytest.xfail":
             reason = " ".join(f"{skipped.get('message')} {skipped.text}".split())
-        found[test] = reason
-    return found
+        results[test] = reason
+    return results
 
 
 def skipped_everywhere(environments: list[Outcomes]) -> dict[str, str]:
     """Return test → reason in the last environment that skipped it, of the tests that no environment ran."""
-    collected = {test.partition("::")[0] for found in environments for test in found if "::" in test}
-    ran = {test for found in environments for test, reason in found.items() if reason is None}
-    reasons = {test: reason for found in environments for test, reason in found.items() if reason is not None}
+    collected = {test.partition("::")[0] for environment in environments for test in environment if "::" in test}
+    ran = {test for environment in environments for test, reason in environment.items() if reason is None}
+    reasons = {
+        test: reason for environment in environments for test, reason in environment.items() if reason is not None
+    }
     return {test: reason for test, reason in reasons.items() if test not in ran | collected}
 
 
@@ -47,14 +49,14 @@ def allowed_reasons(path: Path = ALLOWED) -> list[re.Pattern[str]]:
 def check(environments: list[Outcomes]) -> list[str]:
     """Return one line for each test that was skipped everywhere without a listed reason."""
     allowed = allowed_reasons()
-    found = sorted(skipped_everywhere(environments).items())
-    return [f"{test}: {reason}" for test, reason in found if not any(a.search(reason) for a in allowed)]
+    results = sorted(skipped_everywhere(environments).items())
+    return [f"{test}: {reason}" for test, reason in results if not any(a.search(reason) for a in allowed)]
 
 
 def main(command: str, *files: str) -> int:
     environments = [outcomes(file) for file in files]
     if command == "list":
-        skipped = [test for found in environments for test, reason in found.items() if reason is not None]
+        skipped = [test for environment in environments for test, reason in environment.items() if reason is not None]
         print(*skipped, sep="\n")
         return 0 if skipped else 1  # without a list pytest would run every test
     faults = check(environments)

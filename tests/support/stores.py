@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from batches import batch
 from brokers import MockKafka, server_path
 from dynamic import churning_steps, physical
 from limits import until
@@ -39,13 +40,8 @@ def frame(step, keys=None):
     keys = STEPS[step % len(STEPS)].view(np.uint64) if keys is None else np.array(keys, np.uint64)
     items = np.arange(step, step + 5, dtype=np.uint64) % np.uint64(ITEMS)
     values = np.random.default_rng(step).standard_normal((len(items) + len(keys), DIM)).astype(np.float32)
-    return pa.record_batch(
-        {
-            "table": ["item"] * len(items) + ["user"] * len(keys),
-            "id": pa.array(np.concatenate([items, keys])),
-            "gradient": pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), DIM),
-        }
-    )
+    tables = ["item"] * len(items) + ["user"] * len(keys)
+    return batch(pa.array(np.concatenate([items, keys])), values, table=tables)
 
 
 def rows_of(engine):
@@ -202,12 +198,12 @@ class _OfRows(_OfFiles):
     """A store that reads as an Arrow table with the columns table, id and row."""
 
     def read(self):
-        found = {"item": {}, "user": {}}
+        results = {"item": {}, "user": {}}
         for row in self.table().to_pylist():
             id_ = row["id"] % 2**64
-            assert id_ not in found[row["table"]]
-            found[row["table"]][id_] = np.array(row["row"], np.float32).tobytes()
-        return found
+            assert id_ not in results[row["table"]]
+            results[row["table"]][id_] = np.array(row["row"], np.float32).tobytes()
+        return results
 
     def close(self):
         pass
@@ -307,12 +303,12 @@ class Parquet(_OfFiles):
         self.target = f"parquet:{self.path}"
 
     def read(self):
-        found = {}
+        results = {}
         for name in ("item", "user"):
             read = pa.parquet.read_table(self.path / "current" / f"{name}.parquet")
             rows = zip(read["id"].to_pylist(), read["row"].to_pylist(), strict=True)
-            found[name] = {id_: np.array(row, np.float32).tobytes() for id_, row in rows}
-        return found
+            results[name] = {id_: np.array(row, np.float32).tobytes() for id_, row in rows}
+        return results
 
     def step(self):
         return int(Path(self.path / "current").readlink().name.split("-")[1])
@@ -344,26 +340,26 @@ class Kafka(_Store):
         consumer = self.kafka.Consumer(settings)
         numbers = consumer.list_topics(self.topic).topics[self.topic].partitions
         consumer.assign([self.kafka.TopicPartition(self.topic, number, 0) for number in numbers])
-        found, ended = [], set()
+        results, ended = [], set()
         while len(ended) < len(numbers):
             message = consumer.poll(1.0)
             if message is not None and message.error() is None:
-                found.append(message)
+                results.append(message)
             elif message is not None:
                 assert message.error().code() == self.kafka.KafkaError._PARTITION_EOF
                 ended.add(message.partition())
         consumer.close()
-        return found
+        return results
 
     def read(self):
-        found = {"item": {}, "user": {}}
+        results = {"item": {}, "user": {}}
         for message in self.messages():
             table, _, id_ = message.key().decode().rpartition("/")
             if message.value() is None:
-                found[table].pop(int(id_), None)
+                results[table].pop(int(id_), None)
             elif table:
-                found[table][int(id_)] = message.value()
-        return found
+                results[table][int(id_)] = message.value()
+        return results
 
     def step(self):
         return self.position()[1]

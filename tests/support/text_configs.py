@@ -41,3 +41,7 @@ def plain(text):
 
 def engine(settings, tables=PLAIN):
     return EmbeddingConfig.from_proto(text_format.Parse(engine_text(settings, tables), EngineConfig()))
+
+
+def serialized(message):
+    return message.SerializeToString(deterministic=True)

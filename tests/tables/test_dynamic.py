@@ -50,9 +50,9 @@ def test_a_number_is_the_same_key_in_every_type(kind):
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.int64()])
 def test_a_number_is_the_same_key_in_every_column(kind):
     engine, other = engine_of(), engine_of()
-    for each, its in ((engine, kind), (other, pa.int64())):
+    for each, id_type in ((engine, kind), (other, pa.int64())):
         gradient = pa.array([[1.0] * 4] * 3, pa.list_(pa.float32(), 4))
-        each.run([pa.record_batch({"id": pa.array([7, 9, 7], its), "gradient": gradient})])
+        each.run([pa.record_batch({"id": pa.array([7, 9, 7], id_type), "gradient": gradient})])
     assert engine.state_hash() == other.state_hash()
     assert engine.keys("user").to_pylist() == [7, 9]
 
@@ -140,30 +140,6 @@ def test_evicted_keys_return_with_their_initial_rows_and_slots():
     assert engine.keys("user").to_pylist() == [6]
     push(engine, [5])
     assert engine.lookup("user", [5]).tobytes() == first.tobytes()
-
-
-def test_a_full_table_is_an_error_that_takes_no_step_and_keeps_the_frame():
-    engine = engine_of(rows=2, num_required=2)
-    push(engine, [1])
-    push(engine, [2])
-    before = engine.lookup("user", [1, 2, 3])
-    push(engine, [3])
-    with pytest.raises(
-        ps.CapacityError, match="table 'user': no room for 1 of 1 new keys: 2 of 2 rows are in use; set a larger"
-    ):
-        push(engine, [1])
-    assert (engine.global_step, engine.gate.num_accumulated) == (1, 2)
-    assert engine.lookup("user", [1, 2, 3]).tobytes() == before.tobytes()
-    assert engine.core.failed is None
-
-
-def test_a_full_table_may_reject_new_keys_which_wait():
-    engine = engine_of(ps.Dynamic(on_full="reject"), rows=2)
-    push(engine, [1, 2])
-    push(engine, [1, 3])
-    assert engine.keys("user").to_pylist() == [1, 2]
-    assert engine.explain("user", 3) == "waits for room, last at step 1"
-    assert engine.core.tables.dynamic["user"].directory.num_rejected == 1
 
 
 def test_loads_admit_without_a_filter():

@@ -180,12 +180,12 @@ def test_a_table_grows_across_a_change_of_its_shards_and_decides_as_one_that_had
     ):
         for key, last, *count in zip(*(state[name].tolist() for name in names), strict=True):
             shard = twin.shards[twin.mixed(key) * 8 >> 64]
-            where = shard.keys if not count else shard.old if count.pop() else shard.young
-            where[key] = reference_directory.Record(last, *(count or [0]))
-    for step, some in enumerate(steps[20:], 20):
+            place = shard.keys if not count else shard.old if count.pop() else shard.young
+            place[key] = reference_directory.Record(last, *(count or [0]))
+    for step, group in enumerate(steps[20:], 20):
         before = large.num_admitted, large.num_expired
-        push(larger, some)
-        admitted, removed, rejected = twin.step(some.tolist(), [1] * len(some), [1] * len(some), step, step)
+        push(larger, group)
+        admitted, removed, rejected = twin.step(group.tolist(), [1] * len(group), [1] * len(group), step, step)
         counted = (large.num_admitted, large.num_expired)
         assert np.subtract(counted, before).tolist() == [len(admitted), len(removed)]
         assert len(admitted) > 0 < len(removed)

@@ -97,18 +97,6 @@ def test_the_report_accounts_for_every_key():
     assert static.run([log_of([[1]])]).to_dict()["tables"] == {"user": {"rows": 1, "distinct": 1}}
 
 
-def test_features_look_up_and_send_gradients_for_any_key():
-    table = ps.TableConfig(8, 4, name="user", dynamic=ps.Dynamic(evict="lru"))
-    config = ps.EmbeddingConfig.from_features({"f": ps.FeatureConfig(table)}, batch_size=3, optimizer=ps.SGD(1.0))
-    engine = ps.Engine(config)
-    keys = np.array([2**62, -5, 2**62])
-    activations, data = engine.recv_activations({"f": keys})
-    np.testing.assert_array_equal(activations["f"], engine.lookup("user", keys))
-    engine.send_gradients({"f": np.ones((3, 4), np.float32)}, deduplication_data=data)
-    assert engine.keys("user").to_pylist() == [-5, 2**62]
-    np.testing.assert_allclose(engine.lookup("user", [2**62]), activations["f"][:1] - 2, rtol=1e-6)
-
-
 def test_an_orbax_checkpoint_is_refused_by_name(tmp_path):
     (tmp_path / "_METADATA").write_text("{}")
     engine = engine_of()

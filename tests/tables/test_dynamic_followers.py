@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pyarrow as pa
 import pytest
+from batches import batch
 from dynamic import ALL_POLICIES, Reader, churning_steps, engine_of, log_of, physical, push, same_rows
 
 import penstock as ps
@@ -12,30 +13,9 @@ import penstock as ps
 FIRST = 800  # so that the sweep of step 1024 is among a thousand steps
 
 
-@pytest.mark.parametrize("per_steps", [1, 4, 100])
-def test_a_reader_of_the_deltas_has_the_table(per_steps):
-    engine, reader = engine_of(ALL_POLICIES, rows=32), Reader()
-    steps = churning_steps(80)
-    for first in range(0, 80, 16):
-        batch = log_of([[] for _ in range(first)] + steps[first : first + 16])
-        reader.follow(engine.stage([batch], numbered=True, per_steps=per_steps))
-        same_rows(reader.rows, physical(engine))
-    directory = engine.core.tables.dynamic["user"].directory
-    assert directory.num_admitted - directory.num_expired - directory.num_evicted == len(directory) == len(reader.rows)
-    assert directory.num_evicted > 20
-    if per_steps == 1:
-        assert reader.ops["delete"] == directory.num_expired + directory.num_evicted  # none is back in the same step
-
-
 def test_the_deltas_of_uint64_keys_are_in_their_order():
     engine, reader = engine_of(ps.Dynamic(key_type="uint64")), Reader()
-    batch = pa.record_batch(
-        {
-            "id": pa.array([2**64 - 1, 5, 2**63], pa.uint64()),
-            "gradient": pa.array([[1.0] * 4] * 3, pa.list_(pa.float32(), 4)),
-        }
-    )
-    (delta,) = engine.stage([batch], numbered=True)
+    (delta,) = engine.stage([batch(pa.array([2**64 - 1, 5, 2**63], pa.uint64()), dim=4)], numbered=True)
     assert delta["id"].to_pylist() == [5, 2**63, 2**64 - 1]
     reader.take(delta)
     same_rows(reader.rows, physical(engine))

@@ -142,7 +142,7 @@ def test_a_file_of_deltas_and_its_commits_resume_together(tmp_path):
         folder, deltas = tmp_path / f"run{limit}", tmp_path / f"deltas{limit}"
         engine_of(ALL_POLICIES, rows=32).run(log, checkpoint=folder, every=3, limit=limit, deltas=deltas, last=True)
         ps.Engine.restore(folder).run(log, checkpoint=folder, resume=True, deltas=deltas, last=True)
-        with pa.ipc.open_stream(deltas) as found, pa.ipc.open_stream(tmp_path / "whole") as wanted:
-            assert found.read_all().equals(wanted.read_all())
+        with pa.ipc.open_stream(deltas) as stream, pa.ipc.open_stream(tmp_path / "whole") as wanted:
+            assert stream.read_all().equals(wanted.read_all())
         with pytest.raises(ps.StateError, match="its deltas have other columns"):
             ps.Engine.restore(folder).run(log, checkpoint=folder, resume=True, deltas=deltas)

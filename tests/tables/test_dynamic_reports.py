@@ -50,11 +50,11 @@ def expired_engine():
 def test_frames_enter_while_metrics_count_the_expired_keys(entering):
     engine = expired_engine()
     parts = entering(engine)
-    found = Metrics(engine).plain()
+    actual = Metrics(engine).plain()
     assert len(parts) == 4
     assert engine.global_step == 13 + 4
-    assert 0 < found["penstock_table_expired_waiting_keys"]["user"] <= 100
-    assert found["penstock_global_steps"] == 17
+    assert 0 < actual["penstock_table_expired_waiting_keys"]["user"] <= 100
+    assert actual["penstock_global_steps"] == 17
 
 
 def test_frames_enter_while_the_service_counts_the_expired_keys(entering):
@@ -80,13 +80,13 @@ def test_the_count_in_parts_is_that_of_the_whole_directory():
 def test_neither_a_load_nor_a_step_leaves_its_plan(loaded):
     engine = engine_of(rows=8, optimizer=ps.SGD(0.1))
     gc.collect()
-    before = sum(isinstance(one, Plan) for one in gc.get_objects())
+    before = sum(isinstance(item, Plan) for item in gc.get_objects())
     if loaded:
         engine.load_parameters("user", np.ones((3, 4), np.float32), ids=[1, 2, 3])
     else:
         push(engine, [1, 2, 3])
     gc.collect()
-    assert sum(isinstance(one, Plan) for one in gc.get_objects()) == before
+    assert sum(isinstance(item, Plan) for item in gc.get_objects()) == before
     assert engine.keys("user").to_pylist() == [1, 2, 3]
 
 

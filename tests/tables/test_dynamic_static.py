@@ -39,8 +39,8 @@ def test_a_table_whose_keys_all_fit_equals_a_static_table(optimizer, accumulate,
     # The rows and slots of every step; only dynamic tables have a clock, and their checksums cover it and op.
     assert deltas[0] == deltas[1]
     for forward in (False, True):
-        expected, found = (engine.lookup("user", range(IDS), forward) for engine in (static, dynamic))
-        assert expected.tobytes() == found.tobytes()
-    assert dynamic.keys("user").to_pylist() == sorted({key for some in steps for key in some})
+        expected, actual = (engine.lookup("user", range(IDS), forward) for engine in (static, dynamic))
+        assert expected.tobytes() == actual.tobytes()
+    assert dynamic.keys("user").to_pylist() == sorted({key for step in steps for key in step})
     for part, expected in enumerate(static.retrieve_parameters("user").values()):
         assert dynamic.core.tables.dynamic["user"].read(np.arange(IDS), part).tobytes() == expected.tobytes()

@@ -73,12 +73,6 @@ def test_eviction_has_the_clock_of_the_frames_without_an_expiry_too():
         assert engine.keys("user").to_pylist() == left
 
 
-def test_equal_and_earlier_times_leave_the_clock_where_it_is():
-    engine = engine_of(HOURLY)
-    engine.run([timed([1, 2, 3, 4], [10_000, 10_000, 9_999, 0])])
-    assert engine.records("user", [1, 2, 3, 4])["last"].tolist() == [10_000] * 4
-
-
 def test_a_stale_frame_does_not_move_the_clock():
     engine = engine_of(HOURLY)
     engine.run([timed([1, 2], [10_000, 20_000], [0, -1])])
@@ -143,12 +137,12 @@ def test_a_time_that_no_clock_needs_changes_nothing():
 
 def test_the_time_survives_the_search_for_a_bad_row():
     engine = engine_of(HOURLY, num_required=2)
-    one = np.ones((1, 4), np.float32)
-    engine.apply({"user": (np.array([1]), one)}, time=100)
+    first = np.ones((1, 4), np.float32)
+    engine.apply({"user": (np.array([1]), first)}, time=100)
     bad = {"user": (np.array([2, 3]), np.array([[np.nan] * 4, [1.0] * 4], np.float32))}
     with pytest.raises(ps.InputError, match="finite"):
         engine.apply(bad, time=9_000)
-    engine.apply({"user": (np.array([2]), one)}, time=200)
+    engine.apply({"user": (np.array([2]), first)}, time=200)
     assert engine.records("user", [1, 2])["last"].tolist() == [200, 200]
     log = timed([4, 5], [300, 300], [1, 1]).set_column(1, "gradient", pa.array([[np.nan] * 4, [1.0] * 4]))
     engine.run([log], on_bad_row="drop", flush=True)

@@ -17,10 +17,10 @@ RECORDED = Path(__file__).resolve().parents[3] / "shared" / "golden"
 
 def all_cases():
     """Every case of the recorded files where they are here, else those next to this test, cut to few steps."""
-    found = json.loads(OWN_COPY.read_text())["cases"]
+    cases = json.loads(OWN_COPY.read_text())["cases"]
     for path in sorted(RECORDED.glob("opt_*.json")):
-        found += [dict(c, id=f"recorded_{c['id']}") for c in json.loads(path.read_text())["cases"]]
-    return found
+        cases += [dict(c, id=f"recorded_{c['id']}") for c in json.loads(path.read_text())["cases"]]
+    return cases
 
 
 CASES = all_cases()

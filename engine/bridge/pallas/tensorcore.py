@@ -20,10 +20,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
-from penstock.bridge.programs import Program, _fence, _rounded, sharded, updated
+from penstock.bridge.programs import Program, _fence, _rounded, sharded, spreading, updated
 from penstock.bridge.row_format import Arrays, Line
 from penstock.bridge.sharding import LINES
-from penstock.bridge.spreading import spreading
 from penstock.updates import Ops, UpdateRule
 
 Copies = list[Any]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import penstock.errors as errors
-from penstock.bridge.programs import Program, row_sharding
+from penstock.bridge.programs import Program, compiled, row_sharding
 from penstock.errors import PeerError, PenstockError, UsageError
 from penstock.frames import Int32
 
@@ -149,9 +149,7 @@ def _gather(mesh: Mesh, num_words: int) -> Program:
     """Return a program: (i32[n, words], split over the devices) → the same array on every device."""
     rows = jax.ShapeDtypeStruct((mesh.size, num_words), np.int32, sharding=row_sharding(mesh))
     same = NamedSharding(mesh, PartitionSpec())
-    with jax.set_mesh(mesh):
-        gather: Program = jax.jit(lambda words: words, out_shardings=same).lower(rows).compile()
-    return gather
+    return compiled(mesh, jax.jit(lambda words: words, out_shardings=same), rows)
 
 
 def _mark(error: E) -> E:

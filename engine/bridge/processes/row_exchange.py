@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from penstock.bridge.programs import AXIS, Program, row_sharding, rows_of, sharded
+from penstock.bridge.programs import AXIS, Program, compiled, row_sharding, rows_of, sharded
 from penstock.bridge.row_format import UNTOUCHED, Arrays, Line, bits_of, floats_of
 
 ByRank = tuple[tuple[int, ...], ...]
@@ -160,13 +160,6 @@ def fetch(mesh: Mesh, line: Line, num_lines: int, k: int) -> Program:
     table = tuple(_split(mesh, *shape, dtype=dtype) for shape, dtype in line.arrays(num_lines))
     rows = _split(mesh, mesh.size, mesh.size, k)
     return compiled(mesh, program, table, rows, jax.ShapeDtypeStruct((), np.int32))
-
-
-def compiled(mesh: Mesh, program: Any, *shapes: Any) -> Program:
-    """Compile a jitted program ahead of its first call, so that calls do not depend on the context they are made in."""
-    with jax.set_mesh(mesh):
-        run: Program = program.lower(*shapes).compile()
-    return run
 
 
 def _split(mesh: Mesh, *shape: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:

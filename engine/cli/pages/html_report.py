@@ -29,18 +29,10 @@ td:first-child,th:first-child{text-align:left}th{color:#7b8794}svg{width:100%;he
 
 STAGES = {"read": "reading, decoding", "sum": "checking, summing", "step": "optimizer", "save": "checkpoint"}
 CURVE_POINTS, FLOW_POINTS = 200, 80
-# Field of KeyReport → its heading.
-KEY_COLUMNS = {
-    "keys": "keys",
-    "admitted": "admitted",
-    "returned": "returned",
-    "expired": "expired",
-    "evicted": "evicted",
-    "rejected": "rejected",
-    "waiting": "waiting",
-    "unadmitted_rows": "rows not admitted",
-    "expired_waiting": "expired waiting",
-}
+# Fields of KeyReport, in the order of the page.
+KEY_COLUMNS = ["keys", "admitted", "returned", "expired", "evicted", "rejected", "waiting"]
+KEY_COLUMNS += ["unadmitted_rows", "expired_waiting"]
+KEY_HEADINGS = {"unadmitted_rows": "rows not admitted", "expired_waiting": "expired waiting"}
 
 
 def write_page(folder: Path, title: str, sections: Iterable[tuple[str, str, str]], numbers: Mapping[str, Any]) -> Path:
@@ -157,7 +149,8 @@ def _keys(report: Report) -> str:
         for name, keys in tables[:MOST_LISTED]
     ]
     more = [(f"… {count(len(tables) - MOST_LISTED)} more",)] if len(tables) > MOST_LISTED else []
-    return table(("table", *KEY_COLUMNS.values(), "full", "directory"), [*rows, *more]) if rows else ""
+    headings = [KEY_HEADINGS.get(name, name) for name in KEY_COLUMNS]
+    return table(("table", *headings, "full", "directory"), [*rows, *more]) if rows else ""
 
 
 def norms_of(moments: Sequence[Moment]) -> dict[str, Points]:

@@ -76,15 +76,33 @@ MAX_NAME_BYTES = 1024  # of UTF-8: names are repeated in messages, frames, delta
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding of a rule.
+    """One finding of a lint rule.
 
-    code : a key of RULES
-    severity : "error" (loading or running refuses it), "warning" (probably a mistake) or "info"
-    where : the field, as a path from the TPUEmbeddingConfiguration (``table[…]``, ``feature[…]``, ``gate``: from
-        the EngineConfig)
-    message : the setting and its effect
-    fix : how to correct it
-    line : in the text file that was linted, from 1; None for binary files, messages and fields not in the text
+    Attributes
+    ----------
+    code : str
+        The rule, such as "PS212" (docs/lint.md).
+    severity : {"error", "warning", "info"}
+        "error": loading or running refuses it; "warning": probably a mistake.
+    where : str
+        The field, as a path from the TPUEmbeddingConfiguration (``table[…]``, ``feature[…]``, ``gate``: from the
+        EngineConfig).
+    message : str
+        The setting and its effect.
+    fix : str
+        How to correct it.
+    line : int or None
+        In the text file that was linted, from 1; None for binary files, messages and fields not in the text.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, name="user", optimizer=ps.Momentum(0.1, momentum=1.5))
+    >>> (finding,) = ps.EmbeddingConfig.from_tables([table]).lint()
+    >>> finding.code, finding.severity
+    ('PS212', 'warning')
+    >>> print(finding)
+    table 'user': momentum.momentum is 1.5; it should be at least 0 and below 1
     """
 
     code: str

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from penstock.config.lint.findings import Finding, Subject
 from penstock.config.proto_views import TableMessage
 from penstock.updates import OPTIMIZERS
-from penstock.updates.float32 import float32
 from penstock.updates.optimizer_class import SHARE
+from penstock.updates.rule import float32
 
 SMALLEST_NORMAL = 2.0**-126  # XLA flushes smaller float32 values to 0
 LOST = 0.02  # largest relative error of 1 - x, the weight of a new value in a moving average

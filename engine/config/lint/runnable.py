@@ -22,10 +22,10 @@ def refusals(table: TableMessage, programs: Collection[str]) -> Iterator[Finding
     subject = subject_of_parameters(table)
     yield from _storage(Subject(f"table[{table.settings_index}]", subject.name), table)
     yield from _algorithm(subject, table.algorithm, table.name in programs)
+    yield from _untouched(subject, table)
     yield from _numbers(subject, table)
     yield from _quantization(subject, table)
-    yield from _dynamic(subject, table)
-    yield from _placement(subject, table)
+    yield from _size(subject, table)
 
 
 def _storage(subject: Subject, table: TableMessage) -> Iterator[Finding]:
@@ -59,14 +59,6 @@ def _algorithm(subject: Subject, algorithm: str, has_program: bool) -> Iterator[
 
 def _numbers(subject: Subject, table: TableMessage) -> Iterator[Finding]:
     algorithm, numbers = table.algorithm, table.hyper_parameters
-    non_lazy = OPTIMIZERS[algorithm].non_lazy_field
-    if non_lazy is not None and numbers[non_lazy] and not table.accumulates:
-        yield subject.finding(
-            "PS208",
-            f"{algorithm}.{non_lazy}",
-            f"{non_lazy} updates every row once a step, which needs gradient accumulation",
-            f"set gradient_accumulation_status: ENABLED, or remove {non_lazy}",
-        )
     if algorithm == "adagrad_momentum" and numbers["exponent"] == 0:
         yield subject.finding(
             "PS214",
@@ -104,33 +96,32 @@ def _quantization(subject: Subject, table: TableMessage) -> Iterator[Finding]:
         )
 
 
-def _dynamic(subject: Subject, table: TableMessage) -> Iterator[Finding]:
-    if not table.settings.HasField("dynamic"):
+def _untouched(subject: Subject, table: TableMessage) -> Iterator[Finding]:
+    """Yield findings about an update of every row once a step, where that is impossible."""
+    non_lazy, settings = OPTIMIZERS[table.algorithm].non_lazy_field, table.settings
+    if non_lazy is None or not table.hyper_parameters[non_lazy]:
         return
-    non_lazy = OPTIMIZERS[table.algorithm].non_lazy_field
-    if non_lazy is not None and table.hyper_parameters[non_lazy]:
-        yield subject.finding(
-            "PS218",
-            f"{table.algorithm}.{non_lazy}",
-            f"{non_lazy} updates every row once a step, but absent keys of a dynamic table have no row",
-            f"remove {non_lazy}, or the table's dynamic settings",
-        )
-    if table.descriptor.vocabulary_size >= 2**31:
+    problems = {}
+    if not table.accumulates:
+        fix = f"set gradient_accumulation_status: ENABLED, or remove {non_lazy}"
+        problems["PS208"] = "which needs gradient accumulation", fix
+    if settings.HasField("dynamic"):
+        fix = f"remove {non_lazy}, or the table's dynamic settings"
+        problems["PS218"] = "but absent keys of a dynamic table have no row", fix
+    if settings.placement.where == PlacementSettings.CACHED:
+        fix = f"place the table on DEVICE or HOST, or remove {non_lazy}"
+        problems["PS219"] = "but only some rows of a CACHED table are on the devices", fix
+    for code, (reason, fix) in problems.items():
+        problem = f"{non_lazy} updates every row once a step, {reason}"
+        yield subject.finding(code, f"{table.algorithm}.{non_lazy}", problem, fix)
+
+
+def _size(subject: Subject, table: TableMessage) -> Iterator[Finding]:
+    if table.settings.HasField("dynamic") and table.descriptor.vocabulary_size >= 2**31:
         descriptor = Subject(f"table_descriptor[{table.index}]", subject.name)
         yield descriptor.finding(
             "PS218",
             "vocabulary_size",
             f"vocabulary_size is {table.descriptor.vocabulary_size}, but a dynamic table has at most {2**31 - 1} rows",
             "set it to the number of keys that have a row at once",
-        )
-
-
-def _placement(subject: Subject, table: TableMessage) -> Iterator[Finding]:
-    non_lazy = OPTIMIZERS[table.algorithm].non_lazy_field
-    if table.settings.placement.where == PlacementSettings.CACHED and non_lazy and table.hyper_parameters[non_lazy]:
-        yield subject.finding(
-            "PS219",
-            f"{table.algorithm}.{non_lazy}",
-            f"{non_lazy} updates every row once a step, but only some rows of a CACHED table are on the devices",
-            f"place the table on DEVICE or HOST, or remove {non_lazy}",
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import penstock.interrupts as interrupts
-from penstock.checkpoint.parts import SharePart, join_parts
+from penstock.checkpoint.parts import join_parts
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.errors import CapacityError, StateError, UsageError
@@ -161,7 +161,7 @@ class Driver:
         number = max(self._folder.numbers(), default=0) + 1
         place, attempt = self._folder.files.address, self._attempt
         writes = [owner.write_part.remote(place, number, attempt) for owner in self._actors.owners]
-        parts: list[SharePart] = self._checked(writes)
+        parts: list[Commit] = self._checked(writes)
         if any(part.contents["counters"]["frames"] != self._frames_before + self.counters.frames for part in parts):
             raise StateError("an interrupt came between two frames of a block; the last commit counts")
         contents = {"positions": self.positions.get_state(), **self._files.commit()}

@@ -14,7 +14,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.core import checked_reduction
 from penstock.deltas import DeltaOptions
 from penstock.errors import PeerError, UsageError
-from penstock.io.decoding.reader import ReadOptions
+from penstock.io.decoding.reader import ReadOptions, unverified_text
 from penstock.io.delta_sink import open_deltas
 from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import RunFiles
@@ -41,21 +41,47 @@ MOST_FAILURES = 10
 class Job:
     """Applies sources to tables whose rows are in the shares of a Ray cluster.
 
-    sources : a list of paths, URIs, datasets of Ray Data, or functions that return a source: anything that each machine
-        can open again. A frame of each in turn is the order of the job, as ``Engine.run`` has with ``merge="round"``
-    keywords : of ``Engine`` and ``Engine.run``, which mean the same here, and those of a job (``help(Job.__init__)``)
+    Attributes
+    ----------
+    actors : Actors
+        Of the job that runs.
+    progress : callable or None
+        Called after every block with the counters of the job and the global step.
 
-    actors : of the job that runs
-    progress : called after every block with the counters of the job and the global step; None: nothing is
-
+    Notes
+    -----
     The result equals that of one engine, bit for bit. After an actor or a node has died, the job continues from its
-    last commit.
-    Raises UsageError or ConfigError; nothing is started yet.
+    last commit (docs/ray.md).
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> from penstock.ray import Job
+    >>> config = ps.EmbeddingConfig.from_tables([ps.TableConfig(1000, 8, name="user")], optimizer=ps.SGD(0.5))
+    >>> job = Job(config, ["s3://logs/worker-0", "s3://logs/worker-1"], shares=4, checkpoint="s3://runs/1", every=100)
+    >>> report = job.run()  # doctest: +SKIP
     """
 
     @with_keywords("job", *JOB_CONCERNS)
     def __init__(self, config: EmbeddingConfig, sources: Sequence[Any], **keywords: Any) -> None:
-        """{options}"""
+        """Create a job; ``run`` starts it.
+
+        Parameters
+        ----------
+        config : EmbeddingConfig
+            The tables and their optimizers.
+        sources : sequence
+            Paths, URIs, datasets of Ray Data, or functions that return a source: anything that each machine can open
+            again. A frame of each in turn is the order of the job, as ``Engine.run`` has with ``merge="round"``.
+        {options}
+
+        Raises
+        ------
+        UsageError
+            If an option is out of range or missing; nothing is started yet.
+        ConfigError
+            If the configuration cannot run.
+        """
         check_known("Job", keywords, JobOptions.names)
         if "shares" not in keywords:
             raise UsageError("Job: give shares=, the number of owners of the rows")
@@ -87,7 +113,12 @@ class Job:
         self.progress: Callable[[Counters, int], None] | None = None
 
     def metrics(self) -> JobMetrics:
-        """Return the metrics of the whole job, as ``penstock.metrics.Metrics`` of an engine. Call it before ``run``."""
+        """Return the metrics of the whole job, as ``penstock.metrics.Metrics`` of an engine. Call it before ``run``.
+
+        Returns
+        -------
+        JobMetrics
+        """
         if self._metrics is None:
             from penstock.shares.ray.job_metrics import JobMetrics  # needs the extra metrics
 
@@ -95,7 +126,20 @@ class Job:
         return self._metrics
 
     def run(self) -> Report:
-        """Run the job to the end of its sources. Return the report of the whole job."""
+        """Run the job to the end of its sources.
+
+        Returns
+        -------
+        Report
+            Of the whole job.
+
+        Raises
+        ------
+        InputError
+            If a source is invalid. The last commit holds the frames before the bad one.
+        PeerError
+            If actors are lost again and again without a commit between.
+        """
         began, options = time.perf_counter(), self.options
         folder = None if options.checkpoint is None else Folder(options.checkpoint)
         if folder is not None:
@@ -203,7 +247,7 @@ class Job:
             pending=driver.num_accumulated,
             global_step=driver.global_step,
             verified=is_verified,
-            unverified=None if is_verified else _unverified(driver.checksums),
+            unverified=None if is_verified else unverified_text(driver.checksums),
             tables=joined_tables([end.tables for end in ended]),
             learning_rates=ended[0].last_rates if self._config.num_tags else None,
             notes=(*counters.notes(driver.first_bad), *problems),
@@ -225,10 +269,3 @@ def _locked(folder: Folder | None) -> Any:
         yield
     finally:
         folder.unlock()
-
-
-def _unverified(checksums: set[bool]) -> str:
-    """Return why input was not verified, in the words of ``FrameReader.unverified``."""
-    if False not in checksums:
-        return "it was not read to its end"
-    return "not all of it carries checksums" if True in checksums else "it carries no checksums"

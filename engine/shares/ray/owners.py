@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.checkpoint.parts import SharePart
-from penstock.checkpoint.store import Folder
+from penstock.checkpoint.store import Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import EngineCore
 from penstock.deltas import DeltaOptions, Deltas
@@ -159,7 +158,7 @@ class Owner:
         done.counters = self._counters.get_state()
         return done
 
-    def write_part(self, folder: str, number: int, attempt: str) -> SharePart | BaseException:
+    def write_part(self, folder: str, number: int, attempt: str) -> Commit | BaseException:
         """Write this share's part of a commit. folder : its address; attempt : of ``CheckpointSession.write_part``"""
         try:
             with self._current_engine.watch.timed("save"):

@@ -44,11 +44,6 @@ def test_ids_are_never_wrapped(kind, value):
     assert f"got {value}" in str(error)
 
 
-def test_a_null_id_is_a_bad_row():
-    error = error_of([batch_of(2, id=pa.array([1, None]))])
-    assert place_of(error) == (0, 1, "id", "id_null")
-
-
 @pytest.mark.parametrize("kind", [pa.float64(), pa.bool_(), pa.utf8(), pa.decimal128(5, 0), pa.null()], ids=str)
 def test_ids_of_other_types_are_refused_by_name_and_type(kind):
     error = error_of([batch_of(1, id=pa.nulls(1, kind))])

@@ -48,11 +48,11 @@ def test_dictionaries_with_unused_duplicate_and_null_entries():
         "user": [0, 1, 3],
         "item": [2],
     }
-    for bad, what in ((0, "'nobody'"), (2, "null"), (None, "null")):
+    for bad, name in ((0, "'nobody'"), (2, "null"), (None, "null")):
         indices = pa.array([1, 4, bad], pa.int8())
         error = error_of([batch_of(3, table=pa.DictionaryArray.from_arrays(indices, dictionary))], same)
         assert place_of(error) == (0, 2, "table", "unknown_table")
-        assert f"expected a table of the configuration (user, item), got {what}" in str(error)
+        assert f"expected a table of the configuration (user, item), got {name}" in str(error)
 
 
 def test_a_dictionary_of_string_views():

@@ -1,32 +1,13 @@
 """Example streams: structs of ids, weights and gradients of activations, expanded to the rows they stand for."""
 
-from itertools import pairwise
-
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from example_streams import GRADIENTS, USER, by_hand, config_of, examples, hash_of, structs
+from example_streams import GRADIENTS, USER, config_of, examples, hash_of, structs
 from ipc import write
 
 import penstock as ps
 from penstock.cli.main import main
-
-
-@pytest.mark.parametrize("weights", [None, [[0.5, 0.25], [], [3], [1, 0.3, 0.7]]], ids=["plain", "weighted"])
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_example_streams_give_the_state_of_rows_expanded_by_hand(combiner, weights):
-    config = config_of(combiner)
-    rows = ps.Engine(config)
-    rows.apply({"t0": by_hand(USER, GRADIENTS, combiner, weights)})
-    assert hash_of(config, [examples(user=structs(USER, GRADIENTS, weights))]) == rows.state_hash()
-
-
-def test_a_stage_gives_the_rows_that_examples_look_up():
-    engine = ps.Engine(config_of())
-    (delta,) = engine.stage([examples(user=structs(USER, GRADIENTS))])
-    assert delta["id"].to_pylist() == [0, 1, 2, 3, 4]
-    assert delta["row"].to_pylist() == engine.lookup("t0", range(5)).tolist()
 
 
 def test_example_streams_give_the_state_of_send_gradients():
@@ -34,88 +15,6 @@ def test_example_streams_give_the_state_of_send_gradients():
     _, dedup = ours.recv_activations({"user": USER})
     ours.send_gradients({"user": GRADIENTS}, deduplication_data=dedup)
     assert hash_of(config_of("sqrtn"), [examples(user=structs(USER, GRADIENTS))]) == ours.state_hash()
-
-
-def test_rows_of_features_that_share_a_table_are_in_example_order():
-    config = config_of("sum", ("user", "friend"))
-    other = GRADIENTS * np.float32(1.7)
-    friend = [[2], [2, 0], [2], [2]]
-    rows = ps.Engine(config)
-    found = [], []
-    for one in range(4):
-        for ids, gradients in ((USER, GRADIENTS), (friend, other)):
-            found[0].extend(ids[one])
-            found[1].extend([gradients[one]] * len(ids[one]))
-    rows.apply({"t0": (np.array(found[0]), np.array(found[1]))})
-    stream = examples(friend=structs(friend, other), user=structs(USER, GRADIENTS))  # column order does not matter
-    assert hash_of(config, [stream]) == rows.state_hash()
-
-
-def test_tables_of_several_dims_and_extra_columns():
-    config = config_of("mean", ("user", "item"), (2, 3))
-    wide = np.random.default_rng(6).normal(size=(4, 3)).astype(np.float32)
-    rows = ps.Engine(config)
-    rows.apply({"t0": by_hand(USER, GRADIENTS, "mean"), "t1": by_hand(USER[::-1], wide, "mean")})
-    extra = {"label": pa.array([0, 1, 1, 0]), "other": structs(USER, wide)}
-    stream = examples(user=structs(USER, GRADIENTS), item=structs(USER[::-1], wide), **extra)
-    assert hash_of(config, [stream]) == rows.state_hash()
-
-
-@pytest.mark.parametrize("sizes", [[4], [1, 3], [2, 2], [1, 1, 1, 1], [3, 0, 1]])
-def test_batches_inside_a_frame_do_not_matter(sizes):
-    config = config_of("mean", ("user", "friend"))
-    whole = examples([7] * 4, user=structs(USER, GRADIENTS), friend=structs([[3], [3], [], [3]], GRADIENTS))
-    ends = np.cumsum([0, *sizes])
-    pieces = [whole.slice(start, stop - start) for start, stop in pairwise(ends)]
-    assert hash_of(config, pieces) == hash_of(config, [whole])
-
-
-def test_steps_make_frames_and_batches_do_where_there_are_none():
-    config = config_of("sum")
-    engine = ps.Engine(config)
-    report = engine.run([examples([0, 0, 1, 2], user=structs(USER[::-1], GRADIENTS))])
-    assert (report.frames, report.steps, report.rows) == (3, 3, 6)
-    report = ps.Engine(config).run([examples(user=structs(USER, GRADIENTS))] * 2)
-    assert (report.frames, report.rows) == (2, 12)
-
-
-def test_examples_that_look_nothing_up_make_a_frame_too():
-    config = ps.EmbeddingConfig.from_features(
-        [ps.FeatureConfig(ps.TableConfig(6, 2, name="t0"), name="user")], 4, ps.SGD(ps.DynamicLearningRate(0))
-    )
-    rates = pa.array([[0.5]] * 4, pa.list_(pa.float32()))
-    stream = examples([0, 0, 1, 2], user=structs(USER[::-1], GRADIENTS)).append_column("learning_rates", rates)
-    report = ps.Engine(config).run([stream])
-    assert (report.frames, report.steps, report.rows) == (3, 3, 6)
-
-
-def test_contribution_rows_counts_examples(tmp_path):
-    stream = examples(user=structs(USER, GRADIENTS))
-    pq.write_table(pa.Table.from_batches([stream] * 2), tmp_path / "log.parquet")
-    report = ps.Engine(config_of()).run(tmp_path / "log.parquet", contribution_rows=2)
-    assert (report.frames, report.rows) == (4, 12)
-    report = ps.Engine(config_of()).run(tmp_path / "log.parquet", contribution_rows=3)
-    assert (report.frames, report.rows) == (3, 12)
-
-
-def test_a_sequence_has_a_gradient_per_position_and_none_beyond_its_length():
-    config = config_of("sum", max_sequence_length=2)
-    gradients = np.arange(16, dtype=np.float32).reshape(4, 4)
-    rows = ps.Engine(config)
-    wanted = gradients.reshape(4, 2, 2)
-    taken = [wanted[0, 0], wanted[0, 1], wanted[2, 0], wanted[3, 0], wanted[3, 1]]
-    rows.apply({"t0": (np.array([0, 2, 4, 1, 1]), np.array(taken))})
-    assert hash_of(config, [examples(user=structs(USER, gradients))]) == rows.state_hash()
-
-
-def test_null_features_and_lists_look_nothing_up():
-    column = pa.array(
-        [{"ids": [1], "gradient": [1.0, 2.0]}, None, {"ids": None, "gradient": None}, {"ids": [], "gradient": None}],
-        pa.struct([("ids", pa.list_(pa.int32())), ("gradient", pa.list_(pa.float64()))]),
-    )
-    rows = ps.Engine(config_of())
-    rows.apply({"t0": (np.array([1]), np.array([[1, 2]], np.float32))})
-    assert hash_of(config_of(), [examples(user=column)]) == rows.state_hash()
 
 
 def test_ids_may_be_a_list_of_any_kind():

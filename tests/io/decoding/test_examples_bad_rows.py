@@ -4,7 +4,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from example_streams import GRADIENTS, USER, config_of, examples, structs
-from quarantines import rows_of
 
 import penstock as ps
 
@@ -17,26 +16,6 @@ def bad(**change):
     if "value" in change:
         gradients[3, 1] = change["value"]
     return [examples(user=structs(USER, GRADIENTS)), examples(user=structs(ids, gradients))]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"id": 6}, r"batch 1, row 3, column 'user': expected 0 <= id < 6 .*got 6 \[id_out_of_range\]"),
-        ({"id": None}, r"batch 1, row 3, column 'user': expected an id, got null \[id_null\]"),
-        (
-            {"value": np.nan},
-            r"batch 1, row 3, column 'user': expected values that are finite .*\[gradient_not_finite\]",
-        ),
-    ],
-)
-def test_a_bad_example_is_named_and_the_frames_before_stay(change, message):
-    engine, whole = ps.Engine(config_of()), ps.Engine(config_of())
-    with pytest.raises(ps.InputError, match=message):
-        engine.run(bad(**change))
-    whole.run(bad(**change)[:1])
-    assert engine.state_hash() == whole.state_hash()
-    assert sum(ps.Engine(config_of()).run(bad(**change), on_bad_row="drop").dropped.values()) >= 1
 
 
 def test_weights_that_do_not_fit_their_ids_are_named():
@@ -70,36 +49,6 @@ def test_without_a_combiner_it_is_a_configuration_error():
     config = ps.EmbeddingConfig.from_proto(config_of().to_proto())  # TensorFlow's message has none
     with pytest.raises(ps.ConfigError, match="feature 'user': the configuration has no combiner for it"):
         ps.Engine(config).run([examples(user=structs(USER, GRADIENTS))])
-
-
-def bad_everywhere():
-    """Two features; every kind of bad lookup."""
-    user, item = GRADIENTS.copy(), np.full((4, 3), 0.5, np.float32)
-    user[3, 0] = np.inf
-    columns = {
-        "user": structs([[0, 9], [], [4, None], [1]], user),
-        "item": structs([[2**63 + 5, 1], [1], [2], [3]], item, [[1, 3], [1], [None], [1]], pa.uint64()),
-    }
-    return config_of("mean", ("user", "item"), (2, 3)), examples([7] * 4, **columns)
-
-
-def test_bad_lookups_are_quarantined_as_gradient_rows(tmp_path):
-    """Each with its own gradient, times its gain: mended, it is a row of a row stream."""
-    config, stream = bad_everywhere()
-    report = ps.Engine(config).run([stream], on_bad_row=f"quarantine={tmp_path}/bad.arrows")
-    found = rows_of(tmp_path / "bad.arrows")
-    assert [(row["row_index"], row["table"], row["id"], row["id_text"], row["reason"]) for row in found] == [
-        (0, "t0", 9, None, "id_out_of_range"),
-        (0, "t1", None, str(2**63 + 5), "id_out_of_range"),
-        (2, "t0", None, None, "id_null"),
-        (2, "t1", 2, None, "gradient_not_finite"),
-        (3, "t0", 1, None, "gradient_not_finite"),
-    ]
-    assert {row["origin_step"] for row in found} == {7}
-    assert found[0]["gradient"] == (GRADIENTS[0] / 2).tolist()  # of two ids, and the other keeps its half
-    assert found[1]["gradient"] == [0.125] * 3  # a weight of 1 among 4
-    assert report.dropped == {"id_out_of_range": 2, "id_null": 1, "gradient_not_finite": 2}
-    assert report.rows == 10
 
 
 def test_repaired_rows_of_a_quarantine_complete_the_step(tmp_path):

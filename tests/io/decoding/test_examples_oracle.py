@@ -17,11 +17,22 @@ from quarantines import rows_of
 import penstock as ps
 
 
+def after(batches, frames, number):
+    """What is left of a source after one of its frames: its batches, and their frames."""
+    skip = sum(len(frame) for frame in frames[: number + 1])
+    left = [[(n - skip, example) for n, example in frame] for frame in frames[number + 1 :]]
+    rest, gone = [], skip
+    for batch in batches:
+        rest.append(batch[gone:])
+        gone = max(0, gone - len(batch))
+    return [batch for batch in rest if batch], left
+
+
 def assert_report(report, counts, bad, held):
     got = (report.rows, report.frames, report.stale, report.steps, report.truncated, report.pending)
     wanted = tuple(counts[name] for name in ("rows", "frames", "stale", "steps", "truncated"))
     assert got == (*wanted, held)
-    assert report.dropped == dict(oracle.Counter(one.reason for one in bad))
+    assert report.dropped == dict(oracle.Counter(item.reason for item in bad))
 
 
 def place_of(batches, row):
@@ -37,21 +48,21 @@ def assert_quarantine(path, batches, bad):
     steps = [example.step for batch in batches for example in batch]
     rows = rows_of(path)
     got = [(row["batch"], row["row_index"], row["table"], row["origin_step"], row["reason"]) for row in rows]
-    assert got == [(*place_of(batches, one.row), one.table, steps[one.row], one.reason) for one in bad]
-    for row, one in zip(rows, bad, strict=True):
-        assert row["id"] == (None if one.id is None or one.id >= 2**63 else one.id)
-        assert row["id_text"] == (str(one.id) if one.id is not None and one.id >= 2**63 else None)
-        assert (row["gradient"] is None) == (one.gradient is None)
-        if one.gradient is not None:
-            np.testing.assert_array_equal(row["gradient"], one.gradient)
+    assert got == [(*place_of(batches, entry.row), entry.table, steps[entry.row], entry.reason) for entry in bad]
+    for row, item in zip(rows, bad, strict=True):
+        assert row["id"] == (None if item.id is None or item.id >= 2**63 else item.id)
+        assert row["id_text"] == (str(item.id) if item.id is not None and item.id >= 2**63 else None)
+        assert (row["gradient"] is None) == (item.gradient is None)
+        if item.gradient is not None:
+            np.testing.assert_array_equal(row["gradient"], item.gradient)
 
 
 def assert_error(error, batches, bad):
     """The message names one of the frame's bad rows: its place, its feature and what is wrong with it."""
-    found = re.search(r"batch (\d+), row (\d+), column '(\w+)'.*\[(\w+)\]", str(error))
-    assert found, error
-    named = int(found[1]), int(found[2]), found[3], found[4]
-    assert named in [(*place_of(batches, one.row), one.feature, one.reason) for one in bad]
+    match = re.search(r"batch (\d+), row (\d+), column '(\w+)'.*\[(\w+)\]", str(error))
+    assert match, error
+    named = int(match[1]), int(match[2]), match[3], match[4]
+    assert named in [(*place_of(batches, item.row), item.feature, item.reason) for item in bad]
 
 
 def as_source(batches, kind, folder):
@@ -68,7 +79,7 @@ def as_source(batches, kind, folder):
 
 
 def changed(reader):
-    return [(row["table"], row["step"], row["id"], row["row"]) for one in reader for row in one.to_pylist()]
+    return [(row["table"], row["step"], row["id"], row["row"]) for item in reader for row in item.to_pylist()]
 
 
 @examples(500, 40, report_multiple_bugs=False)
@@ -83,7 +94,7 @@ def test_random_streams(mesh_of, tmp_path_factory, data):
     wanted = configuration.oracle()
     folder = tmp_path_factory.mktemp("bad")
     for number, (batches, frames) in enumerate(zip(stream.parts, stream.cut, strict=True)):
-        counts, bad_rows = wanted.run(frames, True, stream.given, flush)
+        counts, bad_rows = wanted.run(frames, True, stream.call_rates, flush)
         path = folder / f"{number}.arrows"
         on_bad_row = f"quarantine={path}" if mode == "quarantine" else mode
         source = as_source(stream.arrow(batches), data.draw(st.sampled_from(["batches", "file", "bytes"])), folder)
@@ -104,13 +115,13 @@ def test_random_streams_where_bad_rows_are_errors(data):
     for batches, frames in zip(stream.parts, stream.cut, strict=True):
         while True:
             try:
-                wanted.run(frames, False, stream.given)
+                wanted.run(frames, False, stream.call_rates)
             except oracle.BadFrameError as stopped:
                 with pytest.raises(ps.InputError) as raised:
                     engine.run(stream.arrow(batches), **stream.options)
                 assert_error(raised.value, batches, stopped.rows)
                 assert_same_state(engine, wanted)
-                batches, frames = oracle.after(batches, frames, stopped.frame)
+                batches, frames = after(batches, frames, stopped.frame)
             else:
                 engine.run(stream.arrow(batches), **stream.options)
                 assert_same_state(engine, wanted)
@@ -125,7 +136,7 @@ def test_random_streams_give_the_rows_that_each_step_changed(data):
     engine, wanted = configuration.engine(), configuration.oracle()
     for batches, frames in zip(stream.parts, stream.cut, strict=True):
         wanted.deltas.clear()
-        wanted.run(frames, True, stream.given)
+        wanted.run(frames, True, stream.call_rates)
         reader = engine.stage(stream.arrow(batches), on_bad_row="drop", **stream.options)
         assert changed(reader) == wanted.deltas
         assert_same_state(engine, wanted)
@@ -157,7 +168,7 @@ def test_streams_of_thousands_of_lookups(mesh_of, seed):
             looked[feature.name] = lookup_oracle.Looked(ids, weights, gradient)
         rows.append(oracle.Example(looked, number // 100))
     batches = [rows[:250], [], rows[250:]]
-    width = {one.name: configuration.table(one.table).dim * max(one.length, 1) for one in features}
+    width = {item.name: configuration.table(item.table).dim * max(item.length, 1) for item in features}
     fields = [("ids", pa.list_(pa.int32())), ("weights", pa.list_(pa.float32()))]
     kinds = {name: pa.struct([*fields, ("gradient", pa.list_(pa.float32(), width[name]))]) for name in ("f2", "f3")}
     kinds |= {name: pa.struct([fields[0], ("gradient", pa.list_(pa.float32(), width[name]))]) for name in ("f0", "f1")}

@@ -74,12 +74,6 @@ def test_learning_rates_that_change_inside_a_frame_are_an_error_across_batches_t
         assert (error.batch, error.row, error.column) == (*place, "learning_rates")
 
 
-def test_learning_rates_may_change_from_frame_to_frame():
-    rates = pa.array([[0.5, 1.0], [0.25, 1.0]], pa.list_(pa.float32()))
-    batch = with_steps((1, 7), (2, 8)).append_column("learning_rates", rates)
-    assert [f.learning_rates for f in frames_of([batch], num_tags=2)] == [(0.5, 1.0), (0.25, 1.0)]
-
-
 # ---- the end of a stream
 
 

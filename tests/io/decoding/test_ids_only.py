@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
+from batches import batch
 from ipc import log, stream
 
 from penstock.errors import InputError
@@ -17,15 +18,8 @@ DIM, ROWS = 64, 40_000
 
 def batch_of(num_rows=ROWS, **columns):
     rng = np.random.default_rng(0)
-    values = rng.standard_normal(num_rows * DIM).astype(np.float32)
-    return pa.record_batch(
-        {
-            "id": rng.integers(-(2**63), 2**63 - 1, num_rows),
-            "gradient": pa.FixedSizeListArray.from_arrays(pa.array(values), DIM),
-            "step": np.arange(num_rows) // 5000,
-            **columns,
-        }
-    )
+    values = rng.standard_normal((num_rows, DIM))
+    return batch(rng.integers(-(2**63), 2**63 - 1, num_rows), values, step=np.arange(num_rows) // 5000, **columns)
 
 
 class Counting(io.BytesIO):
@@ -46,7 +40,7 @@ def parquet(batch, **options):
 
 
 def ipc_file(batch, **options):
-    return stream([batch.slice(at, 5000) for at in range(0, ROWS, 5000)], make=pa.ipc.new_file, **options)
+    return stream([batch.slice(start, 5000) for start in range(0, ROWS, 5000)], make=pa.ipc.new_file, **options)
 
 
 def frames_of(source, ids_only, **options):
@@ -85,21 +79,21 @@ def test_extra_columns_of_an_ipc_file_are_not_read_either():
 
 @pytest.mark.parametrize("write", [lambda batches: stream(batches), log], ids=["stream", "log"])
 def test_gradients_of_a_mapped_stream_may_be_anything(tmp_path, write):
-    batches = [batch_of().slice(at, 5000) for at in range(0, ROWS, 5000)]
+    batches = [batch_of().slice(start, 5000) for start in range(0, ROWS, 5000)]
     data = bytearray(write(batches))
     path = tmp_path / "log.arrows"
     path.write_bytes(data)
     expected = frames_of(path, False)
-    for batch in batches:
-        values = np.asarray(batch["gradient"].flatten()).tobytes()
-        at = data.index(values)
-        data[at : at + len(values)] = b"\xff" * len(values)  # NaN
+    for part in batches:
+        values = np.asarray(part["gradient"].flatten()).tobytes()
+        offset = data.index(values)
+        data[offset : offset + len(values)] = b"\xff" * len(values)  # NaN
     path.write_bytes(data)
     assert frames_of(path, True) == expected
 
 
 def test_a_log_that_is_read_without_gradients_still_needs_its_closing_record_and_order(tmp_path):
-    whole = log([batch_of(100).slice(at, 10) for at in range(0, 100, 10)])
+    whole = log([batch_of(100).slice(start, 10) for start in range(0, 100, 10)])
     reader = FrameReader(io.BytesIO(whole), ReadOptions({"user": (0, 0)}, ids_only=True))
     assert len(list(reader)) == 1
     assert not reader.verified

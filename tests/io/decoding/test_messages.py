@@ -26,15 +26,15 @@ def after(*messages, **options):
 def outcome(decoder, message):
     """What a message is decoded to: its rows, or the error."""
     try:
-        found = decoder.decode(Message(2, message), "m")
-        found = found and found.audited()
+        actual = decoder.decode(Message(2, message), "m")
+        actual = actual and actual.audited()
     except InputError as error:
         return str(error)
-    return found and (
-        found.local_step,
-        found.contributor,
-        found.place,
-        [(table, rows.ids.tolist(), rows.grads.tobytes()) for table, of in found.rows.items() for rows in of],
+    return actual and (
+        actual.local_step,
+        actual.contributor,
+        actual.place,
+        [(table, rows.ids.tolist(), rows.grads.tobytes()) for table, row in actual.rows.items() for rows in row],
     )
 
 
@@ -82,19 +82,19 @@ def test_a_message_is_decoded_as_it_is_alone(form):
 def test_a_damaged_message_is_decoded_as_it_is_alone():
     whole, rng = message_of(BATCH), np.random.default_rng(0)
     decoder = after(FIRST)
-    for at in rng.choice(len(whole), 400, replace=False):
+    for offset in rng.choice(len(whole), 400, replace=False):
         damaged = bytearray(whole)
-        damaged[at] ^= 1 << rng.integers(8)
-        assert outcome(decoder, bytes(damaged)) == outcome(after(), bytes(damaged)), at
-        assert outcome(decoder, whole[:at]) == outcome(after(), whole[:at]), at
+        damaged[offset] ^= 1 << rng.integers(8)
+        assert outcome(decoder, bytes(damaged)) == outcome(after(), bytes(damaged)), offset
+        assert outcome(decoder, whole[:offset]) == outcome(after(), whole[:offset]), offset
 
 
 def test_rows_are_read_where_the_message_has_them():
     message = message_of(BATCH)
-    found = RepeatedStreams(FIRST, BATCH.schema).read(message)
-    assert found is not None
-    assert found.equals(BATCH)
-    at = np.frombuffer(message, np.uint8).ctypes.data
-    for buffer in (found["id"].buffers()[1], found["gradient"].flatten().buffers()[1]):
-        assert at < buffer.address < at + len(message)
-    assert found["gradient"].type.list_size == DIM
+    actual = RepeatedStreams(FIRST, BATCH.schema).read(message)
+    assert actual is not None
+    assert actual.equals(BATCH)
+    position = np.frombuffer(message, np.uint8).ctypes.data
+    for buffer in (actual["id"].buffers()[1], actual["gradient"].flatten().buffers()[1]):
+        assert position < buffer.address < position + len(message)
+    assert actual["gradient"].type.list_size == DIM

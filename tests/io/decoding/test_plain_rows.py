@@ -30,9 +30,9 @@ def batch(rows, steps=False, id_type=INT64):
     return pa.record_batch(columns)
 
 
-def is_plain(of: pa.RecordBatch) -> bool:
-    columns = plain_columns(resolve(of.schema, "x"), "t", OPTIONS.sizes)
-    return columns is not None and columns.read(of) is not None
+def is_plain(batch_of_rows: pa.RecordBatch) -> bool:
+    columns = plain_columns(resolve(batch_of_rows.schema, "x"), "t", OPTIONS.sizes)
+    return columns is not None and columns.read(batch_of_rows) is not None
 
 
 def outcome(batches, options):
@@ -43,8 +43,8 @@ def outcome(batches, options):
             frame = frame.audited()
             blocks = [
                 (table, row_id, b.gradient(row).tolist())
-                for table, of in frame.rows.items()
-                for b in of
+                for table, rows_batch in frame.rows.items()
+                for b in rows_batch
                 for row, row_id in enumerate(b.ids.tolist())
             ]
             aside = [part.to_pylist() for part in frame.bad_rows]
@@ -72,7 +72,7 @@ ROW = st.tuples(
 def test_plain_and_general_decoding_give_the_same_frames_and_errors(
     rows, steps, on_bad_row, contribution_rows, skipped
 ):
-    batches = [batch(of, steps).slice(skipped) for of in rows]
+    batches = [batch(rows_batch, steps).slice(skipped) for rows_batch in rows]
     options = replace(OPTIONS, on_bad_row=on_bad_row, contribution_rows=contribution_rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_pieces, "plain_columns", lambda *_: None)
@@ -93,31 +93,31 @@ def with_bitmap(values, bits, kind, children=()):
     st.lists(st.integers(0, 120), max_size=2),
     st.sampled_from(["id", "gradient", "floats"]),
 )
-def test_a_column_with_a_bitmap_is_plain_where_no_bit_of_its_rows_is_unset(num_rows, first, unset, where):
+def test_a_column_with_a_bitmap_is_plain_where_no_bit_of_its_rows_is_unset(num_rows, first, unset, place):
     """What pyarrow says is the twin."""
-    size = 2 * num_rows if where == "floats" else num_rows
+    size = 2 * num_rows if place == "floats" else num_rows
     bits = bytearray(b"\xff" * 16)
     for bit in unset:
         bits[bit // 8] &= ~(1 << bit % 8)
     ids, floats = pa.array(range(num_rows), INT64), pa.array([0.5] * 2 * num_rows, pa.float32())
-    if where == "floats":
+    if place == "floats":
         floats = with_bitmap([0.5] * size, bits, pa.float32())
     gradient = pa.FixedSizeListArray.from_arrays(floats, DIM)
-    if where == "gradient":
+    if place == "gradient":
         gradient = with_bitmap([None] * num_rows, bits, gradient.type, [floats])
-    if where == "id":
+    if place == "id":
         ids = with_bitmap(range(num_rows), bits, INT64)
-    of = pa.record_batch({"id": ids, "gradient": gradient}).slice(first)
-    columns = plain_columns(resolve(of.schema, "x"), "t", OPTIONS.sizes)
-    seen = columns.read(of)
-    holes = of.column("id").null_count + of.column("gradient").null_count
+    rows_batch = pa.record_batch({"id": ids, "gradient": gradient}).slice(first)
+    columns = plain_columns(resolve(rows_batch.schema, "x"), "t", OPTIONS.sizes)
+    seen = columns.read(rows_batch)
+    holes = rows_batch.column("id").null_count + rows_batch.column("gradient").null_count
     # A hole in the floats of rows that the slice leaves out counts too: the general path then finds no bad row.
     assert seen is None if holes or floats.null_count else seen is not None
     if seen is not None:
         (table, rows), runs = seen
         assert table == "t"
-        assert rows.ids.tolist() == of.column("id").to_pylist()
-        assert rows.grads.tolist() == of.column("gradient").to_pylist()
+        assert rows.ids.tolist() == rows_batch.column("id").to_pylist()
+        assert rows.grads.tolist() == rows_batch.column("gradient").to_pylist()
         assert runs == [(0, len(rows.ids), None)]
 
 
@@ -129,7 +129,7 @@ def test_batches_of_common_logs_are_plain():
 
 
 @pytest.mark.parametrize(
-    "of",
+    "rows_batch",
     [
         batch([(None, 7, [1.0, 2.0])]),
         batch([(1, None, [1.0, 2.0])], steps=True),
@@ -145,16 +145,16 @@ def test_batches_of_common_logs_are_plain():
     ],
     ids=["null id", "null step", "null gradient", "null value", "int32", "lists", "dim", "float64", "table"],
 )
-def test_batches_that_are_not_plain_take_the_general_decoder(of):
-    assert not is_plain(of)
+def test_batches_that_are_not_plain_take_the_general_decoder(rows_batch):
+    assert not is_plain(rows_batch)
 
 
 @pytest.mark.parametrize("tables", [["t", "u", "t"], ["t", "t", "u"]], ids=["alternating", "in runs"])
 def test_good_rows_of_several_tables_are_not_examined_one_by_one(monkeypatch, tables):
     monkeypatch.setattr(source_batch, "find_bad_rows", lambda *_: pytest.fail("examined every row"))
-    of = batch([(1, 5, [1.0, 2.0]), (2, 5, [3.0, 4.0]), (3, 5, [5.0, 6.0])], steps=True)
-    of = of.append_column("table", pa.array(tables).dictionary_encode())
-    (frame,) = FrameReader([of], replace(OPTIONS, sizes=dict.fromkeys("tu", (VOCABULARY, DIM))))
+    rows_batch = batch([(1, 5, [1.0, 2.0]), (2, 5, [3.0, 4.0]), (3, 5, [5.0, 6.0])], steps=True)
+    rows_batch = rows_batch.append_column("table", pa.array(tables).dictionary_encode())
+    (frame,) = FrameReader([rows_batch], replace(OPTIONS, sizes=dict.fromkeys("tu", (VOCABULARY, DIM))))
     assert {table: sum(len(block.ids) for block in blocks) for table, blocks in frame.rows.items()} == {"t": 2, "u": 1}
 
 

@@ -58,7 +58,7 @@ def batch_of(codes, lists, names=("a", "b")):
 def rows_of(batch):
     (frame,) = FrameReader([batch], ReadOptions(SIZES, unvalidated=True))
     return {
-        table: [(int(i), block.gradient(at).tolist()) for block in blocks for at, i in enumerate(block.ids)]
+        table: [(int(i), block.gradient(index).tolist()) for block in blocks for index, i in enumerate(block.ids)]
         for table, blocks in frame.rows.items()
     }
 
@@ -68,7 +68,7 @@ def expected(codes, lists):
     rows = {"a": [], "b": []}
     for row, (code, length) in enumerate(zip(codes, lists, strict=True)):
         rows["ab"[code]].append((row, [float(starts[row] + c) for c in range(length)]))
-    return {table: of for table, of in rows.items() if of}
+    return {table: item for table, item in rows.items() if item}
 
 
 @pytest.mark.parametrize("shape", ["long runs", "turns", "one table"])
@@ -80,19 +80,19 @@ def test_rows_are_the_same_however_tables_take_turns(shape):
     assert rows_of(batch_of(codes, lists).slice(0, 650)) == expected(codes[:650], lists[:650])
 
 
-@pytest.mark.parametrize("at", [0, 1, 450, 699, 700, 1199])
-def test_one_list_of_another_length_is_found_wherever_it_stands(at):
+@pytest.mark.parametrize("position", [0, 1, 450, 699, 700, 1199])
+def test_one_list_of_another_length_is_found_wherever_it_stands(position):
     codes = [0] * 700 + [1] * 500
     lists = [2 + code for code in codes]
-    lists[at] += 1
-    with pytest.raises(InputError, match=f"row {at}, .*expected {2 + codes[at]} floats"):
+    lists[position] += 1
+    with pytest.raises(InputError, match=f"row {position}, .*expected {2 + codes[position]} floats"):
         rows_of(batch_of(codes, lists))
 
 
-@pytest.mark.parametrize("at", [0, 450, 1199])
-def test_a_code_beyond_the_dictionary_is_found_wherever_it_stands(at):
+@pytest.mark.parametrize("position", [0, 450, 1199])
+def test_a_code_beyond_the_dictionary_is_found_wherever_it_stands(position):
     codes = np.array([0] * 700 + [1] * 500, np.int32)
-    codes[at] = 2
+    codes[position] = 2
     whole = batch_of([0] * 1200, [2] * 1200)
     indices = pa.Array.from_buffers(pa.int32(), 1200, [None, pa.py_buffer(codes)])
     tables = pa.DictionaryArray.from_arrays(indices, pa.array(["a", "b"]), safe=False)
@@ -103,9 +103,9 @@ def test_a_code_beyond_the_dictionary_is_found_wherever_it_stands(at):
 
 @pytest.mark.parametrize("damage", [(5, -1), (5, 10**6), (0, 3), (600, 0)])
 def test_damaged_offsets_are_found(damage):
-    at, value = damage
+    position, value = damage
     offsets = np.arange(0, 2 * 1201, 2, dtype=np.int32)
-    offsets[at] = value
+    offsets[position] = value
     values = pa.array(np.zeros(2400, np.float32))
     gradients = pa.Array.from_buffers(pa.list_(pa.float32()), 1200, [None, pa.py_buffer(offsets)], children=[values])
     batch = pa.RecordBatch.from_arrays([pa.array(np.arange(1200)), gradients], ["id", "gradient"])

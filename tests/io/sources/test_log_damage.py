@@ -112,9 +112,9 @@ def test_a_batch_of_another_log_with_the_same_number():
 
 
 def test_no_batch_is_handed_on_before_its_checksum_was_seen_to_fit():
-    at = LOG.index(np.float32([1.5, 0.25]).tobytes())  # the first gradient of batch 1
+    offset = LOG.index(np.float32([1.5, 0.25]).tobytes())  # the first gradient of batch 1
     damaged = bytearray(LOG)
-    damaged[at] ^= 1
+    damaged[offset] ^= 1
     for part in open_source(io.BytesIO(damaged), allow_missing_end=True).parts():
         batches = part.batches(part.schema.names)
         assert next(batches).data.num_rows == 3

@@ -43,8 +43,8 @@ def metadata_of(source):
 
 def with_table_key(gradients):
     """One table's rows that say whose they are in the schema's metadata alone."""
-    mine = gradients.filter(pa.compute.equal(gradients["table"].cast(pa.string()), "user")).drop_columns("table")
-    return mine.replace_schema_metadata({"penstock.table": "user"})
+    own = gradients.filter(pa.compute.equal(gradients["table"].cast(pa.string()), "user")).drop_columns("table")
+    return own.replace_schema_metadata({"penstock.table": "user"})
 
 
 # ---- polars
@@ -162,8 +162,8 @@ def test_duckdb_takes_no_half_floats(duck, gradients):
 
 def test_duckdb_orders_and_filters_before_the_engine(duck, gradients):
     duck.register("log", gradients)
-    some = duck.sql("select * from log where step >= 2 order by step, id")
-    assert ps.Engine(config()).run(some).frames == 3
+    subset = duck.sql("select * from log where step >= 2 order by step, id")
+    assert ps.Engine(config()).run(subset).frames == 3
 
 
 # ---- pandas
@@ -202,12 +202,12 @@ def test_adbc_rows_of_numbers_become_gradients_again(gradients, expected):
     dbapi = pytest.importorskip("adbc_driver_sqlite.dbapi")
     values = gradients["gradient"].combine_chunks().flatten().to_numpy().reshape(ROWS, DIM)
     flat = gradients.drop_columns("gradient").set_column(1, "table", gradients["table"].cast(pa.string()))
-    for at in range(DIM):
-        flat = flat.append_column(f"g{at}", pa.array(values[:, at].astype(np.float64)))
+    for number in range(DIM):
+        flat = flat.append_column(f"g{number}", pa.array(values[:, number].astype(np.float64)))
 
     def batches(cursor):
         for batch in cursor.fetch_record_batch():
-            numbers = np.stack([batch[f"g{at}"].to_numpy() for at in range(DIM)], axis=1).astype(np.float32)
+            numbers = np.stack([batch[f"g{first}"].to_numpy() for first in range(DIM)], axis=1).astype(np.float32)
             gradient = pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), DIM)
             columns = {name: batch[name] for name in ("step", "table", "id")}
             yield pa.RecordBatch.from_pydict(columns | {"gradient": gradient})

@@ -17,8 +17,8 @@ BATCHES = [frame(number, step=number) for number in range(3)]
 
 
 def block(page, language):
-    (found,) = re.findall(rf"```{language}\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
-    return found
+    (match,) = re.findall(rf"```{language}\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
+    return match
 
 
 def commands(page):
@@ -40,9 +40,9 @@ def check_state():
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_broker(kind, number, tmp_path):
     with MockKafka() if kind == "kafka" else Nats(tmp_path / "nats") as broker:
-        used, at = ("127.0.0.1:9092", "127.0.0.1:4222")[kind == "nats"], broker.address
-        exec(block(kind, "py").replace(used, at), {"batches": BATCHES})
-        command, *words = (word.replace(used, at) for word in commands(kind)[number])
+        used, position = ("127.0.0.1:9092", "127.0.0.1:4222")[kind == "nats"], broker.address
+        exec(block(kind, "py").replace(used, position), {"batches": BATCHES})
+        command, *words = (word.replace(used, position) for word in commands(kind)[number])
         producer = "kafka/gradients/0" if kind == "kafka" else "nats/gradients"
         if command == "serve":
             with Process(*words) as running, connect(running.uri) as client:

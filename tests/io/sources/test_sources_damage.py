@@ -133,15 +133,15 @@ def test_dictionaries_that_grow_or_are_replaced_in_mid_stream(tmp_path):
 def test_a_dictionary_that_no_batch_follows_is_no_cut(tmp_path):
     # As other writers do it: dictionaries first, then nothing but the end marker.
     content = SMALL["dictionary"]
-    messages, at = [], 0
+    messages, position = [], 0
     reader = pa.BufferReader(content)
     while True:
         try:
             message = pa.ipc.read_message(reader)
         except EOFError:
             break
-        messages.append((message.type, content[at : reader.tell()]))
-        at = reader.tell()
+        messages.append((message.type, content[position : reader.tell()]))
+        position = reader.tell()
     assert [kind for kind, _ in messages[:3]] == ["schema", "dictionary", "record batch"]
     no_batch = messages[0][1] + messages[1][1]
     for source_of in (OneWay, lambda c: (tmp_path / "x").write_bytes(c) and tmp_path / "x"):

@@ -59,8 +59,8 @@ def test_datasets_and_scanners_are_sources(dataset):
     for _ in range(2):  # a dataset may be read again
         assert frames_of(dataset) == FRAMES
     assert frames_of(dataset.scanner()) == FRAMES
-    some = dataset.scanner(columns=["id", "gradient", "step"], filter=pyarrow.dataset.field("step") >= 2)
-    assert frames_of(some) == FRAMES[2:]
+    subset = dataset.scanner(columns=["id", "gradient", "step"], filter=pyarrow.dataset.field("step") >= 2)
+    assert frames_of(subset) == FRAMES[2:]
     assert frames_of([dataset, TABLE]) == FRAMES * 2
 
 
@@ -266,9 +266,9 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
-def test_a_file_that_is_neither_arrow_nor_parquet_is_refused(tmp_path, what):
-    content, message = OTHERS[what]
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_file_that_is_neither_arrow_nor_parquet_is_refused(tmp_path, kind):
+    content, message = OTHERS[kind]
     path = tmp_path / "x"
     path.write_bytes(content)
     for source in (path, OneWay(content), io.BytesIO(content)):

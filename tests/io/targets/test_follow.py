@@ -20,8 +20,8 @@ FRAMES = [frame(step) for step in range(60)]
 
 @pytest.fixture(params=STORES)
 def store(request, tmp_path):
-    with opened(request.param, tmp_path) as found:
-        yield found
+    with opened(request.param, tmp_path) as target:
+        yield target
 
 
 def follow(capsys, address, store, *flags):

@@ -16,8 +16,8 @@ PAGES = Path(__file__).resolve().parents[3] / "docs" / "targets"
 
 
 def block(page, language):
-    (found,) = re.findall(rf"```{language}\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
-    return found
+    (match,) = re.findall(rf"```{language}\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
+    return match
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def test_a_store_of_files(kind, service, tmp_path):
     if kind == "lmdb":
         assert np.array_equal(names["row"], expected(service))
     else:
-        found = names["rows" if kind == "lance" else "users"].to_pylist()
-        rows = {row["id"]: np.array(row["row"], np.float32) for row in found}
+        actual = names["rows" if kind == "lance" else "users"].to_pylist()
+        rows = {row["id"]: np.array(row["row"], np.float32) for row in actual}
         assert rows.keys() == {7, 12}
         assert np.array_equal(rows[7], expected(service))
 

@@ -2,17 +2,48 @@
 
 import shutil
 import signal
+from contextlib import contextmanager
 
 import pytest
 from cli import outcome, started
-from followers import catch_up, follower_of, pause
 from limits import HANG_S, until
 from services import client_of, service_of
 from stores import STORES, WITH_FUNCTION, config_of, frame, opened, rows_of
 
 import penstock as ps
 from penstock.errors import StateError, TargetError
+from penstock.io.targets.follower import Follower
 from penstock.io.targets.target import locked
+
+
+@contextmanager
+def follower_of(service, store):
+    """A follower that is driven by its rounds."""
+    target = store.opened_target()
+    with client_of(service) as client:
+        try:
+            yield Follower(client, target, 0.0, 0.0)
+        finally:
+            target.close()
+
+
+def catch_up(follower):
+    """Follow until the store is current."""
+    while not follower.round():
+        pass
+
+
+def pause(target, meanwhile, method="apply"):
+    """Let something happen once, before a target's next call of a method, as if the process was stopped there."""
+    call = getattr(target, method)
+
+    def paused(*arguments):
+        delattr(target, method)
+        meanwhile()
+        return call(*arguments)
+
+    setattr(target, method, paused)
+
 
 FRAMES = [frame(step) for step in range(40)]
 SET_BACK = ["redis", "lmdb", "lance", "delta", "parquet", "function"]
@@ -166,13 +197,19 @@ def test_a_restored_table_whose_version_is_unknown_is_filled_again(versions, ser
 # ---- two followers
 
 
-@pytest.mark.parametrize("kind", WITH_FUNCTION)
-def test_of_two_followers_the_one_that_is_behind_ends_and_writes_nothing(kind, service, tmp_path):
+@contextmanager
+def two_followers_of(service, kind, folder):
     with (
-        opened(kind, tmp_path, *options_of(kind)) as store,
+        opened(kind, folder, *options_of(kind)) as store,
         follower_of(service, store) as old,
         follower_of(service, store) as new,
     ):
+        yield store, old, new
+
+
+@pytest.mark.parametrize("kind", WITH_FUNCTION)
+def test_of_two_followers_the_one_that_is_behind_ends_and_writes_nothing(kind, service, tmp_path):
+    with two_followers_of(service, kind, tmp_path) as (store, old, new):
         put(service, 5)
         catch_up(old)
         put(service, 10)
@@ -190,11 +227,7 @@ def test_of_two_followers_the_one_that_is_behind_ends_and_writes_nothing(kind, s
 
 @pytest.mark.parametrize("kind", [kind for kind in STORES if STORES[kind].is_optimistic])
 def test_a_transaction_fails_if_another_follower_writes_after_it_compared(kind, service, tmp_path):
-    with (
-        opened(kind, tmp_path, *options_of(kind)) as store,
-        follower_of(service, store) as old,
-        follower_of(service, store) as new,
-    ):
+    with two_followers_of(service, kind, tmp_path) as (store, old, new):
         put(service, 5)
         catch_up(old)
         put(service, 6)
@@ -215,11 +248,7 @@ def test_a_transaction_fails_if_another_follower_writes_after_it_compared(kind, 
 
 @pytest.mark.parametrize("kind", WITH_FUNCTION)
 def test_two_fills_at_once_leave_the_rows_of_one(kind, service, tmp_path):
-    with (
-        opened(kind, tmp_path, *options_of(kind)) as store,
-        follower_of(service, store) as old,
-        follower_of(service, store) as new,
-    ):
+    with two_followers_of(service, kind, tmp_path) as (store, old, new):
         put(service, 5)
 
         def another_one_fills():
@@ -274,11 +303,7 @@ def test_a_follower_that_was_stopped_ends_with_a_line_when_it_continues(service,
 
 def test_a_folder_or_a_state_that_another_process_writes_is_waited_for(service, tmp_path):
     for kind in ("parquet", "function"):
-        with (
-            opened(kind, tmp_path / kind) as store,
-            follower_of(service, store) as old,
-            follower_of(service, store) as new,
-        ):
+        with two_followers_of(service, kind, tmp_path / kind) as (store, old, new):
             (tmp_path / kind).mkdir()
             catch_up(old)
             catch_up(new)

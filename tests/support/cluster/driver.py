@@ -24,12 +24,12 @@ from penstock.shares.ray import Job
 LOCK = threading.Lock()
 
 
-def say(**what):
+def say(**fields):
     with LOCK:  # threads that kill print too
-        print(json.dumps(what), flush=True)
+        print(json.dumps(fields), flush=True)
 
 
-def kill(actor, what, number, delay_s):
+def kill(actor, kind, number, delay_s):
     """Kill the process of an actor, whatever it does at that moment."""
     import ray
 
@@ -40,7 +40,7 @@ def kill(actor, what, number, delay_s):
     time.sleep(delay_s)
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
-    say(killed=what, number=number)
+    say(killed=kind, number=number)
 
 
 def main():
@@ -52,9 +52,9 @@ def main():
 
     def progress(counters, step):
         while kills and step >= kills[0][0]:
-            _, what, number, delay_s = kills.pop(0)
-            actors = getattr(job.actors, what + "s")
-            arguments = (actors[number % len(actors)], what, number, delay_s)
+            _, kind, number, delay_s = kills.pop(0)
+            actors = getattr(job.actors, kind + "s")
+            arguments = (actors[number % len(actors)], kind, number, delay_s)
             threading.Thread(target=kill, args=arguments, daemon=True).start()
         say(step=step)
         time.sleep(settings["pace_s"])

@@ -50,7 +50,7 @@ class Sources:
 
     def alone(self, name, limit=None):
         """Run one process, with a stop after ``limit`` frames and a resumption. Returns its hash and its deltas."""
-        deltas, commits = (self.folder / f"{self.kind}-{name}.{what}" for what in ("deltas", "commits"))
+        deltas, commits = (self.folder / f"{self.kind}-{name}.{kind}" for kind in ("deltas", "commits"))
         options = {"merge": "round", "deltas": deltas, "checkpoint": commits, **self.form}
         engine = ps.Engine(self.config, num_required=NUM_REQUIRED[self.kind])
         if limit is not None:
@@ -107,7 +107,7 @@ class Nodes:
 
 def kill_node(cluster, node):
     """Kill a node with its workers, which would otherwise work on until they notice that their node is gone."""
-    (raylet,) = (of.process.pid for of in node.all_processes["raylet"])
+    (raylet,) = (item.process.pid for item in node.all_processes["raylet"])
     workers = [int(child) for child in Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()]
     for process in workers:
         with suppress(ProcessLookupError):

@@ -42,15 +42,15 @@ def check_lines(lines, num_kills):
 def one_round(nodes, sources, wanted, number, seed, folder):
     """Run a job whose reader, owner, node and driver die. Returns how many of each died before the job ended."""
     rng, killed = random.Random(f"{seed} {number}"), Counter()
-    at = sorted(rng.sample(range(4, STEPS - 12), 3))
+    steps = sorted(rng.sample(range(4, STEPS - 12), 3))
     kinds = rng.sample(["reader", "owner", "node"], 3)
-    kills = [(step, kind, rng.randrange(3), rng.random() * 0.2) for step, kind in zip(at, kinds, strict=True)]
-    node_at = at[kinds.index("node")]
-    last = at[-1] + rng.randrange(2, 10)
+    kills = [(step, kind, rng.randrange(3), rng.random() * 0.2) for step, kind in zip(steps, kinds, strict=True)]
+    node_at = steps[kinds.index("node")]
+    last = steps[-1] + rng.randrange(2, 10)
     options = {"every": rng.choice([1, 3, 5]), "rounds_per_block": rng.choice([1, 2])}
     places = {"checkpoint": str(folder / "commits"), "deltas": str(folder / "deltas.arrows")}
     sizes = {"shares": rng.randint(1, 3), "readers": rng.randint(1, 2)}
-    actors = [of for of in kills if of[1] != "node"]
+    actors = [kill for kill in kills if kill[1] != "node"]
     driver = DriverProcess(nodes.address, sources, actors, **sizes, **options, **places)
     ended = None
     for event in driver.events():
@@ -95,7 +95,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="penstock-kills-") as name, Nodes(args.nodes) as nodes:
         folder = Path(name)
         made = {kind: Sources(folder, kind, STEPS) for kind in KINDS}
-        wanted = {kind: of.alone("wanted") for kind, of in made.items()}
+        wanted = {kind: job.alone("wanted") for kind, job in made.items()}
         for number in range(args.first, args.first + args.rounds):
             kind, place = KINDS[number % len(KINDS)], folder / str(number)
             place.mkdir()

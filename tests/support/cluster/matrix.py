@@ -53,8 +53,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="penstock-matrix-") as name:
         folder = Path(name)
         made = {kind: Sources(folder, kind, 12) for kind in KINDS}
-        wanted = {(kind, None): of.alone("unbroken") for kind, of in made.items()}
-        wanted |= {(kind, STOP): of.alone("stopped", STOP) for kind, of in made.items()}
+        wanted = {(kind, None): job.alone("unbroken") for kind, job in made.items()}
+        wanted |= {(kind, STOP): job.alone("stopped", STOP) for kind, job in made.items()}
         for num_nodes in args.nodes:
             with Nodes(num_nodes) as nodes:
                 ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
@@ -69,11 +69,11 @@ def main():
                         if then is not None:
                             place, stop = of_size / f"resumed with {then}", STOP
                             shutil.copytree(of_size / "stopped", place)
-                        found = list(differences(made[kind], place, then or shares, readers, wanted[kind, stop]))
+                        actual = list(differences(made[kind], place, then or shares, readers, wanted[kind, stop]))
                         num_cases += 1
-                        if found:
+                        if actual:
                             failed += 1
-                            print(f"FAILED {of_size.name}, {place.name}: {'; '.join(found)}", flush=True)
+                            print(f"FAILED {of_size.name}, {place.name}: {'; '.join(actual)}", flush=True)
                     so_far = f"{num_cases} cases, {failed} failed, {time.monotonic() - started:.0f} s"
                     print(f"{of_size.name}: {so_far}", flush=True)
                 ray.shutdown()

@@ -33,11 +33,11 @@ def ip(*words):
 
 def tree(process):
     """The process, and everything below it."""
-    found = [process]
-    for one in found:
+    processes = [process]
+    for item in processes:
         with suppress(FileNotFoundError):
-            found += map(int, Path(f"/proc/{one}/task/{one}/children").read_text().split())
-    return found
+            processes += map(int, Path(f"/proc/{item}/task/{item}/children").read_text().split())
+    return processes
 
 
 def start_node(stack, before, *options):
@@ -144,7 +144,7 @@ def main():
             ended = event if "state_hash" in event else None
         code, lines = driver.end()
         cut.join()
-        after = [sum(at > moment for at in stepped) for moment in moments]
+        after = [sum(step > moment for step in stepped) for moment in moments]
         print(f"blocks applied while the node was dead: {after[0] - after[1]}, after its return: {after[1]}")
         print("\n".join(["the driver printed:", *lines]))
         continued = [line for line in lines if "the job continues from commit" in line]

@@ -117,7 +117,7 @@ class Harness:
         assert answer["code"] == 0, answer["err"]
         report = json.loads(answer["out"])
         keys = report["tables"]["visitor"]["keys"]
-        assert min(keys[what] for what in ("evicted", "expired", "returned", "rejected", "unadmitted_rows")) > 0, keys
+        assert min(keys[name] for name in ("evicted", "expired", "returned", "rejected", "unadmitted_rows")) > 0, keys
         return report["state_hash"]
 
     # ---- what must hold
@@ -146,8 +146,8 @@ class Harness:
             self._expect(name, one_line, "not one line of error", answer)
         resumed = self.run(argv)
         self._expect(name, resumed["code"] == 0, f"--resume ends with {resumed['code']}", resumed)
-        found = json.loads(resumed["out"])["state_hash"]
-        self._expect(name, found == self.unbroken, f"state {found}, unbroken {self.unbroken}", resumed)
+        state_hash = json.loads(resumed["out"])["state_hash"]
+        self._expect(name, state_hash == self.unbroken, f"state {state_hash}, unbroken {self.unbroken}", resumed)
         tables = sorted(os.listdir(f"{folder}-out"))
         self._expect(name, tables == self.tables, f"--out holds {tables}, not {self.tables}", resumed)
         same = self._content(folder.name) == self.content

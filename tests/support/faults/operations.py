@@ -18,10 +18,10 @@ class Watched(atomic_files.Operations):
     seen_by : a descriptor to which they are written too, for whoever outlives this process
     """
 
-    def __init__(self, at=lambda number, name, args: None):
+    def __init__(self, hook=lambda number, name, args: None):
         self.calls = []
         self.seen_by = None
-        self._at = at
+        self._at = hook
 
 
 def _watched(name):

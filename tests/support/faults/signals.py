@@ -155,7 +155,7 @@ class Harness:
 
     def _libraries_of_a_whole_start(self):
         """Command → how many of the slow libraries are mapped when it waits for its input."""
-        found = {}
+        results = {}
         for command in COMMANDS:
             checkpoint = self.folder / f"whole-{command}"
             process = self.start(command, checkpoint)
@@ -163,10 +163,10 @@ class Harness:
                 process.stdout.readline()
             else:
                 wait_for_a_commit(checkpoint, process)
-            found[command] = loaded(process.pid)
+            results[command] = loaded(process.pid)
             process.kill()
             process.communicate()
-        return found
+        return results
 
 
 def wait_for_a_commit(checkpoint, process):

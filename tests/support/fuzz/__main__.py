@@ -87,7 +87,7 @@ def tell(case: cases.Case, problem: str, ended: server.Ended, args: argparse.Nam
     kept = case.kept(args.keep)
     flags = f" --handmade {args.handmade}" if case.kind == "handmade" else " --no-replay" if args.no_replay else ""
     again = f"python -m fuzz --seed {args.seed} --only {case.name}{flags}"
-    print(f"FAILED {case.name}: {problem}\n  {case.what}\n  kept as {kept}\n  again: {again}", flush=True)
+    print(f"FAILED {case.name}: {problem}\n  {case.change}\n  kept as {kept}\n  again: {again}", flush=True)
     for line in (ended.stderr.splitlines() or ["(nothing on stderr)"])[-6:]:
         print(f"  | {line[:300]}", flush=True)
 

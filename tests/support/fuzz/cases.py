@@ -22,11 +22,11 @@ MANIFEST = "00000001.commit"
 
 @dataclass(frozen=True)
 class Case:
-    """name : how it is asked for again; kind : of the input, for the figures; what : was done to it, in words"""
+    """name : how it is asked for again; kind : of the input, for the figures; change : to it, in words"""
 
     name: str
     kind: str
-    what: str
+    change: str
     content: bytes
     suffix: str
     command: str
@@ -65,22 +65,22 @@ class Case:
 
 def drawn(seed: int, number: int, no_replay: bool) -> Case:
     rng = random.Random(f"{seed} {number}")
-    one = rng.choice(_seeds())
-    what, content = mutate(one, rng)
+    first = rng.choice(_seeds())
+    kind, content = mutate(first, rng)
     command = rng.choice(COMMANDS)
     # A damaged number in a configuration may ask for tables of any size, and be right to.
-    if command == "replay" and (no_replay or one.is_config):
+    if command == "replay" and (no_replay or first.is_config):
         command = "validate"
-    description = f"{command} of {one.name}, {what}"
-    return Case(str(number), _kind(one), description, content, one.suffix, command, one.is_config, one.is_log)
+    description = f"{command} of {first.name}, {kind}"
+    return Case(str(number), _kind(first), description, content, first.suffix, command, first.is_config, first.is_log)
 
 
 def drawn_manifest(seed: int, number: int) -> Case:
     """A checkpoint with a forged manifest."""
     rng = random.Random(f"manifest {seed} {number}")
-    what, content = forged(_checkpoint()[MANIFEST], rng)
+    kind, content = forged(_checkpoint()[MANIFEST], rng)
     command = rng.choice(MANIFEST_COMMANDS)
-    return Case(f"manifest-{number}", "manifest", f"{command}, {what}", content, ".commit", command, is_manifest=True)
+    return Case(f"manifest-{number}", "manifest", f"{command}, {kind}", content, ".commit", command, is_manifest=True)
 
 
 def crafted(no_replay: bool, only: str | None = None) -> list[Case]:
@@ -108,9 +108,9 @@ def good(command: str, folder: Path) -> list[str]:
     """The command on a small good file."""
     if command in ("export", "diff"):
         return _manifest_words(command, folder, _checkpoint())
-    one = next(seed for seed in _seeds() if seed.name == "plain/parquet-none")
+    first = next(seed for seed in _seeds() if seed.name == "plain/parquet-none")
     path = folder / "good.parquet"
-    path.write_bytes(one.content)
+    path.write_bytes(first.content)
     return _words(command, folder, path, False, False)
 
 

@@ -81,9 +81,9 @@ def claims() -> Inputs:
         yield f"nulls-2^{power}", (".arrows", nulls)
     for codec, magic in (("zstd", b"\x28\xb5\x2f\xfd"), ("lz4", b"\x04\x22\x4d\x18")):
         packed = stream([batch_of("plain", 0)], compression=codec)
-        at = packed.find(magic) - 8
+        offset = packed.find(magic) - 8
         for power in (28, 33, 40, 62):
-            claimed = packed[:at] + struct.pack("<q", 1 << power) + packed[at + 8 :]
+            claimed = packed[:offset] + struct.pack("<q", 1 << power) + packed[offset + 8 :]
             yield f"unpacks-to-2^{power}-{codec}", (".arrows", claimed)
     for name, length in (("2^31", (1 << 31) - 8), ("negative", -8)):
         prefix = struct.pack("<Ii", 0xFFFFFFFF, length)
@@ -135,7 +135,7 @@ def other_types() -> Inputs:
         except pa.ArrowException:  # deeper than pyarrow writes
             continue
     usual = batch_of("plain", 0)
-    wide = pa.RecordBatch.from_arrays([usual.column("id")] * 5000, [f"c{at}" for at in range(5000)])
+    wide = pa.RecordBatch.from_arrays([usual.column("id")] * 5000, [f"c{offset}" for offset in range(5000)])
     yield "5000-columns", (".arrows", stream([wide]))
     yield "all-one-name", (".arrows", stream([wide.rename_columns(["id"] * 5000)]))
     yield "no-columns", (".arrows", stream([pa.RecordBatch.from_arrays([], schema=pa.schema([]))]))
@@ -155,9 +155,9 @@ def wrong_inside() -> Inputs:
     n, values = NUM_ROWS, pa.array([0.5] * NUM_ROWS * DIM, pa.float32())
     right = np.arange(0, n * DIM + 1, DIM, dtype=np.int32)
     wrongs = {"back": (5, 0), "beyond": (n, 1 << 30), "negative": (3, -8), "first": (0, -4), "max": (9, 2**31 - 1)}
-    for name, (at, value) in wrongs.items():
+    for name, (offset, value) in wrongs.items():
         wrong = right.copy()
-        wrong[at] = value
+        wrong[offset] = value
         raw = stream_of({"gradient": pa.ListArray.from_arrays(pa.array(right), values)})
         yield f"offsets-{name}", (".arrows", raw.replace(right.tobytes(), wrong.tobytes()))
     for kind in (pa.int8(), pa.int32(), pa.uint64()):
@@ -176,13 +176,13 @@ def wrong_inside() -> Inputs:
             raw = stream_of({"table": column}).replace(b"user", text)
             yield f"text-{name}-{kind_name}", (".arrows", raw)
     views = stream_of({"table": pa.array(["a table with a long name"] * n, pa.string_view())})
-    at = views.find(struct.pack("<i4s", 24, b"a ta"))
+    offset = views.find(struct.pack("<i4s", 24, b"a ta"))
     for name, wrong_view in (
         ("buffer", (24, b"a ta", 9, 0)),
         ("offset", (24, b"a ta", 0, 1 << 30)),
         ("length", (-1, b"a ta", 0, 0)),
     ):
-        yield f"view-{name}", (".arrows", views[:at] + struct.pack("<i4sii", *wrong_view) + views[at + 16 :])
+        yield f"view-{name}", (".arrows", views[:offset] + struct.pack("<i4sii", *wrong_view) + views[offset + 16 :])
     for name in (b"gradient", b"table", b"id"):
         raw = stream([batch_of("plain", 0)])
         yield f"name-{name.decode()}-not-utf8", (".arrows", raw.replace(name, b"\xff" * len(name)))
@@ -195,12 +195,12 @@ def odd_streams() -> Inputs:
     batches = [batch_of("dictionary", number) for number in range(3)]
     whole = stream(batches)
     lie = messages(whole)
-    one = whole[: lie[0][2]]
-    yield "no-dictionary", (".arrows", one + whole[lie[-1][0] :])
-    yield "schema-again", (".arrows", one + one[lie[0][0] :] + whole[lie[0][2] :])
-    yield "schema-only", (".arrows", one + struct.pack("<Ii", 0xFFFFFFFF, 0))
+    part = whole[: lie[0][2]]
+    yield "no-dictionary", (".arrows", part + whole[lie[-1][0] :])
+    yield "schema-again", (".arrows", part + part[lie[0][0] :] + whole[lie[0][2] :])
+    yield "schema-only", (".arrows", part + struct.pack("<Ii", 0xFFFFFFFF, 0))
     yield "no-schema", (".arrows", whole[lie[0][2] :])
-    yield "reversed", (".arrows", one + b"".join(whole[a:c] for a, _, c in reversed(lie[1:])))
+    yield "reversed", (".arrows", part + b"".join(whole[a:c] for a, _, c in reversed(lie[1:])))
     yield "10000-empty-batches", (".arrows", stream([batches[0].slice(0, 0)] * 10_000))
     for version in (pa.ipc.MetadataVersion.V4, pa.ipc.MetadataVersion.V5):
         yield f"version-{version}", (".arrows", stream_of({}, metadata_version=version))
@@ -209,7 +209,7 @@ def odd_streams() -> Inputs:
     tensor = pa.BufferOutputStream()
     pa.ipc.write_tensor(pa.Tensor.from_numpy(np.zeros((4, 4))), tensor)
     yield "tensor", (".arrows", tensor.getvalue().to_pybytes())
-    yield "tensor-inside", (".arrows", one + tensor.getvalue().to_pybytes())
+    yield "tensor-inside", (".arrows", part + tensor.getvalue().to_pybytes())
     for metadata in (
         {b"\xff": b"\xff"},
         {b"penstock.table": b"\xff\xff"},
@@ -252,7 +252,7 @@ def parquet_files() -> Inputs:
     yield "footer-twice", (".parquet", whole + footer + whole[-8:])
     yield "encrypted", (".parquet", whole[:-4] + b"PARE")
     # The first page: type, uncompressed and compressed size.
-    at = 4
+    offset = 4
     for name, claim in (
         ("2^31", b"\xfe\xff\xff\xff\x0f"),
         ("negative", b"\xff\xff\xff\xff\x0f"),
@@ -260,5 +260,5 @@ def parquet_files() -> Inputs:
     ):
         for codec in ("none", "snappy", "zstd"):
             good = parquet([batch_of("plain", 0)], codec, "1.0")
-            end = at + 3 + next(n for n in range(9) if good[at + 3 + n] < 128) + 1
-            yield f"page-{name}-{codec}", (".parquet", good[: at + 3] + claim + good[end:])
+            end = offset + 3 + next(n for n in range(9) if good[offset + 3 + n] < 128) + 1
+            yield f"page-{name}-{codec}", (".parquet", good[: offset + 3] + claim + good[end:])

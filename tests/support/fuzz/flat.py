@@ -82,8 +82,8 @@ def _vector(out: bytearray, thing: Vector | str, waiting: list[tuple[int, Any]])
 # ---- schemas
 
 
-def column(name: str, kind: int, about: dict[int, Any], *children: Table, dictionary: Table | None = None) -> Table:
-    fields = {0: name, 1: ("?", True), 2: ("B", kind), 3: Table(about), 5: Vector(list(children))}
+def column(name: str, kind: int, details: dict[int, Any], *children: Table, dictionary: Table | None = None) -> Table:
+    fields = {0: name, 1: ("?", True), 2: ("B", kind), 3: Table(details), 5: Vector(list(children))}
     return Table(fields if dictionary is None else fields | {4: dictionary})
 
 
@@ -173,13 +173,13 @@ def ipc_file(
     [kind, offset, metadata bytes, body bytes]; bare_schema : the first message has no length, as polars writes it"""
     out = b"ARROW1\0\0" + message(SCHEMA, shape)[8 if bare_schema else 0 :]
     records = []
-    for kind, one in messages:
-        metadata = 8 + struct.unpack_from("<i", one, 4)[0]
-        records.append([kind, len(out), metadata, len(one) - metadata])
-        out += one
+    for kind, item in messages:
+        metadata = 8 + struct.unpack_from("<i", item, 4)[0]
+        records.append([kind, len(out), metadata, len(item) - metadata])
+        out += item
     records = blocks(records) if blocks else records
     vectors = [
-        Vector([struct.pack("<qiiq", at, metadata, 0, body) for k, at, metadata, body in records if k == kind])
+        Vector([struct.pack("<qiiq", offset, metadata, 0, body) for k, offset, metadata, body in records if k == kind])
         for kind in ("dictionary", "batch")
     ]
     footer = flatbuffer(Table({0: ("h", 4), 1: footer_schema or shape, 2: vectors[0], 3: vectors[1]}))

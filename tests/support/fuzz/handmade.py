@@ -84,15 +84,33 @@ def lies(true: Rows):
         yield f"length-{number}", lambda made, value=value: setattr(made, "length", value)
         yield f"nodes-{number}", lambda made, value=value: setattr(made, "num_nodes", value & 0xFFFFFFFF)
         yield f"buffers-{number}", lambda made, value=value: setattr(made, "num_buffers", value & 0xFFFFFFFF)
-        for at, (length, nulls) in enumerate(true.nodes):
-            yield f"node-{at}-length-{number}", lambda made, at=at, pair=(value, nulls): put(made.nodes, at, pair)
-            yield f"node-{at}-nulls-{number}", lambda made, at=at, pair=(length, value): put(made.nodes, at, pair)
-            yield f"node-{at}-both-{number}", lambda made, at=at, pair=(value, value): put(made.nodes, at, pair)
+        for index, (length, nulls) in enumerate(true.nodes):
+            yield (
+                f"node-{index}-length-{number}",
+                lambda made, index=index, pair=(value, nulls): put(made.nodes, index, pair),
+            )
+            yield (
+                f"node-{index}-nulls-{number}",
+                lambda made, index=index, pair=(length, value): put(made.nodes, index, pair),
+            )
+            yield (
+                f"node-{index}-both-{number}",
+                lambda made, index=index, pair=(value, value): put(made.nodes, index, pair),
+            )
     for number, value in enumerate((*WRONG, body, body - 8, body + 8)):
-        for at, (offset, length) in enumerate(true.buffers):
-            yield f"buffer-{at}-offset-{number}", lambda made, at=at, pair=(value, length): put(made.buffers, at, pair)
-            yield f"buffer-{at}-length-{number}", lambda made, at=at, pair=(offset, value): put(made.buffers, at, pair)
-            yield f"buffer-{at}-both-{number}", lambda made, at=at, pair=(value, value): put(made.buffers, at, pair)
+        for index, (offset, length) in enumerate(true.buffers):
+            yield (
+                f"buffer-{index}-offset-{number}",
+                lambda made, index=index, pair=(value, length): put(made.buffers, index, pair),
+            )
+            yield (
+                f"buffer-{index}-length-{number}",
+                lambda made, index=index, pair=(offset, value): put(made.buffers, index, pair),
+            )
+            yield (
+                f"buffer-{index}-both-{number}",
+                lambda made, index=index, pair=(value, value): put(made.buffers, index, pair),
+            )
     yield "node-missing", lambda made: made.nodes.pop()
     yield "buffer-missing", lambda made: made.buffers.pop()
     yield "node-more", lambda made: made.nodes.append((N, 0))
@@ -105,8 +123,8 @@ def lies(true: Rows):
     yield "codec-method", lambda made: (setattr(made, "codec", 1), setattr(made, "method", 9))
 
 
-def put(where: list, at: int, pair: tuple[int, int]) -> None:
-    where[at] = pair
+def put(pairs: list, index: int, pair: tuple[int, int]) -> None:
+    pairs[index] = pair
 
 
 # ---- right numbers, wrong contents
@@ -125,11 +143,11 @@ def contents() -> Inputs:
         made = rows("lists")
         made.body = made.body.replace(LIST_OFFSETS.tobytes(), change(LIST_OFFSETS).astype(np.int32).tobytes())
         yield f"lists-{name}", (".arrows", stream("lists", batch(made)))
-    for number, (at, size) in enumerate(
+    for number, (offset, size) in enumerate(
         ((-1, 4), (0, -1), (N * DIM, 1), (2**31 - 1, 2**31 - 1), (0, 2**31 - 1), (0, 0))
     ):
         made = Rows(N).add(N, b"", IDS.tobytes())
-        made.add(N, b"", np.full(N, at, np.int32).tobytes(), np.full(N, size, np.int32).tobytes())
+        made.add(N, b"", np.full(N, offset, np.int32).tobytes(), np.full(N, size, np.int32).tobytes())
         made.add(N * DIM, b"", VALUES.tobytes())
         yield f"list-views-{number}", (".arrows", stream("list-views", batch(made)))
     for number, view in enumerate(

@@ -47,8 +47,8 @@ def schemas() -> Inputs:
         yield f"kind-{kind}", of([column("id", kind, {}), gradient])
         yield f"kind-{kind}-of-gradient", of([whole_number("id"), column("gradient", kind, {0: ("i", DIM)}, real())])
         yield f"kind-{kind}-with-children", of([column("id", kind, {}, whole_number("a"), whole_number("b")), gradient])
-    for name, about in {"no-modes": {}, "ids": {0: ("h", 1), 1: Vector([struct.pack("<i", 300)])}}.items():
-        yield f"union-{name}", of([column("id", UNION, about, whole_number("a")), gradient])
+    for name, fields in {"no-modes": {}, "ids": {0: ("h", 1), 1: Vector([struct.pack("<i", 300)])}}.items():
+        yield f"union-{name}", of([column("id", UNION, fields, whole_number("a")), gradient])
     for bits in (0, 8, 16, 64):
         ends = column("table", RUN_ENDS, {}, whole_number("run_ends", bits), column("values", UTF8, {}))
         yield f"run-ends-of-{bits}-bits", of([whole_number("id"), gradient, ends])
@@ -71,15 +71,18 @@ def schemas() -> Inputs:
 
 
 def headers() -> Inputs:
-    start, one = message(SCHEMA, shape("plain")), batch(rows("plain"))
+    start, first = message(SCHEMA, shape("plain")), batch(rows("plain"))
     true = rows("plain")
     for version in (-1, 0, 1, 2, 3, 5, 99):
         yield f"version-{version}", (".arrows", start + batch(true, version=version) + END)
-        yield f"version-{version}-of-schema", (".arrows", message(SCHEMA, shape("plain"), version=version) + one + END)
+        yield (
+            f"version-{version}-of-schema",
+            (".arrows", message(SCHEMA, shape("plain"), version=version) + first + END),
+        )
     for kind in (0, 1, 2, 4, 5, 6, 255):
         yield f"header-{kind}", (".arrows", start + message(kind, true.table(), true.body) + END)
-        yield f"header-{kind}-first", (".arrows", message(kind, shape("plain")) + one + END)
-    yield "schema-with-a-body", (".arrows", message(SCHEMA, shape("plain"), bytes(64)) + one + END)
+        yield f"header-{kind}-first", (".arrows", message(kind, shape("plain")) + first + END)
+    yield "schema-with-a-body", (".arrows", message(SCHEMA, shape("plain"), bytes(64)) + first + END)
     for name, table in {
         "empty": Table({}),
         "no-header": Table({0: ("h", 4), 1: ("B", 3)}),
@@ -96,11 +99,11 @@ def headers() -> Inputs:
         "loop": struct.pack("<Ii", 4, 0) + bytes(56),
     }.items():
         yield f"metadata-{name}", (".arrows", start + struct.pack("<Ii", 0xFFFFFFFF, 64) + metadata + END)
-    legacy = struct.pack("<i", len(one) - 8 - len(true.body)) + one[8:]
+    legacy = struct.pack("<i", len(first) - 8 - len(true.body)) + first[8:]
     yield "legacy-inside", (".arrows", start + legacy + bytes(4))
     yield "markers-only", (".arrows", END * 3)
-    yield "half-a-marker", (".arrows", start + one + END[:6])
-    yield "marker-inside", (".arrows", start + one + END + one + END)
+    yield "half-a-marker", (".arrows", start + first + END[:6])
+    yield "marker-inside", (".arrows", start + first + END + first + END)
     yield "feather-1", (".arrow", b"FEA1" + bytes(100) + struct.pack("<I", 40) + b"FEA1")
     yield "feather-1-short", (".arrow", b"FEA1FEA1")
     for name, content in {
@@ -122,24 +125,30 @@ def footers() -> Inputs:
         for name, change in {
             "batch-twice": lambda entries: [*entries, entries[-1]],
             "batch-omitted": lambda entries: entries[:-1],
-            "first-omitted": lambda entries: [one for one in entries if one[0] == "dictionary"] + entries[-1:],
+            "first-omitted": lambda entries: [entry for entry in entries if entry[0] == "dictionary"] + entries[-1:],
             "no-batches": lambda entries: [],
             "batches-swapped": lambda entries: entries[:-2] + entries[:-3:-1],
-            "as-dictionaries": lambda entries: [["dictionary", *one[1:]] for one in entries],
-            "as-batches": lambda entries: [["batch", *one[1:]] for one in entries],
-            "no-dictionaries": lambda entries: [one for one in entries if one[0] == "batch"],
-            "inside": lambda entries: [[kind, at + 8, metadata, body] for kind, at, metadata, body in entries],
-            "before": lambda entries: [[kind, at - 8, metadata, body] for kind, at, metadata, body in entries],
-            "short-metadata": lambda entries: [[kind, at, 8, body] for kind, at, metadata, body in entries],
-            "no-metadata": lambda entries: [[kind, at, 0, body] for kind, at, metadata, body in entries],
-            "negative-metadata": lambda entries: [[kind, at, -8, body] for kind, at, metadata, body in entries],
-            "long-metadata": lambda entries: [[kind, at, metadata + body, 0] for kind, at, metadata, body in entries],
-            "no-body": lambda entries: [[kind, at, metadata, 0] for kind, at, metadata, body in entries],
-            "negative-body": lambda entries: [[kind, at, metadata, -1] for kind, at, metadata, body in entries],
-            "long-body": lambda entries: [[kind, at, metadata, body + 8] for kind, at, metadata, body in entries],
-            "at-the-schema": lambda entries: [[kind, 8, metadata, body] for kind, at, metadata, body in entries],
-            "at-zero": lambda entries: [[kind, 0, metadata, body] for kind, at, metadata, body in entries],
-            "unaligned": lambda entries: [[kind, at + 1, metadata, body] for kind, at, metadata, body in entries],
+            "as-dictionaries": lambda entries: [["dictionary", *entry[1:]] for entry in entries],
+            "as-batches": lambda entries: [["batch", *entry[1:]] for entry in entries],
+            "no-dictionaries": lambda entries: [entry for entry in entries if entry[0] == "batch"],
+            "inside": lambda entries: [[kind, offset + 8, metadata, body] for kind, offset, metadata, body in entries],
+            "before": lambda entries: [[kind, offset - 8, metadata, body] for kind, offset, metadata, body in entries],
+            "short-metadata": lambda entries: [[kind, offset, 8, body] for kind, offset, metadata, body in entries],
+            "no-metadata": lambda entries: [[kind, offset, 0, body] for kind, offset, metadata, body in entries],
+            "negative-metadata": lambda entries: [[kind, offset, -8, body] for kind, offset, metadata, body in entries],
+            "long-metadata": lambda entries: [
+                [kind, offset, metadata + body, 0] for kind, offset, metadata, body in entries
+            ],
+            "no-body": lambda entries: [[kind, offset, metadata, 0] for kind, offset, metadata, body in entries],
+            "negative-body": lambda entries: [[kind, offset, metadata, -1] for kind, offset, metadata, body in entries],
+            "long-body": lambda entries: [
+                [kind, offset, metadata, body + 8] for kind, offset, metadata, body in entries
+            ],
+            "at-the-schema": lambda entries: [[kind, 8, metadata, body] for kind, offset, metadata, body in entries],
+            "at-zero": lambda entries: [[kind, 0, metadata, body] for kind, offset, metadata, body in entries],
+            "unaligned": lambda entries: [
+                [kind, offset + 1, metadata, body] for kind, offset, metadata, body in entries
+            ],
             "10000-times": lambda entries: entries + entries[-1:] * 10_000,
         }.items():
             yield f"{layout}-footer-{name}", (".arrow", of(layout, blocks=change))

@@ -55,8 +55,12 @@ def flip_bits(data: bytes, rng: random.Random) -> bytes:
 
 
 def byte_run(data: bytes, rng: random.Random) -> bytes:
-    at, length = _place(data, rng), rng.choice((1, 2, 4, 8, 64))
-    return data[:at] + bytes([rng.choice((0, 1, 127, 128, 255))]) * len(data[at : at + length]) + data[at + length :]
+    offset, length = _place(data, rng), rng.choice((1, 2, 4, 8, 64))
+    return (
+        data[:offset]
+        + bytes([rng.choice((0, 1, 127, 128, 255))]) * len(data[offset : offset + length])
+        + data[offset + length :]
+    )
 
 
 def truncate(data: bytes, rng: random.Random) -> bytes:
@@ -64,18 +68,18 @@ def truncate(data: bytes, rng: random.Random) -> bytes:
 
 
 def cut_out(data: bytes, rng: random.Random) -> bytes:
-    at = _place(data, rng)
-    return data[:at] + data[at + rng.choice((1, 4, 8, 64, 500)) :]
+    offset = _place(data, rng)
+    return data[:offset] + data[offset + rng.choice((1, 4, 8, 64, 500)) :]
 
 
 def repeat(data: bytes, rng: random.Random) -> bytes:
-    at, length = _place(data, rng), rng.choice((8, 64, 1000, len(data)))
-    return data[:at] + data[max(0, at - length) : at] + data[at:]
+    offset, length = _place(data, rng), rng.choice((8, 64, 1000, len(data)))
+    return data[:offset] + data[max(0, offset - length) : offset] + data[offset:]
 
 
 def insert(data: bytes, rng: random.Random) -> bytes:
-    at = _place(data, rng)
-    return data[:at] + rng.randbytes(rng.choice((1, 4, 8, 64))) + data[at:]
+    offset = _place(data, rng)
+    return data[:offset] + rng.randbytes(rng.choice((1, 4, 8, 64))) + data[offset:]
 
 
 def number(data: bytes, rng: random.Random) -> bytes:
@@ -87,21 +91,21 @@ def number(data: bytes, rng: random.Random) -> bytes:
 
 def messages(data: bytes) -> list[tuple[int, int, int]]:
     """Where the messages of a stream or file lie, as far as they can be followed: start, body, end."""
-    at = 8 if data.startswith(b"ARROW1") else 0
-    found = []
-    while at + 8 <= len(data):
-        marker, length = struct.unpack_from("<Ii", data, at)
-        if marker != 0xFFFFFFFF or length <= 0 or at + 8 + length > len(data):
+    offset = 8 if data.startswith(b"ARROW1") else 0
+    results = []
+    while offset + 8 <= len(data):
+        marker, length = struct.unpack_from("<Ii", data, offset)
+        if marker != 0xFFFFFFFF or length <= 0 or offset + 8 + length > len(data):
             break
         try:
-            whole = pa.ipc.read_message(pa.py_buffer(data[at:]))
+            whole = pa.ipc.read_message(pa.py_buffer(data[offset:]))
         except (pa.ArrowException, OSError, EOFError):
             break
-        body = at + 8 + length
+        body = offset + 8 + length
         end = body + (0 if whole.body is None else whole.body.size)
-        found.append((at, body, end))
-        at = end
-    return found
+        results.append((offset, body, end))
+        offset = end
+    return results
 
 
 def metadata_number(data: bytes, rng: random.Random) -> bytes:
@@ -111,14 +115,14 @@ def metadata_number(data: bytes, rng: random.Random) -> bytes:
 
 def metadata_byte(data: bytes, rng: random.Random) -> bytes:
     start, body, _ = _message(data, rng)
-    at = rng.randrange(start, max(start + 1, body))
-    return data[:at] + bytes([rng.choice((0, 1, 2, 3, 4, 5, 14, 22, 255, rng.randrange(256)))]) + data[at + 1 :]
+    offset = rng.randrange(start, max(start + 1, body))
+    return data[:offset] + bytes([rng.choice((0, 1, 2, 3, 4, 5, 14, 22, 255, rng.randrange(256)))]) + data[offset + 1 :]
 
 
 def boundary(data: bytes, rng: random.Random) -> bytes:
     """Cut at, or next to, a place where something begins."""
-    at = rng.choice(_message(data, rng)) + rng.choice((-8, -1, 0, 1, 4, 7, 8, 9, 12, 16))
-    return data[: max(0, at)]
+    offset = rng.choice(_message(data, rng)) + rng.choice((-8, -1, 0, 1, 4, 7, 8, 9, 12, 16))
+    return data[: max(0, offset)]
 
 
 def body_number(data: bytes, rng: random.Random) -> bytes:
@@ -130,40 +134,48 @@ def offsets(data: bytes, rng: random.Random) -> bytes:
     """Offsets of lists, or indices of a dictionary, that go back, are negative, or lie beyond."""
     known = np.arange(0, NUM_ROWS * DIM + 1, DIM, dtype=np.int32).tobytes()
     indices = np.tile(np.array([0, 1], np.int32), NUM_ROWS // 2).tobytes()
-    places = [at for at in (data.find(known), data.find(indices), data.rfind(known), data.rfind(indices)) if at >= 0]
+    places = [
+        position
+        for position in (data.find(known), data.find(indices), data.rfind(known), data.rfind(indices))
+        if position >= 0
+    ]
     if not places:
         return body_number(data, rng)
-    at = rng.choice(places) + 4 * rng.randrange(NUM_ROWS)
-    return data[:at] + struct.pack("<i", rng.choice((-1, -(1 << 31), (1 << 31) - 1, 2, 97, 1000, 0))) + data[at + 4 :]
+    offset = rng.choice(places) + 4 * rng.randrange(NUM_ROWS)
+    return (
+        data[:offset]
+        + struct.pack("<i", rng.choice((-1, -(1 << 31), (1 << 31) - 1, 2, 97, 1000, 0)))
+        + data[offset + 4 :]
+    )
 
 
 def message(data: bytes, rng: random.Random) -> bytes:
     """A message removed, repeated or moved: schemas in the middle, dictionaries replaced."""
     start, _, end = _message(data, rng)
     other = rng.choice(_message(data, rng))
-    one = data[start:end]
+    first = data[start:end]
     kind = rng.randrange(3)
     if kind == 0:
         return data[:start] + data[end:]
     if kind == 1:
-        return data[:end] + one + data[end:]
-    return data[:other] + one + data[other:]
+        return data[:end] + first + data[end:]
+    return data[:other] + first + data[other:]
 
 
 def compressed_length(data: bytes, rng: random.Random) -> bytes:
     """Of a compressed buffer, how long it says it will be."""
     places = []
     for magic in (ZSTD, LZ4):
-        at = data.find(magic)
-        while at >= 8:
-            places.append(at - 8)
-            at = data.find(magic, at + 1)
+        offset = data.find(magic)
+        while offset >= 8:
+            places.append(offset - 8)
+            offset = data.find(magic, offset + 1)
     if not places:
         return data
-    at = rng.choice(places)
-    (length,) = struct.unpack_from("<q", data, at)
+    offset = rng.choice(places)
+    (length,) = struct.unpack_from("<q", data, offset)
     length = rng.choice((0, -1, -2, length - 1, length + 1, length * 2, 1 << 28, 1 << 31, 1 << 33, 1 << 40, 1 << 62))
-    return data[:at] + struct.pack("<q", length) + data[at + 8 :]
+    return data[:offset] + struct.pack("<q", length) + data[offset + 8 :]
 
 
 # ---- Parquet
@@ -171,19 +183,19 @@ def compressed_length(data: bytes, rng: random.Random) -> bytes:
 
 def footer_byte(data: bytes, rng: random.Random) -> bytes:
     length = int.from_bytes(data[-8:-4], "little")
-    at = len(data) - 8 - rng.randrange(max(1, min(length, len(data) - 12)))
+    offset = len(data) - 8 - rng.randrange(max(1, min(length, len(data) - 12)))
     value = rng.choice((0, 1, 2, 0x15, 0x16, 0x19, 0x1C, 0x7F, 0x80, 0xFE, 0xFF, rng.randrange(256)))
-    return data[: at - 1] + bytes([value]) + data[at:]
+    return data[: offset - 1] + bytes([value]) + data[offset:]
 
 
 def page_header(data: bytes, rng: random.Random) -> bytes:
     """The first bytes of a page: 0x15 begins the struct of every header (its type, an i32)."""
-    places = [at for at in range(4, max(5, len(data) - 200)) if data[at : at + 1] == b"\x15"]
-    at = rng.choice(places or [4]) + rng.randrange(24)
+    places = [first for first in range(4, max(5, len(data) - 200)) if data[first : first + 1] == b"\x15"]
+    offset = rng.choice(places or [4]) + rng.randrange(24)
     huge = rng.choice(
         (b"\xff\xff\xff\xff\x0f", b"\xfe\xff\xff\xff\x0f", b"\x80\x80\x80\x80\x08", b"\x00", b"\x01", b"\xff")
     )
-    return data[:at] + huge + data[at + rng.choice((1, len(huge))) :]
+    return data[:offset] + huge + data[offset + rng.choice((1, len(huge))) :]
 
 
 def truncate_at_magic(data: bytes, rng: random.Random) -> bytes:
@@ -194,21 +206,21 @@ def truncate_at_magic(data: bytes, rng: random.Random) -> bytes:
 
 
 def text_number(data: bytes, rng: random.Random) -> bytes:
-    digits = [at for at, byte in enumerate(data) if 48 <= byte <= 57]
+    digits = [index for index, byte in enumerate(data) if 48 <= byte <= 57]
     if not digits:
         return flip_bits(data, rng)
-    at = rng.choice(digits)
+    offset = rng.choice(digits)
     new = rng.choice((b"-1", b"0", b"1e400", b"9999999999999999999999", b"nan", b"2147483648", b"''", b"{}", b""))
-    return data[:at] + new + data[at + 1 :]
+    return data[:offset] + new + data[offset + 1 :]
 
 
 def name(data: bytes, rng: random.Random) -> bytes:
     """A name that is not UTF-8, holds a zero, or is another."""
     wanted = rng.choice([n for n in NAMES if n in data] or [data[:1]])
-    at = data.find(wanted) if rng.random() < 0.5 else data.rfind(wanted)
+    offset = data.find(wanted) if rng.random() < 0.5 else data.rfind(wanted)
     new = rng.choice((b"\xff", b"\0", b"\xc0\x80", b"\xed\xa0\x80", b"x", b"\n"))
     new = (new * len(wanted))[: len(wanted)] if rng.random() < 0.5 else new[: len(wanted)] + wanted[len(new) :]
-    return data[:at] + new + data[at + len(wanted) :]
+    return data[:offset] + new + data[offset + len(wanted) :]
 
 
 # ---- inside
@@ -222,11 +234,11 @@ def _message(data: bytes, rng: random.Random) -> tuple[int, int, int]:
     return rng.choice(messages(data) or [(0, len(data), len(data))])
 
 
-def _put(data: bytes, at: int, rng: random.Random) -> bytes:
+def _put(data: bytes, offset: int, rng: random.Random) -> bytes:
     """A number instead of the one that stands there, or near to it."""
     width = rng.choice((4, 8))
-    if len(data) < at + width:
+    if len(data) < offset + width:
         return data
-    old = int.from_bytes(data[at : at + width], "little")
+    old = int.from_bytes(data[offset : offset + width], "little")
     new = rng.choice((*LARGE, old + 1, old - 1, old * 2, -old)) % (1 << 8 * width)
-    return data[:at] + new.to_bytes(width, "little") + data[at + width :]
+    return data[:offset] + new.to_bytes(width, "little") + data[offset + width :]

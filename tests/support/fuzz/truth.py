@@ -94,7 +94,7 @@ def before(layout: str) -> list[tuple[str, bytes]]:
 
 
 def stream(layout: str, *batches: bytes) -> bytes:
-    first = b"".join(one for _, one in before(layout))
+    first = b"".join(item for _, item in before(layout))
     return message(SCHEMA, shape(layout)) + first + (b"".join(batches) or batch(rows(layout))) + END
 
 

@@ -81,8 +81,8 @@ def draw(package: str, equivalent: dict[str, str], root: Path = ROOT) -> list[Mu
     def rank(mutation: Mutation) -> str:
         return hashlib.sha256(f"{SEED} {mutation.key}".encode()).hexdigest()
 
-    found = [mutation for mutation in all_mutations(package, root) if mutation.key not in equivalent]
-    return sorted(found, key=rank)[:PER_PACKAGE]
+    results = [mutation for mutation in all_mutations(package, root) if mutation.key not in equivalent]
+    return sorted(results, key=rank)[:PER_PACKAGE]
 
 
 def run(

@@ -81,9 +81,9 @@ def _changes(node: ast.AST, scope: str) -> Iterator[tuple[str, ast.expr | ast.st
 
 def _changes_of(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
     if isinstance(node, ast.Compare):
-        for at, op in enumerate(node.ops):
+        for index, op in enumerate(node.ops):
             changed = copy.deepcopy(node)
-            changed.ops[at] = COMPARISONS[type(op)]()
+            changed.ops[index] = COMPARISONS[type(op)]()
             yield node, "comparison", f"({ast.unparse(changed)})"
     if isinstance(node, ast.If | ast.While | ast.IfExp) and ast.unparse(node.test) != "TYPE_CHECKING":
         yield node.test, "negation", f"(not ({ast.unparse(node.test)}))"

@@ -16,7 +16,7 @@ PACKAGES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "accumulate": (
         ["engine/accumulators"],
-        ["table_store", "accumulators", "accumulators_golden", "accumulators_takers", "masked_arrays"],
+        ["accumulators", "checkpoint", "accumulators_golden", "accumulators_takers", "masked_arrays"],
     ),
     "reader": (
         ["io/decoding"],

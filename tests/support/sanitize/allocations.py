@@ -67,14 +67,14 @@ def every_allocation(name, make, work, look) -> int:
     raise AssertionError(f"{name}: no end")
 
 
-def same(one, other) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
+def same(first, other) -> bool:
+    if isinstance(first, dict):
+        return first.keys() == other.keys() and all(same(first[key], other[key]) for key in first)
+    if isinstance(first, np.ndarray):
+        return first.dtype == other.dtype and first.shape == other.shape and first.tobytes() == other.tobytes()
+    if isinstance(first, list | tuple):
+        return len(first) == len(other) and all(map(same, first, other))
+    return first == other
 
 
 def gradient(seed):
@@ -124,8 +124,8 @@ def frame(num_before):
     def make():
         stores = {t: TableStore(n, DIM, accumulate=True, mean=True) for t, n in vocabularies.items()}
         state = pipeline.Pipeline(stores, 4)
-        for one in frames[:-1]:
-            state.add(one, lambda: None)
+        for item in frames[:-1]:
+            state.add(item, lambda: None)
         return state
 
     def look(state):
@@ -219,7 +219,7 @@ def restored():
 def step(rule, non_lazy):
     """An optimizer's step: a list of many segments, and a bit per row where it changes every row."""
     gradient = unique_gradient(8)
-    pieces = [tuple(array[at : at + 30] for array in gradient) for at in range(0, 3000, 30)]
+    pieces = [tuple(array[start : start + 30] for array in gradient) for start in range(0, 3000, 30)]
 
     def make():
         return Tables(rule, DIM, VOCABULARY, non_lazy=non_lazy, threads=3)

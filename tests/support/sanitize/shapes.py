@@ -97,7 +97,7 @@ def frames():
                 grads,
                 grads[-1:],
                 grads[which],
-                *[of * gains[:, None] for of in (grads[which], grads)] * gained,
+                *[item * gains[:, None] for item in (grads[which], grads)] * gained,
             ]
             wanted += [(np.concatenate([ids, ids[:1], *[ids] * (1 + 2 * gained)]), np.concatenate(rows_by_hand))]
             assert is_valid(added, blocks, frame, parts)
@@ -125,14 +125,14 @@ def tables():
     """Id tables that grow by one id at a time across their load limits, and at once."""
     for size in LOADS:
         ids = np.random.default_rng(size).permutation(size) * 7919 - size
-        for some in arrow_like(ids.astype(np.int64)):
+        for group in arrow_like(ids.astype(np.int64)):
             table = IdTable()
-            assert (table.insert(some) == np.arange(size)).all()
-            assert (table.insert(some) == np.arange(size)).all()
+            assert (table.insert(group) == np.arange(size)).all()
+            assert (table.insert(group) == np.arange(size)).all()
             yield 1
     table = IdTable()
-    for one in range(4000):
-        assert table.insert(np.array([one * 2**40], np.int64))[0] == one
+    for number in range(4000):
+        assert table.insert(np.array([number * 2**40], np.int64))[0] == number
     yield 1
 
 
@@ -143,13 +143,13 @@ def partitions():
         vocabulary, dim = max(1, 3 * size), 1 + size % 9
         ids = rng.permutation(vocabulary)[:size].astype(np.int64)
         for mod in (True, False):
-            for some in arrow_like(ids):
+            for group in arrow_like(ids):
                 for got, wanted in zip(
-                    locate(some, vocabulary, 1024, mod), reference.locate(ids, vocabulary, 1024, mod), strict=True
+                    locate(group, vocabulary, 1024, mod), reference.locate(ids, vocabulary, 1024, mod), strict=True
                 ):
                     assert (got == wanted).all()
                 rows_per_shard = -(-vocabulary // 1024)
-                owners, rows = place(some, vocabulary, 1024, mod, 342, rows_per_shard, 3)
+                owners, rows = place(group, vocabulary, 1024, mod, 342, rows_per_shard, 3)
                 assert len(np.unique(owners.astype(np.int64) << 32 | rows)) == size
                 grads = rng.standard_normal((size, dim)).astype(np.float32)
                 for some_grads in arrow_like(grads):

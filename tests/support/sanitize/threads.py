@@ -129,7 +129,7 @@ def together(acc, broken: str | None, producers: list, takers: list) -> None:
             work(*args)
 
     threads = [
-        [threading.Thread(target=guarded, args=one, daemon=True) for one in side] for side in (producers, takers)
+        [threading.Thread(target=guarded, args=item, daemon=True) for item in side] for side in (producers, takers)
     ]
     for thread in threads[1] + threads[0]:
         thread.start()
@@ -143,7 +143,7 @@ def together(acc, broken: str | None, producers: list, takers: list) -> None:
 def parts(broken: str | None) -> None:
     """Producers push frames of two tables through one pipeline, whose threads share the tables' parts as tasks."""
     pipeline.ROWS_WORTH_SPLITTING = 1 << 12
-    sizes, wanted, found = {"mapped": 3000, "hashed": 2**30}, np.zeros(3000), np.zeros(3000)
+    sizes, wanted, results = {"mapped": 3000, "hashed": 2**30}, np.zeros(3000), np.zeros(3000)
     stores = {name: TableStore(size, DIM, accumulate=True, mean=False) for name, size in sizes.items()}
     frames = [
         [np.random.default_rng((producer, number)).integers(0, 3000, 20_000) for number in range(GRADIENTS // 4)]
@@ -153,9 +153,9 @@ def parts(broken: str | None) -> None:
         np.add.at(wanted, ids, 2)
 
     def step(_: int) -> None:
-        for one in itertools.chain(*line.drain().values()):
-            for ids, sums in one.parts:
-                found[ids % 3000] += sums[:, 0]
+        for item in itertools.chain(*line.drain().values()):
+            for ids, sums in item.parts:
+                results[ids % 3000] += sums[:, 0]
 
     gate, line = Gate(3), Pipeline(stores, 4)
     gate.open_into(step)
@@ -174,7 +174,7 @@ def parts(broken: str | None) -> None:
     for thread in threads:
         thread.join()
     line.team.close()
-    assert broken or (gate.global_step == PRODUCERS * (GRADIENTS // 4) // 3 and (found == wanted).all())
+    assert broken or (gate.global_step == PRODUCERS * (GRADIENTS // 4) // 3 and (results == wanted).all())
 
 
 def twice(line: Pipeline, num_tasks: int) -> bool:

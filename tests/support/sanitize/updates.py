@@ -42,8 +42,8 @@ class Tables:
         self.per_shard, self.shards = -(-rows // NUM_SHARDS), -(-NUM_SHARDS // devices)
         self.starts = [0.25 + part for part in range(self.num_parts)]
         self.where = (rows, NUM_SHARDS, mod, self.shards, self.per_shard, devices)
-        where = (rows, NUM_SHARDS, mod, self.per_shard, self.shards)
-        self.plan = update.Plan(rule, numbers, self.starts, dim, *where, non_lazy, target)
+        location = (rows, NUM_SHARDS, mod, self.per_shard, self.shards)
+        self.plan = update.Plan(rule, numbers, self.starts, dim, *location, non_lazy, target)
         self.plan_is_whole = devices == 1 and not mod
         self.step = update.Step([self.plan], threads)
         low, high = np.array([self.step.address], np.uint64).view(np.int32)
@@ -60,9 +60,9 @@ class Tables:
     def run(self, handler=TOUCH, **how):
         """The errors of all devices."""
         calls = [partial(fake_xla.call, handler, t, o) for t, o in zip(self.parts, self.operands, strict=True)]
-        found = [call(**self.pool, **how) for call in calls]
+        results = [call(**self.pool, **how) for call in calls]
         self.step.release()
-        return [error for error in found if error is not None]
+        return [error for error in results if error is not None]
 
     def update(self, segments, **how):
         self.step.update([(0, segments, LR)])
@@ -162,8 +162,10 @@ def layouts():
                 assert tables.run() == []
                 for part in range(tables.num_parts):
                     assert copied[:, 7 * part : 7 * part + 7].tobytes() == tables.read(part)[ids].tobytes()
-                some = np.random.default_rng(2).integers(0, rows, 2 * rows)  # repeats are fine where nothing is written
-                assert tables.read(0, some).tobytes() == tables.read(0)[some].tobytes()
+                subset = np.random.default_rng(2).integers(
+                    0, rows, 2 * rows
+                )  # repeats are fine where nothing is written
+                assert tables.read(0, subset).tobytes() == tables.read(0)[subset].tobytes()
     return done
 
 

@@ -35,7 +35,7 @@ def all_of(directory, table="user", size=10, dim=2, columns=("row",)):
     blocks = list(read_table(directory, table, size, dict.fromkeys(columns, dim)))
     ids = [i for ids, _ in blocks for i in ids.tolist()]
     names = blocks[0][1] if blocks else {}
-    return ids, {name: np.concatenate([found[name] for _, found in blocks]).tolist() for name in names}
+    return ids, {name: np.concatenate([actual[name] for _, actual in blocks]).tolist() for name in names}
 
 
 def put(directory, table="user", **columns):
@@ -63,11 +63,11 @@ def test_written_tables_are_read_back_bit_for_bit(tmp_path_factory, dim, counts,
     ]
     directory, slots = tmp_path_factory.mktemp("tables"), ["momenta", "velocities"][:num_slots]
     write_table(directory, "user", dim, slots, blocks)
-    found = list(read_table(directory, "user", sum(counts) or 1, dict.fromkeys(["row", *slots], dim)))
-    assert [i for ids, _ in found for i in ids.tolist()] == list(range(sum(counts)))
+    actual = list(read_table(directory, "user", sum(counts) or 1, dict.fromkeys(["row", *slots], dim)))
+    assert [i for ids, _ in actual for i in ids.tolist()] == list(range(sum(counts)))
     for number, name in enumerate(["row", *slots]):
         wanted = b"".join(block[number].tobytes() for block in blocks)
-        assert b"".join(np.ascontiguousarray(columns[name]).tobytes() for _, columns in found) == wanted
+        assert b"".join(np.ascontiguousarray(columns[name]).tobytes() for _, columns in actual) == wanted
 
 
 def test_the_file_is_plain_parquet_with_id_row_and_one_column_per_slot(tmp_path):

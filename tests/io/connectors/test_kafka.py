@@ -93,9 +93,9 @@ def test_a_replay_reads_the_partitions_in_order_and_continues(brokers, tmp_path,
 def committed(brokers):
     """The offset that Kafka shows for partition 0."""
     reader = kafka.Consumer({"bootstrap.servers": brokers, "group.id": "penstock"})
-    (found,) = reader.committed([kafka.TopicPartition("gradients", 0)], timeout=HANG_S)
+    (actual,) = reader.committed([kafka.TopicPartition("gradients", 0)], timeout=HANG_S)
     reader.close()
-    return found.offset
+    return actual.offset
 
 
 def test_kafka_shows_the_offsets_of_commits(brokers, tmp_path):

@@ -4,8 +4,8 @@ import json
 import signal
 
 import pytest
-from at_0db4065 import EXPECTED, replaying, written
-from brokers import Nats, Scripted, message_of, numbers_of
+from at_0db4065 import EXPECTED, GATE, NUM_FRAMES, read_frames, replaying
+from brokers import Scripted, message_of, numbers_of
 from cli import outcome, started
 from limits import HANG_S, until
 from services import Process, config_of, connect, frame, replayed, service_of
@@ -19,18 +19,6 @@ from penstock.io.connectors.partition_reader import PartitionReader
 FRAMES = [frame(number, step=number) for number in range(30)]
 OTHERS = [frame(number, step=number, seed=1) for number in range(30)]
 MESSAGES, OTHER_MESSAGES = [message_of(each) for each in FRAMES], [message_of(each) for each in OTHERS]
-
-
-@pytest.fixture
-def nats(tmp_path):
-    with Nats(tmp_path / "nats") as server:
-        yield server
-
-
-@pytest.fixture
-def config(tmp_path):
-    config_of().save(tmp_path / "tables.pbtxt")
-    return tmp_path / "tables.pbtxt"
 
 
 def committed(folder):
@@ -154,7 +142,7 @@ def test_a_restarted_server_and_a_purged_stream_are_the_former_ones(nats, tmp_pa
 
 
 def topic_messages():
-    return [each for batch in written.read_frames("topic/messages.arrows") for each in batch["message"].to_pylist()]
+    return [each for batch in read_frames("topic/messages.arrows") for each in batch["message"].to_pylist()]
 
 
 def test_a_position_of_an_earlier_version_is_accepted_once_by_a_replay(nats, at_0db4065, call, refused):
@@ -172,10 +160,10 @@ def test_a_position_of_an_earlier_version_is_accepted_once_by_a_replay(nats, at_
 
 def test_a_position_of_an_earlier_version_is_accepted_once_by_a_service(nats, at_0db4065):
     nats.send(*topic_messages())
-    words = ("topic/tables.pbtxt", "--nats", nats.uri, "--checkpoint", "topic/nats-service", *written.GATE, "--resume")
+    words = ("topic/tables.pbtxt", "--nats", nats.uri, "--checkpoint", "topic/nats-service", *GATE, "--resume")
     for notes in (1, 0):
         with Process(*words, "--json") as running, connect(running.uri, patience_s=HANG_S) as client:
-            until(lambda: client.position("nats/gradients") == written.NUM_FRAMES)
+            until(lambda: client.position("nats/gradients") == NUM_FRAMES)
             _, out, error = running.end(signal.SIGTERM)
         assert len(json.loads(out.splitlines()[0])["notes"]) == notes
         assert error.count("note      ") == notes

@@ -36,8 +36,8 @@ class Scripted:
         return self.arrivals.pop(0) if self.arrivals else None
 
     def consume(self, num_messages, timeout):
-        found, self.arrivals = self.arrivals, []
-        return found
+        actual, self.arrivals = self.arrivals, []
+        return actual
 
     def get_watermark_offsets(self, partition, timeout, cached):
         return self.low, self.high
@@ -81,7 +81,7 @@ def test_messages_before_an_error_are_read_and_the_next_one_follows_them():
 def test_an_aborted_transaction_and_a_marker_at_the_end_end_a_replay():
     frames = [frame(0), frame(1), frame(2)]
     values = map(message_of, frames)
-    consumer = Scripted([*(arrival(at, value=next(values)) for at in (0, 1, 6)), arrival(10, EOF)])
+    consumer = Scripted([*(arrival(offset, value=next(values)) for offset in (0, 1, 6)), arrival(10, EOF)])
     engine = ps.Engine(config_of())
     assert engine.run(PartitionSource(partition_of(consumer), 60)).frames == 3
     assert engine.state_hash() == replayed(frames).state_hash()

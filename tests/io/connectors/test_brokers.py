@@ -5,7 +5,7 @@ import signal
 
 import pyarrow as pa
 import pytest
-from brokers import Nats, message_of
+from brokers import message_of
 from limits import HANG_S, until
 from services import Process, client_of, config_of, connect, frame, free_port, replayed, service_of
 
@@ -13,12 +13,6 @@ from penstock.io.connectors.nats_stream import NatsStream
 
 FRAMES = [frame(number) for number in range(60)]
 MESSAGES = [message_of(each) for each in FRAMES]
-
-
-@pytest.fixture
-def nats(tmp_path):
-    with Nats(tmp_path / "nats") as found:
-        yield found
 
 
 def position(client):
@@ -76,43 +70,6 @@ def test_kills_of_the_service_and_of_the_server_lose_and_repeat_nothing(nats, tm
         code, out, _ = running.end(signal.SIGTERM)
     assert code == 130
     assert json.loads(out.splitlines()[0])["state_hash"] == replayed(FRAMES[:sent]).state_hash()
-
-
-def test_numbers_may_have_gaps(nats, tmp_path):
-    nats.send(*MESSAGES[:10])
-    for sequence in (1, 4, 5, 10):
-        nats.remove(sequence)
-    nats.send(MESSAGES[10])
-    kept = [FRAMES[number - 1] for number in (2, 3, 6, 7, 8, 9, 11)]
-    with service_of(folder=tmp_path / "c", partitions=[NatsStream(nats.uri)]) as service, client_of(service) as client:
-        until(lambda: position(client) == 11)
-        assert service.engine.state_hash() == replayed(kept).state_hash()
-
-
-def test_retention_that_has_passed_is_an_incompatible_state(nats, tmp_path):
-    nats.send(*MESSAGES[:5])
-    with serving(nats, tmp_path) as running, connect(running.uri) as client:
-        until(lambda: position(client) == 5)
-        assert running.end(signal.SIGTERM)[0] == 130
-    nats.send(*MESSAGES[5:12])
-    nats.purge(9)
-    with serving(nats, tmp_path) as running:
-        code, _, err = running.wait()
-    assert code == 5
-    assert err.startswith(f"penstock: {nats.uri}, sequence 6 is next, and the topic retains only what follows ")
-
-
-def test_a_topic_that_was_replaced_is_an_incompatible_state(nats, tmp_path):
-    nats.send(*MESSAGES[:5])
-    with serving(nats, tmp_path) as running, connect(running.uri) as client:
-        until(lambda: position(client) == 5)
-        assert running.end(signal.SIGTERM)[0] == 130
-    with Nats(tmp_path / "other") as other:
-        other.send(MESSAGES[0])
-        with serving(other, tmp_path) as running:
-            code, _, err = running.wait()
-    assert code == 5
-    assert f"{other.uri}, sequence 6 is next, and the stream was deleted and created again" in err
 
 
 BAD = {

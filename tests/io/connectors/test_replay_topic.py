@@ -3,14 +3,14 @@
 import signal
 
 import pytest
-from brokers import Nats, message_of
+from brokers import message_of
 from cli import outcome, started
 from limits import HANG_S, until
 from services import client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
 from penstock.checkpoint.store import Folder
-from penstock.errors import InputError, StateError, UsageError
+from penstock.errors import InputError, StateError
 from penstock.io.connectors.broker_partition import Message, Partition, RetainedRange
 from penstock.io.connectors.nats_stream import NatsStream
 from penstock.io.connectors.partition_source import PartitionSource
@@ -18,18 +18,6 @@ from penstock.io.log import LogWriter
 
 FRAMES = [frame(number, step=number) for number in range(40)]
 MESSAGES = [message_of(each) for each in FRAMES]
-
-
-@pytest.fixture
-def nats(tmp_path):
-    with Nats(tmp_path / "nats") as found:
-        yield found
-
-
-@pytest.fixture
-def config(tmp_path):
-    config_of().save(tmp_path / "tables.pbtxt")
-    return tmp_path / "tables.pbtxt"
 
 
 def test_a_replay_continues_at_the_committed_number(nats, config, tmp_path, capsys):
@@ -148,8 +136,8 @@ def test_a_broker_that_is_gone_is_bad_input_after_patience(nats, config, refused
 
 def test_validate_reads_a_topic(nats, config, capsys):
     nats.send(*MESSAGES[:3], b"no Arrow")
-    code, found, _ = outcome(capsys, "validate", config, nats.uri)
-    (source,) = found["sources"]
+    code, result, _ = outcome(capsys, "validate", config, nats.uri)
+    (source,) = result["sources"]
     assert (code, source["frames"], source["bad_rows"]) == (3, 3, {"bad_message": 1})
 
 
@@ -183,9 +171,9 @@ class Kept9(Partition):
         self.next = number
 
     def read(self, timeout_s):
-        found = [Message(n + 1, message) for n, message in enumerate(self.messages)][self.next - 1 : self.next + 1]
-        self.next += len(found)
-        return found
+        actual = [Message(n + 1, message) for n, message in enumerate(self.messages)][self.next - 1 : self.next + 1]
+        self.next += len(actual)
+        return actual
 
     def close(self):
         pass
@@ -250,8 +238,3 @@ def test_a_job_on_a_cluster_reads_no_topic(source, config, refused):
     line = refused(2, "replay", config, source, "--ray", "auto", "--shares", 2)
     problem = "one process reads topics and tables with versions, without --ray"
     assert line == f"penstock: --ray: {source.partition(':')[0]}: {problem}\n"
-
-
-def test_a_topic_that_is_misspelled():
-    with pytest.raises(UsageError, match="nats://x: expected nats://HOST:PORT/STREAM"):
-        ps.Engine(config_of()).run("nats://x")

@@ -1,4 +1,4 @@
-"""Prints the path of a resumed run to its first frame: ``python tests/path_of_a_resume.py``.
+"""Prints the path of a resumed run to its first frame: ``python tests/support/path_of_a_resume.py``.
 
 A run reads a plain Arrow IPC stream with a limit, commits to a checkpoint, and ends. ``Engine.restore`` loads the
 commit, and ``Engine.run`` resumes the stream without a limit. The path begins with this call, and ends when the run

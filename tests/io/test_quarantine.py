@@ -4,15 +4,32 @@ import errno
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.ipc
 import pytest
 from cli import SGD, outcome, table
 from faults.operations import failing
 from ipc import write
-from quarantines import BAD, COLUMNS, GOOD, batch, read, rows_of
+from quarantines import COLUMNS, read, rows_of
 
 import penstock as ps
 from penstock.cli import main
 from penstock.filesystem import atomic_files
+
+GOOD, BAD = ("user", 1, [1.0, 2.0]), ("user", 99, [1.0, 2.0])
+LISTS = pa.list_(pa.float32())
+
+
+def batch(step, *rows, ids=None, gradients=LISTS):
+    """Rows of (table, id, gradient)."""
+    columns = {
+        "table": pa.array([r[0] for r in rows], pa.utf8()),
+        "id": pa.array([r[1] for r in rows], ids or pa.int64()),
+        "gradient": pa.array([r[2] for r in rows], gradients),
+    }
+    if step is not None:
+        columns["step"] = pa.array([step] * len(rows), pa.int64())
+    return pa.RecordBatch.from_pydict(columns)
+
 
 CONFIG = table("user", 50, 2, SGD, "constant: 1.0") + table("item", 20, 3, SGD, "constant: 1.0") + "mode: TRAINING\n"
 
@@ -56,18 +73,18 @@ def test_every_kind_of_bad_row_is_quarantined_unchanged(quarantined, file, tmp_p
         ("user", 5, [float("nan"), float("-inf")]),
     ]
     code, report, _ = quarantined(batch(7, *first), batch(8, *second))
-    found = rows_of(file)
+    actual = rows_of(file)
     assert code == 0
-    assert [list(row) for row in found] == [COLUMNS] * 10
-    assert {row["source"] for row in found} == {str(tmp_path / "log.arrows")}
-    assert [(row["batch"], row["row_index"]) for row in found] == [
+    assert [list(row) for row in actual] == [COLUMNS] * 10
+    assert {row["source"] for row in actual} == {str(tmp_path / "log.arrows")}
+    assert [(row["batch"], row["row_index"]) for row in actual] == [
         *((0, row) for row in range(1, 6)),
         *((1, row) for row in (0, 1, 2, 3, 5)),
     ]
-    assert [row["table"] for row in found] == ["User", None, "user", "user", "item", *["user"] * 3, "item", "user"]
-    assert [row["id"] for row in found] == [2, 2, None, 50, -1, 1, 2, 3, 4, 5]
-    assert [row["origin_step"] for row in found] == [7] * 5 + [8] * 5
-    assert [row["reason"] for row in found] == [
+    assert [row["table"] for row in actual] == ["User", None, "user", "user", "item", *["user"] * 3, "item", "user"]
+    assert [row["id"] for row in actual] == [2, 2, None, 50, -1, 1, 2, 3, 4, 5]
+    assert [row["origin_step"] for row in actual] == [7] * 5 + [8] * 5
+    assert [row["reason"] for row in actual] == [
         *["unknown_table"] * 2,
         "id_null",
         *["id_out_of_range"] * 2,
@@ -75,9 +92,9 @@ def test_every_kind_of_bad_row_is_quarantined_unchanged(quarantined, file, tmp_p
         *["length_mismatch"] * 2,
         "gradient_not_finite",
     ]
-    assert [row["gradient"] for row in found[3:9]] == [[3, 4], [1, 2, 3], None, [1, None], [1], []]
-    assert np.isnan(found[9]["gradient"][0])
-    assert found[9]["gradient"][1] == -np.inf
+    assert [row["gradient"] for row in actual[3:9]] == [[3, 4], [1, 2, 3], None, [1, None], [1], []]
+    assert np.isnan(actual[9]["gradient"][0])
+    assert actual[9]["gradient"][1] == -np.inf
     assert report["quarantine"] == str(file)
 
 
@@ -93,8 +110,8 @@ def test_the_report_and_the_tables_are_those_of_drop(replay, quarantined, tmp_pa
 def test_ids_of_any_integer_type_are_quarantined(kind, quarantined, file):
     largest = 2**64 - 1 if kind == pa.uint64() else 100
     quarantined(batch(0, ("user", 60, [1.0, 2.0]), ("user", largest, [1.0, 2.0]), ids=kind))
-    found = [(row["id"], row["id_text"]) for row in rows_of(file)]
-    assert found == [(60, None), (None, str(largest)) if kind == pa.uint64() else (100, None)]
+    actual = [(row["id"], row["id_text"]) for row in rows_of(file)]
+    assert actual == [(60, None), (None, str(largest)) if kind == pa.uint64() else (100, None)]
 
 
 @pytest.mark.parametrize(
@@ -110,8 +127,8 @@ def test_ids_of_any_integer_type_are_quarantined(kind, quarantined, file):
 )
 def test_gradients_of_any_type_are_quarantined(kind, quarantined, file):
     storage = getattr(kind, "storage_type", kind)
-    one, nan = (0x3F80, 0x7FC0) if storage.value_type == pa.uint16() else (np.float16(1), np.float16("nan"))
-    values = pa.array([[one, one], [one, nan], None, [one, None], [one, one]], storage)
+    batch_, nan = (0x3F80, 0x7FC0) if storage.value_type == pa.uint16() else (np.float16(1), np.float16("nan"))
+    values = pa.array([[batch_, batch_], [batch_, nan], None, [batch_, None], [batch_, batch_]], storage)
     column = pa.ExtensionArray.from_storage(kind, values) if storage is not kind else values
     whole = pa.RecordBatch.from_pydict({"table": ["user"] * 5, "id": [1, 1, 1, 1, 99], "gradient": column})
     quarantined(whole.slice(1))
@@ -145,13 +162,13 @@ def test_a_parquet_source_has_rows_and_no_batches(replay, file, tmp_path):
 
 def test_one_frame_is_one_batch_of_the_quarantine(quarantined, file):
     quarantined(batch(0, BAD), batch(0, BAD, GOOD), batch(1, BAD), batch(2, GOOD))
-    assert [one.num_rows for one in read(file)] == [2, 1]
+    assert [batch_.num_rows for batch_ in read(file)] == [2, 1]
 
 
 def test_many_bad_rows_of_one_frame_are_still_one_batch(quarantined, file):
     quarantined(batch(0, *[("user", 50 + n, [1.0, 2.0]) for n in range(10_000)]))
-    (one,) = read(file)
-    assert one.column("id").to_pylist() == list(range(50, 10_050))
+    (batch_,) = read(file)
+    assert batch_.column("id").to_pylist() == list(range(50, 10_050))
 
 
 def test_bad_rows_of_a_stale_frame_are_quarantined(quarantined, file):
@@ -191,9 +208,9 @@ def test_an_existing_file_is_not_touched(quarantined, file):
     assert "exists; a quarantine is never written over" in output["error"]
 
 
-@pytest.mark.parametrize("given", ["quarantine", "quarantine=", "skip", "drop=x", ""])
-def test_unknown_values_of_on_bad_row_are_refused(given, replay, tmp_path):
-    code, output, _ = replay(write(tmp_path / "log.arrows", [batch(0, GOOD)]), "--on-bad-row", given)
+@pytest.mark.parametrize("value", ["quarantine", "quarantine=", "skip", "drop=x", ""])
+def test_unknown_values_of_on_bad_row_are_refused(value, replay, tmp_path):
+    code, output, _ = replay(write(tmp_path / "log.arrows", [batch(0, GOOD)]), "--on-bad-row", value)
     assert (code, "on_bad_row" in output["error"]) == (2, True)
 
 
@@ -208,9 +225,9 @@ def test_a_repaired_quarantine_is_replayed_one_frame_per_batch_and_never_stale(
 ):
     quarantined(batch(0, BAD), batch(5, BAD), batch(6, BAD, BAD))
     repaired = []
-    for one in read(file):
-        ids = pa.array([7] * one.num_rows, pa.int64())
-        repaired.append(one.set_column(one.schema.get_field_index("id"), "id", ids))
+    for batch_ in read(file):
+        ids = pa.array([7] * batch_.num_rows, pa.int64())
+        repaired.append(batch_.set_column(batch_.schema.get_field_index("id"), "id", ids))
     ps.Engine(ps.EmbeddingConfig.load(config)).write_tables(tmp_path / "tables")
     code, report, _ = replay(write(tmp_path / "repaired.arrows", repaired), "--init", tmp_path / "tables")
     assert code == 0
@@ -227,8 +244,8 @@ def test_an_unrepaired_quarantine_is_refused_for_the_same_reasons(replay, quaran
 
 def test_inspect_counts_the_reasons_of_a_quarantine(quarantined, file, call):
     quarantined(batch(3, BAD, ("user", 1, [1.0]), ("user", 98, [1.0, 1.0])))
-    text, found = call(0, "inspect", file)
-    (part,) = found["parts"]
+    text, result = call(0, "inspect", file)
+    (part,) = result["parts"]
     assert "quarantine of bad rows: id_out_of_range 2, length_mismatch 1" in text
     assert part["reasons"] == {"id_out_of_range": 2, "length_mismatch": 1}
 
