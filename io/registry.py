@@ -6,10 +6,11 @@ Help, errors, the tables of the docs and their navigation derive from these obje
 from __future__ import annotations
 
 import pkgutil
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from penstock.errors import UsageError
 
@@ -38,18 +39,24 @@ class Library(NamedTuple):
 class UriKind:
     """A kind of URI.
 
-    title : its name; page : below docs/
-    form : of the URI, for help and errors; schemes : the beginnings of such URIs
-    example : the words of a command that uses one
+    title : its name; form : of the URI, for help and errors; example : a URI that is on its page
     library : that it needs, besides pyarrow
+    schemes : the beginnings of such URIs; (): that of the form
+    page : below docs/; "": in ``folder``, named like the scheme
     """
 
     title: str
-    page: str
     form: str
-    schemes: tuple[str, ...]
     example: str
     library: Library | None = None
+    schemes: tuple[str, ...] = ()
+    page: str = ""
+    folder: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        name, mark = re.findall("(.*?)(:/*)", self.form)[0]
+        object.__setattr__(self, "schemes", self.schemes or (name + mark,))
+        object.__setattr__(self, "page", self.page or f"{self.folder}/{name}.md")
 
     def load(self, submodule: str = "") -> Any:
         """Import the library. Raises UsageError if it is not installed."""

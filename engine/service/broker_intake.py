@@ -74,8 +74,7 @@ class BrokerIntake:
         request = PutRequest(contributor=partition.producer, first=position + 1, stream=_STREAM)
         stream = self._sequencer.open(request, acked.append)
         try:
-            creation = self._sequencer.creation(partition.producer)
-            reader = PartitionReader(partition, position, self._patience_s, creation)
+            reader = PartitionReader(partition, position, self._patience_s, stream.creation)
             frames = MessageFrames(self._options, self._sequencer.first_bad)
             while not self._over.is_set():
                 messages = reader.read(WAIT_S)

@@ -85,11 +85,6 @@ class Sequencer(CommitListener):
         with self._engine.gate.still():
             return self.streams.position(contributor)
 
-    def creation(self, contributor: str) -> str | None:
-        """Return the creation of the topic that a producer's frames are of; None: unknown."""
-        with self._engine.gate.still():
-            return self.streams.creation(contributor)
-
     def open(self, request: PutRequest, notify: Callable[[Ack], None]) -> Stream:
         """Open a stream. An earlier stream of the same contributor ends at its next frame.
 

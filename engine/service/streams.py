@@ -103,10 +103,6 @@ class Streams:
         """Return the number of a producer's frames that were applied."""
         return self._positions.producers.get(contributor, 0)
 
-    def creation(self, contributor: str) -> str | None:
-        """Return the creation of the topic that a producer's frames are of; None: unknown."""
-        return self._positions.creations.get(contributor)
-
     def durable_position(self, contributor: str) -> int:
         """Return the number of a producer's frames that are durable; without a checkpoint, that were applied."""
         return self._durable.positions.get(contributor, 0) if self.is_durable else self.position(contributor)
@@ -125,6 +121,7 @@ class Streams:
         self._open.add(stream)
         if name is not None:
             self._newest[name] = stream
+            stream.creation = self._positions.creations.get(name)
         notify(stream.acked)
         return stream
 

@@ -20,9 +20,7 @@ from penstock.io.sources.files import open_file
 
 SOURCE = TableKind(
     title="Delta Lake",
-    page="sources/delta.md",
     form="delta:URI",
-    schemes=("delta:",),
     example="delta:gradients.delta",
     library=Library("deltalake", "delta"),
     unit="a commit of the table's log",

@@ -17,9 +17,7 @@ from penstock.io.sources.in_memory import scanned_part
 
 SOURCE = TableKind(
     title="Iceberg",
-    page="sources/iceberg.md",
     form="iceberg:CATALOG/NAMESPACE.TABLE",
-    schemes=("iceberg:",),
     example="iceberg:lake/training.gradients",
     library=Library("pyiceberg", "iceberg"),
     unit="a snapshot (format 2)",

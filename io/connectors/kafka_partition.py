@@ -13,9 +13,7 @@ from penstock.io.connectors.partition_source import TopicKind
 
 SOURCE = TopicKind(
     title="Kafka",
-    page="sources/kafka.md",
     form="kafka://BROKER:PORT,…/TOPIC",
-    schemes=("kafka://",),
     example="kafka://127.0.0.1:9092/gradients",
     library=KAFKA,
     unit="its offset in a partition, from 1",

@@ -14,9 +14,7 @@ from penstock.io.sources.in_memory import scanned_part
 
 SOURCE = TableKind(
     title="Lance",
-    page="sources/lance.md",
     form="lance:URI",
-    schemes=("lance:",),
     example="lance:gradients.lance",
     library=Library("lance", "lance"),
     unit="a version of the dataset",

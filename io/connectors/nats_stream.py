@@ -18,7 +18,6 @@ T = TypeVar("T")
 
 SOURCE = TopicKind(
     title="NATS JetStream",
-    page="sources/nats.md",
     form="nats://HOST:PORT/STREAM",
     schemes=("nats://", "tls://"),
     example="nats://127.0.0.1:4222/gradients",

@@ -21,6 +21,7 @@ class SourceKind(UriKind, ABC):
     """
 
     unit: str
+    folder = "sources"
     read_once: ClassVar[str | None] = None
     grows: ClassVar[bool] = False
 

@@ -27,9 +27,7 @@ from penstock.lineage import FIRST_EPOCH
 
 TARGET = TargetKind(
     title="Delta Lake",
-    page="targets/delta.md",
     form="delta:URI",
-    schemes=("delta:",),
     example="delta:rows.delta",
     library=Library("deltalake", "delta"),
     holds="a Delta Lake table of all rows",

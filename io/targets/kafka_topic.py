@@ -22,7 +22,6 @@ from penstock.io.targets.target_kinds import TargetKind
 
 TARGET = TargetKind(
     title="Kafka",
-    page="targets/kafka.md",
     form="kafka://BROKER:PORT/TOPIC",
     schemes=("kafka:",),
     example="kafka://127.0.0.1:9092/rows",

@@ -20,9 +20,7 @@ from penstock.lineage import FIRST_EPOCH
 
 TARGET = TargetKind(
     title="Lance",
-    page="targets/lance.md",
     form="lance:URI",
-    schemes=("lance:",),
     example="lance:rows.lance",
     library=Library("lance", "lance"),
     holds="a dataset of all rows",

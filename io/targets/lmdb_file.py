@@ -20,9 +20,7 @@ from penstock.io.targets.target_kinds import TargetKind
 
 TARGET = TargetKind(
     title="LMDB",
-    page="targets/lmdb.md",
     form="lmdb:PATH",
-    schemes=("lmdb:",),
     example="lmdb:rows.lmdb",
     library=Library("lmdb", "lmdb"),
     holds="a file with a database per table",

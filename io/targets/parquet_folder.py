@@ -29,9 +29,7 @@ from penstock.io.targets.target_kinds import TargetKind
 
 TARGET = TargetKind(
     title="Parquet",
-    page="targets/parquet.md",
     form="parquet:DIR",
-    schemes=("parquet:",),
     example="parquet:rows",
     holds="a file per table",
     transaction="a new folder, and a link to it",

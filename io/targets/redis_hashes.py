@@ -20,7 +20,6 @@ from penstock.io.targets.target_kinds import TargetKind
 
 TARGET = TargetKind(
     title="Redis",
-    page="targets/redis.md",
     form="redis://HOST:PORT/DATABASE",
     schemes=("redis://", "rediss://", "unix://"),
     example="redis://127.0.0.1:6379/0",

@@ -19,7 +19,7 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 class TargetKind(UriKind):
     """A kind of target. holds, transaction : what it stores, and what a transaction is, for the docs
 
-    open : returns the target that a URI names; without schemes, given a function's name and the file of its state
+    open : returns the target that a URI names; one that needs a state, given the file of it
     interval_s : default seconds between two transactions
     """
 
@@ -27,20 +27,22 @@ class TargetKind(UriKind):
     transaction: str
     open: Callable[..., Target]
     interval_s: float = 0.2
+    needs_state: bool = False
+    folder = "targets"
 
 
 @cache
 def target_kinds() -> tuple[TargetKind, ...]:
     """Return all kinds, the freshest first, and the function last."""
     kinds: list[TargetKind] = declared("penstock.io.targets", "TARGET")
-    return tuple(sorted(kinds, key=lambda kind: (not kind.schemes, kind.interval_s, kind.title)))
+    return tuple(sorted(kinds, key=lambda kind: (kind.needs_state, kind.interval_s, kind.title)))
 
 
 def target_kind(text: str) -> TargetKind:
     """Return the kind that a text names. Raises UsageError."""
     is_function = _FUNCTION.fullmatch(text) is not None
     for kind in target_kinds():
-        if text.startswith(kind.schemes) or (is_function and not kind.schemes):
+        if text.startswith(kind.schemes) or (is_function and kind.needs_state):
             return kind
     raise UsageError(f"--into {text}: expected {target_forms()}")
 
@@ -55,7 +57,7 @@ def open_target(text: str, state: str | os.PathLike[str] | None = None) -> Targe
     Raises UsageError for another text, and if the target's library is not installed. Nothing is connected yet.
     """
     kind = target_kind(text)
-    if kind.schemes:
+    if not kind.needs_state:
         if state is not None:
             raise UsageError(f"--state: only a function needs it; {text} stores the number of its last delta itself")
         return kind.open(text)

@@ -82,7 +82,7 @@ def opened(kind, uri):
     return kind.open(uri, 0.0) if kind in source_kinds() else open_target(uri)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in target_kinds() if kind.schemes], ids=title)
+@pytest.mark.parametrize("kind", [kind for kind in target_kinds() if not kind.needs_state], ids=title)
 def test_a_target_kind_opens_a_target(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert isinstance(opened(kind, kind.example), Target)
