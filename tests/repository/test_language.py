@@ -32,7 +32,7 @@ def modules():
     folders = [ROOT / folder for folder in ("engine", "io", "pyx", "bench", "examples")]
     results = (path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".pyx", ".pxd", ".h"))
     names = (str(path.relative_to(ROOT)) for path in results)
-    return sorted(name for name in names if not name.endswith("_pb2.py") and "/vendor/" not in name)
+    return sorted(name for name in names if not name.endswith("_pb2.py"))
 
 
 def names_of_tests():

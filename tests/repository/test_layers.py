@@ -207,9 +207,7 @@ SHARED_NAMES = {
 
 def test_no_two_modules_share_a_name_without_a_reason():
     paths = {path.relative_to(ROOT).with_suffix("") for _, path in modules()}
-    paths |= {
-        path.relative_to(ROOT).with_suffix("") for path in (ROOT / "pyx").rglob("*.h") if "vendor" not in path.parts
-    }
+    paths |= {path.relative_to(ROOT).with_suffix("") for path in (ROOT / "pyx").rglob("*.h")}
     actual = Counter(path.name for path in paths)
     assert actual["__init__"] > 1
     assert {name for name, times in actual.items() if times > 1} - SHARED_NAMES.keys() == set()
@@ -223,7 +221,7 @@ DOCSTRING = re.compile(r'^ *"""(?:.|\n)*?"""\n', re.MULTILINE)
 def test_no_module_has_more_than_500_lines_without_docstrings():
     folders = [ROOT / folder for folder in ("engine", "io", "pyx", "bench", "tests", "examples")]
     files = (path for folder in folders for path in folder.rglob("*") if path.suffix in {".py", ".pyx", ".pxd", ".h"})
-    written = [path for path in files if "vendor" not in path.parts and not path.name.endswith("_pb2.py")]
+    written = [path for path in files if not path.name.endswith("_pb2.py")]
     lengths = {str(path.relative_to(ROOT)): len(DOCSTRING.sub("", path.read_text()).splitlines()) for path in written}
     assert len(lengths) > 400
     assert {name: n for name, n in lengths.items() if n > MOST_LINES} == {}
