@@ -425,7 +425,7 @@ class TableAccess:
         Returns
         -------
         int
-            The number of programs.
+            The number of programs; 0 if all tables lie in the host's memory, where nothing is compiled.
 
         Notes
         -----
@@ -437,8 +437,8 @@ class TableAccess:
         >>> import penstock as ps
         >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
         >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
-        >>> engine.warmup() > 0
-        True
+        >>> engine.warmup()  # on a CPU
+        0
         """
         began_s = time.perf_counter()
         with self.core.still():

@@ -179,9 +179,9 @@ cdef void start_item(StepContext* p, int64_t item) noexcept nogil:
 
 
 cdef void work(StepContext* p) noexcept nogil:
-    """Do items of a step until none is left, beside any number of other threads.
+    """Do items of a step, as other threads may at the same time, until all are taken.
 
-    In the default floating-point environment: a library may have told the thread to flush subnormal numbers to zero.
+    In the default floating-point environment: other libraries may have set the thread to flush subnormal numbers to zero.
     """
     cdef fenv_t before
     cdef int64_t item

@@ -187,7 +187,7 @@ cdef class Step:
             if threads > 1 and num_items >= ITEMS_WORTH_SHARING:
                 run_tasks([self.work] * min(threads, num_items))
         finally:
-            self.work()  # also after an interrupt: no row is left out
+            self.work()  # also after an interrupt, so that no row is missed
         return 0
 
     def start(self):

@@ -114,10 +114,11 @@ def _allocating(definitions: Sequence[TableDefinition]) -> Iterator[None]:
     except (jax.errors.JaxRuntimeError, OSError) as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and getattr(error, "errno", None) != errno.ENOMEM:
             raise
+        reason = error.strerror if isinstance(error, OSError) else short(str(error).partition("\n")[0])
         layouts = sorted((definition.layout for definition in definitions), key=lambda layout: -layout.vocabulary_size)
         raise CapacityError(
             f"out of memory: no room for {quoted([layout.name for layout in layouts])} with slots "
-            f"({short(str(error).partition(chr(10))[0])}); give more memory or devices, or replay with --passes auto"
+            f"({reason}); give more memory or devices, or replay with --passes auto"
         ) from None
 
 

@@ -41,14 +41,14 @@ def test_the_list_of_commands_has_the_summary_of_each():
 
 @pytest.fixture
 def replay(tmp_path, config):
-    """replay(NAME=value…) replays an empty log in a separate process, with those in its environment."""
+    """replay(NAME=value…) replays an empty log by XLA in a separate process, with those in its environment."""
     schema = pa.schema([("id", pa.int64()), ("gradient", pa.list_(pa.float32(), 2))])
     write(tmp_path / "log.arrows", [], schema=schema)
 
     def run(**environment):
         command = [*COMMAND, "replay", config, "log.arrows"]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "PENSTOCK_", "XDG_"))}
-        environment = inherited | {"HOME": str(tmp_path)} | environment
+        environment = inherited | {"HOME": str(tmp_path), "PENSTOCK_VARIANT": "xla"} | environment
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout.splitlines()[-1]

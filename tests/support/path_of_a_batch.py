@@ -2,7 +2,7 @@
 
 A run reads a plain Arrow IPC stream of a few batches, a frame each, from a file into one table on the CPU, and the gate
 opens for every frame. The path is that of a batch in the middle. It begins when the run asks the reader for the next
-frame, and ends when the table's backend calls the compiled update with the batch's rows.
+frame, and ends when the table's backend returns from the compiled update of the batch's rows.
 
 What counts, by ``sys.setprofile`` on the thread of the run:
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROWS, DIM, BATCHES = 1000, 8, 6
-READER, BACKEND = "penstock.io.decoding.reader", "penstock.bridge."
+READER, UPDATE = "penstock.io.decoding.reader", "HostTables._run"
 
 
 class Call(NamedTuple):
@@ -38,13 +38,11 @@ class Profiler:
         self.paths = []
 
     def __call__(self, frame, event, _) -> None:
-        if event != "call":
-            return
         module = module_of(frame)
-        if module.startswith("jax") and module_of(frame.f_back).startswith(BACKEND) and self._path:
+        if event == "return" and frame.f_code.co_qualname == UPDATE and self._path:
             self.paths.append(self._path)
             self._path = []
-        elif module.startswith("penstock"):
+        elif event == "call" and module.startswith("penstock"):
             stack = self._stack(frame)
             if module == READER and READER not in [call.module for call in stack[:-1]]:
                 self._path = stack[:-1]
