@@ -42,7 +42,7 @@ lint: .venv/installed
 types: .venv/installed
 	cd build/tree && MYPYPATH=../../tests/support ../../$(BIN)/mypy --config-file ../../pyproject.toml -p penstock -m typing_examples
 	cd build/tree && ../../$(BIN)/python -m mypy.stubtest --mypy-config-file ../../pyproject.toml \
-		--ignore-unused-allowlist --allowlist ../../tests/stubtest_allowlist.txt \
+		--ignore-unused-allowlist --allowlist ../../tests/support/stubtest_allowlist.txt \
 		$(subst /,.,$(patsubst %.pyi,penstock.%,$(wildcard pyx/*.pyi pyx/keys/*.pyi bench/*.pyi)))
 
 # The kernel tests with bounds checks, built in a separate tree. -O1 halves the compile time.
