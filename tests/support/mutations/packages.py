@@ -8,11 +8,14 @@ ROOT = Path(__file__).resolve().parents[3]
 
 # package → (modules, or folders of them; test files, those of the package's promises first)
 PACKAGES: dict[str, tuple[list[str], list[str]]] = {
-    "core": (["engine/core.py"], ["core", "engine", "engine_rates", "engine_parameters", "dirty_rows", "stage"]),
+    "core": (
+        ["engine/core.py"],
+        ["core", "engine", "engine_rates", "engine_parameters", "dirty_rows", "stage", "dynamic", "dynamic_capacity"],
+    ),
     "gate": (["engine/gate.py"], ["gate", "accumulators_takers", "accumulators_golden", "accumulators_interleaved"]),
     "pipeline": (
         ["engine/pipeline.py", "engine/accumulators/frame_gate.py"],
-        ["gate", "core", "engine", "engine_rates", "threads", "metrics", "checkpoint"],
+        ["gate", "core", "engine", "engine_rates", "threads", "metrics", "checkpoint", "shares"],
     ),
     "accumulate": (
         ["engine/accumulators"],
@@ -20,7 +23,8 @@ PACKAGES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "reader": (
         ["io/decoding"],
-        ["frames", "frames_order", "columns", "columns_roles", "columns_rows", "plain_rows", "rounds", "examples"],
+        ["frames", "frames_order", "columns", "columns_roles", "columns_rows", "plain_rows", "rounds", "examples"]
+        + ["examples_oracle"],
     ),
     "checkpoint": (
         ["engine/checkpoint"],
