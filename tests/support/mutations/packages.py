@@ -23,8 +23,16 @@ PACKAGES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "reader": (
         ["io/decoding"],
-        ["frames", "frames_order", "columns", "columns_roles", "columns_rows", "plain_rows", "rounds", "examples"]
-        + ["examples_oracle"],
+        [
+            "frames",
+            "frames_order",
+            "columns",
+            "columns_roles",
+            "columns_rows",
+            "plain_rows",
+            "rounds",
+            "examples_oracle",
+        ],
     ),
     "checkpoint": (
         ["engine/checkpoint"],
