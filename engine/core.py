@@ -62,7 +62,7 @@ class EngineCore:
 
     gate : counts frames and opens; ``gate.still()`` is the lock of the engine
     rates : learning rates of the last run or apply, used by a flush; last_rates : of every tag at the last step
-    changed_step : the last step that changed a row
+    changed_step : the global step after the last step that changed a row
     failed : the error of a step that failed half way and left the tables inconsistent; else None
     counters : of frames that belong to no run
     """

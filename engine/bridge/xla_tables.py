@@ -1,4 +1,4 @@
-"""Tables on any backend: rows are routed to the devices by lines and padded, and a compiled program updates them.
+"""Tables that XLA's programs or the TPU's kernel update: rows are routed to devices by lines, and padded.
 
 Accelerators use this path, and it is the oracle of the other one (host_tables.py). The Dispatcher (dispatcher.py)
 decides what to dispatch when, and from which host memory; the Stack (stacking.py), where rows go.

@@ -1,4 +1,4 @@
-"""Victims of an eviction: the scores of a shard's entries, and the lowest of them.
+"""Victims of an eviction of keys from a dynamic table: the scores of a shard's entries, and the lowest of them.
 
 Whether an entry is empty, or among the lowest, is as good as random. The loops over all entries therefore have no branch
 that depends on it, which a processor would predict wrongly, and only the lowest scores are sorted.
@@ -36,7 +36,7 @@ cdef extern from *:
 
 
 cdef Py_ssize_t score_all(const Opening* opening, const KeyEntry* entries, uint32_t* scores) noexcept nogil:
-    """Score the entries of a shard by what evictions go by; STAYS: the entry is empty, expired, or of a key that occurs.
+    """Score a shard's entries: the lowest are evicted first. STAYS: the entry is empty, expired, or of a key that occurs.
     Returns how many are expired."""
     cdef const Shards* shards = opening.shards
     cdef int64_t num_expired = 0, clock = opening.clock, after = shards.policy.expire_after

@@ -6,7 +6,7 @@ import heapq
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,9 +23,6 @@ from penstock.shares.ray.readers import Place
 from penstock.stats import Counters, TableReport
 from penstock.tables.state_hash import KeyArrays
 from penstock.telemetry import MetricsSnapshot
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
