@@ -131,7 +131,7 @@ def _parse_text(text: str) -> tuple[EngineConfig, Scan]:
         kind = KINDS.get(header[1].rsplit(".", 1)[-1])
         if kind is None:
             line = text.count("\n", 0, header.end()) + 1
-            raise _AtError(f"proto-message is {header[1]}; expected TPUEmbeddingConfiguration or EngineConfig", line, 1)
+            raise _AtError(f"proto-message is {header[1]}; expected {' or '.join(KINDS)}", line, 1)
         kinds = [kind]
     failures = []
     for kind in kinds:

@@ -72,7 +72,8 @@ class TableSet:
         self._check_process()
         specs, meshes = self.specs_here, meshes_for(self.specs, devices)
         layouts = layouts_of(specs, meshes, mod, self.among)
-        check_placed(specs, layouts, meshes, self._directory_bytes(share))
+        dynamic_specs = [(spec, 0) for spec in self.specs.values() if spec.dynamic]
+        check_placed(specs, layouts, meshes, bytes_of_directories(dynamic_specs, 1 if share is None else share[1]))
         preference = preferred(self.specs, variant)
         self._groups, self.cached = create_placed(specs, layouts, meshes, team, preference, self.processes)
         members = [(group, member) for group in self._groups for member in range(len(group.layouts))]
@@ -95,28 +96,23 @@ class TableSet:
             if name not in self.dynamic:
                 self._tables[name].fill(self.start_of(spec, seed))
 
-    def _directory_bytes(self, share: tuple[int, int] | None) -> int:
-        dynamic = [(spec, 0) for spec in self.specs.values() if spec.dynamic]
-        return bytes_of_directories(dynamic, 1 if share is None else share[1])
-
     def _check_process(self) -> None:
         """Raise UsageError for what a mesh over several processes does not have: dynamic tables, shares, placements."""
         if self.processes is None:
             return
         if self.is_share:
             raise UsageError(f"share: the mesh spans {self.processes.count} processes; give one or the other")
-        dynamic = [name for name, spec in self.specs.items() if spec.dynamic is not None]
-        placed = [(name, place) for name, spec in self.specs.items() if (place := spec.placement.where) != "device"]
-        for name, place in placed:
-            raise UsageError(
-                f"table '{name}' has the placement {place.upper()}, and the mesh spans {self.processes.count} "
-                "processes: create the engine on the devices of one process, or place the table on DEVICE"
-            )
-        if dynamic:
-            raise UsageError(
-                f"table '{dynamic[0]}' is dynamic, and the mesh spans {self.processes.count} processes: create the "
-                "engine on the devices of one process, or number its keys below a vocabulary_size"
-            )
+        for name, spec in self.specs.items():
+            if (placement := spec.placement.where) != "device":
+                raise UsageError(
+                    f"table '{name}' has the placement {placement.upper()}, and the mesh spans {self.processes.count} "
+                    "processes: create the engine on the devices of one process, or place the table on DEVICE"
+                )
+            if spec.dynamic is not None:
+                raise UsageError(
+                    f"table '{name}' is dynamic, and the mesh spans {self.processes.count} processes: create the "
+                    "engine on the devices of one process, or number its keys below a vocabulary_size"
+                )
 
     @property
     def specs_here(self) -> Mapping[str, TableSpec]:
