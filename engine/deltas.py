@@ -222,7 +222,7 @@ class Deltas(StepObserver):
     def _read(self, block: DeltaBlock) -> Piece:
         table, ids = self._core.tables.table(block.table), ids_of(block)
         if block.keys is None:
-            rows = self._core.tables.numbers(block.table, ids)
+            rows = self._core.tables.local_rows(block.table, ids)
         else:
             present = ids[~block.keys.deleted]
             rows = self._dynamic[block.table].directory.rows(present, expired=True).astype(np.int64)

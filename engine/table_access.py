@@ -68,7 +68,7 @@ class TableAccess:
         (8, 2)
         """
         with self.core.still():
-            return self.core.tables.whole(name).whole()
+            return self.core.tables.whole_table(name).whole()
 
     def slots(self, name: str) -> dict[str, jax.Array]:
         """Return copies of the optimizer's slots, by TensorFlow's names.
@@ -94,7 +94,7 @@ class TableAccess:
         [1.5, 4.5]
         """
         with self.core.still():
-            table = self.core.tables.whole(name)
+            table = self.core.tables.whole_table(name)
             return {slot: table.whole(part) for slot, part in self.core.tables.parts(name).items() if part}
 
     def lookup(self, name: str, ids: Any, forward: bool = False) -> Float32:
@@ -330,7 +330,7 @@ class TableAccess:
         array([[0.25, 0.5 ]], dtype=float32)
         """
         self.core.check_whole()
-        row_ids, values = self.core.tables.checked(name, rows, ids, slots)
+        row_ids, values = self.core.tables.checked_parameters(name, rows, ids, slots)
         self.core.load(partial(self.core.tables.set_rows, name, row_ids, values), {name: row_ids})
 
     def state_hash(self) -> str:

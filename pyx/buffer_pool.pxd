@@ -6,21 +6,21 @@ cdef extern from "pages.h":
 
 
 cdef enum:
-    KEPT = 16                 # blocks a pool holds: some arrays for each of some parts
+    MAX_FREE_BLOCKS = 16      # blocks a pool holds: some arrays for each of some parts
 
 
-cdef struct Piece:
+cdef struct FreeBlock:
     char* memory
     Py_ssize_t size, touched  # touched: bytes from the start that were ever written
 
 
 cdef class Pool:
-    cdef Piece[KEPT] _free
+    cdef FreeBlock[MAX_FREE_BLOCKS] _free
     cdef int _num_free
     cdef Py_ssize_t _wanted   # bytes that were needed of late: what is far larger is not kept
     cdef Block take(self, Py_ssize_t num_bytes)
     cdef void give_back(self, Block block) noexcept
-    cdef Py_ssize_t num_bytes(self) noexcept
+    cdef Py_ssize_t touched_bytes(self) noexcept
 
 
 cdef class Block:

@@ -29,7 +29,7 @@ cdef class Pool:
         for i in range(self._num_free):
             penstock_release(self._free[i].memory, self._free[i].size)
 
-    cdef Py_ssize_t num_bytes(self) noexcept:
+    cdef Py_ssize_t touched_bytes(self) noexcept:
         """Bytes of the blocks to be used again."""
         cdef int i
         cdef Py_ssize_t n = 0
@@ -61,14 +61,14 @@ cdef class Pool:
         return block
 
     cdef void give_back(self, Block block) noexcept:
-        cdef Piece piece
-        piece.memory, piece.size, piece.touched = block.memory, block.size, max(block.touched, block.used)
+        cdef FreeBlock free
+        free.memory, free.size, free.touched = block.memory, block.size, max(block.touched, block.used)
         self._wanted = max(block.used, self._wanted // 2)
-        if self._num_free < KEPT and piece.touched <= MAX_OVERSIZE * max(self._wanted, <Py_ssize_t>4096):
-            self._free[self._num_free] = piece
+        if self._num_free < MAX_FREE_BLOCKS and free.touched <= MAX_OVERSIZE * max(self._wanted, <Py_ssize_t>4096):
+            self._free[self._num_free] = free
             self._num_free += 1
         else:
-            penstock_release(piece.memory, piece.size)
+            penstock_release(free.memory, free.size)
 
 
 @cython.no_gc

@@ -43,7 +43,7 @@ cdef class PartMemory:
         for p in range(self.num_parts):
             buckets += self.parts[p].buckets.reserved
         return (self.held() * per_id + buckets * sizeof(Bucket) + (self.map.num_bytes if self.map is not None else 0)
-                + self._pool.num_bytes())
+                + self._pool.touched_bytes())
 
     cdef int set_parts(self, Py_ssize_t num_parts) except -1:
         """Have so many parts, a power of two. Only while nothing is held."""

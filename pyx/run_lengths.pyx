@@ -21,25 +21,25 @@ cdef enum:
     BLOCK = 64  # entries compared without a branch: the compiler makes vectors of them
 
 
-def equal_runs(const code_t[::1] codes not None, Py_ssize_t most):
+def equal_runs(const code_t[::1] codes not None, Py_ssize_t max_runs):
     """Where equal codes stand side by side.
 
     codes : int8, int16, int32 or int64, shape (n,)
-    Returns a list of (start, stop, code), or None where there are more than ``most``.
+    Returns a list of (start, stop, code), or None where there are more than ``max_runs``.
     """
     cdef Py_ssize_t start = 0, stop, k, n = codes.shape[0]
     cdef const code_t* values = &codes[0] if n else NULL
-    cdef code_t code, differ
+    cdef code_t code, difference
     runs = []
     while start < n:
-        if len(runs) == most:
+        if len(runs) == max_runs:
             return None
         code, stop = values[start], start + 1
         while stop + BLOCK <= n:
-            differ = 0
+            difference = 0
             for k in range(BLOCK):
-                differ |= values[stop + k] ^ code
-            if differ:
+                difference |= values[stop + k] ^ code
+            if difference:
                 break
             stop += BLOCK
         while stop < n and values[stop] == code:
@@ -49,16 +49,16 @@ def equal_runs(const code_t[::1] codes not None, Py_ssize_t most):
     return runs
 
 
-def length_runs(const offset_t[::1] offsets not None, uint64_t num_values, Py_ssize_t most):
+def length_runs(const offset_t[::1] offsets not None, uint64_t num_values, Py_ssize_t max_runs):
     """Where lists of one length stand side by side, if their offsets are sound.
 
     offsets : uint32 or uint64, shape (n + 1,): list i has the values from offsets[i] to offsets[i + 1]
-    Returns a list of (start, stop, length), or None where there are more than ``most``, or where offsets do not
+    Returns a list of (start, stop, length), or None where there are more than ``max_runs``, or where offsets do not
     ascend, or reach beyond ``num_values``.
     """
     cdef Py_ssize_t start = 0, stop, k, n = offsets.shape[0] - 1
     cdef const offset_t* bounds
-    cdef offset_t length, differ
+    cdef offset_t length, difference
     if n < 0:
         return None
     bounds = &offsets[0]
@@ -66,10 +66,10 @@ def length_runs(const offset_t[::1] offsets not None, uint64_t num_values, Py_ss
     while start < n:
         length, stop = bounds[start + 1] - bounds[start], start + 1
         while stop + BLOCK <= n:
-            differ = 0
+            difference = 0
             for k in range(BLOCK):
-                differ |= (bounds[stop + k + 1] - bounds[stop + k]) ^ length
-            if differ:
+                difference |= (bounds[stop + k + 1] - bounds[stop + k]) ^ length
+            if difference:
                 break
             stop += BLOCK
         while stop < n and <offset_t>(bounds[stop + 1] - bounds[stop]) == length:
@@ -77,7 +77,7 @@ def length_runs(const offset_t[::1] offsets not None, uint64_t num_values, Py_ss
         # Nothing has wrapped: so many lists of that length end inside the values, and where the offsets say.
         if bounds[start] > num_values or <uint64_t>length > (num_values - bounds[start]) // <uint64_t>(stop - start):
             return None
-        if bounds[stop] != bounds[start] + <uint64_t>length * <uint64_t>(stop - start) or len(runs) == most:
+        if bounds[stop] != bounds[start] + <uint64_t>length * <uint64_t>(stop - start) or len(runs) == max_runs:
             return None
         runs.append((start, stop, length))
         start = stop

@@ -207,10 +207,10 @@ def _load(core: EngineCore, folder: Folder, commit: Commit) -> None:
             here = ids >= 0
             ids, parts = ids[here], [rows[here] for rows in parts]
         elif name in core.tables.dynamic:
-            _admit(core, name, *core.tables.own(name, ids, parts), folder)
+            _admit(core, name, *core.tables.select_own(name, ids, parts), folder)
             continue
         else:
-            ids, parts = core.tables.own(name, ids, parts)
+            ids, parts = core.tables.select_own(name, ids, parts)
         core.tables.set_stored_rows(name, ids, dict(enumerate(parts)))
     core.tables.dynamic.forget_changes()
     stores = _stores_of(folder, commit)

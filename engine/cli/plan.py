@@ -14,7 +14,7 @@ from penstock.cli.command_line import (
     keywords_of,
 )
 from penstock.cli.output import Output, ProgressLine, count, frames_text, size_text
-from penstock.config.dynamic import MOST
+from penstock.config.dynamic import MAX_COUNT
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.placement import MOST_BYTES
 from penstock.flag_values import MOST_PARALLEL, number, whole
@@ -80,20 +80,20 @@ def _several(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 def _after(text: str) -> int | None:
     try:
-        return None if text == NEVER else whole(1, MOST)(text)
+        return None if text == NEVER else whole(1, MAX_COUNT)(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{error}; or {NEVER}") from None
 
 
 _CHOICES: dict[str, tuple[Callable[[str], Any], str]] = {
-    "--capacity": (whole(1, MOST), "rows"),
-    "--min-count": (whole(1, MOST), "occurrences that admit a key"),
+    "--capacity": (whole(1, MAX_COUNT), "rows"),
+    "--min-count": (whole(1, MAX_COUNT), "occurrences that admit a key"),
     "--expire": (
         _after,
         f"a key expires when the clock has moved on by more than this since its last row; or {NEVER}",
     ),
     "--device-bytes": (whole(1, MOST_BYTES), "bytes of rows that a cached table has on the devices"),
-    "--look-ahead": (whole(0, MOST), "openings of the gate that a cached table looks ahead"),
+    "--look-ahead": (whole(0, MAX_COUNT), "openings of the gate that a cached table looks ahead"),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.config.engine_config_pb2 import TableSettings
 from penstock.errors import ConfigError
 
-MOST = 2**31 - 1  # occurrences and units of the clock
+MAX_COUNT = 2**31 - 1  # occurrences and units of the clock
 # Argument, its message in DynamicSettings ("": that itself), its field there, and the values of an enum, default first.
 _FIELDS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("key_type", "", "key_type", ("int64", "uint64")),
@@ -102,8 +102,8 @@ class Dynamic:
                 if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
                     raise ConfigError(f"probability must be a number from 0 to 1, got {value!r}")
                 object.__setattr__(self, name, float(value))
-            elif isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MOST:
-                raise ConfigError(f"{name} must be an int from 1 to {MOST}, got {value!r}")
+            elif isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MAX_COUNT:
+                raise ConfigError(f"{name} must be an int from 1 to {MAX_COUNT}, got {value!r}")
             else:
                 object.__setattr__(self, name, int(value))  # commits write it as JSON, which NumPy's numbers are not
         for problem, fix in _contradictions(self):
@@ -116,7 +116,7 @@ class Dynamic:
 
 
 # Messages that set nothing if they are empty → their most important fields.
-_NEEDED = {"admit": "min_count or probability", "expire": "after"}
+_SUGGESTED_FIELDS = {"admit": "min_count or probability", "expire": "after"}
 _OPTIONAL = {field.name for field in fields(Dynamic) if field.default is None}
 
 
@@ -164,13 +164,13 @@ def read_dynamic(settings: TableSettings) -> Dynamic | None:
         if message and not settings.dynamic.HasField(message):
             continue
         source = getattr(settings.dynamic, message) if message else settings.dynamic
-        if message in _NEEDED and not source.ByteSize():
-            raise ConfigError(f"{message} {{ }} says nothing; give {_NEEDED[message]}, or remove it")
-        number = getattr(source, field)
+        if message in _SUGGESTED_FIELDS and not source.ByteSize():
+            raise ConfigError(f"{message} {{ }} says nothing; give {_SUGGESTED_FIELDS[message]}, or remove it")
+        value = getattr(source, field)
         if values:
-            arguments[name] = values[number] if number < len(values) else number
+            arguments[name] = values[value] if value < len(values) else value
         elif source.HasField(field):
-            arguments[name] = number
+            arguments[name] = value
     return Dynamic(**arguments)
 
 

@@ -27,7 +27,7 @@ from penstock.filesystem import atomic_files
 TEXT_SUFFIXES = (".pbtxt", ".textproto", ".txtpb", ".txt")
 
 MAX_BYTES = 2**31 - 1  # protobuf's own bound
-AT_ONCE = 1 << 24
+READ_BYTES = 1 << 24
 
 # Files that users pass by mistake, by their first bytes.
 MAGIC = {
@@ -63,7 +63,7 @@ def read(path: str | os.PathLike[str]) -> tuple[EngineConfig, Scan | None]:
             for magic, kind in MAGIC.items():
                 if content.startswith(magic):
                     raise ConfigError(f"{name}: this is {kind}; a configuration is a text or binary proto message")
-            while piece := file.read(AT_ONCE):  # Python allocates all that it is asked for
+            while piece := file.read(READ_BYTES):  # Python allocates all that it is asked for
                 content += piece
                 if len(content) > MAX_BYTES:
                     raise ConfigError(f"{name}: is larger than a proto message can be; is it another kind of file?")
@@ -80,13 +80,13 @@ def read(path: str | os.PathLike[str]) -> tuple[EngineConfig, Scan | None]:
     is_text = len(content.translate(None, CONTROL)) == len(content)
     try:
         return _parse_text(_decode(content)) if is_text else (parse_binary(content), None)
-    except _AtError as error:
+    except _LocatedError as error:
         raise ConfigError(_line(f"{name}:{error.line}:{error.column}: {error}")) from None
     except ConfigError as error:
         raise ConfigError(_line(f"{name}: {error}")) from None
 
 
-class _AtError(ConfigError):
+class _LocatedError(ConfigError):
     """A problem at a location in a text; line and column count from 1."""
 
     def __init__(self, problem: str, line: int, column: int) -> None:
@@ -104,7 +104,7 @@ def _decode(content: bytes) -> str:
     except UnicodeDecodeError as error:
         before = content[: error.start]
         column = error.start - (before.rfind(b"\n") + 1) + 1
-        raise _AtError("not UTF-8; save the text as UTF-8", before.count(b"\n") + 1, column) from None
+        raise _LocatedError("not UTF-8; save the text as UTF-8", before.count(b"\n") + 1, column) from None
 
 
 def parse_binary(content: bytes) -> EngineConfig:
@@ -131,24 +131,24 @@ def _parse_text(text: str) -> tuple[EngineConfig, Scan]:
         kind = KINDS.get(header[1].rsplit(".", 1)[-1])
         if kind is None:
             line = text.count("\n", 0, header.end()) + 1
-            raise _AtError(f"proto-message is {header[1]}; expected {' or '.join(KINDS)}", line, 1)
+            raise _LocatedError(f"proto-message is {header[1]}; expected {' or '.join(KINDS)}", line, 1)
         kinds = [kind]
     failures = []
     for kind in kinds:
         try:
             message = text_format.Parse(text, kind())
         except text_format.ParseError as error:
-            failures.append(_at(error, text))
+            failures.append(_located(error, text))
         except Exception as error:  # the parser does not convert every built-in exception to a ParseError
-            failures.append(_AtError(f"cannot be parsed: {error}", 1, 1))
+            failures.append(_LocatedError(f"cannot be parsed: {error}", 1, 1))
         else:
-            whole = message if isinstance(message, EngineConfig) else EngineConfig(tpu_embedding_configuration=message)
-            return whole, scan(text, kind)
+            config = message if isinstance(message, EngineConfig) else EngineConfig(tpu_embedding_configuration=message)
+            return config, scan(text, kind)
     # The kind whose parse got furthest is the intended one.
     raise max(failures, key=lambda failure: (failure.line, failure.column))
 
 
-def _at(error: text_format.ParseError, text: str) -> _AtError:
+def _located(error: text_format.ParseError, text: str) -> _LocatedError:
     """Return the parser's error without its copy of the line, and with similar names."""
     line, column = error.GetLine() or 1, error.GetColumn() or 1
     problem = str(error).removeprefix(f"{line}:{column} : ")
@@ -162,7 +162,7 @@ def _at(error: text_format.ParseError, text: str) -> _AtError:
         enum = owner.enum_types_by_name[value[1].rsplit(".", 1)[1]]
         problem = f"{enum.name} has no value '{value[2]}'; " + near(value[2], enum.values_by_name)
     problem = _WORD.sub(lambda word: f"{word[0][:_WORD_LENGTH]}…", problem)
-    return _AtError(problem.replace("penstock.tpu.", ""), line, column)
+    return _LocatedError(problem.replace("penstock.tpu.", ""), line, column)
 
 
 def _descriptor(name: str) -> Descriptor | None:
@@ -189,9 +189,9 @@ def write(message: EngineConfig, path: str | os.PathLike[str]) -> None:
     settings = EngineConfig()
     settings.CopyFrom(message)
     settings.ClearField("tpu_embedding_configuration")
-    whole: Message = message if settings.ByteSize() else message.tpu_embedding_configuration
+    to_write: Message = message if settings.ByteSize() else message.tpu_embedding_configuration
     is_text = Path(name).suffix.lower() in TEXT_SUFFIXES
-    content = _text(name, whole).encode() if is_text else whole.SerializeToString(deterministic=True)
+    content = _text(name, to_write).encode() if is_text else to_write.SerializeToString(deterministic=True)
     with atomic_files.publishing(Path(os.path.realpath(name))) as file:  # a link stays, and its target is replaced
         file.write(content)
 
@@ -206,8 +206,8 @@ def _text(name: str, message: Message) -> str:
     else:
         header = "# proto-message: tensorflow.tpu.TPUEmbeddingConfiguration\n"
     text = header + text_format.MessageToString(message)
-    again = text_format.Parse(text, type(message)())
-    if again.SerializeToString(deterministic=True) != message.SerializeToString(deterministic=True):
+    reparsed = text_format.Parse(text, type(message)())
+    if reparsed.SerializeToString(deterministic=True) != message.SerializeToString(deterministic=True):
         raise ConfigError(
             _line(f"{name}: text would not give back the same message; save as binary, to a path that ends in .pb")
         )

@@ -62,7 +62,7 @@ class MappedShare:
             if name not in self._keys and (places["record"] == _MISSING).any():
                 raise StateError(f"{files[-1]}: table '{name}' lacks a row; restore another commit")
 
-    def in_order(self, name: str) -> tuple[Int64, KeyArrays]:
+    def rows_in_hash_order(self, name: str) -> tuple[Int64, KeyArrays]:
         """Return the rows of a dynamic table in the order of the state hash, as ``read_rows`` takes them; its keys."""
         return self._keys[name]
 
@@ -92,7 +92,7 @@ class MappedShare:
         self._rows[name].append(rows)
 
     def _read_keys(self, name: str, state: Mapping[str, Array]) -> tuple[Int64, KeyArrays]:
-        """Return what ``in_order`` does, in mapped files."""
+        """Return what ``rows_in_hash_order`` does, in mapped files."""
         share = self._shares[name]
         directory = make_directory(self._specs[name], self._seed, share=(share.rank, share.count))
         rows = directory.set_state({key: np.array(array) for key, array in state.items()})

@@ -29,7 +29,7 @@ _GENERATIONS = 2
 class ShareTables(Protocol):
     """The rows of all tables in one share. ``TableSet`` is one."""
 
-    def in_order(self, name: str) -> tuple[Int64, KeyArrays]: ...
+    def rows_in_hash_order(self, name: str) -> tuple[Int64, KeyArrays]: ...
 
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32: ...
 
@@ -67,7 +67,7 @@ class WholeTables:
             orders = None
             sizes = np.array([Share(rank, count, spec.vocabulary_size, self._mod).num_rows for rank in range(count)])
         else:
-            orders = [share.in_order(name)[0] for share in self._shares]
+            orders = [share.rows_in_hash_order(name)[0] for share in self._shares]
             sizes = np.array([len(rows) for rows in orders])
         at_once = max(1, _BLOCK_BYTES // (4 * spec.dim))
         firsts = np.cumsum(sizes) - sizes
@@ -90,7 +90,7 @@ class WholeTables:
 
     def _key_arrays(self, name: str) -> KeyArrays:
         """Return those of all shares as one directory has them: virtual shards are in the order of the shares."""
-        shares = [share.in_order(name)[1] for share in self._shares]
+        shares = [share.rows_in_hash_order(name)[1] for share in self._shares]
         arrays = list(zip(*(arrays for arrays, _ in shares), strict=True))
         # The last four are the candidates, in order of generation in each share and among all.
         bounds = [np.searchsorted(generation, range(1 + _GENERATIONS)) for generation in arrays[-1]]
@@ -106,7 +106,7 @@ class WholeTables:
     def _sorted_keys(self, name: str) -> tuple[Array, Int64]:
         """Return the keys of all shares, ascending, and the position of each in the order of the state hash."""
         id_type = self._specs[name].id_type
-        shares = [share.in_order(name)[1][0][0].view(id_type) for share in self._shares]
+        shares = [share.rows_in_hash_order(name)[1][0][0].view(id_type) for share in self._shares]
         keys = self._joined(shares)
         keys.sort()
         order, first = self._empty(np.int64, len(keys)), 0

@@ -33,7 +33,7 @@ def write_tables(tables: TableSet, directory: str | os.PathLike[str]) -> list[Pa
     with TablesWriter(Path(directory)) as writer:
         for name in tables.specs:
             columns, dynamic = _columns(tables, name), tables.dynamic.get(name)
-            keys, stream = (None, tables.whole(name).stream) if dynamic is None else dynamic.sorted()
+            keys, stream = (None, tables.whole_table(name).stream) if dynamic is None else dynamic.sorted()
             writer.write(name, columns, _blocks(stream, len(columns)), keys)
     if processes is not None:
         processes.agree("the end of write_tables")
@@ -61,8 +61,8 @@ def reading(tables: TableSet, directory: str | os.PathLike[str]) -> Callable[[],
     def read() -> None:
         try:
             for name, ids, values in blocks:
-                numbers, own_values = tables.own(name, ids, list(values.values()))
-                tables.set_rows(name, numbers, dict(zip(values, own_values, strict=True)))
+                rows, own_values = tables.select_own(name, ids, list(values.values()))
+                tables.set_rows(name, rows, dict(zip(values, own_values, strict=True)))
         except CapacityError as error:  # after other rows were set
             raise StateError(f"{path}: {error}") from None
 
@@ -88,7 +88,7 @@ def _orbax_tables(tables: TableSet, directory: Path) -> Iterator[Block]:
         raise UsageError(f"table '{name}' is dynamic, and an Orbax checkpoint has no keys: load files that --out wrote")
     tree = load_tree(directory)
     for name in tables.specs:
-        table, parts = tables.whole(name), tables.parts(name)
+        table, parts = tables.whole_table(name), tables.parts(name)
         num_rows = table.layout.vocabulary_size
         by_name = parts_of(tree, directory, name, num_rows, dict(zip(parts, table.part_dims, strict=True)))
         ids = np.arange(num_rows)

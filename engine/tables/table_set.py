@@ -82,7 +82,7 @@ class TableSet:
         self.programs = TablePrograms(self._tables)
         self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
         # The empty update of a table that a step does not touch: non-lazy optimizers still move its rows.
-        self._of_no_rows = {
+        self._empty_updates = {
             name: (Coalesced.of_no_rows(spec.dim),) for name, spec in self.specs.items() if spec.rule.non_lazy
         }
         self.dynamic = TableKeys(
@@ -143,10 +143,10 @@ class TableSet:
             return sums
         part: dict[str, Array] = {}
         for number in {key.partition(".")[0] for key in sums}:
-            places, numbers = self.shares[name].select(np.ascontiguousarray(sums[f"{number}.ids"]))
-            if len(places) or not self.specs[name].accumulate:
-                of_frame = {key: array for key, array in sums.items() if key.startswith(f"{number}.")}
-                part |= {key: array[places] for key, array in of_frame.items()} | {f"{number}.ids": numbers}
+            positions, rows = self.shares[name].select(np.ascontiguousarray(sums[f"{number}.ids"]))
+            if len(positions) or not self.specs[name].accumulate:
+                frame_sums = {key: array for key, array in sums.items() if key.startswith(f"{number}.")}
+                part |= {key: array[positions] for key, array in frame_sums.items()} | {f"{number}.ids": rows}
         return part
 
     def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> bool:
@@ -164,12 +164,12 @@ class TableSet:
             for member, spec in enumerate(specs):
                 name, rate = spec.name, spec.learning_rate if spec.tag is None else rates[spec.tag]
                 assert rate is not None  # a valid configuration has one or the other
-                several: Sequence[Coalesced] = coalesced.get(name, ()) or self._of_no_rows.get(name, ())
-                for number, rows in enumerate(several):
+                table_updates: Sequence[Coalesced] = coalesced.get(name, ()) or self._empty_updates.get(name, ())
+                for number, rows in enumerate(table_updates):
                     if number == len(applications):
                         applications.append([])
                     applications[number].append((member, rows.summed, rate))
-                    changed = changed or rows.num_ids > 0 or name in self._of_no_rows
+                    changed = changed or rows.num_ids > 0 or name in self._empty_updates
             for number, updates in enumerate(applications):
                 group.apply(updates, step, number)
         return changed
@@ -238,10 +238,10 @@ class TableSet:
         """Return how many rows of a table are here."""
         return self.shares[name].num_rows if name in self.shares else self.specs[name].vocabulary_size
 
-    def ids(self, name: str, numbers: Int64) -> Int64:
+    def ids(self, name: str, rows: Int64) -> Int64:
         """Return the ids of rows of a static table by their numbers here; keys as they are."""
         share = self.shares.get(name)
-        return numbers if share is None or name in self.dynamic else share.ids(numbers)
+        return rows if share is None or name in self.dynamic else share.ids(rows)
 
     def all_ids(self, name: str) -> range:
         """Return the ids of all rows of a static table that are here."""
@@ -250,7 +250,7 @@ class TableSet:
             return range(self.specs[name].vocabulary_size)
         return range(share.ids(0), share.ids(share.num_rows), share.stride)
 
-    def numbers(self, name: str, ids: Int64) -> Int64:
+    def local_rows(self, name: str, ids: Int64) -> Int64:
         """Return the numbers of ids of this share."""
         return self.shares[name].locate(ids)[1] if name in self.shares else ids
 
@@ -261,12 +261,12 @@ class TableSet:
             return dict(sums)
         return {key: share.ids(array) if key.endswith(".ids") else array for key, array in sums.items()}
 
-    def own(self, name: str, ids: Int64, parts: list[Float32]) -> tuple[Int64, list[Float32]]:
+    def select_own(self, name: str, ids: Int64, parts: list[Float32]) -> tuple[Int64, list[Float32]]:
         """Return the numbers of those of some ids whose rows are here, and some parts of their rows."""
         if name not in self.shares:
             return ids, parts
-        places, numbers = self.shares[name].select(np.ascontiguousarray(ids))
-        return numbers, [rows[places] for rows in parts]
+        positions, rows = self.shares[name].select(np.ascontiguousarray(ids))
+        return rows, [values[positions] for values in parts]
 
     def lookup(self, name: str, ids: Int64, forward: bool) -> Float32:
         """Return the weights of ids, float32 (n, dim); ids may repeat.
@@ -280,7 +280,7 @@ class TableSet:
             return rows
         return np.asarray(quantize(Ops(np), rows, seen.num_buckets, seen.lower, seen.upper), np.float32)
 
-    def whole(self, name: str) -> DeviceTable:
+    def whole_table(self, name: str) -> DeviceTable:
         """Return a table on the devices whose rows are all of its ids. Raises UsageError for a dynamic table."""
         table = self.table(name)
         if name in self.dynamic:
@@ -301,23 +301,25 @@ class TableSet:
 
     def retrieve(self, name: str) -> dict[str, Float32]:
         """Return a table's weights and slots by name, float32 (vocabulary_size, floats per row) in id order."""
-        table = self.whole(name)
+        table = self.whole_table(name)
         return {key: np.concatenate(list(table.stream(part))) for key, part in self.parts(name).items()}
 
-    def checked(self, name: str, rows: Any, ids: Any, slots: Mapping[str, Any]) -> tuple[Int64, dict[int, Float32]]:
+    def checked_parameters(
+        self, name: str, rows: Any, ids: Any, slots: Mapping[str, Any]
+    ) -> tuple[Int64, dict[int, Float32]]:
         """Return the arguments of ``load_parameters`` as ids and part → values. Raises UsageError."""
         table, parts = self.table(name), self.parts(name)
         if ids is None and name in self.dynamic:
             raise UsageError(f"table '{name}' is dynamic: name the keys of the rows, with ids=")
         if ids is None:
-            self.whole(name)
+            self.whole_table(name)
         row_ids = np.arange(table.layout.vocabulary_size) if ids is None else self.valid_ids(name, ids)
         if ids is not None and len(np.unique(row_ids)) != len(row_ids):
             raise UsageError(f"table '{name}': an id occurs twice in ids")
         return row_ids, checked_parts(name, list(parts), {WEIGHTS: rows, **slots}, len(row_ids), table.part_dims)
 
     def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
-        """Set rows of a table. values : part → float32 rows, as ``checked`` returns them
+        """Set rows of a table. values : part → float32 rows, as ``checked_parameters`` returns them
 
         Raises CapacityError if a dynamic table has no room; nothing has changed then.
         """
@@ -339,7 +341,7 @@ class TableSet:
         self.check_all_rows("the state hash")
         return state_hash(self.specs, global_step, stream, lambda name: self.dynamic[name].key_arrays())
 
-    def in_order(self, name: str) -> tuple[Int64, KeyArrays]:
+    def rows_in_hash_order(self, name: str) -> tuple[Int64, KeyArrays]:
         """Return the rows of a dynamic table here in the order of the state hash, as ``read_rows`` takes them, and its
         keys."""
         state = self.dynamic[name].directory.state(expired=False)
@@ -359,14 +361,14 @@ class TableSet:
         valid = valid_ids(name, ids, self.dynamic[name].id_range if name in self.dynamic else size)
         if name not in self.shares:
             return valid
-        ranks, numbers = self.shares[name].locate(valid)
+        ranks, rows = self.shares[name].locate(valid)
         other = ranks != self.shares[name].rank
         if other.any():
             raise UsageError(
                 f"table '{name}': id {np.asarray(ids).reshape(-1)[other][0]} belongs to share {ranks[other][0]}, and "
                 f"share {self.share_text(name)} is here"
             )
-        return numbers
+        return rows
 
     def share_text(self, name: str) -> str:
         """Return which share of a table is here, for messages."""

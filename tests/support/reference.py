@@ -18,8 +18,8 @@ Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
 
 
-def equal_runs(codes: npt.NDArray[Any], most: int) -> list[tuple[int, int, int]] | None:
-    """Return the runs of equal codes as (start, stop, code); None if there are more than ``most``.
+def equal_runs(codes: npt.NDArray[Any], max_runs: int) -> list[tuple[int, int, int]] | None:
+    """Return the runs of equal codes as (start, stop, code); None if there are more than ``max_runs``.
 
     Twin of ``run_lengths.equal_runs``.
     """
@@ -29,10 +29,10 @@ def equal_runs(codes: npt.NDArray[Any], most: int) -> list[tuple[int, int, int]]
             runs[-1] = (runs[-1][0], row + 1, code)
         else:
             runs.append((row, row + 1, code))
-    return runs if len(runs) <= most else None
+    return runs if len(runs) <= max_runs else None
 
 
-def length_runs(offsets: npt.NDArray[Any], num_values: int, most: int) -> list[tuple[int, int, int]] | None:
+def length_runs(offsets: npt.NDArray[Any], num_values: int, max_runs: int) -> list[tuple[int, int, int]] | None:
     """Return the runs of equally long lists as (start, stop, length); None also if the offsets are invalid.
 
     Twin of ``run_lengths.length_runs``.
@@ -43,7 +43,7 @@ def length_runs(offsets: npt.NDArray[Any], num_values: int, most: int) -> list[t
         return [] if exact else None
     if min(lengths) < 0 or exact[-1] > num_values:
         return None
-    return equal_runs(np.array(lengths, np.int64), most)
+    return equal_runs(np.array(lengths, np.int64), max_runs)
 
 
 def index(ids: Int64) -> Int64:

@@ -228,8 +228,8 @@ class RemoteTables:
     def __init__(self, actors: Actors, rank: int) -> None:
         self._actors, self._owner = actors, actors.owners[rank]
 
-    def in_order(self, name: str) -> tuple[Int64, KeyArrays]:
-        ordered: tuple[Int64, KeyArrays] = self._actors.get(self._owner.in_order.remote(name))
+    def rows_in_hash_order(self, name: str) -> tuple[Int64, KeyArrays]:
+        ordered: tuple[Int64, KeyArrays] = self._actors.get(self._owner.rows_in_hash_order.remote(name))
         return ordered
 
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32:

@@ -173,9 +173,9 @@ class Owner:
 
     # ---- tables, between two blocks
 
-    def in_order(self, name: str) -> tuple[Int64, KeyArrays]:
-        """Return ``TableSet.in_order``."""
-        return self._core.tables.in_order(name)
+    def rows_in_hash_order(self, name: str) -> tuple[Int64, KeyArrays]:
+        """Return ``TableSet.rows_in_hash_order``."""
+        return self._core.tables.rows_in_hash_order(name)
 
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
         """Return ``TableSet.read_rows``."""
