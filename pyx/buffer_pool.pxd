@@ -6,7 +6,7 @@ cdef extern from "pages.h":
 
 
 cdef enum:
-    MAX_FREE_BLOCKS = 16      # blocks a pool holds: some arrays for each of some parts
+    MAX_FREE_BLOCKS = 16      # that a pool keeps at most: the arrays of a few parts
 
 
 cdef struct FreeBlock:
@@ -17,7 +17,7 @@ cdef struct FreeBlock:
 cdef class Pool:
     cdef FreeBlock[MAX_FREE_BLOCKS] _free
     cdef int _num_free
-    cdef Py_ssize_t _wanted   # bytes that were needed of late: what is far larger is not kept
+    cdef Py_ssize_t _wanted   # bytes of the recent need: a block that is far larger is freed
     cdef Block take(self, Py_ssize_t num_bytes)
     cdef void give_back(self, Block block) noexcept
     cdef Py_ssize_t touched_bytes(self) noexcept
@@ -27,7 +27,7 @@ cdef class Block:
     cdef char* memory         # 64-byte aligned; where it is large, pages that were never written take no memory
     cdef Py_ssize_t size
     cdef Py_ssize_t used             # bytes from the start that its present owner has written
-    cdef Py_ssize_t touched
+    cdef Py_ssize_t touched          # bytes from the start that earlier owners have written
     cdef Pool pool
     cpdef array(self, dtype, Py_ssize_t num_rows, Py_ssize_t width=*)
 

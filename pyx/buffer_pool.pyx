@@ -1,9 +1,8 @@
-"""Memory for sums: aligned, in huge pages where it is large, and used again.
+"""Memory for sums: aligned to 64 bytes, in huge pages if a block is large, and reused from step to step.
 
-A step's sums are handed over, not copied, and the next step fills another block. When the last array
-that looks into a block is gone, the block returns to its pool: an update that still reads it keeps it,
-and pages that the system has cleared once are not asked for anew in every step (which costs as much as
-the sums themselves).
+A drain hands over the sums of a step without a copy, and the next step fills another block. A block returns to
+its pool when the last array on it is gone, so an update that still reads a block keeps it. Blocks are reused
+because new memory costs as much as the sums themselves: the system has to clear each of its pages.
 """
 
 import numpy as np
@@ -16,13 +15,14 @@ from ._types cimport index_t, real_t
 cdef char* BYTES = "B"
 
 cdef enum:
-    MAX_OVERSIZE = 8  # free a returned block if more than this many times the recent need was ever written to it
+    MAX_OVERSIZE = 8  # free a returned block if its touched bytes exceed this many times the recent need
 
 
-# Neither type can be in a reference cycle, and deallocating one uses the other: the collector must not clear them.
+# A Block refers to its Pool, and a Pool to no object, so that no reference cycle contains them. The deallocation of a
+# Block uses its pool, so the garbage collector must not clear either of them.
 @cython.no_gc
 cdef class Pool:
-    """Blocks to be used again. Used under the GIL."""
+    """Free blocks, which ``take`` reuses. The caller of a method holds the GIL."""
 
     def __dealloc__(self):
         cdef int i
@@ -30,7 +30,7 @@ cdef class Pool:
             penstock_release(self._free[i].memory, self._free[i].size)
 
     cdef Py_ssize_t touched_bytes(self) noexcept:
-        """Bytes of the blocks to be used again."""
+        """Return the bytes of the free blocks that were ever written: the memory that they occupy."""
         cdef int i
         cdef Py_ssize_t n = 0
         for i in range(self._num_free):
@@ -38,12 +38,12 @@ cdef class Pool:
         return n
 
     cdef Block take(self, Py_ssize_t num_bytes):
-        """A block of at least num_bytes, its contents undefined. Raises MemoryError."""
+        """Return a block of at least ``num_bytes`` bytes, with undefined contents. Raises MemoryError."""
         cdef Block block = Block.__new__(Block)
         cdef Py_ssize_t size
         cdef int i, best = -1
         for i in range(self._num_free):
-            # The smallest that will do: ids must not take the room of sums, or sums would be new in every step.
+            # The smallest block that fits: if ids took the block of the sums, the sums would need a new one.
             if self._free[i].size >= num_bytes and (best < 0 or self._free[i].size < self._free[best].size):
                 best = i
         if best >= 0:
@@ -52,7 +52,7 @@ cdef class Pool:
             self._num_free -= 1
             self._free[best] = self._free[self._num_free]
             return block
-        # Half as much again: a need that grows by a little in every step does not allocate in every step.
+        # 1.5 times the need, in whole pages, so that a need that grows slowly does not allocate in every step.
         size = (max(num_bytes + num_bytes // 2, 4096) + 4095) // 4096 * 4096
         block.memory = <char*>penstock_allocate(size)
         if block.memory == NULL:
@@ -61,6 +61,7 @@ cdef class Pool:
         return block
 
     cdef void give_back(self, Block block) noexcept:
+        """Keep the memory of a block for reuse; free it if the pool is full, or if the block is far too large."""
         cdef FreeBlock free
         free.memory, free.size, free.touched = block.memory, block.size, max(block.touched, block.used)
         self._wanted = max(block.used, self._wanted // 2)
@@ -73,7 +74,7 @@ cdef class Pool:
 
 @cython.no_gc
 cdef class Block:
-    """Some memory; read and written through the buffer protocol."""
+    """Memory as a writable buffer of bytes, shape (size,). Its deallocation returns the memory to the pool."""
 
     def __dealloc__(self):
         if self.memory != NULL and self.pool is not None:
@@ -86,16 +87,20 @@ cdef class Block:
         view.suboffsets, view.internal = NULL, NULL
 
     cpdef array(self, dtype, Py_ssize_t num_rows, Py_ssize_t width=0):
-        """The start of the block as an array (num_rows,), or (num_rows, width), which keeps the block alive."""
+        """Return the start of the block as an array, shape (num_rows,) if width is 0, else (num_rows, width).
+
+        The array keeps the block alive.
+        """
         cdef Py_ssize_t count = num_rows * max(width, <Py_ssize_t>1)
         flat = np.frombuffer(self, dtype, count) if count else np.empty(0, dtype)
         return flat.reshape(num_rows, width) if width else flat
 
 
 cdef class Sums:
-    """Ids with a sum each, as a drain handed them over; the arrays are created on demand.
+    """Distinct ids and one sum per id, as a drain hands them over. The arrays are created on first access.
 
-    num_ids : how many; dim : floats per sum. Unpacks to ids int64 (num_ids,), sums (num_ids, dim)
+    num_ids : number of ids; dim : floats per sum
+    Unpacks to ids, int64 (num_ids,), and sums, float32 or float64 (num_ids, dim).
     """
 
     @property
@@ -106,7 +111,7 @@ cdef class Sums:
 
     @property
     def rows(self):
-        """How many rows each id has: int64 (num_ids,); None if they were not counted."""
+        """The number of gradient rows of each id, int64 (num_ids,); None if they were not counted."""
         if self.row_block is None:
             return np.empty(0, np.int64) if self.counts_rows else None
         return self.row_block.array(np.int64, self.num_ids)
@@ -122,7 +127,7 @@ cdef class Sums:
 
     @property
     def nbytes(self):
-        """Bytes of both."""
+        """Bytes of ids and sums."""
         return self.num_ids * (8 + self.dim * self.dtype.itemsize)
 
     def __iter__(self):
@@ -130,8 +135,11 @@ cdef class Sums:
 
 
 def divide(real_t[:, ::1] sums not None, const index_t[:] counts not None):
-    """Each row by dtype(its count), in place. sums (n, dim), counts int64 (n,)."""
-    # Not by NumPy: a division that finds no room for NumPy's buffers ends the process.
+    """Divide each row of ``sums`` in place by its count, which is converted to the dtype of ``sums`` first.
+
+    sums : float32 or float64, shape (n, dim); counts : int64, shape (n,)
+    """
+    # NumPy's division would end the process if it could not allocate its buffers.
     cdef Py_ssize_t i, c
     for i in range(sums.shape[0]):
         for c in range(sums.shape[1]):

@@ -1,7 +1,7 @@
-"""Runs of equal neighbours in a column, found at the speed at which it is read.
+"""Runs of equal neighbours in a column, found at the speed at which memory is read.
 
-Rows of one table come one after the other, and so do lists of one length: what is true of a run need not be
-asked of each of its rows.
+The rows of one table are usually neighbours, and so are lists of equal length. The reader validates a run once
+instead of each of its rows.
 """
 
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint32_t, uint64_t
@@ -12,20 +12,20 @@ ctypedef fused code_t:
     int32_t
     int64_t
 
-# Unsigned: a difference is right also where it wraps.
+# Unsigned: the difference of descending offsets wraps, which C defines, and length_runs refuses it.
 ctypedef fused offset_t:
     uint32_t
     uint64_t
 
 cdef enum:
-    BLOCK = 64  # entries compared without a branch: the compiler makes vectors of them
+    BLOCK = 64  # entries compared without a branch, so that the compiler vectorizes the loop
 
 
 def equal_runs(const code_t[::1] codes not None, Py_ssize_t max_runs):
-    """Where equal codes stand side by side.
+    """Return the runs of equal neighbours, or None if there are more than ``max_runs``.
 
     codes : int8, int16, int32 or int64, shape (n,)
-    Returns a list of (start, stop, code), or None where there are more than ``max_runs``.
+    Returns a list of (start, stop, code): every entry of codes[start:stop] is ``code``.
     """
     cdef Py_ssize_t start = 0, stop, k, n = codes.shape[0]
     cdef const code_t* values = &codes[0] if n else NULL
@@ -50,11 +50,12 @@ def equal_runs(const code_t[::1] codes not None, Py_ssize_t max_runs):
 
 
 def length_runs(const offset_t[::1] offsets not None, uint64_t num_values, Py_ssize_t max_runs):
-    """Where lists of one length stand side by side, if their offsets are sound.
+    """Return the runs of neighbouring lists of equal length, or None if the offsets are invalid.
 
-    offsets : uint32 or uint64, shape (n + 1,): list i has the values from offsets[i] to offsets[i + 1]
-    Returns a list of (start, stop, length), or None where there are more than ``max_runs``, or where offsets do not
-    ascend, or reach beyond ``num_values``.
+    offsets : uint32 or uint64, shape (n + 1,): list i has the values offsets[i] to offsets[i + 1] - 1
+    num_values : number of values of all lists; offsets must not exceed it
+    Returns a list of (start, stop, length): each list from ``start`` to ``stop`` - 1 has ``length`` values. None also
+    if there are more than ``max_runs``, and if offsets are empty or descend.
     """
     cdef Py_ssize_t start = 0, stop, k, n = offsets.shape[0] - 1
     cdef const offset_t* bounds
@@ -74,7 +75,7 @@ def length_runs(const offset_t[::1] offsets not None, uint64_t num_values, Py_ss
             stop += BLOCK
         while stop < n and <offset_t>(bounds[stop + 1] - bounds[stop]) == length:
             stop += 1
-        # Nothing has wrapped: so many lists of that length end inside the values, and where the offsets say.
+        # A difference that wrapped fails here: the lists of the run must end at bounds[stop], within num_values.
         if bounds[start] > num_values or <uint64_t>length > (num_values - bounds[start]) // <uint64_t>(stop - start):
             return None
         if bounds[stop] != bounds[start] + <uint64_t>length * <uint64_t>(stop - start) or len(runs) == max_runs:

@@ -1,4 +1,4 @@
-"""Dynamic: the settings of a table whose ids are any 64-bit keys, in Python and in ``TableSettings.dynamic``."""
+"""``Dynamic``: the settings of a table whose ids are 64-bit keys, in Python and in ``TableSettings.dynamic``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 from penstock.config.engine_config_pb2 import TableSettings
 from penstock.errors import ConfigError
 
-MAX_COUNT = 2**31 - 1  # occurrences and units of the clock
-# Argument, its message in DynamicSettings ("": that itself), its field there, and the values of an enum, default first.
+MAX_COUNT = 2**31 - 1  # of occurrences, steps and units of the clock: a directory counts in int32
+# Each setting: its argument of Dynamic, the message in DynamicSettings that has its field ("": DynamicSettings), the
+# name of the field, and the values of an enum in the order of their numbers. The first one is the default.
 _FIELDS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("key_type", "", "key_type", ("int64", "uint64")),
     ("min_count", "admit", "min_count", ()),
@@ -29,32 +30,34 @@ _FIELDS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Dynamic:
-    """The settings of a table of any 64-bit keys: which keys get a row, and which lose it.
+    """The settings of a table whose ids are 64-bit keys: which keys get a row, and which keys lose theirs.
 
     Parameters
     ----------
     min_count : int
-        Occurrences after which a key is admitted; 1: at once.
+        Admit a key when it occurs for the ``min_count``-th time; 1: when it first occurs.
     count : {"rows", "frames"}
-        What ``min_count`` counts.
+        The occurrences that ``min_count`` counts: gradient rows of the key, or frames that contain it.
     forget_after : int or None
-        Steps after which occurrences are forgotten, at most twice as many. None: when too many keys wait.
+        Steps after which the occurrences of a waiting key are forgotten; up to twice as many may pass. None: they are
+        forgotten when as many keys wait as the table has rows.
     probability : float or None
-        Admit a key with this probability, 0 to 1, for each of its rows, instead of after ``min_count``.
+        Admit a key with this probability, 0 to 1, at each of its rows. None: admit it by ``min_count``.
     expire_after : int or None
-        Remove a key when the clock has moved on further than this since its last row. None: never.
+        Remove a key when the clock has advanced by more than this since the key's last row. None: never.
     clock : {"steps", "time"}
-        The clock's unit: steps, or seconds in the stream's column ``time``.
+        The clock that expiry and eviction use: the global step, or the seconds in the stream's column ``time``.
     evict : {"lru", "lfu"} or None
-        Which key makes room in a full table: the least recently used, the least frequently used, or none.
+        Which key loses its row when a new key needs room in a full table: the least recently used, or the least
+        frequently used. None: no key does.
     half_life : int or None
-        Units of the clock after which a count of "lfu" is halved; required there.
+        Units of the clock. The counts of "lfu" are halved whenever the clock passes a multiple of it; "lfu" needs it.
     on_full : {"error", "reject"}
-        Without room, raise CapacityError, or let new keys wait.
+        If a new key finds no room: raise CapacityError, or let the key wait.
     missing : {"initial", "zero"}
-        What a lookup of an absent key returns: its initial row, or zeros.
+        What a lookup of a key without a row returns: the key's initial row, or zeros.
     key_type : {"int64", "uint64"}
-        The type of the keys.
+        The type of the keys, which have 64 bits.
 
     Raises
     ------
@@ -63,7 +66,8 @@ class Dynamic:
 
     Notes
     -----
-    The table's ``vocabulary_size`` is the number of keys that have a row at once (docs/dynamic.md).
+    The table's ``vocabulary_size`` is the number of keys that can have a row at the same time (docs/dynamic.md).
+    Settings of type int are from 1 to 2**31 - 1.
 
     Examples
     --------
@@ -105,23 +109,23 @@ class Dynamic:
             elif isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= MAX_COUNT:
                 raise ConfigError(f"{name} must be an int from 1 to {MAX_COUNT}, got {value!r}")
             else:
-                object.__setattr__(self, name, int(value))  # commits write it as JSON, which NumPy's numbers are not
+                object.__setattr__(self, name, int(value))  # commits store it as JSON, which takes no NumPy integer
         for problem, fix in _contradictions(self):
             raise ConfigError(f"{problem}; {fix}")
 
     @property
     def counts_rows(self) -> bool:
-        """Whether the number of rows of a key in a step matters."""
+        """Whether a decision depends on how many rows a key has in a step."""
         return self.min_count > 1 or self.probability is not None or self.evict == "lfu" or self.on_full == "reject"
 
 
-# Messages that set nothing if they are empty → their most important fields.
+# Messages that are refused if they are empty → the fields that the error suggests.
 _SUGGESTED_FIELDS = {"admit": "min_count or probability", "expire": "after"}
 _OPTIONAL = {field.name for field in fields(Dynamic) if field.default is None}
 
 
 def _contradictions(dynamic: Dynamic) -> Iterator[tuple[str, str]]:
-    """Yield what contradicts itself in the settings, each as (problem, fix)."""
+    """Yield every contradiction between settings as (problem, fix)."""
     if dynamic.probability is not None:
         for name, default in (("min_count", 1), ("count", "rows"), ("forget_after", None)):
             if getattr(dynamic, name) != default:
@@ -140,12 +144,12 @@ def _contradictions(dynamic: Dynamic) -> Iterator[tuple[str, str]]:
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
-    """Return the settings that are not the default, such as "min_count 2, evict lru". settings : by argument"""
+    """Return the settings that are not the default, such as "min_count 2, evict lru". settings : argument → value"""
     return ", ".join(f"{name} {value}" for name, value in settings.items() if value != getattr(_DEFAULT, name))
 
 
 def write_dynamic(settings: TableSettings, dynamic: Dynamic) -> None:
-    """Write every setting that is not the default."""
+    """Write the settings that differ from the default into the message ``settings.dynamic``."""
     settings.dynamic.SetInParent()
     for name, message, field, values in _FIELDS:
         value = getattr(dynamic, name)
@@ -156,7 +160,7 @@ def write_dynamic(settings: TableSettings, dynamic: Dynamic) -> None:
 
 
 def read_dynamic(settings: TableSettings) -> Dynamic | None:
-    """Return the settings of a table; None if it is not dynamic. Raise ConfigError."""
+    """Return the message ``settings.dynamic`` as a Dynamic; None if the table is not dynamic. Raises ConfigError."""
     if not settings.HasField("dynamic"):
         return None
     arguments: dict[str, Any] = {}
@@ -165,7 +169,7 @@ def read_dynamic(settings: TableSettings) -> Dynamic | None:
             continue
         source = getattr(settings.dynamic, message) if message else settings.dynamic
         if message in _SUGGESTED_FIELDS and not source.ByteSize():
-            raise ConfigError(f"{message} {{ }} says nothing; give {_SUGGESTED_FIELDS[message]}, or remove it")
+            raise ConfigError(f"{message} {{ }} sets nothing; give {_SUGGESTED_FIELDS[message]}, or remove it")
         value = getattr(source, field)
         if values:
             arguments[name] = values[value] if value < len(values) else value

@@ -1,7 +1,8 @@
-"""Read and write configuration files: text or binary, TPUEmbeddingConfiguration or EngineConfig, by their content.
+"""Read and write configuration files: a TPUEmbeddingConfiguration or an EngineConfig, as text or as binary.
 
-Converts bytes to messages and back, with errors that name the file and the location, without interpreting messages.
-Bad content is a ConfigError, always one line. A path that cannot be written is an OSError.
+Reading recognizes the message and its encoding by the content; writing chooses the encoding by the suffix of the path.
+This module converts bytes to messages and back, and validates no message. Bad content is a ConfigError of one line
+that names the file and, in a text, the location. A path that cannot be written is an OSError.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from penstock.filesystem import atomic_files
 
 TEXT_SUFFIXES = (".pbtxt", ".textproto", ".txtpb", ".txt")
 
-MAX_BYTES = 2**31 - 1  # protobuf's own bound
-READ_BYTES = 1 << 24
+MAX_BYTES = 2**31 - 1  # protobuf's limit for one message
+READ_BYTES = 1 << 24  # at a time: Python allocates as many bytes as a read asks for, even for a small file
 
-# Files that users pass by mistake, by their first bytes.
+# The first bytes of files that users pass by mistake → the kind of file.
 MAGIC = {
     b"ARROW1": "an Arrow file",
     b"\xff\xff\xff\xff": "an Arrow stream",
@@ -40,12 +41,13 @@ MAGIC = {
     b"\xfe\xff": "UTF-16 text",
 }
 
-# A text contains none of these. A binary table always does: the tags of vocabulary_size and dimension are 0x10, 0x18.
+# Bytes that no text contains. A binary table always contains 0x10 and 0x18, the tags of vocabulary_size and dimension.
 CONTROL = bytes(c for c in range(32) if c not in b"\t\n\v\f\r")
 
-# Match only above the first field: a message pasted into another includes its header.
+# The comment that names the message type. It counts only above the first field: below, it is the header of a message
+# that was pasted into this one.
 HEADER = re.compile(r"\A(?:[ \t]*(?:#[^\n]*)?\r?\n)*?[ \t]*#[ \t]*proto-message:[ \t]*(\S+)")
-# A longer word of a text is not repeated in an error.
+# Errors truncate words of this many characters or more, so that they stay one readable line.
 _WORD_LENGTH = 200
 _WORD = re.compile(rf"\w{{{_WORD_LENGTH},}}")
 KINDS: dict[str, type[TPUEmbeddingConfiguration] | type[EngineConfig]] = {
@@ -55,7 +57,10 @@ KINDS: dict[str, type[TPUEmbeddingConfiguration] | type[EngineConfig]] = {
 
 
 def read(path: str | os.PathLike[str]) -> tuple[EngineConfig, Scan | None]:
-    """Read a file into an EngineConfig message, which is not validated yet; also return the scan of a text."""
+    """Read a file into an EngineConfig, which is not validated. Also return the scan of a text; None if it is binary.
+
+    Raises ConfigError.
+    """
     name = os.fspath(path)
     try:
         with open(name, "rb") as file:
@@ -63,7 +68,7 @@ def read(path: str | os.PathLike[str]) -> tuple[EngineConfig, Scan | None]:
             for magic, kind in MAGIC.items():
                 if content.startswith(magic):
                     raise ConfigError(f"{name}: this is {kind}; a configuration is a text or binary proto message")
-            while piece := file.read(READ_BYTES):  # Python allocates all that it is asked for
+            while piece := file.read(READ_BYTES):
                 content += piece
                 if len(content) > MAX_BYTES:
                     raise ConfigError(f"{name}: is larger than a proto message can be; is it another kind of file?")
@@ -87,7 +92,7 @@ def read(path: str | os.PathLike[str]) -> tuple[EngineConfig, Scan | None]:
 
 
 class _LocatedError(ConfigError):
-    """A problem at a location in a text; line and column count from 1."""
+    """A problem in a text. line, column : where it is, from 1 on"""
 
     def __init__(self, problem: str, line: int, column: int) -> None:
         super().__init__(problem)
@@ -108,13 +113,16 @@ def _decode(content: bytes) -> str:
 
 
 def parse_binary(content: bytes) -> EngineConfig:
-    """Parse the bytes of either message into an EngineConfig, and keep unknown fields. Raise ConfigError."""
+    """Parse a binary TPUEmbeddingConfiguration or EngineConfig into an EngineConfig, with its unknown fields.
+
+    Raises ConfigError.
+    """
     try:
         engine = EngineConfig.FromString(content)
         if engine.ListFields():
             return engine
         config = TPUEmbeddingConfiguration.FromString(content)
-    except (DecodeError, UnicodeDecodeError):  # the second from the pure-Python runtime
+    except (DecodeError, UnicodeDecodeError):  # protobuf's pure-Python runtime raises UnicodeDecodeError
         raise ConfigError(
             "neither text nor a whole binary TPUEmbeddingConfiguration or EngineConfig; "
             "is it another kind of file, or cut off?"
@@ -144,12 +152,12 @@ def _parse_text(text: str) -> tuple[EngineConfig, Scan]:
         else:
             config = message if isinstance(message, EngineConfig) else EngineConfig(tpu_embedding_configuration=message)
             return config, scan(text, kind)
-    # The kind whose parse got furthest is the intended one.
+    # Report the type whose parse got furthest: most likely the author intended that one.
     raise max(failures, key=lambda failure: (failure.line, failure.column))
 
 
 def _located(error: text_format.ParseError, text: str) -> _LocatedError:
-    """Return the parser's error without its copy of the line, and with similar names."""
+    """Return the parser's error with its location and, for an unknown name, similar names; without the source line."""
     line, column = error.GetLine() or 1, error.GetColumn() or 1
     problem = str(error).removeprefix(f"{line}:{column} : ")
     source = text.split("\n")[line - 1] if line <= text.count("\n") + 1 else ""
@@ -166,6 +174,7 @@ def _located(error: text_format.ParseError, text: str) -> _LocatedError:
 
 
 def _descriptor(name: str) -> Descriptor | None:
+    """Return the message type with this full name; None if the schema has none."""
     pool = engine_config_pb2.DESCRIPTOR.pool
     with contextlib.suppress(KeyError):
         return pool.FindMessageTypeByName(name)
@@ -173,7 +182,7 @@ def _descriptor(name: str) -> Descriptor | None:
 
 
 def parse_stored(content: bytes) -> EngineConfig:
-    """Parse the stored bytes of a message. Raise ValueError for bytes that are not one."""
+    """Parse the bytes of an EngineConfig that a commit stores. Raises ValueError if they are no such message."""
     try:
         return EngineConfig.FromString(content)
     except DecodeError as error:
@@ -181,9 +190,11 @@ def parse_stored(content: bytes) -> EngineConfig:
 
 
 def write(message: EngineConfig, path: str | os.PathLike[str]) -> None:
-    """Write ``message`` atomically and durably: as TensorFlow's if that holds all of it, as text if the suffix says so.
+    """Write ``message`` to a file, atomically and durably.
 
-    Raise ConfigError if text would lose a field, OSError if the path cannot be written.
+    The file is a TPUEmbeddingConfiguration (TensorFlow's message) if ``message`` sets nothing else, else an
+    EngineConfig. It is text if the path ends in one of TEXT_SUFFIXES, else binary.
+    Raises ConfigError if text would lose a field, OSError if the path cannot be written.
     """
     name = os.fspath(path)
     settings = EngineConfig()
@@ -197,6 +208,7 @@ def write(message: EngineConfig, path: str | os.PathLike[str]) -> None:
 
 
 def _text(name: str, message: Message) -> str:
+    """Return a message as text. name : of the file, for errors. Raises ConfigError if text would lose a field."""
     path = unknown_fields(message)
     if path is not None:
         problem = f"{path} has fields that this version does not know, which text would lose"
@@ -215,7 +227,10 @@ def _text(name: str, message: Message) -> str:
 
 
 def unknown_fields(message: Message, path: str = "") -> str | None:
-    """Return the path of a field of ``message`` outside the schema, None if there is none."""
+    """Return the path of the first message that has a field outside the schema; None if there is none.
+
+    path : of ``message``; "": it is the whole configuration
+    """
     if len(UnknownFieldSet(message)):
         return path or message.DESCRIPTOR.name
     for field, value in message.ListFields():

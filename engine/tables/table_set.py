@@ -1,4 +1,4 @@
-"""The tables of one engine, by name: created and updated; looked up, loaded and hashed by id.
+"""The tables of one engine, by name: creates and updates them, and reads, sets and hashes their rows.
 
 Maps the configuration's tables, slots and initializers to the bridge's device tables. Independent of
 gradient sources, the gate and the order of frames.
@@ -35,20 +35,26 @@ if TYPE_CHECKING:
 
 
 class TableSet:
-    """Weights and slots of every table of a configuration, on the devices of a mesh. Loads jax.
+    """Weights and slots of every table of a configuration: all rows, or one share of them. Loads jax.
 
-    mesh : None: the default mesh; a table whose placement is "host" is on no device of it; seed : of the initializers
+    mesh : the devices; None: the default mesh. Rows of a table whose placement is "host" are in the host's memory
+    seed : of the initializers
     team : the threads that update rows in the host's memory, or lay them out for the devices
-    share : (rank, count): only the rows of one of ``count`` shares; None: all rows
+    share : (rank, count): hold the rows of share ``rank`` of ``count`` only; None: hold all rows
     variant : as ``Engine`` takes it
 
-    specs : of the whole tables, by name; dynamic : those of them that are dynamic
-    shares : which rows are here, by table; empty: all
-    processes : that the mesh spans; None: only this one
-    programs : those that update the tables; cached : the tables whose placement is cached
+    specs : name → the spec of the whole table
+    dynamic : name → DynamicTable, of the tables that are dynamic
+    shares : name → the share of the table that this set holds; empty if it holds all rows
+    processes : the processes that the mesh spans; None: only this one
+    programs : the programs that update the tables
+    cached : name → CachedTables, of the tables whose placement is "cached"
+
+    A local row is the index of a row among those that this set holds, from 0. The local row of an id of a static table
+    is the id itself, unless the set holds a share.
     """
 
-    is_share = False  # whether only a share of the rows is here
+    is_share = False  # whether this set holds only a share of the rows
     shares: Mapping[str, AnyShare] = {}
 
     def __init__(
@@ -81,7 +87,7 @@ class TableSet:
         self._tables = {name: created[name] for name in self.specs}
         self.programs = TablePrograms(self._tables)
         self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
-        # The empty update of a table that a step does not touch: non-lazy optimizers still move its rows.
+        # Updates of tables that a step does not touch: they have no gradients, and non-lazy optimizers change all rows.
         self._empty_updates = {
             name: (Coalesced.of_no_rows(spec.dim),) for name, spec in self.specs.items() if spec.rule.non_lazy
         }
@@ -97,7 +103,7 @@ class TableSet:
                 self._tables[name].fill(self.start_of(spec, seed))
 
     def _check_process(self) -> None:
-        """Raise UsageError for what a mesh over several processes does not have: dynamic tables, shares, placements."""
+        """Raise UsageError for a share, or a dynamic or host-placed table, if the mesh spans several processes."""
         if self.processes is None:
             return
         if self.is_share:
@@ -116,28 +122,29 @@ class TableSet:
 
     @property
     def specs_here(self) -> Mapping[str, TableSpec]:
-        """The specs of the tables with as many rows as are here."""
+        """name → the table's spec, with the number of rows that this set holds, at least 1, as ``vocabulary_size``."""
         rows = {name: share.held_rows for name, share in self.shares.items()}
         return {n: replace(spec, vocabulary_size=rows.get(n, spec.vocabulary_size)) for n, spec in self.specs.items()}
 
     def start_of(self, spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
-        """Return the initializer of the rows of a table that are here: (first, count) → rows."""
+        """Return the initializer of a static table: (first local row, count) → float32 (count, dim)."""
         share = self.shares.get(spec.name)
         return share.initializer(start_of(spec, seed)) if isinstance(share, Share) else start_of(spec, seed)
 
     def among(self, name: str) -> tuple[int, int]:
-        """Return which rows of the table are here: (first row, stride)."""
+        """Return which rows of a static table this set holds: (the first one, distance between neighbours)."""
         share = self.shares.get(name)
         return (share.ids(0), share.stride) if isinstance(share, Share) else (0, 1)
 
     def reduced(self, frame: Frame) -> Frame:
-        """Return a frame reduced to the rows that are here, by their numbers; a reduced one as it is."""
+        """Return a frame reduced to the rows of this share, with local rows for ids, unless it is reduced already."""
         return reduced(frame, self.shares) if self.shares and frame.fingerprint is None else frame
 
     def share_of(self, name: str, sums: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the part of this share of the accumulated sums of all (``TableStore.get_state``).
+        """Return this share's part of the buffered sums of a whole table, with local rows for ids; keys stay keys.
 
-        Of several frames, also those that have no row here; of sums, none if none are here.
+        sums : as ``TableStore.get_state`` returns them: "0.ids", "0.sums", …; of several frames also "1.ids", …
+        A frame stays in the part even without rows of this share; accumulated sums without such rows are dropped.
         """
         if name not in self.shares:
             return sums
@@ -152,14 +159,16 @@ class TableSet:
     def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> bool:
         """Apply one step: update every table's coalesced rows by its optimizer.
 
-        coalesced : by table; rates : one learning rate per tag; step : the number of the step
-        Returns whether it changed a table.
+        coalesced : table → its gradients of the opening: one Coalesced, or one per frame without accumulation
+        rates : the learning rate of each tag; step : the number of the step
+        Returns whether any table changed.
         """
         changed = False
         if self.dynamic:
             self.dynamic.carry_out()
             changed = self.dynamic.have_lost()
         for group, specs in self._members:
+            # applications[i] has the i-th update of each table of the group.
             applications: list[list[tuple[int, Sequence[Any], float]]] = []
             for member, spec in enumerate(specs):
                 name, rate = spec.name, spec.learning_rate if spec.tag is None else rates[spec.tag]
@@ -175,13 +184,13 @@ class TableSet:
         return changed
 
     def start_counting(self) -> None:
-        """Reset the counts of keys and of moved rows."""
+        """Reset the counts of the keys of dynamic tables, and of the rows that cached tables moved."""
         self.dynamic.start_counting()
         for table in self.cached.values():
             table.start_counting()
 
     def cache_reports(self) -> dict[str, CacheReport]:
-        """Return what updates have moved since ``start_counting``, by cached table."""
+        """Return the name of each cached table → the rows that its updates moved since ``start_counting``."""
         reports = {}
         for name, table in self.cached.items():
             moved, num_bytes = table.moved, self.specs[name].row_bytes
@@ -191,20 +200,20 @@ class TableSet:
         return reports
 
     def foresee(self, name: str, rows: Int64) -> None:
-        """Announce the next use of a cached table that is not announced yet: one application of its optimizer.
+        """Announce one more use of a cached table: an application of its optimizer, after those announced before.
 
-        rows : their numbers here, distinct, int64 (n,)
-        A use may come that was not announced: the bits do not depend on it, only which rows stay on the devices.
+        rows : the local rows that it updates, distinct, int64 (n,)
+        Announcements decide which rows stay on the devices, and change no bit. So uses may remain unannounced.
         """
         self.cached[name].cache.foresee(rows)
 
     def forget_foreseen(self) -> None:
-        """Withdraw all announcements that are not used yet."""
+        """Withdraw the announcements of uses that have not happened yet, of all cached tables."""
         for table in self.cached.values():
             table.cache.forget()
 
     def warm(self) -> int:
-        """Compile the programs of steps, lookups and checkpoints ahead of time; return their number."""
+        """Compile the programs of steps, lookups and checkpoints ahead of time; return how many there are."""
         return sum(group.warm() for group in self._groups)
 
     def prepare_thread(self) -> None:
@@ -217,7 +226,7 @@ class TableSet:
         prepare_thread()
 
     def wait(self) -> None:
-        """Block until the devices are done. Raises their errors."""
+        """Block until every update that was dispatched is complete. Raises the errors of updates."""
         for table in self._tables.values():
             table.wait()
 
@@ -235,34 +244,38 @@ class TableSet:
         return {key: part for part, key in enumerate([WEIGHTS, *(slot for slot, _ in self.specs[name].slots)])}
 
     def num_rows(self, name: str) -> int:
-        """Return how many rows of a table are here."""
+        """Return how many rows of a table this set holds; 0 is possible for a share."""
         return self.shares[name].num_rows if name in self.shares else self.specs[name].vocabulary_size
 
     def ids(self, name: str, rows: Int64) -> Int64:
-        """Return the ids of rows of a static table by their numbers here; keys as they are."""
+        """Return the ids of local rows, int64 (n,); for a dynamic table, the argument unchanged."""
         share = self.shares.get(name)
         return rows if share is None or name in self.dynamic else share.ids(rows)
 
     def all_ids(self, name: str) -> range:
-        """Return the ids of all rows of a static table that are here."""
+        """Return the ids of all rows of a static table that this set holds, in order of local row."""
         share = self.shares.get(name)
         if share is None:
             return range(self.specs[name].vocabulary_size)
         return range(share.ids(0), share.ids(share.num_rows), share.stride)
 
     def local_rows(self, name: str, ids: Int64) -> Int64:
-        """Return the numbers of ids of this share."""
+        """Return the local rows of ids of this share, int64 (n,); for a dynamic table, the keys unchanged."""
         return self.shares[name].locate(ids)[1] if name in self.shares else ids
 
     def by_id(self, name: str, sums: Mapping[str, Array]) -> dict[str, Array]:
-        """Return accumulated sums (``TableStore.get_state``) by the ids of the whole table."""
+        """Return sums of ``TableStore.get_state`` with the ids of the whole table for local rows; keys stay keys."""
         share = self.shares.get(name)
         if share is None or name in self.dynamic:
             return dict(sums)
         return {key: share.ids(array) if key.endswith(".ids") else array for key, array in sums.items()}
 
     def select_own(self, name: str, ids: Int64, parts: list[Float32]) -> tuple[Int64, list[Float32]]:
-        """Return the numbers of those of some ids whose rows are here, and some parts of their rows."""
+        """Select the ids of this share. Return their local rows, int64 (m,), and their values of every part.
+
+        ids : int64 (n,); parts : values of the ids, float32 (n, floats of the part) each
+        A dynamic table has keys in place of local rows.
+        """
         if name not in self.shares:
             return ids, parts
         positions, rows = self.shares[name].select(np.ascontiguousarray(ids))
@@ -272,7 +285,7 @@ class TableSet:
         """Return the weights of ids, float32 (n, dim); ids may repeat.
 
         ids : as ``valid_ids`` returns them
-        forward : return them as a forward pass sees them, that is, quantized where the table is
+        forward : return them as a forward pass sees them: quantized, if the table has a simulated quantization
         """
         rows = (self.dynamic.get(name) or self.table(name)).read(ids)
         seen = self.specs[name].quantization if forward else None
@@ -281,19 +294,19 @@ class TableSet:
         return np.asarray(quantize(Ops(np), rows, seen.num_buckets, seen.lower, seen.upper), np.float32)
 
     def whole_table(self, name: str) -> DeviceTable:
-        """Return a table on the devices whose rows are all of its ids. Raises UsageError for a dynamic table."""
+        """Return a static table that this set holds whole. Raises UsageError for a dynamic table, and for a share."""
         table = self.table(name)
         if name in self.dynamic:
             raise UsageError(f"table '{name}' is dynamic: its rows are read by key, with keys() and lookup()")
         if name in self.shares:
             raise UsageError(
-                f"table '{name}': only share {self.share_text(name)} of its rows is here; look up its ids, or "
-                "read the tables of the whole job"
+                f"table '{name}': this engine holds only share {self.share_text(name)} of its rows; look up its ids, "
+                "or read the tables of the whole job"
             )
         return table
 
     def dynamic_table(self, name: str) -> DynamicTable:
-        """Return a dynamic table. Raises UsageError for another one."""
+        """Return a dynamic table. Raises UsageError for a static table."""
         self.table(name)
         if name not in self.dynamic:
             raise UsageError(f"table '{name}' is not dynamic: its ids are all below {self.specs[name].vocabulary_size}")
@@ -307,7 +320,10 @@ class TableSet:
     def checked_parameters(
         self, name: str, rows: Any, ids: Any, slots: Mapping[str, Any]
     ) -> tuple[Int64, dict[int, Float32]]:
-        """Return the arguments of ``load_parameters`` as ids and part → values. Raises UsageError."""
+        """Return the arguments of ``Engine.load_parameters`` as those of ``set_rows``. Raises UsageError.
+
+        They are local rows, int64 (n,), or the keys of a dynamic table; and part → float32 (n, floats of the part).
+        """
         table, parts = self.table(name), self.parts(name)
         if ids is None and name in self.dynamic:
             raise UsageError(f"table '{name}' is dynamic: name the keys of the rows, with ids=")
@@ -319,7 +335,10 @@ class TableSet:
         return row_ids, checked_parts(name, list(parts), {WEIGHTS: rows, **slots}, len(row_ids), table.part_dims)
 
     def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
-        """Set rows of a table. values : part → float32 rows, as ``checked_parameters`` returns them
+        """Set rows of a table.
+
+        ids : local rows, or the keys of a dynamic table, int64 (n,)
+        values : part → float32 (n, floats of the part); as ``checked_parameters`` returns them
 
         Raises CapacityError if a dynamic table has no room; nothing has changed then.
         """
@@ -328,12 +347,12 @@ class TableSet:
         self.set_stored_rows(name, ids, values)
 
     def set_stored_rows(self, name: str, rows: Int64, values: Mapping[int, Float32]) -> None:
-        """Set rows of a table by their numbers: their ids, unless the table is dynamic."""
+        """Set local rows of a table, int64 (n,). values : as in ``set_rows``"""
         for part, block in values.items():
             self.table(name).write(rows, np.ascontiguousarray(block), part)
 
     def hash(self, global_step: int) -> str:
-        """Return the SHA-256 (hex) of all tables, in order of name, and the step; see ``Engine.state_hash``."""
+        """Return the SHA-256 (hex) of all tables in order of name, and of the step; see ``Engine.state_hash``."""
 
         def stream(name: str, part: int) -> Iterable[Float32]:
             return (self.dynamic.get(name) or self.table(name)).stream(part)
@@ -342,17 +361,16 @@ class TableSet:
         return state_hash(self.specs, global_step, stream, lambda name: self.dynamic[name].key_arrays())
 
     def rows_in_hash_order(self, name: str) -> tuple[Int64, KeyArrays]:
-        """Return the rows of a dynamic table here in the order of the state hash, as ``read_rows`` takes them, and its
-        keys."""
+        """Return the local rows of a dynamic table in the order of the state hash, int64 (n,), and its key arrays."""
         state = self.dynamic[name].directory.state(expired=False)
         return state["row"].astype(np.int64), self.dynamic[name].key_arrays()
 
     def read_rows(self, name: str, part: int, rows: Int64) -> Float32:
-        """Return one part of rows by their numbers here, float32 (n, floats of the part)."""
+        """Return one part of local rows, float32 (n, floats of the part)."""
         return self.table(name).read(rows, part)
 
     def valid_ids(self, name: str, ids: Any) -> Int64:
-        """Return ids as numbers of rows here, int64 (n,); keys as they are.
+        """Return the local rows of ids, int64 (n,); the keys of a dynamic table are returned as int64.
 
         Raises UsageError for an id outside the table, or of another share.
         """
@@ -366,15 +384,15 @@ class TableSet:
         if other.any():
             raise UsageError(
                 f"table '{name}': id {np.asarray(ids).reshape(-1)[other][0]} belongs to share {ranks[other][0]}, and "
-                f"share {self.share_text(name)} is here"
+                f"this engine holds share {self.share_text(name)}"
             )
         return rows
 
     def share_text(self, name: str) -> str:
-        """Return which share of a table is here, for messages."""
+        """Return which share of a table this set holds, such as "1 of 3", for messages."""
         return f"{self.shares[name].rank} of {self.shares[name].count}"
 
     def check_all_rows(self, subject: str) -> None:
-        """Raise UsageError if only a share of the rows is here. subject : what is of whole tables"""
+        """Raise UsageError if this set holds only a share of the rows. subject : the result that needs all rows"""
         for name in self.shares:
-            raise UsageError(f"{subject} is of whole tables, and only share {self.share_text(name)} of them is here")
+            raise UsageError(f"{subject} needs whole tables, and this engine holds only share {self.share_text(name)}")

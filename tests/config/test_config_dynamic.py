@@ -135,9 +135,9 @@ def test_a_table_takes_only_dynamic_settings():
     [
         ("evict { by: LFU }", "settings of table 'a': evict 'lfu' needs half_life"),
         ("expire { after: 0 }", "settings of table 'a': expire_after must be an int from 1 to 2147483647, got 0"),
-        ("expire { }", "settings of table 'a': expire { } says nothing; give after, or remove it"),
-        ("expire { clock: STEPS }", "settings of table 'a': expire { } says nothing; give after, or remove it"),
-        ("admit { }", "settings of table 'a': admit { } says nothing; give min_count or probability, or remove it"),
+        ("expire { }", "settings of table 'a': expire { } sets nothing; give after, or remove it"),
+        ("expire { clock: STEPS }", "settings of table 'a': expire { } sets nothing; give after, or remove it"),
+        ("admit { }", "settings of table 'a': admit { } sets nothing; give min_count or probability, or remove it"),
         ("admit { count: FRAMES }", "settings of table 'a': count 'frames' belongs to min_count"),
         ("missing: 7", "settings of table 'a': missing must be one of initial, zero, got 7"),
     ],

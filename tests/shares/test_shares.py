@@ -183,11 +183,11 @@ def test_a_share_reduces_whole_frames_by_itself():
 
 def test_a_share_refuses_calls_that_need_whole_tables(tmp_path):
     engine = ps.Engine(config_of(), share=(1, 3))
-    with pytest.raises(ps.UsageError, match="table 'user': id 0 belongs to share 0, and share 1 of 3 is here"):
+    with pytest.raises(ps.UsageError, match="id 0 belongs to share 0, and this engine holds share 1 of 3"):
         engine.lookup("user", [0])
-    with pytest.raises(ps.UsageError, match="table 'user': only share 1 of 3 of its rows is here"):
+    with pytest.raises(ps.UsageError, match="table 'user': this engine holds only share 1 of 3 of its rows"):
         engine.table("user")
-    with pytest.raises(ps.UsageError, match="the state hash is of whole tables, and only share 1 of 3"):
+    with pytest.raises(ps.UsageError, match="state hash needs whole tables, and this engine holds only share 1 of 3"):
         engine.state_hash()
     with pytest.raises(ps.UsageError, match="holds a share of the rows, and only its job commits all of them"):
         engine.save(tmp_path)
