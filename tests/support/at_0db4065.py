@@ -15,28 +15,28 @@ import penstock as ps
 DATA = Path(__file__).resolve().parents[1] / "data" / "at_0db4065"
 EXPECTED = json.loads((DATA / "expected.json").read_text())
 NUM_FRAMES = 24  # of a log
-GATE = ("--num-required", 3)
-GATES = {"cached": ("--num-required", 2)}
+GATE_FLAGS = ("--num-required", 3)
+GATE_FLAGS_OF_FOLDER = {"cached": ("--num-required", 2)}
 
 
-def replaying(folder, *sources):
+def replay_arguments(folder, *sources):
     """The command of a replay of a folder's sources; without any, of its log."""
     sources = sources or (f"{folder}/log.arrows",)
-    return "replay", f"{folder}/tables.pbtxt", *sources, *GATES.get(folder, GATE)
+    return "replay", f"{folder}/tables.pbtxt", *sources, *GATE_FLAGS_OF_FOLDER.get(folder, GATE_FLAGS)
 
 
 def check_restored(commits):
     """The state of a checkpoint, and what its gate holds."""
-    engine, wanted = ps.Engine.restore(commits), EXPECTED[commits]
-    assert (engine.global_step, engine.gate.num_accumulated) == (wanted["step"], wanted["pending"])
-    assert engine.state_hash() == wanted["restored"]
+    engine, expected = ps.Engine.restore(commits), EXPECTED[commits]
+    assert (engine.global_step, engine.gate.num_accumulated) == (expected["step"], expected["pending"])
+    assert engine.state_hash() == expected["restored"]
     return engine
 
 
-def check_resumed(call, commits, *words):
+def check_resumed(call, commits, *arguments):
     """A replay continues a checkpoint, commits, and has the hash of a run that was never interrupted."""
     check_restored(commits)
-    _, report = call(0, *words, "--checkpoint", commits, "--resume")
+    _, report = call(0, *arguments, "--checkpoint", commits, "--resume")
     assert (report["skipped"], report["state_hash"]) == (EXPECTED[commits]["skipped"], EXPECTED[commits]["resumed"])
     assert ps.Engine.restore(commits).state_hash() == EXPECTED[commits]["resumed"]
     return report

@@ -62,18 +62,18 @@ class _Store:
     flags: tuple = ()
     is_optimistic = False
 
-    def opened_target(self):
+    def open_target(self):
         return open_target(self.target)
 
     def position(self):
         """The epoch and the step that the store names; None: it names none."""
-        target = self.opened_target()
+        target = self.open_target()
         stored = target.stored()
         target.close()
         return stored and (stored.position.epoch, stored.position.step)
 
 
-class _OfFiles(_Store):
+class _FileStore(_Store):
     """A store that is a file or a folder at ``path``."""
 
     num_snapshots = 0
@@ -120,9 +120,9 @@ class Redis(_Store):
         self.start()
 
     def start(self):
-        durable = ["--appendonly", "yes", "--appendfsync", "always", "--save", "", "--dir", str(self.folder)]
+        durability_flags = ["--appendonly", "yes", "--appendfsync", "always", "--save", "", "--dir", str(self.folder)]
         self.process = subprocess.Popen(
-            [self.server, "--port", str(self.port), "--bind", "127.0.0.1", *durable, *self.options],
+            [self.server, "--port", str(self.port), "--bind", "127.0.0.1", *durability_flags, *self.options],
             stdout=subprocess.DEVNULL,
         )
         self.client = self.redis.Redis(port=self.port)
@@ -167,7 +167,7 @@ class Redis(_Store):
         self.kill()
 
 
-class Lmdb(_OfFiles):
+class Lmdb(_FileStore):
     extra = "lmdb"
 
     def __init__(self, folder):
@@ -194,7 +194,7 @@ class Lmdb(_OfFiles):
         pass
 
 
-class _OfRows(_OfFiles):
+class _ArrowTableStore(_FileStore):
     """A store that reads as an Arrow table with the columns table, id and row."""
 
     def read(self):
@@ -209,7 +209,7 @@ class _OfRows(_OfFiles):
         pass
 
 
-class Lance(_OfRows):
+class Lance(_ArrowTableStore):
     extra = "lance"
     is_optimistic = True
 
@@ -248,7 +248,7 @@ class Lance(_OfRows):
         self.lance.dataset(self.path).cleanup_old_versions(datetime.timedelta(0))
 
 
-class Delta(_OfRows):
+class Delta(_ArrowTableStore):
     extra = "delta"
     is_optimistic = True
 
@@ -295,7 +295,7 @@ class Delta(_OfRows):
             Path(self.path, "_delta_log", f"{version:020}.json").unlink()
 
 
-class Parquet(_OfFiles):
+class Parquet(_FileStore):
     extra = None
 
     def __init__(self, folder):
@@ -326,9 +326,9 @@ class Kafka(_Store):
         self.kafka = pytest.importorskip("confluent_kafka")
         self.cluster = MockKafka()
         self.producer = self.kafka.Producer({"bootstrap.servers": self.cluster.brokers})
-        self.use("rows")
+        self.use_topic("rows")
 
-    def use(self, topic):
+    def use_topic(self, topic):
         """Create a topic, and be that one."""
         self.topic, self.target = topic, f"kafka://{self.cluster.brokers}/{topic}"
         until(lambda: self.producer.list_topics(topic, timeout=60).topics[topic].partitions)
@@ -383,7 +383,7 @@ class Function(_Store):
         self.flags = ("--state", self.state)
         function_rows.rows.clear()
 
-    def opened_target(self):
+    def open_target(self):
         return open_target(self.target, self.state)
 
     def read(self):
@@ -415,12 +415,12 @@ class Function(_Store):
 
 
 STORES = {"redis": Redis, "kafka": Kafka, "lmdb": Lmdb, "lance": Lance, "delta": Delta, "parquet": Parquet}
-WITH_FUNCTION = {**STORES, "function": Function}
+STORES_AND_FUNCTION = {**STORES, "function": Function}
 
 
 @contextmanager
-def opened(kind, folder, *options):
-    store = WITH_FUNCTION[kind](folder, *options)
+def open_store(kind, folder, *options):
+    store = STORES_AND_FUNCTION[kind](folder, *options)
     try:
         yield store
     finally:

@@ -120,7 +120,7 @@ class World:
             self._close(self.followers[number])
         address = f"grpc://127.0.0.1:{(copy or self.copies[0]).port}"
         client = connect(address, patience_s=0.05)
-        self.followers[number] = Follower(client, self.store.opened_target(), 0.0, 0.0)
+        self.followers[number] = Follower(client, self.store.open_target(), 0.0, 0.0)
 
     def round(self, number, between=None):
         """Let a follower do one round. between : called once inside its next transaction, or before it"""
@@ -192,7 +192,7 @@ class World:
             if self.followers[number] is not None:
                 self._close(self.followers[number])
                 self.followers[number] = None
-        target = self.store.opened_target()
+        target = self.store.open_target()
         with client_of(copy.service) as client:
             Follower(client, target, HANG_S, 0.0).run(once=True)
         target.close()
