@@ -1,4 +1,4 @@
-"""Forged manifests, whose digest fits: one line and exit code 5, and nothing outside is opened."""
+"""Forged manifests whose digests match: every reader exits with 5 and one line, and opens no file elsewhere."""
 
 import json
 import os
@@ -17,7 +17,7 @@ COMMANDS = (["inspect", "FOLDER"], ["export", "FOLDER", "OUT"], ["diff", "FOLDER
 
 @pytest.fixture(scope="module")
 def saved_run(tmp_path_factory):
-    """A checkpoint of one commit, its configuration and log."""
+    """A folder with a checkpoint of one commit, and its configuration."""
     root = tmp_path_factory.mktemp("saved")
     config = config_of()
     engine = engine_of(config)
@@ -34,7 +34,7 @@ def folder(saved_run, tmp_path):
 
 
 def errors_of_readers(folder, call):
-    """The error of every command that reads a checkpoint: the same for all."""
+    """Return the errors of all commands that read a checkpoint, as a set. Assert that ``Engine.restore`` fails."""
     errors = set()
     for command in COMMANDS:
         arguments = [{"FOLDER": folder, "OUT": folder.parent / "out"}.get(argument, argument) for argument in command]
@@ -54,7 +54,7 @@ def errors_of_readers(folder, call):
 
 
 def forge_manifest(folder, change):
-    """Write the manifest again, with a change and the digest that fits."""
+    """Change the fields of the manifest, and write it with the digest that matches."""
     path = folder / "00000001.commit"
     fields = json.loads(body_of(path.read_bytes()))
     change(fields)
@@ -137,7 +137,7 @@ def test_a_field_of_another_type_or_range_is_refused_by_every_reader(folder, fie
 
 
 def errors_for_field(folder, call, field_path):
-    if field_path in ("tables[0].vocabulary_size", "tables[0].dim"):  # of the type; inspect prints it
+    if field_path in ("tables[0].vocabulary_size", "tables[0].dim"):  # inspect prints any integer
         return {call(5, "export", folder, folder.parent / "out")[1]["error"]}
     return errors_of_readers(folder, call)
 
@@ -152,7 +152,7 @@ def test_two_entries_with_the_same_name_are_refused(folder, entries, call):
 HEADERS = {
     "a number": b"1",
     "a list": b"[]",
-    "nothing": b"{}",
+    "an empty object": b"{}",
     "200,000 brackets": b"[" * 200_000,
     "no kind": b'{"arrays": []}',
     "a terabyte": b'{"kind": "rows", "arrays": [["a", "<f4", [250000000000]]]}',

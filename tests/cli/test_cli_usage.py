@@ -1,4 +1,4 @@
-"""The command line itself: flags, help, and configurations that cannot be used."""
+"""The command line: flags, arguments, help, and configurations that cannot be used."""
 
 import re
 
@@ -23,7 +23,7 @@ CONFIG_WITH_TAG = edit_config("constant: 0.1", "dynamic { tag: 0 }")
 
 @pytest.fixture
 def log(tmp_path):
-    """A stream of one frame for the table 'user'; it says neither table nor learning rates."""
+    """A stream of one frame for the table 'user', without a table column and without learning rates."""
     return write(tmp_path / "log.arrows", [frame(None, [1, 2])])
 
 
@@ -128,7 +128,7 @@ def test_version_prints_the_version_of_the_package(capsys):
     assert capsys.readouterr().out == f"penstock {penstock.__version__}\n"
 
 
-# ---- what cannot be written, or started from
+# ---- folders that cannot be written to, or initialized from
 
 
 def test_out_on_or_below_a_file_exits_with_6_and_names_the_file(config, log, refused):

@@ -1,4 +1,4 @@
-"""Stale frames of a replay: the note that counts them, ``--max-stale``, and what ``validate`` says in advance."""
+"""Stale frames: the note in the report of a replay, ``--max-stale``, and the counts that ``validate`` predicts."""
 
 import pyarrow as pa
 import pytest
@@ -15,7 +15,7 @@ STEPS = 6
 
 @pytest.fixture
 def workers(tmp_path):
-    """Two workers' logs of the same steps: read one after the other, the second is stale from its first frame on."""
+    """Two workers' logs of the same steps. If they are read in sequence, every frame of the second is stale."""
     return [write(tmp_path / f"{n}.arrows", [batch(step, n) for step in range(STEPS)]) for n in range(2)]
 
 
@@ -73,7 +73,7 @@ def test_a_resumed_run_compares_the_stale_rows_with_those_of_the_whole_log(confi
     call(0, *arguments, "--limit", STEPS + 4)
     assert "240 of the 480 rows" in call(3, *arguments, "--max-stale", 0.4)[1]["error"]
     commits_before = commits(tmp_path / "c")
-    assert "240 of the 480 rows" in call(3, *arguments, "--max-stale", 0.4)[1]["error"]  # nothing is left to apply
+    assert "240 of the 480 rows" in call(3, *arguments, "--max-stale", 0.4)[1]["error"]  # no frame is left to apply
     assert commits(tmp_path / "c") == commits_before
     assert call(0, *arguments, "--max-stale", 0.5)[1]["skipped"] == 2 * STEPS
 
@@ -95,7 +95,7 @@ def test_run_and_stage_raise_beyond_max_stale(workers):
     assert steps == set(range(1, STEPS + 1))  # every delta arrives before the error
     with pytest.raises(ps.InputError, match=too_many):
         next(deltas)
-    assert engine.run(workers, max_stale=1.0).stale == 2 * STEPS  # each run is judged by itself
+    assert engine.run(workers, max_stale=1.0).stale == 2 * STEPS  # the counts are of this run alone
     for share in (1.5, -1, float("nan"), "0.5", True):
         with pytest.raises(ps.UsageError, match=r"max_stale: expected a share from 0 to 1, got "):
             engine.run(workers, max_stale=share)

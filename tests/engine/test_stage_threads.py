@@ -1,4 +1,4 @@
-"""Engine.stage while other threads step: every delta is whole, and every change is in one."""
+"""Engine.stage while other threads apply steps: every delta is complete, and every change is in a delta."""
 
 import itertools
 import threading
@@ -23,7 +23,7 @@ def deltas_of_many_batches(monkeypatch):
 
 
 def event_of_gate_request(gate, monkeypatch):
-    """An event: this thread has asked for a gate's lock."""
+    """Return an event that is set when the main thread, the consumer, requests the gate's lock."""
     gate_requested, original_still = threading.Event(), gate.still
 
     def still():
@@ -41,7 +41,7 @@ def test_a_delta_does_not_end_while_a_step_reads_its_last_batch(monkeypatch):
     follower, reader = follower_of(engine), engine.stage([batch(0)], **WHOLE)
     deltas = list(itertools.islice(reader, num_batches - 1))
 
-    # The step stops where it has begun to read the last batch, until the consumer asks for the gate.
+    # The step's thread waits where it begins to make the last batch, until the consumer requests the gate's lock.
     batch_begun, gate_requested = threading.Event(), event_of_gate_request(engine.core.gate, monkeypatch)
     make_batch = DeltaForm.batch
 
@@ -66,7 +66,8 @@ def test_a_delta_does_not_end_while_a_step_refers_to_it(monkeypatch):
     follower, reader = follower_of(engine), engine.stage([batch(0)], **WHOLE)
     deltas = list(itertools.islice(reader, num_batches))
 
-    # The step stops where it has found a delta, until the consumer, who has all of it, asks for the gate.
+    # The step's thread waits where it has read the current delta, until the consumer, which has received all of its
+    # batches, requests the gate's lock.
     delta_seen, gate_requested = threading.Event(), event_of_gate_request(engine.core.gate, monkeypatch)
 
     class WatchedDeltas(Deltas):
@@ -93,7 +94,7 @@ def test_a_delta_does_not_end_while_a_step_refers_to_it(monkeypatch):
 
 
 def test_deltas_are_complete_wherever_a_step_interrupts_their_consumer(monkeypatch):
-    """A step begins when half of a delta has been read, and the rest is asked for a little later."""
+    """A step begins after each batch; the consumer requests the next batch up to a millisecond later."""
     engine, random = engine_of(num_required=1), np.random.default_rng(5)
     monkeypatch.setattr("penstock.io.delta_format.MOST_ROWS", 32)
     follower, steps_due, stop_event = follower_of(engine), threading.Semaphore(0), threading.Event()
@@ -122,7 +123,7 @@ def test_deltas_are_complete_wherever_a_step_interrupts_their_consumer(monkeypat
 
 
 def test_the_last_commit_contains_no_step_whose_delta_was_not_delivered(tmp_path):
-    """The consumer steps whenever it has a delta of the end, so that there is always one that it has not seen."""
+    """From step 6 on, the consumer applies a step after every delta, so the engine always has a delta to deliver."""
     engine, last_step = engine_of(num_required=1), 0
     log = [batch(NEVER_STALE + n) for n in range(6)]
     for delta in engine.stage(iter(log), checkpoint=tmp_path, every=1, **WHOLE):

@@ -1,4 +1,4 @@
-"""Tables as Parquet files: what is written comes back, a file is whole or absent, and bad files are told."""
+"""Tables as Parquet files: they are read as they were written, complete or absent, and bad files are reported."""
 
 import gc
 import math
@@ -31,7 +31,7 @@ def write_table(directory, table, dim, slots, blocks):
 
 
 def read_all(directory, table="user", size=10, dim=2, columns=("row",)):
-    """Every block of a file joined: ids, column → rows."""
+    """Return all blocks of a file joined: the ids, and column → rows."""
     blocks = list(read_table(directory, table, size, dict.fromkeys(columns, dim)))
     ids = [id_ for ids, _ in blocks for id_ in ids.tolist()]
     names = blocks[0][1] if blocks else {}
@@ -39,7 +39,7 @@ def read_all(directory, table="user", size=10, dim=2, columns=("row",)):
 
 
 def write_parquet(directory, table="user", **columns):
-    """A file as someone else might have written it."""
+    """Write a file as another program might."""
     pq.write_table(pa.table(columns), table_path(directory, table))
 
 
@@ -50,7 +50,7 @@ def error_of(directory, **options):
     return caught.value
 
 
-# ---- there and back
+# ---- round trips
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 5), max_size=4), st.integers(0, 2), st.data())
@@ -105,7 +105,7 @@ def test_a_file_of_several_blocks_is_read_completely(tmp_path):
     assert np.array_equal(np.concatenate([ids for ids, _ in blocks]), np.arange(rows))
 
 
-# ---- tables of others
+# ---- files of other programs
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_the_file_is_closed_however_far_it_was_read(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == num_open_files, error
 
 
-# ---- whole or absent
+# ---- complete or absent
 
 
 def failing_blocks(*blocks):

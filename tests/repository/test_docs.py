@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands, its commands exist, and its links lead somewhere."""
+"""All pages: their Python runs, their commands parse, their links have targets, and they name what exists."""
 
 import ast
 import doctest
@@ -27,7 +27,7 @@ PAGES = [
     "CONTRIBUTING.md",
     *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))),
 ]
-# What pages that show a few lines of something larger take for granted.
+# Page → the code that runs before its Python, which is a part of a larger program.
 SETUP_CODE = {
     "docs/activations.md": """
         import numpy as np, penstock as ps
@@ -67,7 +67,7 @@ SETUP_CODE = {
         schema = batches[0].schema
     """,
 }
-# Lines for data flows that are not installed here, or for a service that does not run: they are only compiled.
+# Blocks that need a library that may be missing here, or a running service, are compiled and not run.
 COMPILE_ONLY = re.compile(r"\b(optax\.|ray\.|dask\.|daft\.|beam\.|mapInArrow|connect\(\"grpc)")
 
 
@@ -91,7 +91,7 @@ def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     namespace = {}
     exec(textwrap.dedent(SETUP_CODE.get(page, "")), namespace)
-    # The commands of these pages belong between their blocks of Python; other pages' only exist (below).
+    # The commands of these pages run between their blocks of Python. A test below parses those of other pages.
     languages = "python|console" if page.startswith(("docs/tutorials/", "docs/placement")) else "python"
     for language, block in re.findall(rf"```({languages})\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
         if language == "console":
@@ -104,11 +104,11 @@ def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch, cap
 
 
 def run_commands(block, capsys):
-    """Run the commands of a block. Returns what they print."""
+    """Run the commands of a block. Return their output."""
     capsys.readouterr()
     for line in block.splitlines():
         arguments = shlex.split(line.removeprefix("$ "), comments=True)
-        if arguments[0] == "penstock" and arguments[1] != "serve":  # which goes on until somebody ends it
+        if arguments[0] == "penstock" and arguments[1] != "serve":  # serve runs until a signal
             assert main(arguments[1:]) == 0, line
     return capsys.readouterr().out
 
@@ -158,7 +158,7 @@ def test_the_first_page_links_to_every_page():
 
 
 class UntimedChecker(doctest.OutputChecker):
-    """Outputs are equal whatever the seconds in them."""
+    """Compares outputs without the seconds in them, which differ from run to run."""
 
     def check_output(self, want, got, optionflags):
         want, got = (re.sub(r"\b\d+\.\d s\b", "N s", text) for text in (want, got))
@@ -200,7 +200,7 @@ def test_the_readmes_replay_prints_the_output_that_it_shows(tmp_path, monkeypatc
     assert main(replay) == 0
     printed = capsys.readouterr().out.splitlines()
     output = blocks("README.md", "console")[1].splitlines()
-    assert printed[1:] == output[-len(printed) + 1 :]  # but for the first line, which has the seconds
+    assert printed[1:] == output[-len(printed) + 1 :]  # the first line has the seconds of the run
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/decisions/")])
@@ -242,7 +242,7 @@ def test_the_architecture_names_every_package_and_every_module_of_the_core():
 
 
 def methods_of_classes():
-    """Return the names (class, method) of engine/ and io/."""
+    """Return (class, method) of every method in engine/ and io/."""
     paths = [path for folder in ("engine", "io") for path in (ROOT / folder).rglob("*.py")]
     classes = [node for path in paths for node in ast.walk(ast.parse(path.read_text())) if type(node) is ast.ClassDef]
     return {(kind.name, node.name) for kind in classes for node in kind.body if isinstance(node, ast.FunctionDef)}
@@ -272,7 +272,7 @@ def test_every_hint_to_install_an_extra_names_the_package_and_one_of_its_extras(
 
 @pytest.mark.parametrize(("codes", "exit_code"), [(["kill", "kill", "0"], 0), (["kill", "3"], 3), (["130"], 130)])
 def test_the_script_of_the_page_on_checkpoints_restarts_a_killed_process(tmp_path, codes, exit_code):
-    """``penstock`` is a stub that counts its calls and ends with those codes."""
+    """``penstock`` is a stub that exits with the next of ``codes`` at each call; "kill" is a SIGKILL."""
     (script,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "checkpoints.md").read_text(), re.DOTALL)
     assert "--resume" in script
     (tmp_path / "codes").write_text("\n".join(codes))

@@ -1,4 +1,4 @@
-"""What the tests of ``penstock follow`` share: a job with a static and a dynamic table, and stores that they read."""
+"""Support for tests of ``penstock follow``: a job with a static and a dynamic table, and the stores of its rows."""
 
 import datetime
 import json
@@ -26,7 +26,7 @@ STEPS = churning_steps(200)
 
 
 def config_of(item_dim=DIM, key_type="uint64"):
-    """A static table and a dynamic one, whose keys come and go."""
+    """Return a job of a static table, and of a dynamic one whose keys are admitted and evicted."""
     dynamic = ps.Dynamic(min_count=2, expire_after=9, evict="lru", key_type=key_type)
     tables = [
         ps.TableConfig(ITEMS, item_dim, name="item", optimizer=ps.Adagrad(0.1)),
@@ -36,7 +36,7 @@ def config_of(item_dim=DIM, key_type="uint64"):
 
 
 def frame(step, keys=None):
-    """The frame of one step, the same in every test: rows of both tables."""
+    """Return the frame of one step, with rows of both tables. It is the same in every test."""
     keys = STEPS[step % len(STEPS)].view(np.uint64) if keys is None else np.array(keys, np.uint64)
     items = np.arange(step, step + 5, dtype=np.uint64) % np.uint64(ITEMS)
     values = np.random.default_rng(step).standard_normal((len(items) + len(keys), DIM)).astype(np.float32)
@@ -45,18 +45,22 @@ def frame(step, keys=None):
 
 
 def rows_of(engine):
-    """table → id → the bytes of its row, as the engine has them."""
+    """Return table → id → the bytes of the row in the engine."""
     items = {id_: row.tobytes() for id_, row in enumerate(engine.lookup("item", range(ITEMS)))}
     users = {key: np.array(row, np.float32).tobytes() for key, row in physical(engine).items()}
     return {"item": items, "user": users}
 
 
 class _Store:
-    """What every store has besides.
+    """The base of the stores. Subclasses use the store's client library or its files, not penstock, for these methods:
 
-    position : the epoch and the step that it names. By its own means, snapshot : copies its present state; set_back :
-    returns to a copy; empty : loses everything
-    is_optimistic : whether a transaction compares what the store names without holding a lock
+    read : returns table → id → the bytes of the row
+    step : returns the step of the rows
+    snapshot, set_back : return a copy of the contents, and return to it
+    empty : removes the contents
+
+    flags : of ``penstock follow``, besides the target
+    is_optimistic : whether a transaction compares the position in the store without holding a lock
     """
 
     flags: tuple = ()
@@ -66,7 +70,7 @@ class _Store:
         return open_target(self.target)
 
     def position(self):
-        """The epoch and the step that the store names; None: it names none."""
+        """Return the epoch and the step in the store, as penstock reads them; None: the store has no position."""
         target = self.open_target()
         stored = target.stored()
         target.close()
@@ -85,7 +89,7 @@ class _FileStore(_Store):
         return copy
 
     def set_back(self, copy):
-        """Replace the file or the folder by another one."""
+        """Replace the file or the folder by a copy."""
         new = Path(f"{self.path}-new")
         _copy(copy, new)
         self.empty()
@@ -107,7 +111,7 @@ def _copy(path, new):
 
 
 class Redis(_Store):
-    """A dedicated Redis server that syncs every write. read : with redis-py, as a serving system would"""
+    """A dedicated Redis server that syncs every write. redis-py reads it, as in a serving system."""
 
     extra = "redis"
     is_optimistic = True
@@ -154,7 +158,7 @@ class Redis(_Store):
         return (self.folder / "dump.rdb").read_bytes()
 
     def set_back(self, snapshot):
-        """Start again from a snapshot, as after a failover to a replica that is behind. Needs ``--appendonly no``."""
+        """Restart from a snapshot, as after a failover to a replica that is behind. Needs ``--appendonly no``."""
         self.kill()
         (self.folder / "dump.rdb").write_bytes(snapshot)
         self.start()
@@ -195,12 +199,12 @@ class Lmdb(_FileStore):
 
 
 class _ArrowTableStore(_FileStore):
-    """A store that reads as an Arrow table with the columns table, id and row."""
+    """A store whose ``table`` returns an Arrow table with the columns table, id and row."""
 
     def read(self):
         results = {"item": {}, "user": {}}
         for row in self.table().to_pylist():
-            id_ = row["id"] % 2**64
+            id_ = row["id"] % 2**64  # an int64 id has the bits of a uint64 key
             assert id_ not in results[row["table"]]
             results[row["table"]][id_] = np.array(row["row"], np.float32).tobytes()
         return results
@@ -233,14 +237,14 @@ class Lance(_ArrowTableStore):
         return self.lance.dataset(self.path).version
 
     def restore(self, version):
-        """Return to a version by Lance's own means."""
+        """Return to a version with Lance's ``restore``."""
         self.lance.dataset(self.path, version=version).restore()
 
     def compact(self):
         self.lance.dataset(self.path).optimize.compact_files()
 
     def remove_row(self):
-        """As somebody else would."""
+        """Remove a row as another program would."""
         self.lance.dataset(self.path).delete("`table` = 'item' AND id = 3")
 
     def forget(self):
@@ -272,9 +276,10 @@ class Delta(_ArrowTableStore):
         return self.deltalake.DeltaTable(self.path).version()
 
     def restore(self, version, by_time=False):
-        """Return to a version by Delta Lake's own means."""
+        """Return to a version with Delta Lake's ``restore``."""
         table = self.deltalake.DeltaTable(self.path)
         if by_time:
+            # Rounded up to a millisecond, because an earlier time would select the version before.
             written_ns = Path(self.path, "_delta_log", f"{version:020}.json").stat().st_mtime_ns
             begin = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
             version = begin + datetime.timedelta(milliseconds=written_ns // 1_000_000 + 1)
@@ -284,7 +289,7 @@ class Delta(_ArrowTableStore):
         self.deltalake.DeltaTable(self.path).optimize.compact()
 
     def remove_row(self):
-        """As somebody else would."""
+        """Remove a row as another program would."""
         self.deltalake.DeltaTable(self.path).delete("\"table\" = 'item' AND id = 3")
 
     def forget(self):
@@ -318,7 +323,7 @@ class Parquet(_FileStore):
 
 
 class Kafka(_Store):
-    """A topic of librdkafka's mock cluster, read as a consumer of a log-compacted topic would."""
+    """A topic of librdkafka's mock cluster. A consumer reads it as a log-compacted topic."""
 
     extra = "kafka"
 
@@ -329,12 +334,12 @@ class Kafka(_Store):
         self.use_topic("rows")
 
     def use_topic(self, topic):
-        """Create a topic, and be that one."""
+        """Create a topic, and make it the target."""
         self.topic, self.target = topic, f"kafka://{self.cluster.brokers}/{topic}"
         until(lambda: self.producer.list_topics(topic, timeout=60).topics[topic].partitions)
 
     def messages(self):
-        """The messages of all partitions, each in order."""
+        """Return the messages of all partitions, in order within each partition."""
         settings = {"bootstrap.servers": self.cluster.brokers, "group.id": "reader", "enable.partition.eof": "true"}
         settings["fetch.wait.max.ms"] = "10"
         consumer = self.kafka.Consumer(settings)
@@ -366,6 +371,7 @@ class Kafka(_Store):
 
     def position(self):
         marks = [json.loads(message.value()) for message in self.messages() if message.key() == b"penstock"]
+        # Earlier versions wrote marks without an epoch: they are of the first one, "0".
         return (marks[-1].get("epoch", "0"), marks[-1]["step"]) if marks else None
 
     def close(self):
@@ -373,7 +379,7 @@ class Kafka(_Store):
 
 
 class Function(_Store):
-    """A function in this process, and the file of its state."""
+    """A function in this process, and the file with its position."""
 
     extra = None
     target = "function_rows:update"

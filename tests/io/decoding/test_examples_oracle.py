@@ -1,4 +1,4 @@
-"""Random example streams: the engine does, bit for bit, what a plain NumPy engine written from the contract does."""
+"""Random example streams: the engine has, bit for bit, the state of a plain NumPy engine that follows the contract."""
 
 import io
 import re
@@ -18,7 +18,7 @@ import penstock as ps
 
 
 def remaining_source(batches, frames, number):
-    """What is left of a source after one of its frames: its batches, and their frames."""
+    """Return the batches and the frames that follow one frame of a source."""
     num_skipped = sum(len(frame) for frame in frames[: number + 1])
     remaining_frames = [[(n - num_skipped, example) for n, example in frame] for frame in frames[number + 1 :]]
     remaining_batches, num_left_to_skip = [], num_skipped
@@ -30,13 +30,12 @@ def remaining_source(batches, frames, number):
 
 def assert_report(report, counts, bad_rows, num_pending):
     actual = (report.rows, report.frames, report.stale, report.steps, report.truncated, report.pending)
-    expected = tuple(counts[name] for name in ("rows", "frames", "stale", "steps", "truncated"))
-    assert actual == (*expected, num_pending)
+    assert actual == (*(counts[name] for name in ("rows", "frames", "stale", "steps", "truncated")), num_pending)
     assert report.dropped == dict(oracle.Counter(bad_row.reason for bad_row in bad_rows))
 
 
 def position_of(batches, row):
-    """(batch, row in it) of a row counted over the batches."""
+    """Return (batch, row in the batch) of a row that is counted over all batches."""
     for number, batch in enumerate(batches):
         if row < len(batch):
             return number, row
@@ -59,7 +58,7 @@ def assert_quarantine(path, batches, bad_rows):
 
 
 def assert_error(error, batches, bad_rows):
-    """The message names one of the frame's bad rows: its place, its feature and what is wrong with it."""
+    """Assert that the message names one of the frame's bad rows, with its position, its feature and its reason."""
     match = re.search(r"batch (\d+), row (\d+), column '(\w+)'.*\[(\w+)\]", str(error))
     assert match, error
     reported_row = int(match[1]), int(match[2]), match[3], match[4]
@@ -67,7 +66,7 @@ def assert_error(error, batches, bad_rows):
 
 
 def source_of(batches, kind, folder):
-    """The same batches in memory, or in an Arrow IPC file or stream."""
+    """Return the batches themselves, the path of an Arrow IPC file with them, or the bytes of an Arrow IPC stream."""
     if kind == "batches":
         return batches
     path = folder / "log.arrow"
@@ -109,7 +108,7 @@ def test_random_streams_give_the_oracles_report_state_and_quarantine(mesh_of, tm
 @examples(100, 15, report_multiple_bugs=False)
 @given(st.data())
 def test_random_streams_apply_the_frames_before_and_after_a_frame_with_bad_rows(data):
-    """The frames before the bad one are applied, and a run over what follows it goes on from there."""
+    """A run applies the frames before the bad one, and the next run continues with the frames after it."""
     configuration = data.draw(configurations())
     stream = data.draw(streams(configuration, data.draw(st.booleans())))
     engine, oracle_engine = configuration.engine(), configuration.oracle()
@@ -145,7 +144,7 @@ def test_random_streams_give_the_rows_that_each_step_changed(data):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_streams_of_thousands_of_lookups_give_the_oracles_state(mesh_of, seed):
-    """More rows than one thread is given at once, and ids that hundreds of examples share."""
+    """The stream has more rows than one thread gets at a time, and ids that hundreds of examples share."""
     draws = np.random.default_rng(seed)
     tables = [
         DrawnTable("wide", 300, 33, "sqrtn", "adagrad", 0.1, None),

@@ -1,7 +1,7 @@
-"""Sources that are other libraries' tables, by the Arrow capsule protocol: the result is that of Arrow's own.
+"""Tables of other libraries as sources, by the Arrow capsule protocol: the result is that of the Arrow table.
 
-Each runs where its library is installed (``pip install 'penstock[neighbours]'``), and says what is lost on the way;
-docs/neighbours.md tells the same to people.
+Each test runs if its library is installed (``pip install 'penstock[neighbours]'``), and asserts which information the
+library loses; docs/neighbours.md lists the same for users.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ def gradients():
 
 @pytest.fixture
 def tensors(gradients):
-    """The same with gradients as fixed-shape tensors."""
+    """The table of ``gradients``, with its gradients as fixed-shape tensors."""
     storage = gradients["gradient"].combine_chunks()
     tensor = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float32(), [DIM]), storage)
     return gradients.set_column(3, "gradient", tensor)
@@ -42,7 +42,7 @@ def metadata_of(source):
 
 
 def with_table_key(gradients):
-    """One table's rows that say whose they are in the schema's metadata alone."""
+    """Return the rows of the table 'user', with the name of the table only in the schema's metadata."""
     rows = gradients.filter(pa.compute.equal(gradients["table"].cast(pa.string()), "user")).drop_columns("table")
     return rows.replace_schema_metadata({"penstock.table": "user"})
 
@@ -69,7 +69,7 @@ def test_polars_lists_of_doubles_give_the_same_bits(gradients, expected):
     pl = pytest.importorskip("polars")
     data_frame = pl.from_arrow(gradients).with_columns(pl.col("gradient").cast(pl.List(pl.Float64)))
     assert types_of(data_frame)["gradient"] == pa.large_list(pa.float64())
-    assert state_of(data_frame) == expected  # float32 became float64 and back: the same values
+    assert state_of(data_frame) == expected  # float32 → float64 → float32 keeps every value
 
 
 def test_polars_loses_the_schemas_metadata_and_the_table_option_replaces_it(gradients):
@@ -174,7 +174,7 @@ def test_pandas_gives_the_same_bits(gradients, expected, arrow_types):
     pd = pytest.importorskip("pandas")
     data_frame = gradients.to_pandas(types_mapper=pd.ArrowDtype) if arrow_types else gradients.to_pandas()
     is_fixed_size = pa.types.is_fixed_size_list(types_of(data_frame)["gradient"])
-    assert is_fixed_size == arrow_types  # NumPy's object columns forget the length of their lists
+    assert is_fixed_size == arrow_types  # NumPy's object columns do not keep the length of lists
     assert state_of(data_frame) == expected
 
 
@@ -198,7 +198,7 @@ def test_nanoarrow_gives_the_same_bits_and_loses_nothing(gradients, tensors, exp
 
 
 def test_gradients_stored_as_columns_of_numbers_in_adbc_give_the_same_bits(gradients, expected):
-    """SQLite has no lists: a gradient is a column per number, in double, and is put together batch by batch."""
+    """SQLite has no lists: the table has a column of doubles per number of a gradient, and ``batches`` joins them."""
     dbapi = pytest.importorskip("adbc_driver_sqlite.dbapi")
     values = gradients["gradient"].combine_chunks().flatten().to_numpy().reshape(ROWS, DIM)
     flat = gradients.drop_columns("gradient").set_column(1, "table", gradients["table"].cast(pa.string()))
