@@ -79,7 +79,7 @@ def test_a_delta_lost_with_its_engine_shows_in_the_next_parent(tmp_path):
 
     reader = engine.stage(LOG, **WHOLE, per_steps=3, progress=save)
     follow(follower, [reader.read_next_batch()])
-    reader.read_next_batch()  # nobody has it: it is lost with the engine
+    reader.read_next_batch()  # the follower does not take it: it is lost with the engine
     deltas = list(ps.Engine.restore(tmp_path / "c").stage(LOG, **WHOLE, per_steps=3, resume=True))
     assert numbers(deltas)[0] == (6, 4)
     with pytest.raises(example.BrokenError, match="delta 6 follows on 4, and we are at 3: deltas are missing"):

@@ -120,7 +120,7 @@ def test_a_redis_server_that_comes_back_older_is_noticed_by_a_running_follower(s
         put(service, 12)
         until(lambda: store.step() == 12)
         assert store.read() == rows_of(service.engine)
-        store.set_back(before)  # at rest
+        store.set_back(before)  # while no frames arrive
         until(lambda: store.step() == 12)
         assert store.read() == rows_of(service.engine)
         following.send_signal(signal.SIGINT)

@@ -48,7 +48,7 @@ class World:
         self.config = config_of()
         self.copies = [Copy(folder / "a", free_port()), Copy(folder / "b", free_port())]
         self.backups, self.snapshots = [], []
-        self.frames_of = {}  # of each epoch, shared with the copy in which it goes on
+        self.frames_of = {}  # of each epoch, shared with the copy that continues it
         self.twin, self.states = None, {}
         self.followers = [None, None]
         self.num_frames, self.num_ended, self.num_named = 0, 0, 0
