@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from checkpoints import batch, engine_of
-from deltas import WHOLE, equal, follow, follower_of, step, tables_of
+from deltas import ALL_COLUMNS, equal, follow, follower_of, step, tables_of
 from limits import HANG_S, in_thread
 
 import penstock as ps
@@ -37,8 +37,8 @@ def event_of_gate_request(gate, monkeypatch):
 
 def test_a_delta_does_not_end_while_a_step_reads_its_last_batch(monkeypatch):
     engine = engine_of(num_required=1)
-    num_batches = len(list(engine_of(num_required=1).stage([batch(0)], **WHOLE)))
-    follower, reader = follower_of(engine), engine.stage([batch(0)], **WHOLE)
+    num_batches = len(list(engine_of(num_required=1).stage([batch(0)], **ALL_COLUMNS)))
+    follower, reader = follower_of(engine), engine.stage([batch(0)], **ALL_COLUMNS)
     deltas = list(itertools.islice(reader, num_batches - 1))
 
     # The step's thread waits where it begins to make the last batch, until the consumer requests the gate's lock.
@@ -62,8 +62,8 @@ def test_a_delta_does_not_end_while_a_step_reads_its_last_batch(monkeypatch):
 
 def test_a_delta_does_not_end_while_a_step_refers_to_it(monkeypatch):
     engine = engine_of(num_required=1)
-    num_batches = len(list(engine_of(num_required=1).stage([batch(0)], **WHOLE)))
-    follower, reader = follower_of(engine), engine.stage([batch(0)], **WHOLE)
+    num_batches = len(list(engine_of(num_required=1).stage([batch(0)], **ALL_COLUMNS)))
+    follower, reader = follower_of(engine), engine.stage([batch(0)], **ALL_COLUMNS)
     deltas = list(itertools.islice(reader, num_batches))
 
     # The step's thread waits where it has read the current delta, until the consumer, which has received all of its
@@ -98,7 +98,7 @@ def test_deltas_are_complete_wherever_a_step_interrupts_their_consumer(monkeypat
     engine, random = engine_of(num_required=1), np.random.default_rng(5)
     monkeypatch.setattr("penstock.io.delta_format.MOST_ROWS", 32)
     follower, steps_due, stop_event = follower_of(engine), threading.Semaphore(0), threading.Event()
-    deltas = engine.stage((batch(NEVER_STALE + n, rows=80) for n in range(500)), **WHOLE)
+    deltas = engine.stage((batch(NEVER_STALE + n, rows=80) for n in range(500)), **ALL_COLUMNS)
 
     def step_until_stopped():
         while not stop_event.is_set():
@@ -126,7 +126,7 @@ def test_the_last_commit_contains_no_step_whose_delta_was_not_delivered(tmp_path
     """From step 6 on, the consumer applies a step after every delta, so the engine always has a delta to deliver."""
     engine, last_step = engine_of(num_required=1), 0
     log = [batch(NEVER_STALE + n) for n in range(6)]
-    for delta in engine.stage(iter(log), checkpoint=tmp_path, every=1, **WHOLE):
+    for delta in engine.stage(iter(log), checkpoint=tmp_path, every=1, **ALL_COLUMNS):
         last_step = delta["step"][0].as_py()
         if last_step >= 6 and not delta["rows_left"][0].as_py():
             step(engine, [7])
