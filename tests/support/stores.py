@@ -52,13 +52,15 @@ def rows_of(engine):
 
 
 class _Store:
-    """The base of the stores. Subclasses use the store's client library or its files, not penstock, for these methods:
+    """The base of the stores.
+
+    Subclasses implement these methods with the store's client library or with its files, not with penstock:
 
     read : returns table → id → the bytes of the row
-    step : returns the step of the rows
     snapshot, set_back : return a copy of the contents, and return to it
     empty : removes the contents
 
+    step : returns the step of the position
     flags : of ``penstock follow``, besides the target
     is_optimistic : whether a transaction compares the position in the store without holding a lock
     """
