@@ -13,11 +13,14 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily as Counter
-from prometheus_client.core import GaugeMetricFamily as Gauge
-from prometheus_client.core import Sample, SummaryMetricFamily
-from prometheus_client.registry import Collector
+try:
+    from prometheus_client import Metric, generate_latest
+    from prometheus_client.core import CounterMetricFamily as Counter
+    from prometheus_client.core import GaugeMetricFamily as Gauge
+    from prometheus_client.core import Sample, SummaryMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise ImportError("penstock.metrics: needs prometheus-client: pip install 'penstock[metrics]'") from error
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.telemetry import MAX_HOT, MetricsSnapshot

@@ -73,7 +73,6 @@ cdef struct Sweep:              # a table whose every row the step changes
 
 cdef struct StepPlan:              # one step: the same for all devices
     Op op
-    int64_t num_floats          # of the array that a device's tables lie in
     int64_t first_copied, num_copied    # floats of a row to read or write
     Segment* segments
     int64_t num_segments, num_items

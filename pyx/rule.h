@@ -1,4 +1,4 @@
-/* What a rule is given: between the host's side, which chooses it, and the handlers, which call it. */
+/* What a rule is given: by update.pyx, which chooses it, to the kernels, which call it. */
 #ifndef PENSTOCK_RULE_H
 #define PENSTOCK_RULE_H
 

@@ -8,6 +8,7 @@ import numpy as np
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
+from posix.unistd cimport usleep
 
 from ._types cimport grad_t, id_t
 
@@ -117,8 +118,8 @@ cdef const RuleEntry* entry_of(str rule, str target) except NULL:
     raise ValueError(f"no rule '{rule}'")
 
 
-# A step of fewer items is done on the calling thread.
-cdef int64_t ITEMS_WORTH_SHARING = 4
+# A step of fewer rows is done on the calling thread; with more, each thread has at least a chunk.
+cdef int64_t ROWS_WORTH_SHARING = 4 * CHUNK
 
 
 cdef class Step:
@@ -130,19 +131,29 @@ cdef class Step:
     cdef StepPlan plan
     cdef StepContext context
     cdef Py_ssize_t room, room_for_sweeps
+    cdef int64_t num_rows, num_swept_rows
     cdef tuple plans, floats
-    cdef object arrays
+    cdef float** memory         # of each device, that of floats
+    cdef object arrays, interrupt
+    cdef bint is_open
+    cdef int64_t num_helping
 
     def __cinit__(self, plans, floats):
+        cdef float[::1] memory
         self.plans, self.floats = tuple(plans), tuple(floats)
         self.plan.segments, self.plan.sweeps = NULL, NULL
         self.context.plan = &self.plan
+        self.memory = <float**>PyMem_Calloc(len(self.floats), sizeof(float*))
+        if self.memory == NULL:
+            raise MemoryError("no memory for a step")
         end = max((<Plan?>plan).end for plan in self.plans)
-        for memory in self.floats:
-            if len(memory) < end:
-                raise ValueError(f"expected {end} floats for the tables of a device, got {len(memory)}")
+        for device, memory in enumerate(self.floats):
+            if memory.shape[0] < end:
+                raise ValueError(f"expected {end} floats for the tables of a device, got {memory.shape[0]}")
+            self.memory[device] = &memory[0]
 
     def __dealloc__(self):
+        PyMem_Free(self.memory)
         PyMem_Free(self.plan.segments)
         PyMem_Free(self.plan.sweeps)
 
@@ -150,44 +161,61 @@ cdef class Step:
         """Do what was prepared, on one device after the other, and release its arrays.
 
         run_tasks : ``ThreadTeam.run``; threads : at most so many
-        Raises MemoryError before any row has changed; ValueError for an id outside its table, after all other rows.
+        Raises MemoryError before any row has changed; ValueError for an id outside its table, after all other rows; an
+        interrupt after all rows.
         """
         cdef StepContext* context = &self.context
         cdef uint64_t* touched = NULL
-        cdef float[::1] floats
         context.bad_id_table = NULL
         if self.plan.num_words:
             touched = <uint64_t*>PyMem_Calloc(self.plan.num_words, sizeof(uint64_t))
             if touched == NULL:
                 raise MemoryError("no memory for a bit per row of a table")
-        context.touched = touched
-        try:
-            for context.device, floats in enumerate(self.floats):
-                context.floats = &floats[0]
-                self._share(run_tasks, threads, False, self.plan.num_items)
-                if touched != NULL:
-                    self._share(run_tasks, threads, True, self.plan.num_sweep_items)
-                    memset(touched, 0, self.plan.num_words * sizeof(uint64_t))
-        finally:
-            PyMem_Free(touched)
-            self._release()
+        context.touched, self.interrupt = touched, None
+        for context.device in range(len(self.floats)):
+            context.floats = self.memory[context.device]
+            self._share(run_tasks, threads, False, self.plan.num_items, self.num_rows)
+            if touched != NULL:
+                self._share(run_tasks, threads, True, self.plan.num_sweep_items, self.num_swept_rows)
+                memset(touched, 0, self.plan.num_words * sizeof(uint64_t))
+        PyMem_Free(touched)
+        self._release()
+        interrupt, self.interrupt = self.interrupt, None
+        if interrupt is not None:
+            raise interrupt
         if context.bad_id_table != NULL:
             name = context.bad_id_table.name.decode("utf-8", "replace")
-            raise ValueError(f"an id outside the table '{name}'; all other rows were updated")
+            raise ValueError(f"an id outside the table '{name}'; all other rows were handled")
 
-    def work(self):
-        """Do items of the step until none is left. Returns True, as a task of ``ThreadTeam.run``."""
-        with nogil:
-            work(&self.context)
+    def help(self):
+        """Do items of the running step until none is left. Returns True, as a task of ``ThreadTeam.run``.
+
+        A thread that comes between two runs does nothing; ``is_open`` and ``num_helping`` change under the GIL.
+        """
+        if self.is_open:
+            self.num_helping += 1
+            with nogil:
+                work(&self.context)
+            self.num_helping -= 1
         return True
 
-    cdef int _share(self, run_tasks, int64_t threads, bint is_sweep, int64_t num_items) except -1:
+    cdef int _share(self, run_tasks, int64_t threads, bint is_sweep, int64_t num_items, int64_t num_rows) except -1:
+        """Do all items, whatever the team does: no row is missed, and no helper is at work afterwards."""
         self.context.is_sweep, self.context.num_items, self.context.next_item = is_sweep, num_items, 0
-        try:
-            if threads > 1 and num_items >= ITEMS_WORTH_SHARING:
-                run_tasks([self.work] * min(threads, num_items))
-        finally:
-            self.work()  # also after an interrupt, so that no row is missed
+        self.is_open = True
+        if threads > 1 and num_rows >= ROWS_WORTH_SHARING:
+            try:
+                run_tasks([self.help] * min(threads, num_rows // CHUNK))
+            except MemoryError:
+                pass  # for the lists of the team: this thread does the rest
+            except BaseException as error:
+                self.interrupt = error
+        with nogil:
+            work(&self.context)
+        self.is_open = False
+        while self.num_helping:
+            with nogil:
+                usleep(20)
         return 0
 
     def start(self):
@@ -248,6 +276,7 @@ cdef class Step:
 
     cdef int _release(self) except -1:
         self.arrays = None
+        self.num_rows = self.num_swept_rows = 0
         self.plan.num_segments = self.plan.num_items = 0
         self.plan.num_sweeps = self.plan.num_sweep_items = self.plan.num_words = 0
         return 0
@@ -262,7 +291,10 @@ cdef class Step:
         cdef Segment* segment
         cdef const id_t[::1] keys
         cdef const grad_t[:, ::1] rows = values  # one row after the other
+        cdef grad_t[:, ::1] written
         cdef Py_ssize_t num_rows = rows.shape[0]
+        if self.plan.op == READ:
+            written = values  # refuses a read-only array
         if rows.shape[1] != row_floats:
             raise ValueError(f"expected rows of {row_floats} floats, got {rows.shape[1]}")
         if not isinstance(ids, int):
@@ -299,6 +331,7 @@ cdef class Step:
         segment.rows_per_item = CHUNK if num_rows < 4 * MOST_CHUNKS * CHUNK else MOST_CHUNKS * CHUNK
         o.num_items += (num_rows + segment.rows_per_item - 1) // segment.rows_per_item
         o.num_segments += 1
+        self.num_rows += num_rows
         return segment
 
     cdef int64_t _sweep(self, const Table* table, float lr) except -1:
@@ -310,6 +343,7 @@ cdef class Step:
         sweep.table, sweep.lr, sweep.first_word, sweep.first_item = table, lr, o.num_words, o.num_sweep_items
         o.num_words += (table.num_rows + 63) // 64
         o.num_sweep_items += chunks(table.num_rows)
+        self.num_swept_rows += table.num_rows
         o.num_sweeps += 1
         return o.num_sweeps - 1
 

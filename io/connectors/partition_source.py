@@ -45,7 +45,7 @@ class TopicKind(SourceKind):
             try:
                 return [PartitionSource(partition, patience_s) for partition in self.partitions(uri)]
             except OSError as error:
-                name = uri.partition("?")[0]
+                name = uri.partition("?")[0].rpartition("@")[2]  # without a password
                 patience.wait(InputError(f"the broker cannot be reached: {error}", source=name))
 
 

@@ -15,7 +15,7 @@ from penstock.bridge.row_format import UNTOUCHED
 SIZES = {"one row": 1, "one step": 80, "a tenth": 0.1, "half": 0.5, "all": 1.0}
 AHEAD = (0, 1, 4, 16)
 # (variant, devices, size, look_ahead); programs of XLA take long to compile, so that these have a part of the grid.
-FFI = [
+HOST = [
     ("host", devices, size, ahead) for devices in (1, 3, 8) for size, ahead in zip(SIZES, (1, 4, 0, 1, 16), strict=True)
 ]
 PART = [(1, "one step", 0), (1, "a tenth", 16), (3, "one row", 1), (3, "half", 4), (8, "a tenth", 1), (8, "all", 4)]
@@ -42,7 +42,7 @@ def of_device(mesh_of):
 
 
 @pytest.mark.parametrize(
-    ("variant", "devices", "size", "look_ahead"), [*FFI, *((by, *item) for by in ("xla", "pallas") for item in PART)]
+    ("variant", "devices", "size", "look_ahead"), [*HOST, *((by, *item) for by in ("xla", "pallas") for item in PART)]
 )
 def test_a_cache_changes_no_bit_of_tables_and_deltas(
     variant, devices, size, look_ahead, of_device, mesh_of, monkeypatch, tmp_path

@@ -1,9 +1,13 @@
 """Tables that the CPU's own update keeps: reading, writing and copying them, and what is refused."""
 
+import signal
+from contextlib import suppress
+
 import numpy as np
 import pytest
-from device_table import host_table
+from device_table import TEAM, bits, host_table, parts_of, some_rows
 
+import penstock as ps
 from penstock.bridge import host_tables
 from penstock.bridge.device_tables import make_mesh
 from penstock.updates import UpdateRule
@@ -43,7 +47,7 @@ def test_a_copy_of_all_parts_is_what_reading_each_gives(devices, dim, mesh_of):
 @pytest.mark.parametrize("bad", [-1, 3000, 2**40, -(2**63), 2**63 - 1])
 def test_an_id_outside_the_table_is_an_error_and_no_crash(bad, mesh_of):
     table = host_table(mesh_of, ADAGRAD, 3000, 4)
-    with pytest.raises(ValueError, match="an id outside the table 't'; all other rows were updated"):
+    with pytest.raises(ValueError, match="an id outside the table 't'; all other rows were handled"):
         table.apply(np.array([5, bad, 7]), np.ones((3, 4), np.float32), 0.1)
     assert (table.read(np.array([5, 7])) != 0).all()
 
@@ -66,3 +70,58 @@ def test_rules_without_an_equation_in_c_are_updated_by_xla(mesh_of):
     assert not host_tables.possible(mesh, program, 4)
     assert host_tables.possible(mesh, UpdateRule("row_wise_adagrad", 1), host_tables.MAX_SUMMED_DIM)
     assert not host_tables.possible(mesh, UpdateRule("row_wise_adagrad", 1), host_tables.MAX_SUMMED_DIM + 1)
+
+
+def test_an_interrupted_lookup_leaves_no_thread_at_work():
+    num_rows = 200_000
+    table = ps.TableConfig(num_rows, 16, ps.Constant(1.0), ps.SGD(0.5), name="t")
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), threads=4)
+    ids, delays = np.arange(num_rows), np.random.default_rng(0).uniform(0.0005, 0.01, 60)
+
+    def look_up_for_ever():
+        while True:
+            engine.lookup("t", ids[::-1])
+
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for delay in delays:
+            signal.setitimer(signal.ITIMER_REAL, delay)
+            with pytest.raises(KeyboardInterrupt):
+                look_up_for_ever()
+            engine.apply({"t": (ids[-8:], np.zeros((8, 16), np.float32))})
+            assert (engine.lookup("t", ids) == 1.0).all()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+
+
+class FailingTeam:
+    """A team that does the first task only, and raises ``error`` if it is set."""
+
+    threads = 4
+    error = None
+
+    def run(self, tasks):
+        tasks[0]()
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_step_is_applied_whole_if_the_threads_fail(error, mesh_of):
+    rule, team = UpdateRule("adam", 2, ADAM.hyper, non_lazy=True), FailingTeam()
+    expected, table = (host_table(mesh_of, rule, 9000, 4, devices=3, team=each) for each in (TEAM, team))
+    ids, grads = some_rows(0, 6000, 9000, 4)
+    expected.apply(ids, grads, 0.1)
+    team.error = error
+    with suppress(KeyboardInterrupt):
+        table.apply(ids, grads, 0.1)
+    team.error = None
+    assert [bits(part) for part in parts_of(table)] == [bits(part) for part in parts_of(expected)]
+
+
+def test_values_are_read_into_a_writable_array(mesh_of):
+    values = np.zeros((3, 4), np.float32)
+    values.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        host_table(mesh_of, ADAGRAD, 3000, 4).copy_rows(np.arange(3), values)

@@ -1,5 +1,8 @@
 """Threads that share out tasks."""
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -43,6 +46,54 @@ def test_an_error_is_raised_after_the_last_task_has_ended():
             crew.run([lambda position=together, task=task: task(position) for task in (fails, fails, goes_on)])
         assert len(ended) == turn
     crew.close()
+
+
+def test_an_interrupt_is_raised_after_the_last_task_has_ended():
+    team, ended, begun = ThreadTeam(2), [], threading.Event()
+
+    def task():
+        if threading.current_thread() is threading.main_thread():
+            begun.wait()
+            signal.raise_signal(signal.SIGINT)
+        begun.set()
+        time.sleep(0.05)
+        ended.append(True)
+        return True
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for turn in range(1, 6):
+            begun.clear()
+            with pytest.raises(KeyboardInterrupt):
+                team.run([task, task])
+            assert len(ended) == turn
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        team.close()
+
+
+AT_EXIT = """
+import atexit, threading, time
+import numpy as np
+import penstock as ps
+
+table = ps.TableConfig(20_000, 2, ps.Constant(1.0), ps.SGD(1.0), name="t")
+engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), threads=3)
+rows = np.arange(20_000), np.ones((20_000, 2), np.float32)
+
+def train():
+    threading.main_thread().join()
+    time.sleep(0.1)
+    engine.apply({"t": rows})
+
+atexit.register(lambda: print(engine.global_step, engine.lookup("t", rows[0]).sum()))
+threading.Thread(target=train).start()
+"""
+
+
+def test_an_engine_works_while_python_exits():
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("1 0.0\n", "")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@
 #   tests/support/sanitize/asan.sh PYTHON [--break overrun|overflow] [pytest arguments]
 # Exit code 0: nothing was reported; 66: something was, in full on stderr.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../../.."
 python=$1
 shift
 library=$("${CC:-cc}" -print-file-name=libasan.so)

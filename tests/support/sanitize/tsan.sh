@@ -3,7 +3,7 @@
 #   tests/support/sanitize/tsan.sh PYTHON [--break gate|parts|rows]
 # Exit code 0: no race was reported; 66: at least one was, in full on stderr.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../../.."
 python=$1
 shift
 library=$("${CC:-cc}" -print-file-name=libtsan.so)

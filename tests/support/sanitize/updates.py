@@ -9,6 +9,7 @@ threads come late or not at all. The results of one rule must be the same bits h
 
 import contextlib
 import sys
+from functools import partial
 
 import numpy as np
 from sanitize.shapes import arrow_like
@@ -188,21 +189,24 @@ def teams():
             task()
         return True
 
-    def interrupted(tasks):
-        raise KeyboardInterrupt
+    def failing(error, tasks):
+        tasks[0]()
+        raise error
 
+    fails = [partial(failing, error) for error in (KeyboardInterrupt, MemoryError)]
     done = 0
     ids, grads = gradients(0, 9000, 20_000, 4)
-    wanted = Tables("adagrad", 4, 20_000)
-    wanted.update([(ids, grads)])
-    for run in (TEAMS[2].run, TEAMS[9].run, late, lambda tasks: tasks[0](), lambda tasks: True, interrupted):
-        for _ in range(3):
-            got = Tables("adagrad", 4, 20_000)
-            got.step.update([(0, [(ids, grads)], LR)])
-            with contextlib.suppress(KeyboardInterrupt):
-                got.step.run(run, 9)
-            assert got.bits() == wanted.bits(), run
-            done += 1
+    for rule, devices in (("adagrad", 1), ("adam", 3)):
+        wanted = Tables(rule, 4, 20_000, devices, non_lazy=True)
+        wanted.update([(ids, grads)])
+        for run in (TEAMS[2].run, TEAMS[9].run, late, lambda tasks: tasks[0](), lambda tasks: True, *fails):
+            for _ in range(3):
+                got = Tables(rule, 4, 20_000, devices, non_lazy=True)
+                got.step.update([(0, [(ids, grads)], LR)])
+                with contextlib.suppress(KeyboardInterrupt):
+                    got.step.run(run, 9)
+                assert got.bits() == wanted.bits(), run
+                done += 1
     return done
 
 
