@@ -68,7 +68,7 @@ ENTRY %main (table: f32[8192,1,128], lines: s32[64]) -> f32[8192,1,128] {
 MATRIX = "%matrix = f32[8192,128]{1,0:T(8,128)} bitcast(%table)"
 ON_CHIP = "%matrix = f32[8192,128]{1,0:T(8,128)S(1)} copy-done(%started)"
 HALF = "%half = f32[4096,128]{1,0} add(%table)\n  %matrix = f32[8192,128]{1,0} bitcast(%half)"
-# What is replaced in it, by what; and what is found there.
+# Copy → the text that it replaces, the replacement, and the kind and the place that the fault then names.
 COPIES = {
     "a fusion": ("bitcast(%table)", "fusion(%table), calls=%converted", "fusion %matrix puts", "into HBM"),
     "in a loop": ("tuple(%carried)", "copy(%carried)", "copy %same puts", "into HBM"),

@@ -133,7 +133,7 @@ def test_a_file_that_begins_at_the_end_of_a_log_is_there_and_can_be_given_again(
 def test_a_second_process_that_is_refused_leaves_the_first_ones_file_alone(kind, replay, tmp_path):
     file, folder = tmp_path / KINDS[kind], tmp_path / "saved"
     assert replay(*flags_of(kind, file), "--limit", "9") == (0, "")
-    part = file.rename(tmp_path / f".{file.name}.part")  # a run that goes on with it
+    part = file.rename(tmp_path / f".{file.name}.part")  # the partial file of a run that continues it
     before = part.read_bytes()
     running = Folder(folder)
     running.lock()

@@ -1,4 +1,4 @@
-"""Forged manifests, whose digest fits: one line and exit code 5, and nothing outside is opened."""
+"""Forged manifests whose digests match: every reader exits with 5 and one line, and opens no file elsewhere."""
 
 import json
 import os
@@ -16,8 +16,8 @@ COMMANDS = (["inspect", "FOLDER"], ["export", "FOLDER", "OUT"], ["diff", "FOLDER
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """A checkpoint of one commit, its configuration and log."""
+def saved_run(tmp_path_factory):
+    """A folder with a checkpoint of one commit, and its configuration."""
     root = tmp_path_factory.mktemp("saved")
     config = config_of()
     engine = engine_of(config)
@@ -28,22 +28,22 @@ def saved(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(saved, tmp_path):
-    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+def folder(saved_run, tmp_path):
+    shutil.copytree(saved_run, tmp_path, dirs_exist_ok=True)
     return tmp_path / "run"
 
 
-def refused(folder, call):
-    """The error of every command that reads a checkpoint: the same for all."""
+def errors_of_readers(folder, call):
+    """Return the errors of all commands that read a checkpoint, as a set. Assert that ``Engine.restore`` fails."""
     errors = set()
     for command in COMMANDS:
-        words = [{"FOLDER": folder, "OUT": folder.parent / "out"}.get(word, word) for word in command]
+        arguments = [{"FOLDER": folder, "OUT": folder.parent / "out"}.get(argument, argument) for argument in command]
         if command == ["replay"]:
             log = folder.parent / "none.arrows"
             log.touch()
-            words = ["replay", folder.parent / "config.pbtxt", log, "--checkpoint", folder, "--resume"]
-            words += ["--num-required", 3]
-        output, result = call(5, *words)
+            arguments = ["replay", folder.parent / "config.pbtxt", log, "--checkpoint", folder, "--resume"]
+            arguments += ["--num-required", 3]
+        output, result = call(5, *arguments)
         assert "Traceback" not in output
         assert len(result["error"]) < 1000
         assert "\n" not in result["error"]
@@ -53,8 +53,8 @@ def refused(folder, call):
     return errors
 
 
-def rewritten(folder, change):
-    """Write the manifest again, with a change and the digest that fits."""
+def forge_manifest(folder, change):
+    """Change the fields of the manifest, and write it with the digest that matches."""
     path = folder / "00000001.commit"
     fields = json.loads(body_of(path.read_bytes()))
     change(fields)
@@ -62,19 +62,19 @@ def rewritten(folder, change):
 
 
 @pytest.mark.parametrize("name", [*NAMES, 7, None, True, ["00000001.base"]], ids=ascii)
-def test_a_file_has_a_name_of_penstocks(folder, name, call):
+def test_a_manifest_with_a_file_name_that_penstock_does_not_write_is_refused(folder, name, call):
     os.mkfifo(folder / "pipe")
     (folder.parent / "00000001.base").write_bytes((folder / "00000001.base").read_bytes())
-    rewritten(folder, lambda fields: fields["files"][0].update(name=name))
-    (error,) = refused(folder, call)
+    forge_manifest(folder, lambda fields: fields["files"][0].update(name=name))
+    (error,) = errors_of_readers(folder, call)
     assert "add up" in error or "chain" in error or "is missing" in error or "too long" in error
     assert "files[0].name is " in error or not isinstance(name, str) or name.startswith(("0000000", "0" * 99))
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_a_manifest_that_is_no_object_of_the_form_is_refused(folder, body, call):
+def test_a_manifest_without_the_expected_object_is_refused(folder, body, call):
     (folder / "00000001.commit").write_bytes(sealed(body))
-    (error,) = refused(folder, call)
+    (error,) = errors_of_readers(folder, call)
     assert "00000001.commit: its contents do not add up" in error
 
 
@@ -89,18 +89,18 @@ def test_only_regular_files_are_read(folder, name, kind, call):
     else:
         (folder / name).mkdir()
     if name.endswith("base"):
-        rewritten(folder, lambda fields: fields["files"][0].update(num_bytes=os.stat(folder / name).st_size))
-    (error,) = refused(folder, call)
+        forge_manifest(folder, lambda fields: fields["files"][0].update(num_bytes=os.stat(folder / name).st_size))
+    (error,) = errors_of_readers(folder, call)
     assert f"{name}: cannot be read" in error
 
 
-def test_a_link_to_a_file_with_the_digest_is_read(folder, call):
+def test_a_link_to_a_file_with_the_right_digest_is_read(folder, call):
     shutil.move(folder / "00000001.base", folder.parent / "elsewhere")
     (folder / "00000001.base").symlink_to(folder.parent / "elsewhere")
     call(0, "inspect", folder)
 
 
-FORGED = [
+FORGED_FIELDS = [
     ("global_step", "x"),
     ("global_step", 2**64),
     ("global_step", float("nan")),
@@ -123,36 +123,36 @@ FORGED = [
 ]
 
 
-@pytest.mark.parametrize(("place", "value"), FORGED, ids=ascii)
-def test_a_field_of_another_type_or_range_is_refused_by_every_reader(folder, place, value, call):
-    def forge(fields):
-        *parents, last = place.replace("[0]", ".0").split(".")
-        for key in parents:
+@pytest.mark.parametrize(("field_path", "value"), FORGED_FIELDS, ids=ascii)
+def test_a_field_of_another_type_or_range_is_refused_by_every_reader(folder, field_path, value, call):
+    def replace_field(fields):
+        *outer_keys, last_key = field_path.replace("[0]", ".0").split(".")
+        for key in outer_keys:
             fields = fields[int(key) if key == "0" else key]
-        fields[last] = value
+        fields[last_key] = value
 
-    rewritten(folder, forge)
-    errors = refused_by(folder, call, place)
-    assert all(place.partition("[")[0].partition(".")[0] in error or "rows" in error for error in errors)
+    forge_manifest(folder, replace_field)
+    errors = errors_for_field(folder, call, field_path)
+    assert all(field_path.partition("[")[0].partition(".")[0] in error or "rows" in error for error in errors)
 
 
-def refused_by(folder, call, place):
-    if place in ("tables[0].vocabulary_size", "tables[0].dim"):  # of the type; inspect prints it
+def errors_for_field(folder, call, field_path):
+    if field_path in ("tables[0].vocabulary_size", "tables[0].dim"):  # inspect prints any integer
         return {call(5, "export", folder, folder.parent / "out")[1]["error"]}
-    return refused(folder, call)
+    return errors_of_readers(folder, call)
 
 
 @pytest.mark.parametrize("entries", ["files", "tables"])
-def test_two_entries_of_one_name_are_refused(folder, entries, call):
-    rewritten(folder, lambda fields: fields[entries].append(fields[entries][0]))
-    (error,) = refused(folder, call)
+def test_two_entries_with_the_same_name_are_refused(folder, entries, call):
+    forge_manifest(folder, lambda fields: fields[entries].append(fields[entries][0]))
+    (error,) = errors_of_readers(folder, call)
     assert f"{entries} has two entries of one name" in error
 
 
 HEADERS = {
     "a number": b"1",
     "a list": b"[]",
-    "nothing": b"{}",
+    "an empty object": b"{}",
     "200,000 brackets": b"[" * 200_000,
     "no kind": b'{"arrays": []}',
     "a terabyte": b'{"kind": "rows", "arrays": [["a", "<f4", [250000000000]]]}',
@@ -161,10 +161,10 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
-def test_a_record_that_is_not_one_is_refused(folder, header, call):
+def test_a_record_with_an_invalid_header_is_refused(folder, header, call):
     content = MAGIC + len(header).to_bytes(4, "little") + header + bytes(100_000)
     (folder / "00000001.base").write_bytes(content)
-    rewritten(folder, lambda fields: fields["files"][0].update(num_bytes=len(content), digest=digest_of(content)))
+    forge_manifest(folder, lambda fields: fields["files"][0].update(num_bytes=len(content), digest=digest_of(content)))
     error = call(5, "export", folder, folder.parent / "out")[1]["error"]
     assert "its records do not add up" in error
     with pytest.raises(ps.StateError):
@@ -172,5 +172,5 @@ def test_a_record_that_is_not_one_is_refused(folder, header, call):
 
 
 def test_inspect_shows_sources_that_can_seek(folder, call):
-    rewritten(folder, lambda fields: fields["positions"]["sources"].append(["kafka://b/t/0", 6, None, [17]]))
+    forge_manifest(folder, lambda fields: fields["positions"]["sources"].append(["kafka://b/t/0", 6, None, [17]]))
     assert {"source": "kafka://b/t/0", "frames": 6} in call(0, "inspect", folder)[1]["sources"]

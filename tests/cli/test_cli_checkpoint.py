@@ -1,4 +1,4 @@
-"""``replay --checkpoint``: committed whatever ends the run, gone on with by the same line."""
+"""``replay --checkpoint``: committed whatever ends the run, and continued by the same command."""
 
 import re
 import signal

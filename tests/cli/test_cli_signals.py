@@ -137,7 +137,7 @@ def test_an_interrupted_pipeline_is_no_truncated_input(config, tmp_path):
 
 def test_a_second_signal_ends_a_command_that_does_not_answer(tmp_path):
     config = tmp_path / "tables.pbtxt"
-    os.mkfifo(config)  # whose content does not come: read in one piece, with nobody looking at signals
+    os.mkfifo(config)  # without content: one read blocks, and does not check for signals
     process = started("replay", config, "-")
     writer = open_once_read(config, process)
 

@@ -1,4 +1,4 @@
-"""The command line itself: flags, help, and configurations that cannot be used."""
+"""The command line: flags, arguments, help, and configurations that cannot be used."""
 
 import re
 
@@ -13,17 +13,17 @@ from penstock.cli.main import COMMANDS
 CONFIG = TWO_TABLES
 
 
-def changed(old, new):
+def edit_config(old, new):
     assert old in CONFIG
     return CONFIG.replace(old, new, 1)
 
 
-TAGS = changed("constant: 0.1", "dynamic { tag: 0 }")
+CONFIG_WITH_TAG = edit_config("constant: 0.1", "dynamic { tag: 0 }")
 
 
 @pytest.fixture
 def log(tmp_path):
-    """A stream of one frame for the table 'user'; it says neither table nor learning rates."""
+    """A stream of one frame for the table 'user', without a table column and without learning rates."""
     return write(tmp_path / "log.arrows", [frame(None, [1, 2])])
 
 
@@ -68,20 +68,20 @@ BAD_FLAGS = {
 
 
 @pytest.mark.parametrize("flags", BAD_FLAGS)
-def test_a_bad_flag_is_exit_2_and_names_the_expected_value(flags, tmp_path, log, refused):
+def test_a_bad_flag_exits_with_2_and_names_the_expected_value(flags, tmp_path, log, refused):
     path = tmp_path / "tables.pbtxt"
-    path.write_text(TAGS)
+    path.write_text(CONFIG_WITH_TAG)
     assert BAD_FLAGS[flags] in refused(2, "replay", path, log, "--out", tmp_path / "out", *flags.split())
 
 
-def test_too_many_or_too_few_words_are_exit_2(config, log, refused):
+def test_too_many_or_too_few_arguments_exit_with_2(config, log, refused):
     assert "penstock replay --help" in refused(2, "replay", config)
     assert "unexpected argument" in refused(2, "inspect", log, log)
     assert "once" in refused(2, "replay", config, "-", "-")
     assert "once" in refused(2, "validate", config, "-", "-")
 
 
-def test_no_command_and_an_unknown_one_are_exit_2(capsys):
+def test_a_missing_or_unknown_command_exits_with_2(capsys):
     for argv in ([], ["repaly"]):
         assert main(argv) == 2
         text = capsys.readouterr()
@@ -89,13 +89,13 @@ def test_no_command_and_an_unknown_one_are_exit_2(capsys):
         assert re.fullmatch(r"penstock: [^\n]*replay[^\n]*\n", text.err)
 
 
-def test_a_flag_before_the_command_is_named(capsys):
-    for words, message in ((["--versoin"], "did you mean --version?"), (["--json", "replay"], "come after it")):
-        assert main(words) == 2
+def test_a_flag_before_the_command_is_reported_with_a_hint(capsys):
+    for arguments, message in ((["--versoin"], "did you mean --version?"), (["--json", "replay"], "come after it")):
+        assert main(arguments) == 2
         assert message in capsys.readouterr().err
 
 
-def test_validate_wants_a_configuration_and_no_more(capsys):
+def test_validate_requires_a_configuration_and_nothing_else(capsys):
     assert main(["validate"]) == 2
     assert "required: CONFIG (" in capsys.readouterr().err
 
@@ -106,7 +106,7 @@ def test_sources_may_stand_on_both_sides_of_a_flag(config, log, call):
 
 
 @pytest.mark.parametrize("argv", [[], *([name] for name in COMMANDS)])
-def test_help_shows_an_example_that_begins_as_typed(argv, capsys):
+def test_help_shows_an_example_that_begins_with_the_command(argv, capsys):
     assert main([*argv, "--help"]) == 0
     text = capsys.readouterr()
     assert text.err == ""
@@ -121,24 +121,24 @@ def test_every_flag_of_every_command_is_explained():
             assert action.help, f"{name} {action.option_strings or action.dest}"
 
 
-def test_version_is_the_packages(capsys):
+def test_version_prints_the_version_of_the_package(capsys):
     import penstock
 
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"penstock {penstock.__version__}\n"
 
 
-# ---- what cannot be written, or started from
+# ---- folders that cannot be written to, or initialized from
 
 
-def test_out_below_or_on_a_file_is_exit_6_before_the_work(config, log, refused):
+def test_out_on_or_below_a_file_exits_with_6_and_names_the_file(config, log, refused):
     for out in (log, f"{log}/deeper/still"):
         line = refused(6, "replay", config, log, "--table", "user", "--out", out)
         assert line == f"penstock: {log}: cannot write: is not a directory; give another directory\n"
     assert "cannot write" in refused(6, "demo", "--dir", log)
 
 
-def test_init_without_tables_is_exit_3(config, log, tmp_path, refused):
+def test_init_without_tables_exits_with_3(config, log, tmp_path, refused):
     line = refused(3, "replay", config, log, "--table", "user", "--init", tmp_path / "nowhere")
     assert f"{tmp_path / 'nowhere' / 'user.parquet'}: no file for table 'user'" in line
 
@@ -146,42 +146,42 @@ def test_init_without_tables_is_exit_3(config, log, tmp_path, refused):
 # ---- configurations
 
 BAD_CONFIGS = {
-    "tag gap": (changed("constant: 0.1", "dynamic { tag: 1 }"), ["tag"]),
-    "dynamic tag without a value": (TAGS, ["--learning-rate 0=VALUE"]),
+    "tag gap": (edit_config("constant: 0.1", "dynamic { tag: 1 }"), ["tag"]),
+    "dynamic tag without a value": (CONFIG_WITH_TAG, ["--learning-rate 0=VALUE"]),
     "optimizer without a formula": (
-        changed("adagrad {}", "mdl_adagrad_light {}"),
+        edit_config("adagrad {}", "mdl_adagrad_light {}"),
         ["mdl_adagrad_light", "cannot be run"],
     ),
-    "mode INFERENCE": (changed("TRAINING", "INFERENCE"), ["INFERENCE", "TRAINING"]),
-    "unknown text field": (changed("dimension", "dimensoin"), ["tables.pbtxt:3:", "'dimensoin'", "dimension"]),
+    "mode INFERENCE": (edit_config("TRAINING", "INFERENCE"), ["INFERENCE", "TRAINING"]),
+    "unknown text field": (edit_config("dimension", "dimensoin"), ["tables.pbtxt:3:", "'dimensoin'", "dimension"]),
     "empty": ("", ["tables.pbtxt", "empty"]),
-    "no rows": (changed("vocabulary_size: 50", "vocabulary_size: 0"), ["vocabulary_size", "user"]),
-    "two tables of one name": (changed('"item"', '"user"'), ["'user'"]),
+    "no rows": (edit_config("vocabulary_size: 50", "vocabulary_size: 0"), ["vocabulary_size", "user"]),
+    "two tables of one name": (edit_config('"item"', '"user"'), ["'user'"]),
     "prose": ("Dear diary,", ["tables.pbtxt:1:"]),
-    "a table larger than memory": (changed("vocabulary_size: 50", f"vocabulary_size: {1 << 60}"), ["memory"]),
+    "a table larger than memory": (edit_config("vocabulary_size: 50", f"vocabulary_size: {1 << 60}"), ["memory"]),
 }
 
 
 @pytest.mark.parametrize("name", BAD_CONFIGS)
-def test_bad_configuration_is_exit_4_and_says_why(name, log, tmp_path, refused):
-    content, wanted = BAD_CONFIGS[name]
+def test_a_bad_configuration_exits_with_4_or_6_and_gives_the_reason(name, log, tmp_path, refused):
+    content, fragments = BAD_CONFIGS[name]
     path = tmp_path / "tables.pbtxt"
     path.write_text(content)
     line = refused(6 if "memory" in name else 4, "replay", path, log, "--table", "user")
-    for fragment in wanted:
+    for fragment in fragments:
         assert fragment in line
 
 
-def test_configuration_missing_or_of_another_kind_is_exit_4(log, tmp_path, refused):
+def test_a_missing_configuration_or_one_of_another_format_exits_with_4(log, tmp_path, refused):
     assert "nowhere.pbtxt: no such file" in refused(4, "replay", tmp_path / "nowhere.pbtxt", log)
     assert "Arrow" in refused(4, "replay", log, log)
     assert "directory" in refused(4, "replay", tmp_path, log)
     assert "nowhere.pbtxt" in refused(4, "validate", tmp_path / "nowhere.pbtxt", log)
 
 
-def test_a_learning_rate_column_of_the_wrong_length_is_exit_3(tmp_path, refused):
+def test_a_learning_rate_column_of_the_wrong_length_exits_with_3(tmp_path, refused):
     path = tmp_path / "tables.pbtxt"
-    path.write_text(TAGS)
+    path.write_text(CONFIG_WITH_TAG)
     rates = pa.array([[0.1], [0.1, 0.2]], pa.list_(pa.float32()))
     log = write(tmp_path / "log.arrows", [frame(None, [1, 2], learning_rates=rates)])
     assert "batch 0, row 1, column 'learning_rates'" in refused(3, "replay", path, log, "--table", "user")

@@ -80,7 +80,7 @@ def test_environment_variables_set_the_folder_of_the_compile_cache(replay, tmp_p
     assert not (tmp_path / ".cache").exists()
 
 
-@pytest.mark.parametrize("setting", ["off", "/proc/nobody/writes/here"])
+@pytest.mark.parametrize("setting", ["off", "/proc/no/such/folder"])
 def test_without_a_cache_it_works_all_the_same(setting, replay, tmp_path):
     assert replay(PENSTOCK_COMPILE_CACHE=setting).startswith("state ")
     assert not (tmp_path / ".cache").exists()

@@ -1,4 +1,4 @@
-"""Loading and saving: four forms told apart, nothing lost, one clear line for a file that is no configuration."""
+"""Loading and saving: four forms distinguished, nothing lost, one clear line for a file that is no configuration."""
 
 import os
 import re

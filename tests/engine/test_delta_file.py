@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 from checkpoints import LOG, engine_of, log_of
-from deltas import WHOLE, bytes_of, equal, follow, follower_of, numbers, tables_of
+from deltas import ALL_COLUMNS, bytes_of, equal, follow, follower_of, numbers, tables_of
 from faults.operations import full_disk
 
 import penstock as ps
@@ -25,7 +25,7 @@ def read(path):
 
 
 def wanted(**options):
-    return list(engine_of().stage(LOG, **WHOLE, **options))
+    return list(engine_of().stage(LOG, **ALL_COLUMNS, **options))
 
 
 def restored(folder):
@@ -75,7 +75,7 @@ def test_runs_continue_their_delta_file(tmp_path):
 @pytest.mark.parametrize("options", [{}, {"per_steps": 4}, {"per_rows": 100}], ids=str)
 @pytest.mark.parametrize("pulls", [1, 3, 6])
 def test_a_consumer_that_starts_again_gets_what_it_lacks_and_knows_what_it_has(tmp_path, options, pulls):
-    arguments = {"checkpoint": tmp_path / "c", "every": 2, "resume": True, **WHOLE, **options}
+    arguments = {"checkpoint": tmp_path / "c", "every": 2, "resume": True, **ALL_COLUMNS, **options}
     follower, seen, batch = follower_of(engine_of()), {}, LOG[0]
     num_restarts = -1
     while batch is not None:

@@ -223,7 +223,7 @@ def test_frames_before_a_bad_row_are_read_for_any_batching(rows, cuts, position,
     ends = np.cumsum([rest[2] for *_, rest in clean]).tolist()
     num_whole = sum(end <= position for end in ends)
     if column == "step" and position in ends and clean[num_whole - 1][-1][2] != limit:
-        num_whole -= 1  # the row without a step might have gone on with that frame
+        num_whole -= 1  # the row without a step might have continued that frame
     assert contents(frames) == clean[:num_whole]
     for source in (chopped(batch, cuts), io.BytesIO(stream(chopped(batch, cuts)))):
         frames, other = until_error(source, **options)

@@ -42,7 +42,7 @@ def batches(num_steps=12, workers=1, seed=0):
 
 
 class Uses:
-    """Records what tables are told of the future, and what then happens."""
+    """Records the uses that tables expect, and those that then happen."""
 
     def __init__(self, engine, monkeypatch):
         self.engine, self.happened, self.known = engine, {name: [] for name in SETS}, []
@@ -52,7 +52,7 @@ class Uses:
         self.num_forgotten = 0
 
         def applied(coalesced, rates, step):
-            # What is known of each table at this step: the uses that it was told of and that have not happened yet.
+            # The uses of each table that are foreseen at this step, and have not happened yet.
             self.known.append({name: [*uses_ahead] for name, uses_ahead in self.uses_ahead.items()})
             for name, several in coalesced.items():
                 uses = [np.concatenate([part.ids for part in item.summed]).tolist() for item in several]

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from checkpoints import LOG, ROWS, batch, config_of, engine_of
-from deltas import WHOLE, bytes_of, equal, follow, follower_of, numbers, tables_of
+from deltas import ALL_COLUMNS, bytes_of, equal, follow, follower_of, numbers, tables_of
 from ipc import write
 
 import penstock as ps
@@ -41,7 +41,7 @@ def open_files():
 def test_options_extend_the_schema_of_deltas():
     engine = engine_of()
     assert engine.stage(LOG).schema.names == ["table", "step", "id", "row"]
-    schema = engine.stage(LOG, op=True, **WHOLE).schema
+    schema = engine.stage(LOG, op=True, **ALL_COLUMNS).schema
     assert schema.names == ["table", "step", "id", "row", "accumulators", "op", "parent", "checksum", "rows_left"]
     assert schema.field("table").type == pa.dictionary(pa.int32(), pa.utf8())
     assert schema.field("row").type == schema.field("accumulators").type == pa.list_(pa.float32())
@@ -81,7 +81,7 @@ def test_deltas_have_tables_in_configuration_order_and_ascending_ids():
 )
 def test_base_and_deltas_make_the_tables_in_a_plain_reader(optimizer):
     engine = engine_of(config_of(optimizer=optimizer))
-    follower = follow(follower_of(engine), engine.stage(LOG, **WHOLE))
+    follower = follow(follower_of(engine), engine.stage(LOG, **ALL_COLUMNS))
     assert equal(follower.tables, tables_of(engine))
     assert (follower.step, follower.num_applied, follower.num_repeated) == (12, 12, 0)
     plain = engine_of(config_of(optimizer=optimizer))
@@ -98,7 +98,7 @@ def test_a_non_lazy_step_emits_every_row():
 
 def test_deltas_of_tables_without_accumulation_hold_each_row_once():
     engine = engine_of(config_of(accumulate=False))
-    assert equal(follow(follower_of(engine), engine.stage(LOG, **WHOLE)).tables, tables_of(engine))
+    assert equal(follow(follower_of(engine), engine.stage(LOG, **ALL_COLUMNS)).tables, tables_of(engine))
 
 
 def test_a_step_that_touched_nothing_has_no_delta_and_is_not_missed():
@@ -106,9 +106,9 @@ def test_a_step_that_touched_nothing_has_no_delta_and_is_not_missed():
     assert engine_of(num_required=1).stage([empty]).read_all().num_rows == 0
     engine = engine_of(num_required=1)
     follower = follower_of(engine)
-    deltas = list(engine.stage([batch(0)], **WHOLE))
+    deltas = list(engine.stage([batch(0)], **ALL_COLUMNS))
     engine.apply({})
-    deltas += engine.stage([batch(2)], **WHOLE)
+    deltas += engine.stage([batch(2)], **ALL_COLUMNS)
     assert numbers(deltas) == [(1, 0), (3, 1)]
     assert equal(follow(follower, deltas).tables, tables_of(engine))
 
@@ -116,7 +116,7 @@ def test_a_step_that_touched_nothing_has_no_delta_and_is_not_missed():
 def test_a_large_delta_is_cut_into_batches_and_counts_down_what_is_left(monkeypatch):
     monkeypatch.setattr("penstock.io.delta_format.MOST_ROWS", 1000)
     engine = engine_of(config_of(optimizer=o.Adam(0.1, lazy_adam=False)), num_required=1)
-    deltas = list(engine.stage([batch(0)], **WHOLE))
+    deltas = list(engine.stage([batch(0)], **ALL_COLUMNS))
     assert [delta.num_rows for delta in deltas[:-1]] == [1000] * (len(deltas) - 1)
     total = sum(delta.num_rows for delta in deltas)
     assert total > ROWS
@@ -146,7 +146,7 @@ def test_batches_are_no_larger_than_64_thousand_rows_or_16_megabytes():
 def test_deltas_per_steps_hold_each_row_once_with_its_last_value():
     engine, every = engine_of(), engine_of()
     follower = follower_of(engine)
-    deltas = list(engine.stage(LOG, per_steps=5, **WHOLE))
+    deltas = list(engine.stage(LOG, per_steps=5, **ALL_COLUMNS))
     assert numbers(deltas) == [(5, 0), (10, 5), (12, 10)]
     assert equal(follow(follower, deltas).tables, tables_of(engine))
     assert sum(d.num_rows for d in deltas) < sum(d.num_rows for d in every.stage(LOG))
@@ -155,7 +155,7 @@ def test_deltas_per_steps_hold_each_row_once_with_its_last_value():
 def test_coalesced_per_rows_and_per_seconds():
     engine = engine_of()
     follower = follower_of(engine)
-    deltas = list(engine.stage(LOG, per_rows=150, **WHOLE))
+    deltas = list(engine.stage(LOG, per_rows=150, **ALL_COLUMNS))
     assert 1 < len(deltas) < 12
     assert all(delta.num_rows <= 300 for delta in deltas)
     assert equal(follow(follower, deltas).tables, tables_of(engine))
@@ -165,7 +165,7 @@ def test_coalesced_per_rows_and_per_seconds():
 
 def test_accumulated_frames_are_in_a_delta_after_a_flush():
     engine = engine_of(num_required=24)
-    deltas = list(engine.stage(LOG, flush=True, **WHOLE))
+    deltas = list(engine.stage(LOG, flush=True, **ALL_COLUMNS))
     assert numbers(deltas) == [(1, 0), (2, 1)]
     assert list(engine_of(num_required=100).stage(LOG)) == []
 
@@ -174,13 +174,13 @@ def test_accumulated_frames_are_in_a_delta_after_a_flush():
 
 
 def test_deltas_are_the_same_bytes_whatever_the_batches_threads_or_devices(mesh_of):
-    wanted = bytes_of(engine_of().stage(LOG, **WHOLE))
+    wanted = bytes_of(engine_of().stage(LOG, **ALL_COLUMNS))
     chopped = [piece for frame in LOG for piece in (frame.slice(0, 7), frame.slice(7, 20), frame.slice(27))]
-    assert bytes_of(engine_of().stage(chopped, **WHOLE)) == wanted
-    assert bytes_of(engine_of().stage(pa.Table.from_batches(LOG), **WHOLE)) == wanted
+    assert bytes_of(engine_of().stage(chopped, **ALL_COLUMNS)) == wanted
+    assert bytes_of(engine_of().stage(pa.Table.from_batches(LOG), **ALL_COLUMNS)) == wanted
     for threads, devices in ((1, 1), (2, 3), (4, 8)):
         engine = engine_of(mesh=mesh_of(devices), threads=threads)
-        assert bytes_of(engine.stage(LOG, **WHOLE)) == wanted
+        assert bytes_of(engine.stage(LOG, **ALL_COLUMNS)) == wanted
 
 
 # ---- laziness
@@ -234,7 +234,7 @@ def test_other_arrow_libraries_take_it_through_the_stream_protocol():
 def test_bad_input_is_raised_after_the_deltas_of_the_frames_before_it():
     bad = pa.record_batch({**{n: LOG[3][n] for n in LOG[3].schema.names}, "id": pa.array([-1] * LOG[3].num_rows)})
     for options in ({}, {"per_steps": 100}):
-        reader = engine_of(num_required=1).stage([LOG[0], LOG[1], bad], **WHOLE, **options)
+        reader = engine_of(num_required=1).stage([LOG[0], LOG[1], bad], **ALL_COLUMNS, **options)
         first = reader.read_next_batch()
         assert first["step"][0].as_py() == 1 if not options else 2
         with pytest.raises(ps.InputError, match="expected 0 <= id"):

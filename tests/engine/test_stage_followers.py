@@ -6,14 +6,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from checkpoints import DIM, LOG, ROWS, batch, engine_of
-from deltas import WHOLE, bytes_of, equal, example, follow, follower_of, numbers, step, tables_of
+from deltas import ALL_COLUMNS, bytes_of, equal, example, follow, follower_of, numbers, step, tables_of
 
 import penstock as ps
 
 
 def test_steps_of_other_threads_are_in_the_next_delta():
     engine = engine_of(num_required=1)
-    follower, reader = follower_of(engine), engine.stage([batch(0), batch(3)], **WHOLE)
+    follower, reader = follower_of(engine), engine.stage([batch(0), batch(3)], **ALL_COLUMNS)
     first = reader.read_next_batch()
     step(engine, [7, 9])
     step(engine, [9, 11])
@@ -26,8 +26,8 @@ def test_steps_of_other_threads_are_in_the_next_delta():
 def test_a_delta_is_of_one_moment_though_others_step_between_its_batches(monkeypatch):
     monkeypatch.setattr("penstock.io.delta_format.MOST_ROWS", 8)
     engine, alone = engine_of(num_required=1), engine_of(num_required=1)
-    wanted = bytes_of(alone.stage([batch(0)], **WHOLE))
-    reader = engine.stage([batch(0)], **WHOLE)
+    wanted = bytes_of(alone.stage([batch(0)], **ALL_COLUMNS))
+    reader = engine.stage([batch(0)], **ALL_COLUMNS)
     deltas = [reader.read_next_batch()]
     step(engine, range(ROWS))
     deltas += itertools.islice(reader, len(wanted) - 1)
@@ -46,7 +46,7 @@ def test_loaded_rows_are_in_the_next_delta_or_at_the_end(load, tmp_path):
 
     engine_of(seed=5).write_tables(tmp_path)
     engine = engine_of(num_required=1)
-    follower, reader = follower_of(engine), engine.stage([batch(0), batch(1)], **WHOLE)
+    follower, reader = follower_of(engine), engine.stage([batch(0), batch(1)], **ALL_COLUMNS)
     deltas = [reader.read_next_batch()]
     change(engine)
     deltas.append(reader.read_next_batch())
@@ -61,7 +61,7 @@ def test_loaded_rows_are_in_the_next_delta_or_at_the_end(load, tmp_path):
 
 def staged(**options):
     engine = engine_of()
-    return follower_of(engine_of()), list(engine.stage(LOG, **WHOLE, **options)), engine
+    return follower_of(engine_of()), list(engine.stage(LOG, **ALL_COLUMNS, **options)), engine
 
 
 def test_a_missing_delta_is_detected_by_its_number():
@@ -77,10 +77,10 @@ def test_a_delta_lost_with_its_engine_shows_in_the_next_parent(tmp_path):
         if engine.global_step == 4:
             engine.save(tmp_path / "c")
 
-    reader = engine.stage(LOG, **WHOLE, per_steps=3, progress=save)
+    reader = engine.stage(LOG, **ALL_COLUMNS, per_steps=3, progress=save)
     follow(follower, [reader.read_next_batch()])
-    reader.read_next_batch()  # nobody has it: it is lost with the engine
-    deltas = list(ps.Engine.restore(tmp_path / "c").stage(LOG, **WHOLE, per_steps=3, resume=True))
+    reader.read_next_batch()  # the follower does not take it: it is lost with the engine
+    deltas = list(ps.Engine.restore(tmp_path / "c").stage(LOG, **ALL_COLUMNS, per_steps=3, resume=True))
     assert numbers(deltas)[0] == (6, 4)
     with pytest.raises(example.BrokenError, match="delta 6 follows on 4, and we are at 3: deltas are missing"):
         follow(follower, deltas)

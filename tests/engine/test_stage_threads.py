@@ -1,4 +1,4 @@
-"""Engine.stage while other threads step: every delta is whole, and every change is in one."""
+"""Engine.stage while other threads apply steps: every delta is complete, and every change is in a delta."""
 
 import itertools
 import threading
@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 from checkpoints import batch, engine_of
-from deltas import WHOLE, equal, follow, follower_of, step, tables_of
+from deltas import ALL_COLUMNS, equal, follow, follower_of, step, tables_of
 from limits import HANG_S, in_thread
 
 import penstock as ps
@@ -22,60 +22,61 @@ def deltas_of_many_batches(monkeypatch):
     monkeypatch.setattr("penstock.io.delta_format.MOST_ROWS", 8)
 
 
-def consumer_asks_for(gate, monkeypatch):
-    """An event: this thread has asked for a gate's lock."""
-    asked, still = threading.Event(), gate.still
+def event_of_gate_request(gate, monkeypatch):
+    """Return an event that is set when the main thread, the consumer, requests the gate's lock."""
+    gate_requested, original_still = threading.Event(), gate.still
 
-    def asking():
+    def still():
         if threading.current_thread() is threading.main_thread():
-            asked.set()
-        return still()
+            gate_requested.set()
+        return original_still()
 
-    monkeypatch.setattr(gate, "still", asking)
-    return asked
+    monkeypatch.setattr(gate, "still", still)
+    return gate_requested
 
 
-def test_a_delta_is_not_over_while_a_step_reads_its_last_batch(monkeypatch):
+def test_a_delta_does_not_end_while_a_step_reads_its_last_batch(monkeypatch):
     engine = engine_of(num_required=1)
-    num_batches = len(list(engine_of(num_required=1).stage([batch(0)], **WHOLE)))
-    follower, reader = follower_of(engine), engine.stage([batch(0)], **WHOLE)
+    num_batches = len(list(engine_of(num_required=1).stage([batch(0)], **ALL_COLUMNS)))
+    follower, reader = follower_of(engine), engine.stage([batch(0)], **ALL_COLUMNS)
     deltas = list(itertools.islice(reader, num_batches - 1))
 
-    # The step stops where it has begun to read the last batch, until the consumer asks for the gate.
-    reading, consumer_waits = threading.Event(), consumer_asks_for(engine.core.gate, monkeypatch)
+    # The step's thread waits where it begins to make the last batch, until the consumer requests the gate's lock.
+    batch_begun, gate_requested = threading.Event(), event_of_gate_request(engine.core.gate, monkeypatch)
     make_batch = DeltaForm.batch
 
     def make_batch_slowly(*arguments):
-        if not consumer_waits.is_set():
-            reading.set()
-            assert consumer_waits.wait(HANG_S)
+        if not gate_requested.is_set():
+            batch_begun.set()
+            assert gate_requested.wait(HANG_S)
         return make_batch(*arguments)
 
     monkeypatch.setattr(DeltaForm, "batch", make_batch_slowly)
-    consumer_waits.clear()
-    stepped = in_thread(lambda: step(engine, [7]))
-    assert reading.wait(HANG_S)
+    gate_requested.clear()
+    join_step = in_thread(lambda: step(engine, [7]))
+    assert batch_begun.wait(HANG_S)
     deltas += reader
-    assert stepped() is True
+    assert join_step() is True
     assert equal(follow(follower, deltas).tables, tables_of(engine))
 
 
-def test_a_delta_does_not_end_under_a_step_that_has_found_it(monkeypatch):
+def test_a_delta_does_not_end_while_a_step_refers_to_it(monkeypatch):
     engine = engine_of(num_required=1)
-    num_batches = len(list(engine_of(num_required=1).stage([batch(0)], **WHOLE)))
-    follower, reader = follower_of(engine), engine.stage([batch(0)], **WHOLE)
+    num_batches = len(list(engine_of(num_required=1).stage([batch(0)], **ALL_COLUMNS)))
+    follower, reader = follower_of(engine), engine.stage([batch(0)], **ALL_COLUMNS)
     deltas = list(itertools.islice(reader, num_batches))
 
-    # The step stops where it has found a delta, until the consumer, who has all of it, asks for the gate.
-    actual, consumer_waits = threading.Event(), consumer_asks_for(engine.core.gate, monkeypatch)
+    # The step's thread waits where it has read the current delta, until the consumer, which has received all of its
+    # batches, requests the gate's lock.
+    delta_seen, gate_requested = threading.Event(), event_of_gate_request(engine.core.gate, monkeypatch)
 
-    class Watched(Deltas):
+    class WatchedDeltas(Deltas):
         @property
         def _delta(self):
             delta = vars(self)["_delta"]
-            if threading.current_thread() is not threading.main_thread() and not actual.is_set():
-                actual.set()
-                assert consumer_waits.wait(HANG_S)
+            if threading.current_thread() is not threading.main_thread() and not delta_seen.is_set():
+                delta_seen.set()
+                assert gate_requested.wait(HANG_S)
             return delta
 
         @_delta.setter
@@ -83,72 +84,72 @@ def test_a_delta_does_not_end_under_a_step_that_has_found_it(monkeypatch):
             vars(self)["_delta"] = delta
 
     (watcher,) = (observer for observer in engine.core.observers if isinstance(observer, Deltas))
-    watcher.__class__ = Watched
-    consumer_waits.clear()
-    stepped = in_thread(lambda: step(engine, [7]))
-    assert actual.wait(HANG_S)
+    watcher.__class__ = WatchedDeltas
+    gate_requested.clear()
+    join_step = in_thread(lambda: step(engine, [7]))
+    assert delta_seen.wait(HANG_S)
     deltas += reader
-    assert stepped() is True
+    assert join_step() is True
     assert equal(follow(follower, deltas).tables, tables_of(engine))
 
 
-def test_deltas_are_whole_wherever_a_step_meets_their_consumer(monkeypatch):
-    """A step begins when half of a delta has been read, and the rest is asked for a little later."""
+def test_deltas_are_complete_wherever_a_step_interrupts_their_consumer(monkeypatch):
+    """A step begins after each batch; the consumer requests the next batch up to a millisecond later."""
     engine, random = engine_of(num_required=1), np.random.default_rng(5)
     monkeypatch.setattr("penstock.io.delta_format.MOST_ROWS", 32)
-    follower, begin, over = follower_of(engine), threading.Semaphore(0), threading.Event()
-    deltas = engine.stage((batch(NEVER_STALE + n, rows=80) for n in range(500)), **WHOLE)
+    follower, steps_due, stop_event = follower_of(engine), threading.Semaphore(0), threading.Event()
+    deltas = engine.stage((batch(NEVER_STALE + n, rows=80) for n in range(500)), **ALL_COLUMNS)
 
-    def steps():
-        while not over.is_set():
-            begin.acquire()
+    def step_until_stopped():
+        while not stop_event.is_set():
+            steps_due.acquire()
             step(engine, [7])
-        return "over"
+        return "stopped"
 
-    stepped = in_thread(steps)
+    join_step = in_thread(step_until_stopped)
     try:
         for delta in deltas:
             follower.take(delta)
-            begin.release()
+            steps_due.release()
             time.sleep(random.uniform(0, 0.001))
     finally:
-        over.set()
-        begin.release()
-    assert stepped() == "over"
+        stop_event.set()
+        steps_due.release()
+    assert join_step() == "stopped"
     follower.end()
 
 
 # ---- with a checkpoint
 
 
-def test_the_last_commit_holds_no_step_that_was_not_handed_out(tmp_path):
-    """The consumer steps whenever it has a delta of the end, so that there is always one that it has not seen."""
-    engine, last = engine_of(num_required=1), 0
+def test_the_last_commit_contains_no_step_whose_delta_was_not_delivered(tmp_path):
+    """From step 6 on, the consumer applies a step after every delta, so the engine always has a delta to deliver."""
+    engine, last_step = engine_of(num_required=1), 0
     log = [batch(NEVER_STALE + n) for n in range(6)]
-    for delta in engine.stage(iter(log), checkpoint=tmp_path, every=1, **WHOLE):
-        last = delta["step"][0].as_py()
-        if last >= 6 and not delta["rows_left"][0].as_py():
+    for delta in engine.stage(iter(log), checkpoint=tmp_path, every=1, **ALL_COLUMNS):
+        last_step = delta["step"][0].as_py()
+        if last_step >= 6 and not delta["rows_left"][0].as_py():
             step(engine, [7])
-    assert last >= 6
-    assert ps.Engine.restore(tmp_path).global_step <= last < engine.global_step
+    assert last_step >= 6
+    assert ps.Engine.restore(tmp_path).global_step <= last_step < engine.global_step
 
 
 def test_a_delta_file_continues_after_a_run_with_steps_of_another_thread(tmp_path):
     log = [batch(NEVER_STALE + n, rows=400) for n in range(12)]
-    engine, over = engine_of(num_required=1), threading.Event()
-    saving = {"checkpoint": tmp_path / "run", "deltas": tmp_path / "deltas.arrows"}
+    engine, stop_event = engine_of(num_required=1), threading.Event()
+    output_options = {"checkpoint": tmp_path / "run", "deltas": tmp_path / "deltas.arrows"}
 
-    def steps():
-        while not over.is_set():
+    def step_until_stopped():
+        while not stop_event.is_set():
             step(engine, range(200))
             time.sleep(0.0002)
-        return "over"
+        return "stopped"
 
-    stepped = in_thread(steps)
+    join_step = in_thread(step_until_stopped)
     try:
-        engine.run(iter(log[:6]), **saving)
+        engine.run(iter(log[:6]), **output_options)
     finally:
-        over.set()
-    assert stepped() == "over"
+        stop_event.set()
+    assert join_step() == "stopped"
     restored = ps.Engine.restore(tmp_path / "run")
-    assert restored.run(iter(log), resume=True, **saving).skipped == 6
+    assert restored.run(iter(log), resume=True, **output_options).skipped == 6

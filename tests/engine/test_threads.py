@@ -40,7 +40,7 @@ def test_an_error_is_raised_after_the_last_task_has_ended():
         ended.append(True)
         return True
 
-    for turn in range(1, 21):  # whose thread goes on is not ours to say
+    for turn in range(1, 21):  # the scheduler decides which thread continues
         together = threading.Barrier(3)
         with pytest.raises(MemoryError):
             crew.run([lambda position=together, task=task: task(position) for task in (fails, fails, goes_on)])

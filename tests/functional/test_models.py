@@ -1,4 +1,4 @@
-"""Models in Flax and Keras whose tables are penstock's: they train as with dense embeddings, on next-word pairs."""
+"""Models in Flax and Keras with penstock's tables: on next-word pairs, they train as with dense embeddings."""
 
 import os
 import subprocess
@@ -26,10 +26,10 @@ def example(request, monkeypatch):
     return loaded(LIBRARIES[request.param])
 
 
-def test_every_epochs_loss_is_that_of_dense_embeddings(example):
+def test_the_loss_of_every_epoch_equals_that_of_dense_embeddings(example):
     losses, reference = example.train(epochs=10)
     assert len(losses) == 10
-    assert losses[0] > 6.9  # guessing among 1,083 words: 6.99
+    assert losses[0] > 6.9  # a uniform guess among 1,083 words has ln 1083 = 6.99
     assert losses[-1] < 6.1
     np.testing.assert_allclose(losses, reference, rtol=1e-4)
 
@@ -37,9 +37,9 @@ def test_every_epochs_loss_is_that_of_dense_embeddings(example):
 def test_the_words_are_numbered_in_order_of_first_appearance():
     words = np.load(EXAMPLES / "data" / "shakespeare_words.npy")
     assert len(words) == 3500
-    _, first = np.unique(words, return_index=True)
-    assert (np.diff(first) > 0).all()
-    assert words.max() + 1 == len(first) == 1083
+    _, first_positions = np.unique(words, return_index=True)
+    assert (np.diff(first_positions) > 0).all()
+    assert words.max() + 1 == len(first_positions) == 1083
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -48,9 +48,9 @@ def test_the_step_of_an_example_compiles_for_a_tpu_in_place(library):
     pytest.importorskip("libtpu")
     command = [sys.executable, LIBRARIES[library], "--compile-for", "v5e"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert "tables copied: none\nin place\n" in done.stdout
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr[-2000:]
+    assert "tables copied: none\nin place\n" in result.stdout
 
 
 # ---- the modules
@@ -73,17 +73,17 @@ def test_the_flax_module_updates_its_tables_in_place_and_trains_no_parameter(mes
     from penstock.functional.nnx_embedding import Embedding
 
     tables = EmbeddingTables(config_of(), mesh_of(2))
-    module, uses = Embedding(tables), tables.preprocess(BATCH)
-    expected = jax.jit(lambda states: tables.apply(states, uses, tables.gather(states, uses)))(tables.create())
+    module, lookups = Embedding(tables), tables.preprocess(BATCH)
+    expected = jax.jit(lambda states: tables.apply(states, lookups, tables.gather(states, lookups)))(tables.create())
     assert jax.tree.leaves(nnx.state(module, nnx.Param)) == []
 
     @nnx.jit(donate_argnums=0)
-    def step(module, uses):
-        module.update(uses, module(uses))
+    def step(module, lookups):
+        module.update(lookups, module(lookups))
 
-    before = addresses(module.tables)
-    step(module, uses)
-    assert addresses(module.tables) == before
+    addresses_before = addresses(module.tables)
+    step(module, lookups)
+    assert addresses(module.tables) == addresses_before
     for part, values in tables.parameters(module.tables, "t").items():
         np.testing.assert_array_equal(values, tables.parameters(expected, "t")[part])
 
@@ -93,19 +93,19 @@ def addresses(tables):
 
 
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("make_tables", "message"),
     [
         (lambda: EmbeddingTables(config_of(), Mesh(jax.devices()[:2], ("shard",))), "on one device, got 2"),
         (lambda: on_one_device(ps.SGD(lambda step: 0.1)), "table 't': a Keras layer needs a constant learning rate"),
-        (lambda: on_one_device(rules={"t": from_optax(counting())}), "cannot count the steps of its optax rule"),
+        (lambda: on_one_device(rules={"t": from_optax(counting_adam())}), "cannot count the steps of its optax rule"),
     ],
 )
-def test_the_keras_layer_refuses_tables_that_it_cannot_train(keras_layer, made, message):
+def test_the_keras_layer_refuses_tables_that_it_cannot_train(keras_layer, make_tables, message):
     with pytest.raises(ps.UsageError, match=message):
-        keras_layer(made())
+        keras_layer(make_tables())
 
 
-def test_the_keras_layer_refuses_halves_of_words(keras_layer, monkeypatch):
+def test_the_keras_layer_refuses_tables_that_store_halves_of_words(keras_layer, monkeypatch):
     monkeypatch.setenv("PENSTOCK_LAYOUT", "tiled")
     with pytest.raises(
         ps.UsageError, match=r"halves of words have no gradient; use EmbeddingTables\(…, halves=False\)"
@@ -122,36 +122,36 @@ def keras_layer():
     return Embedding
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # Keras as it saves
-@pytest.mark.parametrize("frozen", ["layer", "constructor"])
-def test_a_frozen_keras_layer_keeps_its_rows_and_learns_again_once_it_is_thawed(keras_layer, frozen, tmp_path):
-    model = two_layers(keras_layer, trainable=frozen != "constructor")
-    if frozen == "layer":
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # Keras, on saving
+@pytest.mark.parametrize("frozen_by", ["layer", "constructor"])
+def test_a_frozen_keras_layer_keeps_its_rows_and_learns_again_once_it_is_thawed(keras_layer, frozen_by, tmp_path):
+    model = two_layers(keras_layer, trainable=frozen_by != "constructor")
+    if frozen_by == "layer":
         model.first.trainable = False
-    fresh = rows_of(model)
+    initial_rows = rows_of(model)
     fit(model)
-    trained = rows_of(model)
-    same_rows(trained["first"], fresh["first"])
-    assert (trained["second"]["parameters"] != fresh["second"]["parameters"]).any()
+    trained_rows = rows_of(model)
+    assert_same_rows(trained_rows["first"], initial_rows["first"])
+    assert (trained_rows["second"]["parameters"] != initial_rows["second"]["parameters"]).any()
 
-    weights = tmp_path / "model.weights.h5"
-    model.save_weights(weights)
-    again = two_layers(keras_layer, seed=7)
-    again.load_weights(weights)
-    for layer, rows in rows_of(again).items():
-        same_rows(rows, trained[layer])
+    path = tmp_path / "model.weights.h5"
+    model.save_weights(path)
+    loaded_model = two_layers(keras_layer, seed=7)
+    loaded_model.load_weights(path)
+    for layer, rows in rows_of(loaded_model).items():
+        assert_same_rows(rows, trained_rows[layer])
 
     model.first.trainable = True
     fit(model)
-    fit(again)
-    thawed = rows_of(model)
-    assert (thawed["first"]["parameters"] != trained["first"]["parameters"]).any()
-    for layer, rows in rows_of(again).items():
-        same_rows(rows, thawed[layer])
+    fit(loaded_model)
+    thawed_rows = rows_of(model)
+    assert (thawed_rows["first"]["parameters"] != trained_rows["first"]["parameters"]).any()
+    for layer, rows in rows_of(loaded_model).items():
+        assert_same_rows(rows, thawed_rows[layer])
 
 
 def two_layers(keras_layer, seed=0, trainable=True):
-    """A model of two layers, ``first`` and ``second``; trainable : of the first."""
+    """Return a model of two layers, ``first`` and ``second``. trainable : whether ``first`` is trainable"""
     keras = pytest.importorskip("keras")
 
     class Model(keras.Model):
@@ -161,8 +161,8 @@ def two_layers(keras_layer, seed=0, trainable=True):
             self.second = keras_layer(on_one_device(halves=False), seed + 1)
             self.scores = keras.layers.Dense(1, kernel_initializer="ones")
 
-        def call(self, uses):
-            return self.scores(self.first(uses)["f"] * 0.5 + self.second(uses)["f"])
+        def call(self, lookups):
+            return self.scores(self.first(lookups)["f"] * 0.5 + self.second(lookups)["f"])
 
     model = Model()
     model(model.first.preprocess(BATCH))
@@ -182,12 +182,12 @@ def rows_of(model):
     return {name: layer.embedding_tables.parameters(layer.tables, "t") for name, layer in layers.items()}
 
 
-def same_rows(rows, expected):
+def assert_same_rows(rows, expected):
     assert rows.keys() == expected.keys()
     for part, values in rows.items():
         np.testing.assert_array_equal(values, expected[part])
 
 
-def counting():
+def counting_adam():
     optax = pytest.importorskip("optax")
     return optax.adam(0.1)

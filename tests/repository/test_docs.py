@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands, its commands exist, and its links lead somewhere."""
+"""All pages: their Python runs, their commands parse, their links have targets, and they name what exists."""
 
 import ast
 import doctest
@@ -27,8 +27,8 @@ PAGES = [
     "CONTRIBUTING.md",
     *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))),
 ]
-# What pages that show a few lines of something larger take for granted.
-SCENES = {
+# Page → the code that runs before its Python, which is a part of a larger program.
+SETUP_CODE = {
     "docs/activations.md": """
         import numpy as np, penstock as ps
         config_of = {"f": ps.FeatureConfig(ps.TableConfig(9, 2, name="user"))}
@@ -67,8 +67,8 @@ SCENES = {
         schema = batches[0].schema
     """,
 }
-# Lines for data flows that are not installed here, or for a service that does not run: they are only compiled.
-ELSEWHERE = re.compile(r"\b(optax\.|ray\.|dask\.|daft\.|beam\.|mapInArrow|connect\(\"grpc)")
+# Blocks that need a library that may be missing here, or a running service, are compiled and not run.
+COMPILE_ONLY = re.compile(r"\b(optax\.|ray\.|dask\.|daft\.|beam\.|mapInArrow|connect\(\"grpc)")
 
 
 def blocks(page, language):
@@ -78,9 +78,9 @@ def blocks(page, language):
 
 def test_the_readmes_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names = {}
+    namespace = {}
     for block in blocks("README.md", "python"):
-        exec(compile(block, "README.md", "exec"), names)
+        exec(compile(block, "README.md", "exec"), namespace)
     printed = capsys.readouterr().out
     assert "3 rows, 1 steps, 0 stale frames" in printed
     assert "apply('item'): row 1, column 'id': expected 0 <= id < 5000" in printed
@@ -89,31 +89,31 @@ def test_the_readmes_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/") and blocks(page, "python")])
 def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(textwrap.dedent(SCENES.get(page, "")), names)
-    # The commands of these pages belong between their blocks of Python; other pages' only exist (below).
-    wanted = "python|console" if page.startswith(("docs/tutorials/", "docs/placement")) else "python"
-    for language, block in re.findall(rf"```({wanted})\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+    namespace = {}
+    exec(textwrap.dedent(SETUP_CODE.get(page, "")), namespace)
+    # The commands of these pages run between their blocks of Python. A test below parses those of other pages.
+    languages = "python|console" if page.startswith(("docs/tutorials/", "docs/placement")) else "python"
+    for language, block in re.findall(rf"```({languages})\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
         if language == "console":
             printed = run_commands(block, capsys).splitlines()
             assert [line for line in block.splitlines() if line[:2] != "$ " and line not in printed] == []
-        elif not ELSEWHERE.search(block):
-            exec(compile(block, page, "exec"), names)
+        elif not COMPILE_ONLY.search(block):
+            exec(compile(block, page, "exec"), namespace)
         else:
             compile(block, page, "exec")
 
 
 def run_commands(block, capsys):
-    """Run the commands of a block. Returns what they print."""
+    """Run the commands of a block. Return their output."""
     capsys.readouterr()
     for line in block.splitlines():
-        words = shlex.split(line.removeprefix("$ "), comments=True)
-        if words[0] == "penstock" and words[1] != "serve":  # which goes on until somebody ends it
-            assert main(words[1:]) == 0, line
+        arguments = shlex.split(line.removeprefix("$ "), comments=True)
+        if arguments[0] == "penstock" and arguments[1] != "serve":  # serve runs until a signal
+            assert main(arguments[1:]) == 0, line
     return capsys.readouterr().out
 
 
-def test_the_pages_lines_for_a_service_run():
+def test_the_python_of_the_page_on_services_runs():
     (block,) = blocks("docs/serve.md", "py")
     with service_of() as service:
         assert block.count("grpc://127.0.0.1:8815") == 1
@@ -123,13 +123,13 @@ def test_the_pages_lines_for_a_service_run():
         assert service.status()["frames"] == 3
 
 
-def test_every_command_on_a_page_is_one():
+def test_every_command_on_a_page_parses():
     for page in PAGES:
         for block in blocks(page, "console"):
             for line in block.splitlines():
-                words = shlex.split(line.removeprefix("$ "), comments=True)
+                arguments = shlex.split(line.removeprefix("$ "), comments=True)
                 if line.startswith("$ penstock ") and "…" not in line:
-                    parse(parser(), words[1:])
+                    parse(parser(), arguments[1:])
 
 
 def test_the_generated_reference_names_everything():
@@ -141,7 +141,7 @@ def test_the_generated_reference_names_everything():
     assert [name for name in COMMANDS if f"\n## penstock {name}\n" not in commands] == []
 
 
-def test_the_citation_is_of_this_version():
+def test_the_citation_has_this_version():
     assert f"\nversion: {penstock.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
@@ -157,8 +157,8 @@ def test_the_first_page_links_to_every_page():
     assert pages == set(links)
 
 
-class Untimed(doctest.OutputChecker):
-    """Outputs are equal whatever the seconds in them."""
+class UntimedChecker(doctest.OutputChecker):
+    """Compares outputs without the seconds in them, which differ from run to run."""
 
     def check_output(self, want, got, optionflags):
         want, got = (re.sub(r"\b\d+\.\d s\b", "N s", text) for text in (want, got))
@@ -170,13 +170,13 @@ def test_sessions_on_pages_show_their_real_output(page, num_examples):
     text = (ROOT / "docs" / page).read_text()
     examples = doctest.DocTestParser().get_doctest(text, {}, page, None, 0)
     output = []
-    actual = doctest.DocTestRunner(Untimed(), verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(
+    results = doctest.DocTestRunner(UntimedChecker(), verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE).run(
         examples, out=output.append
     )
-    assert (actual.failed, actual.attempted) == (0, num_examples), "".join(output)
+    assert (results.failed, results.attempted) == (0, num_examples), "".join(output)
 
 
-def test_the_readmes_way_to_your_own_file_works(tmp_path, monkeypatch, capsys):
+def test_the_readmes_section_on_your_own_file_works(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     section = (ROOT / "README.md").read_text().partition("### Your own file")[2]
     python, text, console = re.findall(r"```(?:python|text|console)\n(.*?)```", section, re.DOTALL)[:3]
@@ -188,7 +188,7 @@ def test_the_readmes_way_to_your_own_file_works(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "mine" / "user.parquet").exists()
 
 
-def test_the_readmes_log_has_the_state_that_it_says(tmp_path, monkeypatch, capsys):
+def test_the_readmes_replay_prints_the_output_that_it_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     synth, replay = (
         shlex.split(line)[2:]
@@ -200,7 +200,7 @@ def test_the_readmes_log_has_the_state_that_it_says(tmp_path, monkeypatch, capsy
     assert main(replay) == 0
     printed = capsys.readouterr().out.splitlines()
     output = blocks("README.md", "console")[1].splitlines()
-    assert printed[1:] == output[-len(printed) + 1 :]  # but for the first line, which has the seconds
+    assert printed[1:] == output[-len(printed) + 1 :]  # the first line has the seconds of the run
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/decisions/")])
@@ -220,7 +220,7 @@ def test_the_architecture_and_the_readme_are_short():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
+def test_links_have_existing_targets(page):
     for target in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text()):
         assert target.startswith("https://") or (ROOT / page).parent.joinpath(target).exists(), target
 
@@ -242,7 +242,7 @@ def test_the_architecture_names_every_package_and_every_module_of_the_core():
 
 
 def methods_of_classes():
-    """Return the names (class, method) of engine/ and io/."""
+    """Return (class, method) of every method in engine/ and io/."""
     paths = [path for folder in ("engine", "io") for path in (ROOT / folder).rglob("*.py")]
     classes = [node for path in paths for node in ast.walk(ast.parse(path.read_text())) if type(node) is ast.ClassDef]
     return {(kind.name, node.name) for kind in classes for node in kind.body if isinstance(node, ast.FunctionDef)}
@@ -250,9 +250,9 @@ def methods_of_classes():
 
 def test_every_method_that_the_architecture_draws_exists():
     drawings = re.findall(r"```\n(.*?)```", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL)
-    drawn = {name for drawing in drawings for name in re.findall(r"\b([A-Z][A-Za-z]+)\.([a-z_]+)\b", drawing)}
-    assert ("CheckpointSession", "run") in drawn
-    assert drawn - methods_of_classes() == set()
+    drawn_names = {name for drawing in drawings for name in re.findall(r"\b([A-Z][A-Za-z]+)\.([a-z_]+)\b", drawing)}
+    assert ("CheckpointSession", "run") in drawn_names
+    assert drawn_names - methods_of_classes() == set()
 
 
 def test_every_path_that_the_architecture_names_exists():
@@ -270,9 +270,9 @@ def test_every_hint_to_install_an_extra_names_the_package_and_one_of_its_extras(
     assert {extra for _, _, extra in hints} | set(OPTIONAL.values()) <= set(extras)
 
 
-@pytest.mark.parametrize(("codes", "ends_with"), [(["kill", "kill", "0"], 0), (["kill", "3"], 3), (["130"], 130)])
-def test_the_pages_script_restarts_a_process_that_was_killed(tmp_path, codes, ends_with):
-    """``penstock`` is a stub that counts its calls and ends with those codes."""
+@pytest.mark.parametrize(("codes", "exit_code"), [(["kill", "kill", "0"], 0), (["kill", "3"], 3), (["130"], 130)])
+def test_the_script_of_the_page_on_checkpoints_restarts_a_killed_process(tmp_path, codes, exit_code):
+    """``penstock`` is a stub that exits with the next of ``codes`` at each call; "kill" is a SIGKILL."""
     (script,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "checkpoints.md").read_text(), re.DOTALL)
     assert "--resume" in script
     (tmp_path / "codes").write_text("\n".join(codes))
@@ -283,6 +283,6 @@ def test_the_pages_script_restarts_a_process_that_was_killed(tmp_path, codes, en
     )
     stub.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True, timeout=60)
-    assert done.returncode == ends_with
+    result = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True, timeout=60)
+    assert result.returncode == exit_code
     assert len((tmp_path / "calls").read_text().split()) == len(codes)

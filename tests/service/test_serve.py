@@ -59,7 +59,7 @@ def test_penstock_end_in_metadata_ends_a_frame():
         writer.write_batch(first.slice(0, 5))
         writer.write_batch(first.slice(5))
         writer.write_metadata(b"penstock.end")
-        while decoded(reader.read(), "")["ack"]["position"] < 1:  # while the stream goes on
+        while decoded(reader.read(), "")["ack"]["position"] < 1:  # before the stream ends
             pass
         writer.close()
         client.close()
@@ -143,7 +143,7 @@ def test_the_newest_stream_of_a_name_counts():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (frame(3, table="nobody"), "expected a table of the configuration"),
+        (frame(3, table="absent"), "expected a table of the configuration"),
         (
             pa.record_batch({"id": [VOCABULARY], "gradient": [[1.0] * 4]}),
             r"batch \d+, row 0, column 'id': expected 0 <= id",

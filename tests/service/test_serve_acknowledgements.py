@@ -87,7 +87,7 @@ def test_counts_are_those_of_the_frames_up_to_the_position(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("committed", [0, 3])
 def test_counts_of_a_put_are_right_after_the_service_was_killed(tmp_path, committed):
-    """Three frames of an earlier put, then ten of one that goes on over a kill, of which five are stale."""
+    """Three frames of an earlier put, then ten of one that continues after a kill, of which five are stale."""
     config, listen = tmp_path / "tables.pbtxt", f"grpc://127.0.0.1:{free_port()}"
     config_of().save(config)
     words = (config, "--listen", listen, "--checkpoint", tmp_path / "c", "--resume")

@@ -1,4 +1,4 @@
-"""Connections that nobody calls on: how many the service bears, how long, and that they take nothing it needs."""
+"""Connections without calls: how many the service accepts, how long, and that they block no other caller."""
 
 import resource
 import signal

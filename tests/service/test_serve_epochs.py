@@ -63,7 +63,7 @@ def at_six(tmp_path):
 
 def test_a_reader_ahead_of_a_service_that_went_back_gets_an_error_and_others_continue(at_six):
     folder, positions = at_six
-    with serving(folder) as service, client_of(service) as client:  # no step was lost: nobody has to begin again
+    with serving(folder) as service, client_of(service) as client:  # no step was lost: every reader continues
         assert [list(client.deltas(**position)) for position in positions] == [[], []]
     go_back(folder, 3)
     with serving(folder) as service, client_of(service) as client:

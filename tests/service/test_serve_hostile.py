@@ -1,4 +1,4 @@
-"""Callers that do what nobody should: each gets one clear error, nothing is lost, and the service goes on."""
+"""Callers that break the protocol: each gets one clear error, nothing is lost, and the service continues."""
 
 import itertools
 import signal
@@ -70,7 +70,7 @@ def test_an_error_after_a_frame_is_applied_does_not_apply_it_again(monkeypatch):
 
 
 def test_no_commit_falls_between_a_frame_and_its_number(monkeypatch):
-    """Who commits holds the gate still; nobody can from before a frame is pushed until it is counted."""
+    """A commit needs the gate's lock, which is not free from before a frame is pushed until it is counted."""
     with service_of() as service, client_of(service) as client:
         engine, actual = service.engine, []
         lock, push = engine.gate.still(), engine.core.push

@@ -51,7 +51,7 @@ def test_over_tls_a_client_that_trusts_the_certificate_gets_in(certificate):
         with connect(service.address.uri, token="s3cret", roots=roots) as client:
             assert client.put(FRAMES, "w0").position == 6
         plain = service.address.uri.replace("grpc+tls", "grpc")
-        for uri in (service.address.uri, plain):  # who trusts nobody of that name, and who speaks without TLS
+        for uri in (service.address.uri, plain):  # a client without the certificate, and one without TLS
             with connect(uri, token="s3cret", patience_s=0.2) as client, pytest.raises(ps.ServiceError):
                 client.status()
 
@@ -112,7 +112,7 @@ def test_a_slow_reader_is_disconnected_and_does_not_block_others():
     with service_of(ps.Engine(config), limits=Limits(delta_bytes=4 << 20)) as service, client_of(service) as client:
         raw = flight.connect(service.address.uri)
         stream = raw.do_get(flight.Ticket(encoded({"deltas": {"since": 0, "follow": True}})))
-        client.put([all_rows] * 60, "w0")  # 60 MB of deltas while nobody reads
+        client.put([all_rows] * 60, "w0")  # 60 MB of deltas, without a read
         assert service.engine.global_step == 60
         assert service.log.num_bytes <= 4 << 20
         with pytest.raises(flight.FlightServerError, match=r"deltas are kept from step \d+ on, .* the tables again"):

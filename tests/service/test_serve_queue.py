@@ -19,7 +19,7 @@ MB = 1 << 20
 
 
 def with_column(batch, num_bytes):
-    """The batch, and a column that nobody reads."""
+    """Return the batch with another column, which the service does not read."""
     return batch.append_column("unread", pa.array([b"x" * num_bytes] * batch.num_rows))
 
 

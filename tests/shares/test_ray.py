@@ -15,7 +15,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray", reason="Ray is not installed", exc_type=ImportError)
 pytest.importorskip("ray.data", exc_type=ImportError)
 
-# Not ours to mend: what Ray warns of.
+# Warnings of Ray are not errors of these tests.
 pytestmark = pytest.mark.filterwarnings("default")
 ORDER = [("step", "ascending"), ("table", "ascending"), ("id", "ascending")]
 

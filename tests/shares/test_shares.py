@@ -148,7 +148,7 @@ def test_a_second_commit_contains_only_what_has_changed(tmp_path):
 
 
 def test_a_stale_owner_changes_no_commit_of_a_later_attempt(tmp_path):
-    """It was given up where nobody could stop it, and writes its part when the next attempt has committed."""
+    """The job abandoned the owner without a way to stop it. It writes its part after the next attempt has committed."""
     LocalJob(config_of(), 2, num_required=3).run(sources(), limit=12).commit(tmp_path)
     stale = LocalJob(config_of(), 2, tmp_path).run(sources(), limit=3)
     later = LocalJob(config_of(), 2, tmp_path).run(sources(), limit=6)

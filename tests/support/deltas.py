@@ -4,7 +4,7 @@ import numpy as np
 from checkpoints import DIM
 from scripts import loaded
 
-WHOLE = {"slots": True, "numbered": True}
+ALL_COLUMNS = {"slots": True, "numbered": True}
 example = loaded("examples/apply_deltas.py")
 
 

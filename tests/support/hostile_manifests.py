@@ -1,4 +1,4 @@
-"""Forged manifests, whose digests fit: damage makes none of them, since the digest would not fit."""
+"""Forged manifests, whose digests match. Damage creates none of them, because the digest of a damaged one differs."""
 
 import json
 import random
@@ -85,7 +85,7 @@ def changed(fields, place, change):
 
 
 def forged(manifest: bytes, rng: random.Random) -> tuple[str, bytes]:
-    """What was done, and a manifest with a field of another value or type, without it, or with another file's name."""
+    """Return the change and the manifest: a field has another value or type, is missing, or names another file."""
     if rng.random() < 0.1:
         name, body = rng.choice(list(BODIES.items()))
         return name, sealed(body)

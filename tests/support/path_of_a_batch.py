@@ -6,9 +6,10 @@ frame, and ends when the table's backend returns from the compiled update of the
 
 What counts, by ``sys.setprofile`` on the thread of the run:
 
-- modules: every module of penstock of which a Python function runs on the path, whoever calls it, or is on the stack
-  meanwhile, such as ``engine.py`` and ``run.py``. Compiled kernels do not count: the profiler does not see them.
-- frames: the most Python functions of penstock that are on the stack at a time, ``Engine.run`` being the first;
+- modules: every module of penstock of which a Python function runs on the path, no matter which function calls it, or
+  is on the stack meanwhile, such as ``engine.py`` and ``run.py``. Compiled kernels do not count: the profiler does not
+  see them.
+- stack frames: the most Python functions of penstock that are on the stack at a time, ``Engine.run`` being the first;
   comprehensions are functions in Python 3.11. Functions of jax and pyarrow do not count.
 """
 
@@ -105,7 +106,7 @@ def main() -> int:
         print(f"{call.depth:2} {'  ' * call.depth}{call.module.removeprefix('penstock.')}: {call.function}")
     modules = sorted({call.module.removeprefix("penstock.") for call in path})
     print(f"{len(modules)} modules: {', '.join(modules)}")
-    print(f"{max(call.depth for call in path)} frames")
+    print(f"{max(call.depth for call in path)} stack frames")
     return 0
 
 

@@ -68,7 +68,7 @@ def service_of(engine=None, folder=None, every=None, resume=False, grace_s=HANG_
         try:
             service.end()
         finally:
-            assert service.close(grace_s), "somebody did not leave"
+            assert service.close(grace_s), "a call did not end"
 
 
 def client_of(service, **arguments):

@@ -1,4 +1,4 @@
-"""What the tests of ``penstock follow`` share: a job with a static and a dynamic table, and stores that they read."""
+"""Support for tests of ``penstock follow``: a job with a static and a dynamic table, and the stores of its rows."""
 
 import datetime
 import json
@@ -26,7 +26,7 @@ STEPS = churning_steps(200)
 
 
 def config_of(item_dim=DIM, key_type="uint64"):
-    """A static table and a dynamic one, whose keys come and go."""
+    """Return a job of a static table, and of a dynamic one whose keys are admitted and evicted."""
     dynamic = ps.Dynamic(min_count=2, expire_after=9, evict="lru", key_type=key_type)
     tables = [
         ps.TableConfig(ITEMS, item_dim, name="item", optimizer=ps.Adagrad(0.1)),
@@ -36,7 +36,7 @@ def config_of(item_dim=DIM, key_type="uint64"):
 
 
 def frame(step, keys=None):
-    """The frame of one step, the same in every test: rows of both tables."""
+    """Return the frame of one step, with rows of both tables. It is the same in every test."""
     keys = STEPS[step % len(STEPS)].view(np.uint64) if keys is None else np.array(keys, np.uint64)
     items = np.arange(step, step + 5, dtype=np.uint64) % np.uint64(ITEMS)
     values = np.random.default_rng(step).standard_normal((len(items) + len(keys), DIM)).astype(np.float32)
@@ -45,35 +45,41 @@ def frame(step, keys=None):
 
 
 def rows_of(engine):
-    """table → id → the bytes of its row, as the engine has them."""
+    """Return table → id → the bytes of the row in the engine."""
     items = {id_: row.tobytes() for id_, row in enumerate(engine.lookup("item", range(ITEMS)))}
     users = {key: np.array(row, np.float32).tobytes() for key, row in physical(engine).items()}
     return {"item": items, "user": users}
 
 
 class _Store:
-    """What every store has besides.
+    """The base of the stores.
 
-    position : the epoch and the step that it names. By its own means, snapshot : copies its present state; set_back :
-    returns to a copy; empty : loses everything
-    is_optimistic : whether a transaction compares what the store names without holding a lock
+    Subclasses implement these methods with the store's client library or with its files, not with penstock:
+
+    read : returns table → id → the bytes of the row
+    snapshot, set_back : return a copy of the contents, and return to it
+    empty : removes the contents
+
+    step : returns the step of the position
+    flags : of ``penstock follow``, besides the target
+    is_optimistic : whether a transaction compares the position in the store without holding a lock
     """
 
     flags: tuple = ()
     is_optimistic = False
 
-    def opened_target(self):
+    def open_target(self):
         return open_target(self.target)
 
     def position(self):
-        """The epoch and the step that the store names; None: it names none."""
-        target = self.opened_target()
+        """Return the epoch and the step in the store, as penstock reads them; None: the store has no position."""
+        target = self.open_target()
         stored = target.stored()
         target.close()
         return stored and (stored.position.epoch, stored.position.step)
 
 
-class _OfFiles(_Store):
+class _FileStore(_Store):
     """A store that is a file or a folder at ``path``."""
 
     num_snapshots = 0
@@ -85,7 +91,7 @@ class _OfFiles(_Store):
         return copy
 
     def set_back(self, copy):
-        """Replace the file or the folder by another one."""
+        """Replace the file or the folder by a copy."""
         new = Path(f"{self.path}-new")
         _copy(copy, new)
         self.empty()
@@ -107,7 +113,7 @@ def _copy(path, new):
 
 
 class Redis(_Store):
-    """A dedicated Redis server that syncs every write. read : with redis-py, as a serving system would"""
+    """A dedicated Redis server that syncs every write. redis-py reads it, as in a serving system."""
 
     extra = "redis"
     is_optimistic = True
@@ -120,9 +126,9 @@ class Redis(_Store):
         self.start()
 
     def start(self):
-        durable = ["--appendonly", "yes", "--appendfsync", "always", "--save", "", "--dir", str(self.folder)]
+        durability_flags = ["--appendonly", "yes", "--appendfsync", "always", "--save", "", "--dir", str(self.folder)]
         self.process = subprocess.Popen(
-            [self.server, "--port", str(self.port), "--bind", "127.0.0.1", *durable, *self.options],
+            [self.server, "--port", str(self.port), "--bind", "127.0.0.1", *durability_flags, *self.options],
             stdout=subprocess.DEVNULL,
         )
         self.client = self.redis.Redis(port=self.port)
@@ -154,7 +160,7 @@ class Redis(_Store):
         return (self.folder / "dump.rdb").read_bytes()
 
     def set_back(self, snapshot):
-        """Start again from a snapshot, as after a failover to a replica that is behind. Needs ``--appendonly no``."""
+        """Restart from a snapshot, as after a failover to a replica that is behind. Needs ``--appendonly no``."""
         self.kill()
         (self.folder / "dump.rdb").write_bytes(snapshot)
         self.start()
@@ -167,7 +173,7 @@ class Redis(_Store):
         self.kill()
 
 
-class Lmdb(_OfFiles):
+class Lmdb(_FileStore):
     extra = "lmdb"
 
     def __init__(self, folder):
@@ -194,13 +200,13 @@ class Lmdb(_OfFiles):
         pass
 
 
-class _OfRows(_OfFiles):
-    """A store that reads as an Arrow table with the columns table, id and row."""
+class _ArrowTableStore(_FileStore):
+    """A store whose ``table`` returns an Arrow table with the columns table, id and row."""
 
     def read(self):
         results = {"item": {}, "user": {}}
         for row in self.table().to_pylist():
-            id_ = row["id"] % 2**64
+            id_ = row["id"] % 2**64  # an int64 id has the bits of a uint64 key
             assert id_ not in results[row["table"]]
             results[row["table"]][id_] = np.array(row["row"], np.float32).tobytes()
         return results
@@ -209,7 +215,7 @@ class _OfRows(_OfFiles):
         pass
 
 
-class Lance(_OfRows):
+class Lance(_ArrowTableStore):
     extra = "lance"
     is_optimistic = True
 
@@ -233,14 +239,14 @@ class Lance(_OfRows):
         return self.lance.dataset(self.path).version
 
     def restore(self, version):
-        """Return to a version by Lance's own means."""
+        """Return to a version with Lance's ``restore``."""
         self.lance.dataset(self.path, version=version).restore()
 
     def compact(self):
         self.lance.dataset(self.path).optimize.compact_files()
 
     def remove_row(self):
-        """As somebody else would."""
+        """Remove a row as another program would."""
         self.lance.dataset(self.path).delete("`table` = 'item' AND id = 3")
 
     def forget(self):
@@ -248,7 +254,7 @@ class Lance(_OfRows):
         self.lance.dataset(self.path).cleanup_old_versions(datetime.timedelta(0))
 
 
-class Delta(_OfRows):
+class Delta(_ArrowTableStore):
     extra = "delta"
     is_optimistic = True
 
@@ -272,9 +278,10 @@ class Delta(_OfRows):
         return self.deltalake.DeltaTable(self.path).version()
 
     def restore(self, version, by_time=False):
-        """Return to a version by Delta Lake's own means."""
+        """Return to a version with Delta Lake's ``restore``."""
         table = self.deltalake.DeltaTable(self.path)
         if by_time:
+            # Rounded up to a millisecond, because an earlier time would select the version before.
             written_ns = Path(self.path, "_delta_log", f"{version:020}.json").stat().st_mtime_ns
             begin = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
             version = begin + datetime.timedelta(milliseconds=written_ns // 1_000_000 + 1)
@@ -284,7 +291,7 @@ class Delta(_OfRows):
         self.deltalake.DeltaTable(self.path).optimize.compact()
 
     def remove_row(self):
-        """As somebody else would."""
+        """Remove a row as another program would."""
         self.deltalake.DeltaTable(self.path).delete("\"table\" = 'item' AND id = 3")
 
     def forget(self):
@@ -295,7 +302,7 @@ class Delta(_OfRows):
             Path(self.path, "_delta_log", f"{version:020}.json").unlink()
 
 
-class Parquet(_OfFiles):
+class Parquet(_FileStore):
     extra = None
 
     def __init__(self, folder):
@@ -318,7 +325,7 @@ class Parquet(_OfFiles):
 
 
 class Kafka(_Store):
-    """A topic of librdkafka's mock cluster, read as a consumer of a log-compacted topic would."""
+    """A topic of librdkafka's mock cluster. A consumer reads it as a log-compacted topic."""
 
     extra = "kafka"
 
@@ -326,15 +333,15 @@ class Kafka(_Store):
         self.kafka = pytest.importorskip("confluent_kafka")
         self.cluster = MockKafka()
         self.producer = self.kafka.Producer({"bootstrap.servers": self.cluster.brokers})
-        self.use("rows")
+        self.use_topic("rows")
 
-    def use(self, topic):
-        """Create a topic, and be that one."""
+    def use_topic(self, topic):
+        """Create a topic, and make it the target."""
         self.topic, self.target = topic, f"kafka://{self.cluster.brokers}/{topic}"
         until(lambda: self.producer.list_topics(topic, timeout=60).topics[topic].partitions)
 
     def messages(self):
-        """The messages of all partitions, each in order."""
+        """Return the messages of all partitions, in order within each partition."""
         settings = {"bootstrap.servers": self.cluster.brokers, "group.id": "reader", "enable.partition.eof": "true"}
         settings["fetch.wait.max.ms"] = "10"
         consumer = self.kafka.Consumer(settings)
@@ -366,6 +373,7 @@ class Kafka(_Store):
 
     def position(self):
         marks = [json.loads(message.value()) for message in self.messages() if message.key() == b"penstock"]
+        # Earlier versions wrote marks without an epoch: they are of the first one, "0".
         return (marks[-1].get("epoch", "0"), marks[-1]["step"]) if marks else None
 
     def close(self):
@@ -373,7 +381,7 @@ class Kafka(_Store):
 
 
 class Function(_Store):
-    """A function in this process, and the file of its state."""
+    """A function in this process, and the file with its position."""
 
     extra = None
     target = "function_rows:update"
@@ -383,7 +391,7 @@ class Function(_Store):
         self.flags = ("--state", self.state)
         function_rows.rows.clear()
 
-    def opened_target(self):
+    def open_target(self):
         return open_target(self.target, self.state)
 
     def read(self):
@@ -415,12 +423,12 @@ class Function(_Store):
 
 
 STORES = {"redis": Redis, "kafka": Kafka, "lmdb": Lmdb, "lance": Lance, "delta": Delta, "parquet": Parquet}
-WITH_FUNCTION = {**STORES, "function": Function}
+STORES_AND_FUNCTION = {**STORES, "function": Function}
 
 
 @contextmanager
-def opened(kind, folder, *options):
-    store = WITH_FUNCTION[kind](folder, *options)
+def open_store(kind, folder, *options):
+    store = STORES_AND_FUNCTION[kind](folder, *options)
     try:
         yield store
     finally:

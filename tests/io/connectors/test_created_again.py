@@ -4,7 +4,7 @@ import json
 import signal
 
 import pytest
-from at_0db4065 import EXPECTED, GATE, NUM_FRAMES, read_frames, replaying
+from at_0db4065 import EXPECTED, GATE_FLAGS, NUM_FRAMES, read_frames, replay_arguments
 from brokers import Scripted, message_of, numbers_of
 from cli import outcome, started
 from limits import HANG_S, until
@@ -147,7 +147,7 @@ def topic_messages():
 
 def test_a_position_of_an_earlier_version_is_accepted_once_by_a_replay(nats, at_0db4065, call, refused):
     nats.send(*topic_messages())
-    words = (*replaying("topic", nats.uri), "--checkpoint", "topic/nats", "--resume")
+    words = (*replay_arguments("topic", nats.uri), "--checkpoint", "topic/nats", "--resume")
     (note,) = (note for note in call(0, *words)[1]["notes"] if "stream" in note)
     assert note.startswith(
         f"{nats.uri}: an earlier version of penstock wrote the position, so that it is unknown whether"
@@ -160,7 +160,7 @@ def test_a_position_of_an_earlier_version_is_accepted_once_by_a_replay(nats, at_
 
 def test_a_position_of_an_earlier_version_is_accepted_once_by_a_service(nats, at_0db4065):
     nats.send(*topic_messages())
-    words = ("topic/tables.pbtxt", "--nats", nats.uri, "--checkpoint", "topic/nats-service", *GATE, "--resume")
+    words = ("topic/tables.pbtxt", "--nats", nats.uri, "--checkpoint", "topic/nats-service", *GATE_FLAGS, "--resume")
     for notes in (1, 0):
         with Process(*words, "--json") as running, connect(running.uri, patience_s=HANG_S) as client:
             until(lambda: client.position("nats/gradients") == NUM_FRAMES)

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from at_0db4065 import replaying
+from at_0db4065 import replay_arguments
 from cli import started
 from lakehouse import FRAMES, KINDS, VERSIONS, Delta, Lance, new_table
 from limits import HANG_S, until
@@ -61,7 +61,7 @@ def test_a_replay_that_follows_ends_when_its_table_is_created_again(table, tmp_p
 def test_a_position_of_an_earlier_version_is_accepted_once(at_0db4065, call, refused, kind, library):
     pytest.importorskip(library)
     source = f"{kind}:versions/rows.{kind}"
-    words = (*replaying("versions", source), "--checkpoint", f"versions/{kind}", "--resume")
+    words = (*replay_arguments("versions", source), "--checkpoint", f"versions/{kind}", "--resume")
     notes = [[note for note in call(0, *words)[1]["notes"] if note.startswith(f"{source}: ")] for _ in range(2)]
     assert [len(each) for each in notes] == [1, 0]
     assert "an earlier version of penstock wrote the position" in notes[0][0]

@@ -1,4 +1,4 @@
-"""Every column type of a row stream, and what is said of every bad row, against a slow reading in plain Python."""
+"""Every column type of a row stream, and the report of every bad row, against a slow reading in plain Python."""
 
 import math
 

@@ -40,7 +40,7 @@ def test_the_table_column_of_any_text_type(kind):
 
 
 def test_dictionaries_with_unused_duplicate_and_null_entries():
-    dictionary = pa.array(["nobody", "user", None, "user", "item"])
+    dictionary = pa.array(["absent", "user", None, "user", "item"])
     same = {"user": (100, 2), "item": (100, 2)}
     indices = pa.array([1, 3, 4, 1], pa.int8())
     batch = batch_of(4, table=pa.DictionaryArray.from_arrays(indices, dictionary))
@@ -48,7 +48,7 @@ def test_dictionaries_with_unused_duplicate_and_null_entries():
         "user": [0, 1, 3],
         "item": [2],
     }
-    for bad, name in ((0, "'nobody'"), (2, "null"), (None, "null")):
+    for bad, name in ((0, "'absent'"), (2, "null"), (None, "null")):
         indices = pa.array([1, 4, bad], pa.int8())
         error = error_of([batch_of(3, table=pa.DictionaryArray.from_arrays(indices, dictionary))], same)
         assert place_of(error) == (0, 2, "table", "unknown_table")

@@ -44,7 +44,7 @@ def row_lists(draw):
 
 
 def reason_of(table, i, gradient):
-    """The contract's reasons, in the order in which the first one is told."""
+    """The reason that the contract defines, the first in its order."""
     if table not in TWO:
         return "unknown_table"
     if i is None:

@@ -1,7 +1,7 @@
-"""Sources that are other libraries' tables, by the Arrow capsule protocol: the result is that of Arrow's own.
+"""Tables of other libraries as sources, by the Arrow capsule protocol: the result is that of the Arrow table.
 
-Each runs where its library is installed (``pip install 'penstock[neighbours]'``), and says what is lost on the way;
-docs/neighbours.md tells the same to people.
+Each test runs if its library is installed (``pip install 'penstock[neighbours]'``), and asserts which information the
+library loses; docs/neighbours.md lists the same for users.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ def gradients():
 
 @pytest.fixture
 def tensors(gradients):
-    """The same with gradients as fixed-shape tensors."""
+    """The table of ``gradients``, with its gradients as fixed-shape tensors."""
     storage = gradients["gradient"].combine_chunks()
     tensor = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float32(), [DIM]), storage)
     return gradients.set_column(3, "gradient", tensor)
@@ -42,9 +42,9 @@ def metadata_of(source):
 
 
 def with_table_key(gradients):
-    """One table's rows that say whose they are in the schema's metadata alone."""
-    own = gradients.filter(pa.compute.equal(gradients["table"].cast(pa.string()), "user")).drop_columns("table")
-    return own.replace_schema_metadata({"penstock.table": "user"})
+    """Return the rows of the table 'user', with the name of the table only in the schema's metadata."""
+    rows = gradients.filter(pa.compute.equal(gradients["table"].cast(pa.string()), "user")).drop_columns("table")
+    return rows.replace_schema_metadata({"penstock.table": "user"})
 
 
 # ---- polars
@@ -56,48 +56,48 @@ def test_polars_gives_the_same_bits(gradients, tensors, expected):
     assert state_of(pl.from_arrow(tensors)) == expected
 
 
-def test_polars_turns_a_dictionary_of_strings_into_one_of_views(gradients, expected):
+def test_polars_turns_strings_into_string_views_with_the_same_bits(gradients, expected):
     pl = pytest.importorskip("polars")
-    frame = pl.from_arrow(gradients)
-    assert types_of(frame)["table"].value_type == pa.string_view()
-    plain = frame.with_columns(pl.col("table").cast(pl.String))
-    assert types_of(plain)["table"] == pa.string_view()
-    assert state_of(plain) == expected
+    data_frame = pl.from_arrow(gradients)
+    assert types_of(data_frame)["table"].value_type == pa.string_view()
+    frame_of_strings = data_frame.with_columns(pl.col("table").cast(pl.String))
+    assert types_of(frame_of_strings)["table"] == pa.string_view()
+    assert state_of(frame_of_strings) == expected
 
 
-def test_polars_lists_are_large_and_double_and_need_equal_lengths_only_by_table(gradients, expected):
+def test_polars_lists_of_doubles_give_the_same_bits(gradients, expected):
     pl = pytest.importorskip("polars")
-    frame = pl.from_arrow(gradients).with_columns(pl.col("gradient").cast(pl.List(pl.Float64)))
-    assert types_of(frame)["gradient"] == pa.large_list(pa.float64())
-    assert state_of(frame) == expected  # float32 became float64 and back: the same values
+    data_frame = pl.from_arrow(gradients).with_columns(pl.col("gradient").cast(pl.List(pl.Float64)))
+    assert types_of(data_frame)["gradient"] == pa.large_list(pa.float64())
+    assert state_of(data_frame) == expected  # float32 → float64 → float32 keeps every value
 
 
-def test_polars_loses_the_schemas_metadata_and_table_says_it(gradients):
+def test_polars_loses_the_schemas_metadata_and_the_table_option_replaces_it(gradients):
     pl = pytest.importorskip("polars")
-    frame = pl.from_arrow(with_table_key(gradients))
-    assert b"penstock.table" not in metadata_of(frame)
+    data_frame = pl.from_arrow(with_table_key(gradients))
+    assert b"penstock.table" not in metadata_of(data_frame)
     with pytest.raises(ps.InputError, match="table"):
-        ps.Engine(config()).run(frame)
-    wanted = ps.Engine(config())
-    wanted.run(with_table_key(gradients))
+        ps.Engine(config()).run(data_frame)
+    expected_engine = ps.Engine(config())
+    expected_engine.run(with_table_key(gradients))
     engine = ps.Engine(config())
-    engine.run(frame, table="user")
-    assert engine.state_hash() == wanted.state_hash()
+    engine.run(data_frame, table="user")
+    assert engine.state_hash() == expected_engine.state_hash()
 
 
-def test_batches_of_polars_are_no_frames(gradients):
+def test_polars_data_without_steps_requires_contribution_rows(gradients):
     pl = pytest.importorskip("polars")
-    frame = pl.from_arrow(gradients.drop_columns("step"))
+    data_frame = pl.from_arrow(gradients.drop_columns("step"))
     with pytest.raises(ps.PenstockError, match="contribution"):
-        ps.Engine(config()).run(frame)
-    assert ps.Engine(config()).run(frame, contribution_rows=50).frames == 4
+        ps.Engine(config()).run(data_frame)
+    assert ps.Engine(config()).run(data_frame, contribution_rows=50).frames == 4
 
 
 def test_a_lazy_frame_gives_the_same_bits(gradients, expected, tmp_path):
     pl = pytest.importorskip("polars")
-    frame = pl.from_arrow(gradients)
-    assert state_of(frame.lazy()) == expected
-    frame.with_columns(note=pl.lit("x")).write_parquet(tmp_path / "log.parquet")
+    data_frame = pl.from_arrow(gradients)
+    assert state_of(data_frame.lazy()) == expected
+    data_frame.with_columns(note=pl.lit("x")).write_parquet(tmp_path / "log.parquet")
     query = pl.scan_parquet(tmp_path / "log.parquet")
     assert state_of(query) == expected
     assert ps.Engine(config()).run(query.filter(pl.col("step") >= 2)).frames == 3
@@ -105,64 +105,64 @@ def test_a_lazy_frame_gives_the_same_bits(gradients, expected, tmp_path):
     assert ps.Engine(config()).run(query, limit=1).frames == 1
 
 
-def test_polars_frames_are_put_as_frames(gradients, expected):
+def test_the_client_puts_polars_data_frames(gradients, expected):
     pl = pytest.importorskip("polars")
-    frame = pl.from_arrow(gradients)
-    for frames in (frame, frame.partition_by("step", maintain_order=True)):
+    data_frame = pl.from_arrow(gradients)
+    for frames in (data_frame, data_frame.partition_by("step", maintain_order=True)):
         with service_of(ps.Engine(config())) as service, client_of(service) as client:
             assert client.put(frames, "w0").applied == 5
             assert service.engine.state_hash() == expected
 
 
-def test_a_lazy_frame_that_fails_is_one_line_of_the_command(gradients, tmp_path):
+def test_a_lazy_frame_that_fails_is_an_input_error_with_the_cause(gradients, tmp_path):
     pl = pytest.importorskip("polars")
     with pytest.raises(ps.InputError, match=r"^<polars LazyFrame>: the query failed: .*nowhere.parquet"):
         ps.Engine(config()).run(pl.scan_parquet(tmp_path / "nowhere.parquet"))
     with pytest.raises(ps.InputError, match=r'the query failed: unable to find column "b"; valid columns: \[.*\]$'):
         ps.Engine(config()).run(pl.from_arrow(gradients).lazy().with_columns(id=pl.col("b")))
-    broken = pl.from_arrow(gradients).lazy().with_columns(id=pl.lit("x").cast(pl.Int64))
+    failing_query = pl.from_arrow(gradients).lazy().with_columns(id=pl.lit("x").cast(pl.Int64))
     with pytest.raises(ps.InputError, match="conversion from `str` to `i64` failed"):
-        ps.Engine(config()).run(broken)
+        ps.Engine(config()).run(failing_query)
 
 
 # ---- duckdb
 
 
 @pytest.fixture
-def duck():
+def connection():
     duckdb = pytest.importorskip("duckdb")
     with contextlib.closing(duckdb.connect()) as connection:
         yield connection
 
 
-def test_duckdb_gives_the_same_bits(duck, gradients, expected):
-    duck.register("log", gradients)
-    assert state_of(duck.sql("select * from log")) == expected
+def test_duckdb_gives_the_same_bits(connection, gradients, expected):
+    connection.register("log", gradients)
+    assert state_of(connection.sql("select * from log")) == expected
 
 
-def test_duckdb_unwraps_tensors_and_dictionaries(duck, tensors, expected):
-    duck.register("log", tensors)
-    types = types_of(duck.sql("select * from log"))
+def test_duckdb_unwraps_tensors_and_dictionaries(connection, tensors, expected):
+    connection.register("log", tensors)
+    types = types_of(connection.sql("select * from log"))
     assert types["gradient"].list_size == DIM
     assert not isinstance(types["gradient"], pa.BaseExtensionType)
     assert types["table"] == pa.string()
-    assert state_of(duck.sql("select * from log")) == expected
+    assert state_of(connection.sql("select * from log")) == expected
 
 
-def test_duckdb_loses_the_schemas_metadata(duck, gradients):
-    duck.register("log", with_table_key(gradients))
-    assert b"penstock.table" not in metadata_of(duck.sql("select * from log"))
+def test_duckdb_loses_the_schemas_metadata(connection, gradients):
+    connection.register("log", with_table_key(gradients))
+    assert b"penstock.table" not in metadata_of(connection.sql("select * from log"))
 
 
-def test_duckdb_takes_no_half_floats(duck, gradients):
-    half = gradients.set_column(3, "gradient", gradients["gradient"].cast(pa.list_(pa.float16(), DIM)))
+def test_duckdb_refuses_half_floats(connection, gradients):
+    half_floats = gradients.set_column(3, "gradient", gradients["gradient"].cast(pa.list_(pa.float16(), DIM)))
     with pytest.raises(Exception, match="Not implemented"):
-        duck.register("log", half)
+        connection.register("log", half_floats)
 
 
-def test_duckdb_orders_and_filters_before_the_engine(duck, gradients):
-    duck.register("log", gradients)
-    subset = duck.sql("select * from log where step >= 2 order by step, id")
+def test_duckdb_orders_and_filters_before_the_engine(connection, gradients):
+    connection.register("log", gradients)
+    subset = connection.sql("select * from log where step >= 2 order by step, id")
     assert ps.Engine(config()).run(subset).frames == 3
 
 
@@ -172,10 +172,10 @@ def test_duckdb_orders_and_filters_before_the_engine(duck, gradients):
 @pytest.mark.parametrize("arrow_types", [False, True])
 def test_pandas_gives_the_same_bits(gradients, expected, arrow_types):
     pd = pytest.importorskip("pandas")
-    frame = gradients.to_pandas(types_mapper=pd.ArrowDtype) if arrow_types else gradients.to_pandas()
-    fixed = pa.types.is_fixed_size_list(types_of(frame)["gradient"])
-    assert fixed == arrow_types  # NumPy's object columns forget the length of their lists
-    assert state_of(frame) == expected
+    data_frame = gradients.to_pandas(types_mapper=pd.ArrowDtype) if arrow_types else gradients.to_pandas()
+    is_fixed_size = pa.types.is_fixed_size_list(types_of(data_frame)["gradient"])
+    assert is_fixed_size == arrow_types  # NumPy's object columns do not keep the length of lists
+    assert state_of(data_frame) == expected
 
 
 def test_pandas_loses_the_schemas_metadata(gradients):
@@ -197,8 +197,8 @@ def test_nanoarrow_gives_the_same_bits_and_loses_nothing(gradients, tensors, exp
 # ---- ADBC
 
 
-def test_adbc_rows_of_numbers_become_gradients_again(gradients, expected):
-    """SQLite has no lists: a gradient is a column per number, in double, and is put together batch by batch."""
+def test_gradients_stored_as_columns_of_numbers_in_adbc_give_the_same_bits(gradients, expected):
+    """SQLite has no lists: the table has a column of doubles per number of a gradient, and ``batches`` joins them."""
     dbapi = pytest.importorskip("adbc_driver_sqlite.dbapi")
     values = gradients["gradient"].combine_chunks().flatten().to_numpy().reshape(ROWS, DIM)
     flat = gradients.drop_columns("gradient").set_column(1, "table", gradients["table"].cast(pa.string()))
@@ -221,12 +221,12 @@ def test_adbc_rows_of_numbers_become_gradients_again(gradients, expected):
 # ---- OpenTelemetry
 
 
-def test_opentelemetry_spans_of_a_run_hold_those_of_its_steps(gradients):
+def test_the_opentelemetry_span_of_a_run_is_the_parent_of_those_of_its_steps(gradients):
     trace = pytest.importorskip("opentelemetry.sdk.trace")
-    export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
-    simple = pytest.importorskip("opentelemetry.sdk.trace.export")
-    spans, provider = export.InMemorySpanExporter(), trace.TracerProvider()
-    provider.add_span_processor(simple.SimpleSpanProcessor(spans))
+    memory_exporter = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    exporters = pytest.importorskip("opentelemetry.sdk.trace.export")
+    spans, provider = memory_exporter.InMemorySpanExporter(), trace.TracerProvider()
+    provider.add_span_processor(exporters.SimpleSpanProcessor(spans))
     engine = ps.Engine(config())
     engine.watch.tracer = provider.get_tracer("penstock")
     engine.run(gradients)

@@ -14,12 +14,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from at_0db4065 import EXPECTED, GATE, check_restored, check_resumed, read_frames, replaying
+from at_0db4065 import EXPECTED, GATE_FLAGS, check_restored, check_resumed, read_frames, replay_arguments
 from brokers import MockKafka, Nats
 from cli import outcome
 from limits import HANG_S, until
 from services import Process, client_of, connect, service_of
-from stores import opened, rows_of
+from stores import open_store, rows_of
 
 import penstock as ps
 
@@ -100,7 +100,7 @@ def fill(kind, store):
 def test_a_store_is_followed_from_its_step_on(kind, capsys):
     wanted, place = EXPECTED["service"], Path("stores", kind)
     place.mkdir(exist_ok=True)
-    with opened(kind, place) as store:
+    with open_store(kind, place) as store:
         fill(kind, store)
         assert (store.step(), digest(store.read())) == (wanted["step"], wanted["rows"])
         with restored_service() as service:
@@ -165,18 +165,18 @@ def nats_stream(tmp_path):
 
 def test_a_replay_continues_a_position_in_kafka(call):
     with kafka_topic() as uri:
-        check_resumed(call, "topic/kafka", *replaying("topic", uri), "--merge", "round")
+        check_resumed(call, "topic/kafka", *replay_arguments("topic", uri), "--merge", "round")
 
 
 def test_a_replay_continues_a_position_in_nats(call, tmp_path):
     with nats_stream(tmp_path) as uri:
-        check_resumed(call, "topic/nats", *replaying("topic", uri))
+        check_resumed(call, "topic/nats", *replay_arguments("topic", uri))
 
 
 def serve_until(commits, flag, uri, producer, last):
     """Resume the service of a checkpoint, until it has applied a producer's message."""
     check_restored(commits)
-    flags = ("--checkpoint", commits, "--every", 4, *GATE, "--resume")
+    flags = ("--checkpoint", commits, "--every", 4, *GATE_FLAGS, "--resume")
     with (
         Process("topic/tables.pbtxt", flag, uri, *flags) as serving,
         connect(serving.uri, patience_s=HANG_S) as client,
@@ -204,4 +204,4 @@ def _batches(message):
 @pytest.mark.parametrize(("kind", "library"), [("delta", "deltalake"), ("lance", "lance")])
 def test_a_replay_continues_a_position_in_a_table_with_versions(kind, library, call):
     pytest.importorskip(library)
-    check_resumed(call, f"versions/{kind}", *replaying("versions", f"{kind}:versions/rows.{kind}"))
+    check_resumed(call, f"versions/{kind}", *replay_arguments("versions", f"{kind}:versions/rows.{kind}"))

@@ -9,7 +9,7 @@ import pytest
 from cli import outcome, started
 from limits import HANG_S, until
 from services import Process, client_of, connect, free_port, service_of
-from stores import STORES, Redis, config_of, frame, opened, rows_of
+from stores import STORES, Redis, config_of, frame, open_store, rows_of
 
 import penstock as ps
 from penstock.io.targets import lmdb_file
@@ -20,7 +20,7 @@ FRAMES = [frame(step) for step in range(60)]
 
 @pytest.fixture(params=STORES)
 def store(request, tmp_path):
-    with opened(request.param, tmp_path) as target:
+    with open_store(request.param, tmp_path) as target:
         yield target
 
 
@@ -63,7 +63,7 @@ def test_after_a_gap_the_follower_writes_a_full_copy(store, capsys):
 
 
 def test_an_emptied_store_gets_a_full_copy(tmp_path, capsys):
-    with opened("redis", tmp_path) as store, service_of(ps.Engine(config_of())) as service:
+    with open_store("redis", tmp_path) as store, service_of(ps.Engine(config_of())) as service:
         with client_of(service) as client:
             client.put(FRAMES[:20], "w0")
         follow(capsys, service.address.uri, store)
@@ -135,7 +135,7 @@ def _step(store):
 @pytest.mark.parametrize("kind", STORES)
 def test_kills_of_the_follower_leave_the_tables_of_the_step_that_the_store_names(kind, tmp_path, capsys):
     with (
-        opened(kind, tmp_path) as store,
+        open_store(kind, tmp_path) as store,
         service_of(ps.Engine(config_of()), per_steps=1) as service,
         client_of(service) as client,
     ):
@@ -158,7 +158,7 @@ def test_kills_of_the_follower_leave_the_tables_of_the_step_that_the_store_names
 
 
 def test_a_killed_redis_server_is_waited_for_and_loses_nothing(tmp_path):
-    with opened("redis", tmp_path) as store, service_of(ps.Engine(config_of()), per_steps=1) as service:
+    with open_store("redis", tmp_path) as store, service_of(ps.Engine(config_of()), per_steps=1) as service:
         following = started("follow", service.address.uri, "--into", store.target, "--interval", "0.01", "--json")
         with client_of(service) as client:
             for number in range(1, 41):
@@ -178,7 +178,7 @@ def test_a_killed_redis_server_is_waited_for_and_loses_nothing(tmp_path):
 
 def test_a_full_map_of_lmdb_grows(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(lmdb_file, "MAP_BYTES", 1 << 15)
-    with opened("lmdb", tmp_path) as store, service_of(ps.Engine(config_of(item_dim=400))) as service:
+    with open_store("lmdb", tmp_path) as store, service_of(ps.Engine(config_of(item_dim=400))) as service:
         follow(capsys, service.address.uri, store)
         assert store.read() == rows_of(service.engine)
 
@@ -201,7 +201,7 @@ def test_a_server_that_is_gone_or_full_is_a_lack_of_a_resource(tmp_path, refused
 
 
 def test_wrong_credentials_are_a_mistake_of_the_caller(tmp_path, refused, monkeypatch):
-    with opened("redis", tmp_path) as store, service_of(ps.Engine(config_of()), tokens=(b"secret",)) as service:
+    with open_store("redis", tmp_path) as store, service_of(ps.Engine(config_of()), tokens=(b"secret",)) as service:
         words = ("follow", service.address.uri, "--into", store.target, "--once")
         monkeypatch.setenv("PENSTOCK_FLIGHT_TOKEN", "guess")
         assert "set PENSTOCK_FLIGHT_TOKEN to a token of the service" in refused(2, *words)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from services import client_of, service_of
-from stores import STORES, config_of, frame, opened
+from stores import STORES, config_of, frame, open_store
 
 import penstock as ps
 from penstock.cli import main
@@ -42,7 +42,7 @@ def expected(service, key=7):
 
 
 def test_redis(service, tmp_path):
-    with opened("redis", tmp_path) as store:
+    with open_store("redis", tmp_path) as store:
         run_command("redis", service, store.target)
         names = {}
         exec(block("redis", "py").replace("6379", str(store.port)), names)
@@ -53,7 +53,7 @@ def test_redis(service, tmp_path):
 
 
 def test_kafka(service, tmp_path):
-    with opened("kafka", tmp_path) as store:
+    with open_store("kafka", tmp_path) as store:
         run_command("kafka", service, store.target)
         names = {}
         exec(block("kafka", "py").replace("127.0.0.1:9092", store.cluster.brokers), names)

@@ -8,7 +8,7 @@ import pytest
 from cli import outcome, started
 from limits import HANG_S, until
 from services import client_of, service_of
-from stores import STORES, WITH_FUNCTION, config_of, frame, opened, rows_of
+from stores import STORES, STORES_AND_FUNCTION, config_of, frame, open_store, rows_of
 
 import penstock as ps
 from penstock.errors import StateError, TargetError
@@ -19,7 +19,7 @@ from penstock.io.targets.target import locked
 @contextmanager
 def follower_of(service, store):
     """A follower that is driven by its rounds."""
-    target = store.opened_target()
+    target = store.open_target()
     with client_of(service) as client:
         try:
             yield Follower(client, target, 0.0, 0.0)
@@ -80,7 +80,7 @@ def put(service, end):
 @pytest.mark.parametrize("is_at_rest", [False, True])
 @pytest.mark.parametrize("kind", SET_BACK)
 def test_a_store_that_is_set_back_under_a_follower_is_brought_up_to_date(kind, is_at_rest, service, tmp_path):
-    with opened(kind, tmp_path, *options_of(kind)) as store, follower_of(service, store) as follower:
+    with open_store(kind, tmp_path, *options_of(kind)) as store, follower_of(service, store) as follower:
         put(service, 5)
         catch_up(follower)
         before = store.snapshot()
@@ -97,7 +97,7 @@ def test_a_store_that_is_set_back_under_a_follower_is_brought_up_to_date(kind, i
 
 @pytest.mark.parametrize("kind", SET_BACK)
 def test_a_store_that_is_emptied_under_a_follower_is_filled_again(kind, service, tmp_path):
-    with opened(kind, tmp_path, *options_of(kind)) as store, follower_of(service, store) as follower:
+    with open_store(kind, tmp_path, *options_of(kind)) as store, follower_of(service, store) as follower:
         put(service, 5)
         catch_up(follower)
         for end in (5, 9):
@@ -109,7 +109,7 @@ def test_a_store_that_is_emptied_under_a_follower_is_filled_again(kind, service,
 
 
 def test_a_redis_server_that_comes_back_older_is_noticed_by_a_running_follower(service, tmp_path):
-    with opened("redis", tmp_path, *options_of("redis")) as store:
+    with open_store("redis", tmp_path, *options_of("redis")) as store:
         following = started("follow", service.address.uri, "--into", store.target, "--interval", "0.05")
         put(service, 5)
         until(lambda: store.client.hget("penstock-state", "step") == b"5")
@@ -120,7 +120,7 @@ def test_a_redis_server_that_comes_back_older_is_noticed_by_a_running_follower(s
         put(service, 12)
         until(lambda: store.step() == 12)
         assert store.read() == rows_of(service.engine)
-        store.set_back(before)  # at rest
+        store.set_back(before)  # while no frames arrive
         until(lambda: store.step() == 12)
         assert store.read() == rows_of(service.engine)
         following.send_signal(signal.SIGINT)
@@ -129,7 +129,7 @@ def test_a_redis_server_that_comes_back_older_is_noticed_by_a_running_follower(s
 
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_an_lmdb_file_that_is_replaced_or_removed_is_noticed_by_a_running_follower(is_removed, service, tmp_path):
-    with opened("lmdb", tmp_path) as store:
+    with open_store("lmdb", tmp_path) as store:
         following = started("follow", service.address.uri, "--into", store.target, "--interval", "0.05")
         put(service, 5)
         until(lambda: store.path.exists() and store.position() == ("0", 5))
@@ -147,7 +147,7 @@ def test_an_lmdb_file_that_is_replaced_or_removed_is_noticed_by_a_running_follow
 @pytest.fixture(params=["lance", "delta"])
 def versions(request, service, tmp_path):
     """A table, and what each of its versions names and holds."""
-    with opened(request.param, tmp_path) as store:
+    with open_store(request.param, tmp_path) as store:
         with follower_of(service, store) as follower:
             states = {}
             for end in (0, 3, 4, 9, 15):
@@ -200,14 +200,14 @@ def test_a_restored_table_whose_version_is_unknown_is_filled_again(versions, ser
 @contextmanager
 def two_followers_of(service, kind, folder):
     with (
-        opened(kind, folder, *options_of(kind)) as store,
+        open_store(kind, folder, *options_of(kind)) as store,
         follower_of(service, store) as old,
         follower_of(service, store) as new,
     ):
         yield store, old, new
 
 
-@pytest.mark.parametrize("kind", WITH_FUNCTION)
+@pytest.mark.parametrize("kind", STORES_AND_FUNCTION)
 def test_of_two_followers_the_one_that_is_behind_ends_and_writes_nothing(kind, service, tmp_path):
     with two_followers_of(service, kind, tmp_path) as (store, old, new):
         put(service, 5)
@@ -246,7 +246,7 @@ def test_a_transaction_fails_if_another_follower_writes_after_it_compared(kind, 
         assert store.read() == rows_of(service.engine)
 
 
-@pytest.mark.parametrize("kind", WITH_FUNCTION)
+@pytest.mark.parametrize("kind", STORES_AND_FUNCTION)
 def test_two_fills_at_once_leave_the_rows_of_one(kind, service, tmp_path):
     with two_followers_of(service, kind, tmp_path) as (store, old, new):
         put(service, 5)
@@ -263,7 +263,7 @@ def test_two_fills_at_once_leave_the_rows_of_one(kind, service, tmp_path):
 
 
 def test_a_fill_of_redis_leaves_no_other_keys(service, tmp_path):
-    with opened("redis", tmp_path) as store, follower_of(service, store) as follower:
+    with open_store("redis", tmp_path) as store, follower_of(service, store) as follower:
         put(service, 5)
         lives = []
 
@@ -284,7 +284,7 @@ def test_a_fill_of_redis_leaves_no_other_keys(service, tmp_path):
 
 
 def test_a_follower_that_was_stopped_ends_with_a_line_when_it_continues(service, tmp_path, capsys):
-    with opened("parquet", tmp_path) as store:
+    with open_store("parquet", tmp_path) as store:
         following = started("follow", service.address.uri, "--into", store.target, "--interval", "0.05")
         until(lambda: (store.path / "current").exists())
         # The link appears within the first transaction. Stopped there, the follower would keep the lock.
@@ -325,7 +325,7 @@ def test_a_folder_or_a_state_that_another_process_writes_is_waited_for(service, 
 
 
 def test_a_transaction_whose_answer_was_lost_is_not_another_follower(service, tmp_path):
-    with opened("parquet", tmp_path) as store, follower_of(service, store) as follower:
+    with open_store("parquet", tmp_path) as store, follower_of(service, store) as follower:
         catch_up(follower)
         put(service, 5)
         apply = follower.target.apply
@@ -345,7 +345,7 @@ def test_a_transaction_whose_answer_was_lost_is_not_another_follower(service, tm
 
 
 def test_all_tables_of_a_fill_have_the_rows_of_the_step_that_it_names(service, tmp_path):
-    with opened("parquet", tmp_path) as store, follower_of(service, store) as follower:
+    with open_store("parquet", tmp_path) as store, follower_of(service, store) as follower:
         put(service, 5)
         fetch = follower.client.table
 
@@ -360,10 +360,10 @@ def test_all_tables_of_a_fill_have_the_rows_of_the_step_that_it_names(service, t
         assert store.read() == rows_of(service.engine)
 
 
-@pytest.mark.parametrize("kind", WITH_FUNCTION)
+@pytest.mark.parametrize("kind", STORES_AND_FUNCTION)
 def test_a_service_that_went_back_to_an_older_commit_fills_the_store_again(kind, tmp_path):
     folder, backup = tmp_path / "c", tmp_path / "backup"
-    with opened(kind, tmp_path, *options_of(kind)) as store:
+    with open_store(kind, tmp_path, *options_of(kind)) as store:
         with service_of(ps.Engine(config_of()), folder) as service:
             put(service, 5)
             shutil.copytree(folder, backup)

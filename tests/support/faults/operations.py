@@ -15,7 +15,7 @@ class Watched(atomic_files.Operations):
     """Counts the calls, from 1, and does what ``at(number, name, args)`` wants before each.
 
     calls : their names so far
-    seen_by : a descriptor to which they are written too, for whoever outlives this process
+    seen_by : a descriptor to which they are written too, for a process that outlives this one
     """
 
     def __init__(self, hook=lambda number, name, args: None):

@@ -40,7 +40,7 @@ def one(harness, name, done, happened):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000, help="at random moments")
-    parser.add_argument("--first", type=int, default=0, help="of those moments: to go on, a piece at a time")
+    parser.add_argument("--first", type=int, default=0, help="of those moments, to test them in several runs")
     parser.add_argument("--kinds", nargs="+", choices=("moment", *FAULTS, "limit"), help="only these (default: all)")
     parser.add_argument("--stride", type=int, default=1, help="of the file operations, every so many")
     parser.add_argument("--seed", type=int, default=0)

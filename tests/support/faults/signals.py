@@ -71,7 +71,7 @@ class Harness:
         config = ps.EmbeddingConfig.from_tables([ps.TableConfig(200, 2, name="user", optimizer=ps.Adagrad(0.1))])
         config.save(self.config)
         batches = [frame(number, range(ROWS)) for number in range(FRAMES)]
-        self.log = stream(batches, end=False)  # the input goes on
+        self.log = stream(batches, end=False)  # the input continues
         engine = ps.Engine(config)
         self.states = [engine.state_hash()]
         for each in batches:
@@ -129,7 +129,7 @@ class Harness:
         return True
 
     def _problem(self, case, code, out, err, checkpoint):
-        """What is not as promised; empty where everything is."""
+        """Return the problem of a case; "" if it behaved as documented."""
         lost = self._lost(checkpoint)
         if lost:
             return lost
@@ -146,7 +146,7 @@ class Harness:
         return ""
 
     def _lost(self, checkpoint):
-        """What of the checkpoint is not the state that some whole frames left."""
+        """Return the difference of the checkpoint from every state after complete frames; "" if there is none."""
         if not checkpoint.exists() or not any(name.suffix == ".commit" for name in checkpoint.iterdir()):
             return ""
         engine = ps.Engine.restore(checkpoint)

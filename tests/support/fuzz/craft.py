@@ -42,7 +42,7 @@ def stream_of(columns: dict[str, pa.Array], **options: object) -> bytes:
 
 def bombs() -> Iterator[tuple[str, str, Callable[[], bytes]]]:
     """(name, suffix, function that returns the bytes) of each"""
-    # Zeros that nobody has touched: they cost this process no memory.
+    # Zeros on pages that were never touched: they cost this process no memory.
     ids = pa.Array.from_buffers(pa.int64(), BOMB_ROWS, [None, pa.py_buffer(np.zeros(BOMB_ROWS, np.int64))])
     zeros = pa.py_buffer(np.zeros(BOMB_ROWS * DIM, np.float32))
     flat = pa.Array.from_buffers(pa.float32(), BOMB_ROWS * DIM, [None, zeros])

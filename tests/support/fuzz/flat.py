@@ -110,7 +110,7 @@ def schema(columns: list[Table], metadata: dict[str, str], endianness: int = 0) 
 
 @dataclass
 class Rows:
-    """A record batch: its numbers and its body, true until somebody changes them.
+    """A record batch: its numbers and its body, valid until a caller changes them.
 
     nodes : (length, nulls) of every column and child; buffers : (offset, length) of the body
     """

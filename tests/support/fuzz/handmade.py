@@ -204,7 +204,7 @@ def contents() -> Inputs:
             made = Rows(N, codec=LZ4 if codec == "lz4" else ZSTD)
             made.add(N, b"", packed(IDS.tobytes(), codec)).add(N, b"").add(N * DIM, b"", wrong)
             yield f"{codec}-{name}", (".arrows", stream(codec, batch(made)))
-    # Nobody's bytes: no buffers at all, and as many rows as one likes.
+    # No buffers at all, and any number of rows.
     for power in (20, 31, 40, 62):
         made = Rows(1 << power)
         made.add(1 << power, b"", b"", nulls=1 << power).add(1 << power, b"", nulls=1 << power)
@@ -235,7 +235,7 @@ def dictionaries() -> Inputs:
         "delta-after": dictionary(7, names("user")) + dictionary(7, names("item"), delta=True),
         "delta-of-another": both + dictionary(9, names("item"), delta=True),
         "packed": dictionary(7, zeros) + dictionary(7, names("item"), delta=True),
-        "of-unknown-tables": dictionary(7, names("nobody", "nothing")),
+        "of-unknown-tables": dictionary(7, names("absent", "nothing")),
         "same-twice": dictionary(7, names("user", "user")),
         "2000-deltas": both + dictionary(7, names("x"), delta=True) * 2000,
         "2000-times": both * 2000,

@@ -47,7 +47,7 @@ class Ended:
     seconds: float
 
     def problem(self, baseline_mib: float, most_mib: float, codes: tuple[int, ...] = (0, 3, 4)) -> str | None:
-        """What is wrong with it, None where it is as it must be: a result, or one line and one of the exit codes."""
+        """Return its problem; None if it gave a result, or one line and one of the exit codes."""
         if self.code is None:
             return f"hangs: not done after {self.seconds:.0f} s"
         if self.code < 0:
@@ -56,7 +56,7 @@ class Ended:
             return "a traceback"
         if self.code not in codes:
             return f"exit code {self.code}"
-        # With --json what is said to people goes to stderr.
+        # With --json, messages for people go to stderr.
         lines = [] if self.code == 0 and self.stdout.startswith("{") else self.stderr.splitlines()
         if len(lines) > 1 or (lines and not lines[0].startswith("penstock: ")):
             return f"{len(lines)} lines on stderr"

@@ -48,7 +48,7 @@ class World:
         self.config = config_of()
         self.copies = [Copy(folder / "a", free_port()), Copy(folder / "b", free_port())]
         self.backups, self.snapshots = [], []
-        self.frames_of = {}  # of each epoch, shared with the copy in which it goes on
+        self.frames_of = {}  # of each epoch, shared with the copy that continues it
         self.twin, self.states = None, {}
         self.followers = [None, None]
         self.num_frames, self.num_ended, self.num_named = 0, 0, 0
@@ -120,7 +120,7 @@ class World:
             self._close(self.followers[number])
         address = f"grpc://127.0.0.1:{(copy or self.copies[0]).port}"
         client = connect(address, patience_s=0.05)
-        self.followers[number] = Follower(client, self.store.opened_target(), 0.0, 0.0)
+        self.followers[number] = Follower(client, self.store.open_target(), 0.0, 0.0)
 
     def round(self, number, between=None):
         """Let a follower do one round. between : called once inside its next transaction, or before it"""
@@ -192,7 +192,7 @@ class World:
             if self.followers[number] is not None:
                 self._close(self.followers[number])
                 self.followers[number] = None
-        target = self.store.opened_target()
+        target = self.store.open_target()
         with client_of(copy.service) as client:
             Follower(client, target, HANG_S, 0.0).run(once=True)
         target.close()

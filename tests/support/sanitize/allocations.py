@@ -62,7 +62,7 @@ def every_allocation(name, make, work, look) -> int:
             continue
         assert same(look(state), before), f"{name}: half applied where allocation {number} fails"
         work(state)
-        assert same(look(state), after), f"{name}: goes on wrongly after allocation {number} failed"
+        assert same(look(state), after), f"{name}: continues wrongly after allocation {number} failed"
     raise AssertionError(f"{name}: no end")
 
 
