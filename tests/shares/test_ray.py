@@ -23,6 +23,7 @@ ORDER = [("step", "ascending"), ("table", "ascending"), ("id", "ascending")]
 @pytest.fixture(scope="module")
 def workers():
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        ray.shutdown()  # a command that an earlier test ran in this process leaves its connection
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False

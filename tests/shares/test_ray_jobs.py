@@ -34,6 +34,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # Ray's own warnings
 @pytest.fixture(scope="module")
 def cluster():
     with Nodes(2) as nodes:
+        ray.shutdown()  # a command that an earlier test ran in this process leaves its connection
         ray.init(address=nodes.address, log_to_driver=False)
         yield nodes
         ray.shutdown()

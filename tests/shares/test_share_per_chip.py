@@ -39,6 +39,7 @@ def cluster():
     with Nodes(0) as nodes:
         nodes.add(num_gpus=2)
         nodes.add(resources={"TPU": 2})
+        ray.shutdown()  # a command that an earlier test ran in this process leaves its connection
         ray.init(address=nodes.address, log_to_driver=False)
         yield nodes
         ray.shutdown()

@@ -51,7 +51,8 @@ def one_round(nodes, sources, wanted, number, seed, folder):
     places = {"checkpoint": str(folder / "commits"), "deltas": str(folder / "deltas.arrows")}
     sizes = {"shares": rng.randint(1, 3), "readers": rng.randint(1, 2)}
     actors = [kill for kill in kills if kill[1] != "node"]
-    driver = DriverProcess(nodes.address, sources, actors, **sizes, **options, **places)
+    # Paced, so that the job does not end before the delayed kills and that of the driver.
+    driver = DriverProcess(nodes.address, sources, actors, pace_s=0.1, **sizes, **options, **places)
     ended = None
     for event in driver.events():
         if "killed" in event:
