@@ -42,6 +42,7 @@ _NAMES = {
         "UsageTypeError",
     ),
     "penstock.dataflow": ("BlockStage", "StageFunction", "stage_fn"),
+    "penstock.io.flight": ("connect",),
     "penstock.stats": ("Report", "TableReport"),
     "penstock.updates": ("DynamicLearningRate",),
 }

@@ -39,6 +39,7 @@ from penstock.errors import (
     UsageError as UsageError,
     UsageTypeError as UsageTypeError,
 )
+from penstock.io.flight import connect as connect
 from penstock.stats import Report as Report, TableReport as TableReport
 from penstock.updates import DynamicLearningRate as DynamicLearningRate
 from penstock.updates.adagrad_family import *  # noqa: F403

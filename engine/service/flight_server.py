@@ -21,6 +21,7 @@ from penstock.io.flight.messages import (
     DELTAS,
     EXCHANGE,
     GRADIENTS,
+    LOOKUP,
     TABLE,
     PutRequest,
     as_flight,
@@ -29,6 +30,7 @@ from penstock.io.flight.messages import (
     path_of,
 )
 from penstock.service.auth import CallAdmission
+from penstock.service.lookup_streams import LookupStreams
 from penstock.service.put_streams import Producers
 from penstock.service.sequencer import Sequencer
 from penstock.service.subscriptions import Answer, Readers
@@ -62,10 +64,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         sequencer: Sequencer,
         producers: Producers,
         readers: Readers,
+        lookups: LookupStreams,
         status: Callable[[], dict[str, Any]],
         drain: Callable[[], None],
     ) -> None:
         self._engine, self._sequencer, self._producers, self._readers = engine, sequencer, producers, readers
+        self._lookups = lookups
         self._status, self._drain = status, drain
         super().__init__(address.uri, tls_certificates=tls, middleware={ADMISSION: admission})
 
@@ -88,6 +92,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with self._serving(context):
+            if path_of(descriptor) == [LOOKUP]:
+                self._lookups.answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
+                return
             request = PutRequest.of(descriptor)
             if request.kind != EXCHANGE:
                 raise UsageError(f"exchange: expected {EXCHANGE}, got {request.kind}, which DoPut takes")
@@ -172,7 +179,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def list_flights(self, context: Any, criteria: Any) -> Iterator[flight.FlightInfo]:
         with self._serving(context):
-            for path in ((GRADIENTS,), (DELTAS,), *((TABLE, name) for name in self._engine.core.tables.specs)):
+            for path in (
+                (GRADIENTS,),
+                (LOOKUP,),
+                (DELTAS,),
+                *((TABLE, name) for name in self._engine.core.tables.specs),
+            ):
                 yield self._flight(flight.FlightDescriptor.for_path(*path))
 
     def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
@@ -192,6 +204,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if path is None or path[0] in (GRADIENTS, EXCHANGE):
             PutRequest.of(descriptor)
             return flight.FlightInfo(self._gradient_schema(), descriptor, [], -1, -1)
+        if path == [LOOKUP]:
+            return flight.FlightInfo(self._lookups.request_schema, descriptor, [], -1, -1)
         if path == [DELTAS]:
             ticket: dict[str, Any] = {DELTAS: {}}
             schema, rows = self._readers.delta_schema, -1
@@ -199,7 +213,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             ticket, schema = {TABLE: path[1]}, self._readers.snapshots.schema(path[1])
             rows = self._readers.snapshots.num_rows(path[1])
         else:
-            raise UsageError(f"no flight {'/'.join(path)}: expected {GRADIENTS}, {DELTAS} or {TABLE}/NAME")
+            raise UsageError(f"no flight {'/'.join(path)}: expected {GRADIENTS}, {LOOKUP}, {DELTAS} or {TABLE}/NAME")
         return flight.FlightInfo(schema, descriptor, [flight.FlightEndpoint(encoded(ticket), [])], rows, -1)
 
     def _gradient_schema(self) -> pa.Schema:

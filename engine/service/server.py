@@ -23,6 +23,7 @@ from penstock.service.connections import Connections
 from penstock.service.delta_log import DeltaLog
 from penstock.service.flight_server import FlightServer
 from penstock.service.limits import Limits
+from penstock.service.lookup_streams import EngineRows, LookupStreams
 from penstock.service.put_streams import Producers
 from penstock.service.sequencer import Saving, Sequencer
 from penstock.service.subscriptions import Readers
@@ -72,7 +73,7 @@ class Service:
         self.log = DeltaLog(engine, per_steps, limits.delta_bytes, durable=saving is not None, last=last)
         self.sequencer = Sequencer(engine, rates, self.log, limits.producers, self.wants_to_end.set, saving)
         self.producers = Producers(self.sequencer, reading, limits)
-        self.readers = Readers(engine, self.sequencer, self.log, limits)
+        self.readers = Readers(engine, self.sequencer, self.log)
         self.connections = Connections(limits)
         self.admission = CallAdmission(tokens, limits.calls, self.connections)
         self._started_s = time.monotonic()
@@ -88,6 +89,7 @@ class Service:
                 sequencer=self.sequencer,
                 producers=self.producers,
                 readers=self.readers,
+                lookups=LookupStreams(EngineRows(engine, self.sequencer), limits),
                 status=self.status,
                 drain=self.wants_to_end.set,
             )
