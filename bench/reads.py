@@ -36,6 +36,7 @@ ROWS, BATCH_ROWS = 100, 1024
 # Rows of the steps that update the table meanwhile: in this process, and in a service.
 STEP_ROWS, PUSHED_ROWS = 1 << 17, 1 << 14
 SECONDS, SHORT_SECONDS = 5.0, 0.2
+PAUSE_S = 0.0005
 WARM_UP = 20
 DISTINCT = 64  # batches of ids, read in turn
 
@@ -71,7 +72,7 @@ def measured(folder: Path, seconds: float, scale: float = 1.0) -> Iterator[tuple
         return engine.lookup(TABLE, ids)
 
     yield "penstock", timed(read, ROWS, seconds)
-    yield "rows_1024", timed(read, BATCH_ROWS, seconds)
+    yield "rows_1024", timed(read, BATCH_ROWS, seconds, pause_s=0)
     with updating(engine, round(STEP_ROWS * scale)):
         yield "during_updates", timed(read, ROWS, seconds)
     config.save(folder / "tables.pbtxt")
@@ -94,8 +95,12 @@ def flight_ways(client: Any) -> dict[str, Callable[[Ids], Any]]:
     }
 
 
-def timed(read: Callable[[Ids], Any], rows: int, seconds: float) -> Latencies:
-    """Read random rows for some time."""
+def timed(read: Callable[[Ids], Any], rows: int, seconds: float, pause_s: float = PAUSE_S) -> Latencies:
+    """Read random rows for some time.
+
+    pause_s : between two reads. Without it, most reads would fall between two steps: one that waits for a step counts
+        as much as one that does not, and takes the time of a thousand others
+    """
     rng = np.random.default_rng(0)
     batches = [rng.integers(0, VOCABULARY, rows) for _ in range(DISTINCT)]
     for ids in batches[:WARM_UP]:
@@ -104,6 +109,8 @@ def timed(read: Callable[[Ids], Any], rows: int, seconds: float) -> Latencies:
     while (begin := time.perf_counter()) < end:
         read(batches[len(ms) % DISTINCT])
         ms.append(1e3 * (time.perf_counter() - begin))
+        if pause_s:
+            time.sleep(pause_s)
     return Latencies(np.array(ms), rows)
 
 
