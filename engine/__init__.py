@@ -34,6 +34,7 @@ _NAMES = {
         "InputError",
         "PeerError",
         "PenstockError",
+        "ReadTimeoutError",
         "ServiceError",
         "StateError",
         "TakeTimeoutError",
@@ -42,6 +43,7 @@ _NAMES = {
         "UsageTypeError",
     ),
     "penstock.dataflow": ("BlockStage", "StageFunction", "stage_fn"),
+    "penstock.shared.reader": ("Reader",),
     "penstock.stats": ("Report", "TableReport"),
     "penstock.updates": ("DynamicLearningRate",),
 }

@@ -32,6 +32,7 @@ from penstock.errors import (
     InputError as InputError,
     PeerError as PeerError,
     PenstockError as PenstockError,
+    ReadTimeoutError as ReadTimeoutError,
     ServiceError as ServiceError,
     StateError as StateError,
     TakeTimeoutError as TakeTimeoutError,
@@ -39,6 +40,7 @@ from penstock.errors import (
     UsageError as UsageError,
     UsageTypeError as UsageTypeError,
 )
+from penstock.shared.reader import Reader as Reader
 from penstock.stats import Report as Report, TableReport as TableReport
 from penstock.updates import DynamicLearningRate as DynamicLearningRate
 from penstock.updates.adagrad_family import *  # noqa: F403
