@@ -1,5 +1,5 @@
 # Which key has which row, in memory that other processes read without a lock.
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 cdef extern from "keys/key_table.h" nogil:
     uint64_t key_mix(uint64_t key, uint64_t salt)
@@ -51,3 +51,4 @@ cdef inline const KeySlot* find_key(const KeySlots* keys, uint64_t key, int64_t*
 cdef class RowKeys:
     cdef KeySlots keys
     cdef object memory
+    cdef int _check_writable(self) except -1

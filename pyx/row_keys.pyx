@@ -9,8 +9,7 @@ its row at any time between two equal versions of the row's page is the key of w
 
 import numpy as np
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.string cimport memset
+from libc.stdint cimport int64_t, uint64_t
 
 from ._types cimport id_t
 
@@ -100,11 +99,6 @@ cdef class RowKeys:
         slots = np.asarray(self.memory).view(np.uint64)[HEAD_WORDS : HEAD_WORDS + 2 * self.keys.num_slots].reshape(-1, 2)
         used = slots[slots[:, 1] >= FIRST_ROW]
         return used[:, 0].view(np.int64).copy(), (used[:, 1] - FIRST_ROW).astype(np.int64)
-
-    def clear(self):
-        """Remove all keys. Nobody may read meanwhile."""
-        self._check_writable()
-        memset(self.keys.clock, 0, num_words(self.keys.capacity) * sizeof(uint64_t))
 
     cdef int _check_writable(self) except -1:
         if not self.memory.flags.writeable:

@@ -29,7 +29,6 @@ cdef extern from *:
 cdef enum:
     BLOCK = 64          # rows that are located before the first of them is copied
     MOST_AHEAD = 16     # of which the memory is requested early
-    LINE_FLOATS = 16
     MOST_TRIES = 2000   # to copy a row, about a millisecond: the caller then looks whether its writer is alive
     MOST_PAUSES = 20    # of 50 microseconds, until a step has ended
     NUM_WORDS = 8
@@ -248,7 +247,7 @@ cdef inline void prefetch_row(const ReadTable* t, int part, int64_t row) noexcep
         return
     for k in range(t.num_threads):
         prefetch(counters_of(t, part, row) + k * t.per_thread)
-    for k in range(0, t.layout.dim, LINE_FLOATS):
+    for k in range(0, t.layout.dim, 16):  # the floats of a cache line
         prefetch(t.parts[part].rows + row * t.layout.row_floats + k)
 
 

@@ -179,7 +179,7 @@ cdef class Step:
         for plan in self.plans:
             (<Plan>plan).table.first_page = n
             n += num_pages(&(<Plan>plan).table)
-        return -(-n // LINE_COUNTERS) * LINE_COUNTERS
+        return (n + LINE_COUNTERS - 1) // LINE_COUNTERS * LINE_COUNTERS
 
     def count_pages(self, counters):
         """From now on, count the writes of every page of rows, for readers without a lock (row_reads.pyx).

@@ -147,7 +147,7 @@ class HostTables:
                 self._step.count_pages(self.counters)
 
     def view(self, member: int) -> Float32:
-        """Return the weights of a table that lies whole and in id order on the one device, read-only, without a copy."""
+        """Return the weights of a table that has one part, in id order: read-only, without a copy."""
         plan, layout = self.plans[member], self.layouts[member]
         rows = self.arrays[0][plan.first_float : plan.end].reshape(-1, plan.row_floats)
         weights = rows[: layout.vocabulary_size, : layout.dim]

@@ -8,6 +8,7 @@ never shrink, so that no reader meets a missing page.
 from __future__ import annotations
 
 import errno
+import gc
 import mmap
 import os
 import weakref
@@ -58,13 +59,17 @@ class SharedFolder:
         if not self.path.is_dir():
             raise UsageError(f"{path}: is not a folder")
         self._check_names()
-        self._lock = lock(self.path)
-        self._unlock = weakref.finalize(self, os.close, self._lock)
+        try:
+            self._lock = lock(self.path)
+        except StateError:
+            gc.collect()  # an engine of this process that nothing refers to any more
+            self._lock = lock(self.path)
         self.words: StepWords | None = None
         self._history: npt.NDArray[np.uint8] | None = None
         self._published = self._newest()
-        self._files: dict[str, int] = {}
+        self._files: dict[str, int] = {}  # of the next generation
         self._names: dict[int, str] = {}  # address of an array → its file
+        self._end = weakref.finalize(self, _end, self._lock, self.path, self._files)
         self._begin()
 
     def _check_names(self) -> None:
@@ -84,7 +89,6 @@ class SharedFolder:
 
     def _begin(self) -> None:
         self.generation = self._published + 1
-        self._files, self._names = {}, {}
         note_generation(self._lock, self._published if self.words is not None else self.generation)
 
     def allocate(self, kind: str, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -151,6 +155,8 @@ class SharedFolder:
             raise
         close_before()
         self.words, self._published, kept = words, self.generation, {HEADER, *self._files}
+        self._files.clear()  # they stay
+        self._names.clear()
         for name in os.listdir(self.path):
             if name not in kept and _is_own(name):
                 with suppress(OSError):
@@ -170,14 +176,25 @@ class SharedFolder:
 
     def discard(self) -> None:
         """Remove the files of the next generation."""
-        for name in self._files:
-            with suppress(OSError):
-                os.unlink(self.path / name)
-        self._files, self._names = {}, {}
+        _remove(self.path, self._files)
+        self._names.clear()
 
     def close(self) -> None:
         """Unlock the folder. The published files stay, with the rows of the last step."""
-        self._unlock()
+        self._end()
+
+
+def _end(lock_file: int, path: Path, files: dict[str, int]) -> None:
+    _remove(path, files)
+    os.close(lock_file)
+
+
+def _remove(path: Path, files: dict[str, int]) -> None:
+    """Remove files of a generation that is not published."""
+    for name in files:
+        with suppress(OSError):
+            os.unlink(path / name)
+    files.clear()
 
 
 def _is_own(name: str) -> bool:

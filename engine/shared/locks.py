@@ -23,7 +23,7 @@ def lock(path: Path) -> int:
     """Lock the folder until ``os.close`` of the result. Raises StateError if another program writes its tables."""
     if not hasattr(fcntl, "F_OFD_SETLK"):
         raise UsageError(f"{path}: shared tables need Linux")
-    place = path / LOCK
+    place = os.fspath(path / LOCK)
     file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -33,7 +33,7 @@ def lock(path: Path) -> int:
             raise StateError(
                 f"{path}: another program writes the shared tables of this folder; stop it first"
             ) from None
-        error.filename = str(place)
+        error.filename = place
         raise
     return file
 

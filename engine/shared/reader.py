@@ -134,7 +134,7 @@ class Reader:
         table : str
             The table.
         ids : array_like of int, shape (n,)
-            Repeats allowed. Any key of a dynamic table: one without a row reads as the configuration's ``missing`` says.
+            Repeats allowed. A key of a dynamic table that has no row reads as the configuration's ``missing`` says.
         out : numpy.ndarray or None
             float32, shape (n, dim), contiguous, to write to; None: a new array.
         consistent : bool

@@ -310,7 +310,7 @@ class TableSet:
         return table
 
     def view(self, name: str) -> Float32:
-        """Return the weights of a table in the host's memory without a copy. Raises UsageError if that is impossible."""
+        """Return the weights of a table in the host's memory without a copy. Raises UsageError if it cannot."""
         table = self.whole_table(name)
         on_host, layout = table.on_host, table.layout
         if on_host is None:
