@@ -85,7 +85,7 @@ def test_rows_of_one_step_are_refused_at_once_if_the_writer_has_ended_within_it(
         process.send_signal(signal.SIGCONT)
     process.kill()
     process.wait()
-    with pytest.raises(ps.StateError, match="step .* runs, .* and its writer has ended; start the writer again"):
+    with pytest.raises(ps.StateError, match=r"step .* runs, .* and its writer has ended; start the writer again"):
         reader.lookup("left", [0], consistent=True, timeout_ms=60_000)
 
 

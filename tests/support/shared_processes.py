@@ -68,6 +68,7 @@ class Writer:
             self.step.update([(number, [(self.ids, ones)], -1.0) for number in range(len(TABLES))])
             self.step.run(self.team.run, self.team.threads)
             self.words.end(step)
+            time.sleep(0.001)  # as a stream does, which is read between its steps
 
 
 def expected_weights(steps):
