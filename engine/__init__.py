@@ -34,6 +34,7 @@ _NAMES = {
         "InputError",
         "PeerError",
         "PenstockError",
+        "ReadTimeoutError",
         "ServiceError",
         "StateError",
         "TakeTimeoutError",
@@ -43,6 +44,7 @@ _NAMES = {
     ),
     "penstock.dataflow": ("BlockStage", "StageFunction", "stage_fn"),
     "penstock.io.flight": ("connect",),
+    "penstock.shared.reader": ("Reader",),
     "penstock.stats": ("Report", "TableReport"),
     "penstock.updates": ("DynamicLearningRate",),
 }

@@ -32,6 +32,7 @@ from penstock.errors import (
     InputError as InputError,
     PeerError as PeerError,
     PenstockError as PenstockError,
+    ReadTimeoutError as ReadTimeoutError,
     ServiceError as ServiceError,
     StateError as StateError,
     TakeTimeoutError as TakeTimeoutError,
@@ -40,6 +41,7 @@ from penstock.errors import (
     UsageTypeError as UsageTypeError,
 )
 from penstock.io.flight import connect as connect
+from penstock.shared.reader import Reader as Reader
 from penstock.stats import Report as Report, TableReport as TableReport
 from penstock.updates import DynamicLearningRate as DynamicLearningRate
 from penstock.updates.adagrad_family import *  # noqa: F403

@@ -19,9 +19,11 @@ from penstock.errors import listed
 from penstock.frames import Contributor, time_given
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.learning_rates import Rates
+from penstock.live_reads import LiveReads
 from penstock.lockstep import create_core, sharing_errors
 from penstock.options import RUN, AnyPath, RunKeywords, StageKeywords, with_defaults, with_keywords
 from penstock.run import RunOptions, SourceRun
+from penstock.shared.folder import SharedFolder
 from penstock.stats import Report
 from penstock.table_access import TableAccess
 from penstock.tables.table_programs import Variant
@@ -58,6 +60,9 @@ class Engine(TableAccess, ActivationAccess):
         (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md).
     variant : str or mapping of str to str
         Of the programs that update rows, or table → variant (docs/tpu.md); PENSTOCK_VARIANT takes precedence.
+    shared : str, path or None
+        A folder of this machine, best in memory (/dev/shm): tables on the host lie in files there, which other
+        processes read with ``Reader`` (docs/readers.md). None: in memory of this process.
 
     Attributes
     ----------
@@ -106,12 +111,16 @@ class Engine(TableAccess, ActivationAccess):
         threads: int | None = None,
         share: tuple[int, int] | None = None,
         variant: Variant = "auto",
+        shared: AnyPath | SharedFolder | None = None,
     ) -> None:
         self.reduction = checked_reduction(config, mesh, reduction)
         self.config, self.seed = config, whole("seed", seed)
         num_required = None if num_required is None else whole("num_required", num_required, 1)
         team = ThreadTeam(threads)
-        tables = TableSet(config, mesh, self.seed, team, share, variant)
+        # A folder that its caller has opened is published by the caller, when all rows are set.
+        folder = shared if isinstance(shared, SharedFolder) or shared is None else SharedFolder(shared)
+        allocate = None if folder is None else folder.allocate
+        tables = TableSet(config, mesh, self.seed, team, share, variant, allocate)
         self.core = create_core(config, tables, num_required, self.reduction, self.seed, team)
         # The first observer is the innermost: telemetry times the step alone.
         self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.ids)
@@ -123,11 +132,32 @@ class Engine(TableAccess, ActivationAccess):
         from penstock.bridge.tracing import is_staging  # here, because it loads jax
 
         self._exchange = Exchange(config, self._looked_up, self.core.take_in, self.core.gate, is_staging)
+        self._reads: LiveReads | None = None
+        if folder is not None and folder is not shared:
+            self.publish(folder)
 
     def __repr__(self) -> str:
         devices = self.core.tables.devices
         kinds = listed(sorted({device.platform for device in devices}))
         return f"Engine(tables: {listed(self.config.table_names)}; step {self.global_step}; {len(devices)} {kinds})"
+
+    # ---- readers without the lock
+
+    @property
+    def reads(self) -> LiveReads:
+        """The lookups of tables on the host that wait for no step; the first call makes steps count what they write."""
+        if self._reads is None:
+            with self.core.still():
+                self._reads = self._reads or LiveReads(self.core)
+        return self._reads
+
+    def publish(self, folder: SharedFolder, durable_step: int = 0) -> None:
+        """Let other processes read the tables, which lie in the next generation of a folder of shared tables."""
+        lineage = self.session.positions.lineage
+        history = ("", "") if lineage is None else (lineage.id, lineage.current.id)
+        with self.core.still():
+            self._reads = LiveReads(self.core, folder, durable_step, history)
+        self.session.on_durable = self._reads.durable
 
     # ---- gradients in
 
@@ -349,6 +379,7 @@ class Engine(TableAccess, ActivationAccess):
         num_required: int | None = None,
         reduction: str | None = None,
         share: tuple[int, int] | None = None,
+        shared: AnyPath | None = None,
     ) -> Engine:
         """Return an engine in the state of the last commit of a checkpoint folder, on any mesh.
 
@@ -369,6 +400,8 @@ class Engine(TableAccess, ActivationAccess):
             None: as saved; else it must be the same.
         share : (int, int) or None
             (rank, count): only a share of the rows, whatever the number of shares that made the commit.
+        shared : str, path or None
+            As for ``Engine``; readers get the restored rows.
 
         Returns
         -------
@@ -391,7 +424,13 @@ class Engine(TableAccess, ActivationAccess):
         >>> restored.global_step, restored.state_hash() == engine.state_hash()
         (1, True)
         """
-        return restore(cls, path, config, mesh, threads, num_required, reduction, share)
+        if shared is None:
+            return restore(cls, path, config, mesh, threads, num_required, reduction, share)
+        folder = SharedFolder(shared)
+        make = partial(cls, shared=folder)
+        engine = restore(make, path, config, mesh, threads, num_required, reduction, share)
+        engine.publish(folder, engine.global_step)
+        return engine
 
     # ---- internal
 

@@ -1,5 +1,5 @@
 # What a step on the rows of tables is, which update.pyx prepares and row_updates.pyx does.
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from ._types cimport grad_t, id_t
 
@@ -15,6 +15,9 @@ cdef extern from "rule.h" nogil:
         const float** grads
         int64_t num_rows, num_known, dim, ahead, row_bytes
     ctypedef void (*UpdateRows)(const Rule*, const Batch*) noexcept nogil
+
+cdef extern from "page_counters.h" nogil:
+    enum: PAGE_BITS
 
 cdef enum:
     # Rows whose addresses lie on the stack of the thread that updates them.
@@ -48,6 +51,7 @@ cdef struct Table:              # what is fixed for a table, the same on all its
     int64_t num_parts, dim, slot_dim    # floats of the weights, and of each slot, of a row
     int64_t first_float         # of the array that a device's tables lie in
     int64_t row_floats, num_rows, ahead
+    int64_t first_page          # of the counters of a device's tables
     float starts[MAX_PARTS]
     const float* zeros
 
@@ -88,6 +92,8 @@ cdef struct StepContext:        # one step on one device, shared by the threads 
     bint is_sweep               # whether the items are those of the sweeps
     int64_t num_items, next_item
     const Table* bad_id_table   # an id was no row of this one
+    uint32_t* counters          # of the pages of all tables, per thread; NULL: nobody reads while the step runs
+    int64_t counters_per_thread, next_thread
 
 
 cdef void work(StepContext* p) noexcept nogil
@@ -100,3 +106,56 @@ cdef inline int64_t part_begin(const Table* t, int64_t part) noexcept nogil:
 
 cdef inline int64_t chunks(int64_t num_rows) noexcept nogil:
     return (num_rows + CHUNK - 1) // CHUNK
+
+
+cdef inline int64_t num_pages(const Table* t) noexcept nogil:
+    """Pages of rows whose writes are counted together."""
+    return ((t.num_rows - 1) >> PAGE_BITS) + 1
+
+
+# ---- where a row lives
+
+
+cdef inline void set_layout(Table* t, int64_t vocabulary_size, int64_t num_shards, bint mod, int64_t rows_per_shard,
+                            int64_t shards_per_device) noexcept nogil:
+    """Arguments as in partition.place."""
+    t.vocabulary_size, t.num_shards, t.mod = vocabulary_size, num_shards, mod
+    t.rows_per_shard, t.shards_per_device = rows_per_shard, shards_per_device
+    t.whole = not mod and shards_per_device >= num_shards
+    t.num_rows = rows_per_shard * shards_per_device
+    t.quotient = vocabulary_size // num_shards
+    t.longer = vocabulary_size % num_shards * (t.quotient + 1)
+    t.per_shards, t.per_longer = 1.0 / num_shards, 1.0 / (t.quotient + 1)
+    t.per_quotient = 1.0 / max(<int64_t>1, t.quotient)
+
+
+cdef inline int64_t divided(int64_t a, int64_t b, double per_b) noexcept nogil:
+    """a // b for 0 <= a < 2**52: off by one at most after the multiplication, and a division costs ten times that."""
+    cdef int64_t quotient = <int64_t>(<double>a * per_b)
+    cdef int64_t left = a - quotient * b
+    if left < 0:
+        return quotient - 1
+    return quotient + 1 if left >= b else quotient
+
+
+cdef inline int64_t place(const Table* t, int64_t first_shard, id_t key) noexcept nogil:
+    """The row of an id on the device with these shards; -1 where it lives on another one, -2 where outside the table."""
+    cdef int64_t shard, row
+    if <uint64_t>key >= <uint64_t>t.vocabulary_size:
+        return -2
+    if t.whole:
+        return key
+    if t.mod:
+        row = divided(key, t.num_shards, t.per_shards)
+        shard = key - row * t.num_shards
+    elif key < t.longer:
+        shard = divided(key, t.quotient + 1, t.per_longer)
+        row = key - shard * (t.quotient + 1)
+    else:
+        shard = divided(key - t.longer, t.quotient, t.per_quotient)
+        row = key - t.longer - shard * t.quotient
+        shard += t.vocabulary_size - t.quotient * t.num_shards
+    shard -= first_shard
+    if <uint64_t>shard >= <uint64_t>t.shards_per_device:
+        return -1
+    return shard * t.rows_per_shard + row

@@ -29,7 +29,7 @@ from penstock.bridge.backend_tables import BackendTables
 from penstock.bridge.cached_tables import CachedTables
 from penstock.bridge.device_tables import check_memory
 from penstock.bridge.dispatcher import Dispatcher
-from penstock.bridge.host_tables import HostTables
+from penstock.bridge.host_tables import Allocate, HostTables
 from penstock.bridge.processes.agreement import Processes
 from penstock.bridge.processes.process_tables import ProcessTables
 from penstock.bridge.programs import AXIS, BY_ROW
@@ -58,6 +58,7 @@ def create_tables(
     processes: Processes | None = None,
     dispatcher: Dispatcher | None = None,
     moving: bool = False,
+    allocate: Allocate | None = None,
 ) -> list[BackendTables]:
     """Create tables on the devices of a mesh, with weights of 0; those that share arrays are one object.
 
@@ -67,6 +68,7 @@ def create_tables(
     preferred : table → the variant that the caller prefers
     processes : that the mesh spans; None: only this one
     dispatcher : of tables that share arenas with these; moving : whether steps also write and read rows
+    allocate : the memory of rows in the host's; None: anonymous
     """
     on_cpu: list[TableDefinition] = []
     others: list[TableDefinition] = []
@@ -92,7 +94,7 @@ def create_tables(
     created: list[BackendTables] = []
     for group in filter(None, groups):
         with _allocating(group):
-            created.append(HostTables(mesh, group, team))
+            created.append(HostTables(mesh, group, team, allocate=allocate))
     dispatcher = dispatcher or Dispatcher(team.threads)  # shared by all tables, as are its arenas
     for members in stacked(others) if share else [[member] for member in range(len(others))]:
         group = [others[member] for member in members]
@@ -264,10 +266,11 @@ def create_placed(
     team: ThreadTeam,
     preferred: Mapping[str, str],
     processes: Processes | None,
+    allocate: Allocate | None = None,
 ) -> tuple[list[BackendTables], dict[str, CachedTables]]:
     """Create tables, with weights of 0. Returns all, of which some are stacks, and the cached ones by name.
 
-    team, preferred, processes : as for ``create_tables``
+    team, preferred, processes, allocate : as for ``create_tables``
     """
     on_devices: list[TableDefinition] = []
     on_host: list[TableDefinition] = []
@@ -287,17 +290,22 @@ def create_placed(
         else:
             (on_devices if spec.placement.where == "device" else on_host).append(definition)
     # The devices first: they update their tables while the host updates its own.
-    created = create_tables(meshes.devices, on_devices, team, preferred=preferred, processes=processes)
-    return [*created, *cached.values(), *create_on_host(meshes.host, on_host, team)], cached
+    created = create_tables(
+        meshes.devices, on_devices, team, preferred=preferred, processes=processes, allocate=allocate
+    )
+    return [*created, *cached.values(), *create_on_host(meshes.host, on_host, team, allocate)], cached
 
 
-def create_on_host(mesh: Mesh, definitions: Sequence[TableDefinition], team: ThreadTeam) -> list[BackendTables]:
+def create_on_host(
+    mesh: Mesh, definitions: Sequence[TableDefinition], team: ThreadTeam, allocate: Allocate | None = None
+) -> list[BackendTables]:
     """Create tables in the host's memory, by the variant that suits each: an override is for devices."""
     by_variant: dict[str, list[TableDefinition]] = {"host": [], "xla": []}
     for definition in definitions:
         variant = next(name for name in by_variant if possible(name, mesh, definition.layout, definition.rule))
         by_variant[variant].append(definition)
-    return [table for variant, group in by_variant.items() for table in create_tables(mesh, group, team, variant)]
+    created = (create_tables(mesh, group, team, variant, allocate=allocate) for variant, group in by_variant.items())
+    return [table for group in created for table in group]
 
 
 def places_layout(layout: Layout, places: int, mesh: Mesh) -> Layout:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bridge import programs
 from penstock.bridge.backend_tables import BackendTables
+from penstock.bridge.host_tables import HostTables
 from penstock.bridge.processes.agreement import Processes
 from penstock.bridge.program_cache import compiler_of
 from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS
@@ -97,6 +98,11 @@ class DeviceTable:
     @property
     def arrays(self) -> tuple[Any, ...]:
         return self._tables.arrays
+
+    @property
+    def on_host(self) -> tuple[HostTables, int] | None:
+        """The tables in the host's memory that this is one of, and its index there; None: it is elsewhere."""
+        return (self._tables, self._member) if isinstance(self._tables, HostTables) else None
 
     def apply(self, ids: Int64, grads: Float32, learning_rate: float) -> None:
         """Apply the optimizer once to the rows of distinct ids. grads : float32 (n, dim)

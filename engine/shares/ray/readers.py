@@ -52,7 +52,7 @@ class ReaderPart:
     first_bad: dict[str, str] = field(default_factory=dict)
 
 
-class Reader:
+class JobReader:
     """Reads sources ``rank``, ``rank + count``, … of a job.
 
     sources : of the whole job, in order; options : of all of them
