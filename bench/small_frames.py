@@ -26,12 +26,14 @@ FRAMES, SHORT_FRAMES = 100_000, 2_000
 
 
 class SmallFrames(Update):
-    """``Engine.run`` over an Arrow IPC file of many frames, each a record batch. Its steps are those frames."""
+    """``Engine.run`` over a file, an Arrow IPC stream of many frames. Each step is a frame and a record batch."""
 
     def __init__(self, workload: Workload, steps: Sequence[Step], threads: int, path: Path, frames: int) -> None:
         super().__init__(workload, "adagrad", steps, threads)
         self._path, self._frames = path, frames
-        write_file(path, (steps[number % len(steps)].batches[0] for number in range(frames)))
+        with pa.ipc.new_stream(str(path), steps[0].batches[0].schema) as writer:
+            for number in range(frames):
+                writer.write_batch(steps[number % len(steps)].batches[0])
 
     def run(self, steps: Sequence[int]) -> None:
         self._apply(str(self._path), self._frames)
@@ -44,9 +46,9 @@ class BareConsumer(Ours):
         self._path = path
 
     def run(self, steps: Sequence[int]) -> None:
-        with pa.memory_map(str(self._path)) as file, pa.ipc.open_file(file) as reader:
-            for number in range(reader.num_record_batches):
-                reader.get_batch(number).validate(full=True)
+        with pa.memory_map(str(self._path)) as file, pa.ipc.open_stream(file) as reader:
+            for batch in reader:
+                batch.validate(full=True)
 
 
 class PythonProcess(Ours):
@@ -60,8 +62,8 @@ class PythonProcess(Ours):
 
 
 def frames_sides(steps: Sequence[Step], threads: int, folder: Path, frames: int) -> dict[str, Runner]:
-    ours = SmallFrames(steps[0].workload, steps, threads, folder / "frames.arrow", frames)
-    return {"penstock": ours, "bare_consumer": BareConsumer(folder / "frames.arrow")}
+    ours = SmallFrames(steps[0].workload, steps, threads, folder / "frames.arrows", frames)
+    return {"penstock": ours, "bare_consumer": BareConsumer(folder / "frames.arrows")}
 
 
 def startup_sides(step: Step, folder: Path) -> dict[str, Runner]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import InputError, ServiceError, UsageError, listed
+from penstock.errors import ConfigError, InputError, ReadTimeoutError, ServiceError, UsageError, listed
 from penstock.frames import Float32
 from penstock.io.flight.messages import MAX_METADATA_BYTES, as_flight, decoded, encoded, schema_of
 from penstock.service.limits import Limits
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.engine import Engine
 
 Ids = npt.NDArray[Any]
+LookUp = Callable[[Mapping[str, Ids], bool, int], tuple[dict[str, Float32], int]]
 # How long a consistent request waits if it does not say.
 TIMEOUT_MS = 1000
 
@@ -54,11 +55,15 @@ class RowSource(Protocol):
 
 
 class EngineRows:
-    """The rows of an engine between two steps, under the gate's lock."""
+    """The rows of an engine: of tables on the host without a lock, else between two steps, under the gate's lock.
+
+    The first lookup decides which: without any, steps need not count the pages that they write.
+    """
 
     def __init__(self, engine: Engine, sequencer: Sequencer) -> None:
         self._engine, self._sequencer = engine, sequencer
         self.dims = {name: spec.dim for name, spec in engine.core.tables.specs.items()}
+        self._look_up: LookUp | None = None
 
     @property
     def is_ending(self) -> bool:
@@ -67,6 +72,14 @@ class EngineRows:
     def lookup_tables(
         self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int
     ) -> tuple[dict[str, Float32], int]:
+        if self._look_up is None:
+            try:
+                self._look_up = self._engine.reads.lookup_tables
+            except (ConfigError, UsageError):  # not all tables are on the host
+                self._look_up = self._locked
+        return self._look_up(ids, consistent, timeout_ms)
+
+    def _locked(self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int) -> tuple[dict[str, Float32], int]:
         tables = self._engine.core.tables
         valid = {name: tables.valid_ids(name, array) for name, array in ids.items()}
         with self._engine.core.still():
@@ -119,8 +132,9 @@ class LookupStreams:
             lookup = self._parsed(chunk.data)
             self._check_size(lookup)
             rows, step = self._rows.lookup_tables(lookup.ids, *options)
-        except (InputError, UsageError) as error:
-            problem = {"kind": "InputError", "message": str(as_flight(error))}
+        except (InputError, UsageError, ReadTimeoutError) as error:
+            kind = "ReadTimeoutError" if isinstance(error, ReadTimeoutError) else "InputError"
+            problem = {"kind": kind, "message": str(as_flight(error))}
             return pa.RecordBatch.from_pylist([], self._schema), encoded({"error": problem})
         column = self._column([rows[name] for name in lookup.ids])
         if lookup.places is not None:

@@ -355,6 +355,8 @@ class Client:
         ------
         InputError
             If a table is unknown, or an id outside it; the next lookup may use the same connection.
+        ReadTimeoutError
+            If there are no rows of one step in time.
         ServiceError
             If the service stays unreachable.
 

@@ -20,6 +20,7 @@ from penstock.errors import (
     DeltasGoneError,
     InputError,
     PenstockError,
+    ReadTimeoutError,
     ServiceError,
     StateError,
     UsageError,
@@ -46,7 +47,7 @@ _NO_JSON = (ValueError, RecursionError)
 
 # The name of an error's class is sent along, so that both sides raise the same.
 _KINDS: dict[str, type[PenstockError]] = {
-    kind.__name__: kind for kind in (UsageError, InputError, ConfigError, DeltasGoneError, StateError)
+    kind.__name__: kind for kind in (UsageError, InputError, ConfigError, DeltasGoneError, StateError, ReadTimeoutError)
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from contextlib import suppress
 
 import numpy as np
@@ -259,6 +260,43 @@ def test_a_consistent_lookup_is_of_one_step_while_frames_arrive():
             steps.append(answer.step)
         assert pushed() == 300
         assert steps == sorted(steps)
+
+
+def test_a_lookup_does_not_wait_for_a_step_unless_it_is_consistent(monkeypatch):
+    with service_of() as service, client_of(service) as client:
+        before = client.lookup({"user": [1]})
+        running, end = threading.Event(), threading.Event()
+        apply = service.engine.core.tables.apply
+
+        def slowly(*arguments):
+            running.set()
+            assert end.wait(HANG_S)
+            return apply(*arguments)
+
+        monkeypatch.setattr(service.engine.core.tables, "apply", slowly)
+        pushed = in_thread(lambda: client_of(service).put(FRAMES[:1], "w0"))
+        assert running.wait(HANG_S)
+        np.testing.assert_array_equal(client.lookup({"user": [1]})["user"], before["user"])
+        with pytest.raises(TimeoutError, match="no rows after 20 ms: step 1 runs"):
+            client.lookup({"user": [1]}, consistent=True, timeout_ms=20)
+        waiting = in_thread(lambda: client.lookup({"user": [1]}, consistent=True, timeout_ms=60_000).step)
+        end.set()
+        assert waiting() == 1
+        assert pushed().position == 1
+
+
+def test_rows_that_are_not_all_on_the_host_are_looked_up_between_steps():
+    placement = ps.Placement("cached", device_bytes=100_000)
+    tables = [ps.TableConfig(500, 4, name="user"), ps.TableConfig(500, 2, name="item", placement=placement)]
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables(tables, optimizer=ps.SGD(0.5)))
+    with pytest.raises(ps.ConfigError, match="table item: its rows are not in the host's memory"):
+        engine.reads  # noqa: B018
+    with service_of(engine) as service, client_of(service) as client:
+        client.put([frame(0, table="user")], "w0")
+        answer = client.lookup({"item": [7], "user": [1, 2]}, consistent=True)
+        assert answer.step == 1
+        np.testing.assert_array_equal(answer["user"], engine.lookup("user", [1, 2]))
+        np.testing.assert_array_equal(answer["item"], engine.lookup("item", [7]))
 
 
 def test_a_client_that_reads_no_answers_does_not_delay_others():
