@@ -179,6 +179,12 @@ class SharedFolder:
         _remove(self.path, self._files)
         self._names.clear()
 
+    def lock(self) -> None:
+        """Lock the folder again after ``close``. Raises StateError if another program writes it."""
+        self._lock = lock(self.path)
+        self._end = weakref.finalize(self, _end, self._lock, self.path, self._files)
+        note_generation(self._lock, self._published)
+
     def close(self) -> None:
         """Unlock the folder. The published files stay, with the rows of the last step."""
         self._end()

@@ -33,7 +33,7 @@ class TableReads:
     """
 
     def __init__(self, layout: TableLayout, parts: list[tuple[Float32, Any]], keys: RowKeys | None) -> None:
-        self.layout = layout
+        self.layout, self.keys = layout, keys
         self._reads = RowReads(
             layout.dim,
             layout.num_rows,

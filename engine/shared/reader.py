@@ -33,7 +33,7 @@ from penstock.shared.header import (
     unpacked,
 )
 from penstock.shared.locks import boot_id, is_locked, is_written
-from penstock.shared.lookups import Deadline, TableReads, checked_ids, checked_out, read_tables
+from penstock.shared.lookups import Deadline, TableReads, checked_ids, checked_out, read_tables, table_of
 from penstock.validation import place
 
 # How often a folder is opened whose files go while they are opened: a writer publishes the next generation.
@@ -118,11 +118,49 @@ class Reader:
         return history_of(self._current().history.tobytes())
 
     @property
+    def layouts(self) -> tuple[TableLayout, ...]:
+        """The forms of the tables, and where their rows lie."""
+        return tuple(self._current().description.tables)
+
+    @property
     def config(self) -> str:
         """The SHA-256 of the configuration of the tables."""
         return self._current().description.config
 
     # ---- rows
+
+    def keys(self, table: str) -> npt.NDArray[Any]:
+        """Return the keys of a dynamic table that have a row, in no order.
+
+        Parameters
+        ----------
+        table : str
+            The table.
+
+        Returns
+        -------
+        numpy.ndarray
+            int64 or uint64, shape (n,). Keys that a step adds or removes meanwhile may be among them or not.
+
+        Raises
+        ------
+        UsageError
+            If the table is unknown or not dynamic.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user", dynamic=ps.Dynamic())
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), shared="tables")
+        >>> engine.apply({"user": ([2**40], [[1.0, 2.0]])})
+        True
+        >>> ps.Reader("tables").keys("user").tolist()
+        [1099511627776]
+        """
+        reads = table_of(self._current().tables, table, f"in {self._path}")
+        if reads.keys is None:
+            raise UsageError(f"table '{table}' is not dynamic: its ids are all below {reads.layout.num_rows}")
+        return reads.layout.as_given(reads.keys.items()[0])
 
     def lookup(
         self, table: str, ids: Any, out: Float32 | None = None, consistent: bool = False, timeout_ms: int = 1000

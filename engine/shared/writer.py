@@ -113,6 +113,10 @@ class SharedWriter:
         self._step, self._durable_step, self._history = step, durable_step, history
         self._publish()
 
+    def lock(self) -> None:
+        """Lock the folder again after ``close``. Raises StateError if another program writes it."""
+        self._folder.lock()
+
     def close(self) -> None:
         """Unlock the folder; the published tables stay."""
         if not self._is_published:
