@@ -43,7 +43,7 @@ _NAMES = {
         "UsageTypeError",
     ),
     "penstock.dataflow": ("BlockStage", "StageFunction", "stage_fn"),
-    "penstock.shared.reader": ("Reader",),
+    "penstock.shared.table_reader": ("Reader",),
     "penstock.stats": ("Report", "TableReport"),
     "penstock.updates": ("DynamicLearningRate",),
 }

@@ -40,7 +40,7 @@ from penstock.errors import (
     UsageError as UsageError,
     UsageTypeError as UsageTypeError,
 )
-from penstock.shared.reader import Reader as Reader
+from penstock.shared.table_reader import Reader as Reader
 from penstock.stats import Report as Report, TableReport as TableReport
 from penstock.updates import DynamicLearningRate as DynamicLearningRate
 from penstock.updates.adagrad_family import *  # noqa: F403

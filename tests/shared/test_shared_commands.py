@@ -10,7 +10,7 @@ from services import Process
 import penstock as ps
 from penstock.cli import main
 from penstock.io.flight import connect
-from penstock.shared.writer import SharedWriter
+from penstock.shared.table_writer import SharedWriter
 
 
 @pytest.fixture

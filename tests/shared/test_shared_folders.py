@@ -14,7 +14,7 @@ import pytest
 from engines import engine_of
 
 import penstock as ps
-from penstock.shared.writer import SharedTable, SharedWriter
+from penstock.shared.table_writer import SharedTable, SharedWriter
 
 
 @pytest.fixture
@@ -174,8 +174,8 @@ def test_truncated_and_missing_files_are_named(folder):
 
 AS_ANOTHER = """
 import os, sys
-from penstock.shared.reader import Reader
-from penstock.shared.writer import SharedWriter
+from penstock.shared.table_reader import Reader
+from penstock.shared.table_writer import SharedWriter
 os.setgid(65534); os.setuid(65534)
 try:
     {"reader": Reader, "writer": SharedWriter}[sys.argv[1]](sys.argv[2])

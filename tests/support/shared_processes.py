@@ -17,7 +17,7 @@ from penstock.pyx import update
 from penstock.pyx.row_reads import StepWords
 from penstock.shared.folder import SharedFolder
 from penstock.shared.header import TableLayout
-from penstock.shared.reader import Reader
+from penstock.shared.table_reader import Reader
 from penstock.threads import ThreadTeam
 
 TABLES, ROWS, DIM, THREADS = ("left", "right"), 6000, 48, 2
