@@ -44,7 +44,7 @@ _NAMES = {
     ),
     "penstock.dataflow": ("BlockStage", "StageFunction", "stage_fn"),
     "penstock.io.flight": ("connect",),
-    "penstock.shared.reader": ("Reader",),
+    "penstock.shared.table_reader": ("Reader",),
     "penstock.stats": ("Report", "TableReport"),
     "penstock.updates": ("DynamicLearningRate",),
 }

@@ -41,7 +41,7 @@ from penstock.errors import (
     UsageTypeError as UsageTypeError,
 )
 from penstock.io.flight import connect as connect
-from penstock.shared.reader import Reader as Reader
+from penstock.shared.table_reader import Reader as Reader
 from penstock.stats import Report as Report, TableReport as TableReport
 from penstock.updates import DynamicLearningRate as DynamicLearningRate
 from penstock.updates.adagrad_family import *  # noqa: F403

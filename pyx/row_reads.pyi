@@ -8,8 +8,6 @@ from penstock.pyx.row_keys import RowKeys
 
 _Float32 = npt.NDArray[np.float32]
 
-ROWS_PER_PAGE: int
-
 @disjoint_base
 class StepWords:
     durable_step: int

@@ -8,11 +8,10 @@ from posix.unistd cimport usleep
 
 from ._types cimport grad_t, id_t
 from .row_keys cimport FIRST_ROW, KeySlot, KeySlots, RowKeys, find_key, key_home, key_mix
-from .row_updates cimport PAGE_BITS, Table, num_pages, place, set_layout
+from .row_updates cimport Table, num_pages, place, set_layout
 
 cdef extern from "page_counters.h" nogil:
     uint64_t page_version(const uint32_t* counters, int64_t num_threads, int64_t per_thread)
-    void copy_shared_row(float* into, const float* row, int64_t num_floats)
     void end_copy()
     void read_again(int times)
     uint64_t load_word(const uint64_t* word)
@@ -22,8 +21,17 @@ cdef extern from "page_counters.h" nogil:
 
 cdef extern from *:
     """
+    #include <string.h>
+
     #define penstock_prefetch_shared(address) __builtin_prefetch(address)
+
+    /* The one function of a reader that reads rows while they may be written: what it copied counts once the version of
+       the page is the same before and after. */
+    static __attribute__((noinline)) void copy_shared_row(float *into, const float *row, int64_t num_floats) {
+        memcpy(into, row, (size_t)num_floats * sizeof(float));
+    }
     """
+    void copy_shared_row(float* into, const float* row, int64_t num_floats) noexcept nogil
     void prefetch "penstock_prefetch_shared" (const void* address) noexcept nogil
 
 cdef enum:
@@ -33,8 +41,6 @@ cdef enum:
     MOST_PAUSES = 20    # of 50 microseconds, until a step has ended
     NUM_WORDS = 8
     MAX_TABLE_PARTS = 1024
-
-ROWS_PER_PAGE = 1 << PAGE_BITS
 
 
 # ---- a whole step
@@ -238,7 +244,7 @@ cdef inline int part_of(const ReadTable* t, id_t key, int64_t* row) noexcept nog
 
 
 cdef inline const uint32_t* counters_of(const ReadTable* t, int part, int64_t row) noexcept nogil:
-    return t.parts[part].counters + (row >> PAGE_BITS)
+    return t.parts[part].counters + (row >> t.layout.page_bits)
 
 
 cdef inline void prefetch_row(const ReadTable* t, int part, int64_t row) noexcept nogil:

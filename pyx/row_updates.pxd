@@ -17,7 +17,7 @@ cdef extern from "rule.h" nogil:
     ctypedef void (*UpdateRows)(const Rule*, const Batch*) noexcept nogil
 
 cdef extern from "page_counters.h" nogil:
-    enum: PAGE_BITS
+    int page_bits_of(int64_t num_rows)
 
 cdef enum:
     # Rows whose addresses lie on the stack of the thread that updates them.
@@ -51,6 +51,7 @@ cdef struct Table:              # what is fixed for a table, the same on all its
     int64_t num_parts, dim, slot_dim    # floats of the weights, and of each slot, of a row
     int64_t first_float         # of the array that a device's tables lie in
     int64_t row_floats, num_rows, ahead
+    int page_bits               # the logarithm of the rows of a page
     int64_t first_page          # of the counters of a device's tables
     float starts[MAX_PARTS]
     const float* zeros
@@ -110,7 +111,7 @@ cdef inline int64_t chunks(int64_t num_rows) noexcept nogil:
 
 cdef inline int64_t num_pages(const Table* t) noexcept nogil:
     """Pages of rows whose writes are counted together."""
-    return ((t.num_rows - 1) >> PAGE_BITS) + 1
+    return ((t.num_rows - 1) >> t.page_bits) + 1
 
 
 # ---- where a row lives
@@ -123,6 +124,7 @@ cdef inline void set_layout(Table* t, int64_t vocabulary_size, int64_t num_shard
     t.rows_per_shard, t.shards_per_device = rows_per_shard, shards_per_device
     t.whole = not mod and shards_per_device >= num_shards
     t.num_rows = rows_per_shard * shards_per_device
+    t.page_bits = page_bits_of(t.num_rows)
     t.quotient = vocabulary_size // num_shards
     t.longer = vocabulary_size % num_shards * (t.quotient + 1)
     t.per_shards, t.per_longer = 1.0 / num_shards, 1.0 / (t.quotient + 1)

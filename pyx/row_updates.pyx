@@ -20,8 +20,8 @@ cdef extern from "<fenv.h>" nogil:
 
 cdef extern from "page_counters.h" nogil:
     enum: ROWS_MARKED
-    void begin_pages(uint32_t* counters, const int64_t* rows, int64_t n)
-    void end_pages(uint32_t* counters, const int64_t* rows, int64_t n)
+    void begin_pages(uint32_t* counters, int page_bits, const int64_t* rows, int64_t n)
+    void end_pages(uint32_t* counters, int page_bits, const int64_t* rows, int64_t n)
 
 
 cdef extern from *:
@@ -103,13 +103,13 @@ cdef void change(const StepPlan* o, const Table* t, float lr, uint32_t* counters
     while first < n:
         if counters != NULL:
             count = min(n - first, <int64_t>ROWS_MARKED)
-            begin_pages(counters, numbers + first, count)
+            begin_pages(counters, t.page_bits, numbers + first, count)
         if o.op == WRITE:
             copy(t, o, rows + first, values + first, count, known - first)
         else:
             update(t, lr, rows + first, <const float**>values + first, count, known - first)
         if counters != NULL:
-            end_pages(counters, numbers + first, count)
+            end_pages(counters, t.page_bits, numbers + first, count)
         first += count
 
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from penstock.errors import CapacityError, StateError, UsageError, listed
 from penstock.filesystem.atomic_files import make_folders
 from penstock.filesystem.state_files import open_regular
-from penstock.pyx.row_reads import ROWS_PER_PAGE, StepWords
+from penstock.pyx.row_reads import StepWords
 from penstock.shared.header import (
     CLOSED,
     FAILED,
@@ -84,7 +84,7 @@ class SharedFolder:
         """Return the number of the newest generation that has left a file; 0: none."""
         numbers = [int(name.split("-")[1]) for name in os.listdir(self.path) if _is_own(name)]
         with suppress(OSError, StateError):
-            numbers.append(unpacked((self.path / HEADER).read_bytes(), self.path, ROWS_PER_PAGE).generation)
+            numbers.append(unpacked((self.path / HEADER).read_bytes(), self.path).generation)
         return max(numbers, default=0)
 
     def _begin(self) -> None:
@@ -132,7 +132,7 @@ class SharedFolder:
         step, durable_step : which rows the files have; history : lineage and epoch
         within_step : the rows are between this step and the next one, which the caller ends
         """
-        data = packed(Description(self.generation, boot_id(), config, ROWS_PER_PAGE, threads, self._files, tables))
+        data = packed(Description(self.generation, boot_id(), config, threads, self._files, tables))
         part = self.path / f".{HEADER}-{self.generation}-0"
         try:
             memory = _created(part, len(data))

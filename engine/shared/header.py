@@ -122,14 +122,13 @@ class Description:
     generation : counts the headers of a folder
     boot : identifies the run of the machine in whose memory the rows are
     config : SHA-256 of the configuration; "": none
-    page_rows : rows of a page; threads : that have counters for each page
+    threads : that have counters for each page
     files : name → bytes
     """
 
     generation: int
     boot: str
     config: str
-    page_rows: int
     threads: int
     files: Mapping[str, int]
     tables: Sequence[TableLayout]
@@ -142,11 +141,8 @@ def packed(description: Description) -> bytes:
     return head.ljust(DESCRIPTION_BEGIN, b"\0") + text
 
 
-def unpacked(data: bytes, place: Path, page_rows: int) -> Description:
-    """Return the description of a header. Raises StateError, which names ``place``, for anything but a whole header.
-
-    page_rows : of this version of penstock
-    """
+def unpacked(data: bytes, place: Path) -> Description:
+    """Return the description of a header. Raises StateError, which names ``place``, for anything but a whole header."""
     if len(data) < _HEAD.size or data[: len(MAGIC)] != MAGIC:
         raise StateError(f"{place}: is no header of shared tables; expected a folder that --shared wrote")
     _, number, length, digest = _HEAD.unpack_from(data)
@@ -158,7 +154,7 @@ def unpacked(data: bytes, place: Path, page_rows: int) -> Description:
     if hashlib.sha256(text).digest() != digest:
         raise StateError(f"{place}: damaged: its checksum does not match")
     try:
-        return _description(_Fields(parsed_json(text)), page_rows)
+        return _description(_Fields(parsed_json(text)))
     except (ValueError, OverflowError) as error:
         raise StateError(f"{place}: damaged: {short(str(error))}") from None
 
@@ -224,9 +220,7 @@ def file_name(text: Any) -> str:
     return text
 
 
-def _description(fields: _Fields, page_rows: int) -> Description:
-    if (rows := fields.whole("page_rows")) != page_rows:
-        raise ValueError(f"pages of {rows} rows, this version reads {page_rows}")
+def _description(fields: _Fields) -> Description:
     files = _Fields(fields.get("files", dict, "an object"))
     sizes = {file_name(name): files.whole(name, 1) for name in files.values}
     tables = tuple(_table(_Fields(table), sizes) for table in fields.get("tables", list, "a list"))
@@ -236,7 +230,6 @@ def _description(fields: _Fields, page_rows: int) -> Description:
         fields.whole("generation", 1),
         fields.text("boot"),
         fields.text("config"),
-        rows,
         fields.whole("threads", 1, 2**16),
         sizes,
         tables,

@@ -31,8 +31,8 @@ from penstock.shared.header import (
     unpacked,
 )
 from penstock.shared.locks import boot_id, is_locked
-from penstock.shared.reader import Reader
-from penstock.shared.writer import SharedTable, SharedWriter
+from penstock.shared.table_reader import Reader
+from penstock.shared.table_writer import SharedTable, SharedWriter
 
 TARGET = TargetKind(
     title="shared files",

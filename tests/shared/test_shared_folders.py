@@ -14,7 +14,7 @@ import pytest
 from engines import engine_of
 
 import penstock as ps
-from penstock.shared.writer import SharedTable, SharedWriter
+from penstock.shared.table_writer import SharedTable, SharedWriter
 
 
 @pytest.fixture
@@ -145,7 +145,6 @@ def set_table(**values):
         (set_table(keys=[1]), "'keys': expected four values"),
         (set_table(keys=["rows-1-0", 0, -1, ["zero", 0, 0, ""]]), "damaged: expected 710 words for 100 rows"),
         (set_table(keys=["rows-1-0", 0, -1, ["draw", 0, 0, ""]]), "'kind': got 'draw'"),
-        (lambda description: description.update(page_rows=128), "pages of 128 rows, this version reads 64"),
         (lambda description: description.update(threads=0), "'threads': expected 1 to"),
         (lambda description: description.update(threads=7), "damaged: "),
         (lambda description: description.update(boot="another"), "were written before this machine started, or on ano"),
@@ -175,8 +174,8 @@ def test_truncated_and_missing_files_are_named(folder):
 
 AS_ANOTHER = """
 import os, sys
-from penstock.shared.reader import Reader
-from penstock.shared.writer import SharedWriter
+from penstock.shared.table_reader import Reader
+from penstock.shared.table_writer import SharedWriter
 os.setgid(65534); os.setuid(65534)
 try:
     {"reader": Reader, "writer": SharedWriter}[sys.argv[1]](sys.argv[2])

@@ -17,7 +17,7 @@ from penstock.pyx import update
 from penstock.pyx.row_reads import StepWords
 from penstock.shared.folder import SharedFolder
 from penstock.shared.header import TableLayout
-from penstock.shared.reader import Reader
+from penstock.shared.table_reader import Reader
 from penstock.threads import ThreadTeam
 
 TABLES, ROWS, DIM, THREADS = ("left", "right"), 6000, 48, 2
@@ -27,9 +27,12 @@ NUMBERS = {**LIMITS, "momentum": 1.0}
 
 
 class Writer:
-    """Two tables of one array, updated on threads as an engine does, by momentum 1 and a rate of -1."""
+    """Two tables of one array, updated on threads as an engine does, by momentum 1 and a rate of -1.
 
-    def __init__(self, folder):
+    counts_pages : whether readers can see what is being written
+    """
+
+    def __init__(self, folder, counts_pages=True):
         self.plans, first = [], 0
         for name in TABLES:
             plan = update.Plan("momentum", NUMBERS, (0.0, 0.0), DIM, ROWS, 1, False, ROWS, 1, False, "", first, name)
@@ -40,7 +43,8 @@ class Writer:
         self.step = update.Step(self.plans, [floats])
         per_thread = self.step.counters_per_thread
         counters = self.folder.allocate("pages", (THREADS + 1) * per_thread, np.uint32)
-        self.step.count_pages([counters.reshape(THREADS + 1, per_thread)])
+        if counts_pages:
+            self.step.count_pages([counters.reshape(THREADS + 1, per_thread)])
         files = {"rows": (self.folder.name(floats),), "pages": (self.folder.name(counters),)}
         layouts = [
             TableLayout(
@@ -59,15 +63,16 @@ class Writer:
             for name, plan in zip(TABLES, self.plans, strict=True)
         ]
         self.words: StepWords = self.folder.publish(layouts, THREADS + 1, 0)
-        self.ids = np.random.default_rng(0).permutation(ROWS)
+        self.ids, self.num_steps = np.random.default_rng(0).permutation(ROWS), 0
 
     def run(self, steps):
         ones = np.ones((ROWS, DIM), np.float32)
-        for step in range(1, steps + 1):
+        for step in range(self.num_steps + 1, self.num_steps + steps + 1):
             self.words.begin()
             self.step.update([(number, [(self.ids, ones)], -1.0) for number in range(len(TABLES))])
             self.step.run(self.team.run, self.team.threads)
             self.words.end(step)
+            self.num_steps = step
             time.sleep(0.001)  # as a stream does, which is read between its steps
 
 

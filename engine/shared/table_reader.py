@@ -18,7 +18,7 @@ from penstock.errors import StateError, UsageError, listed
 from penstock.filesystem.state_files import open_regular
 from penstock.frames import Float32
 from penstock.pyx.row_keys import RowKeys
-from penstock.pyx.row_reads import ROWS_PER_PAGE, StepWords
+from penstock.pyx.row_reads import StepWords
 from penstock.shared.header import (
     CLOSED,
     DESCRIPTION_BEGIN,
@@ -350,7 +350,7 @@ def _opened(path: Path) -> _Generation:
 def _mapped(path: Path) -> _Generation:
     with open_regular(path / HEADER) as file:
         data = file.read(DESCRIPTION_BEGIN + MOST_BYTES)
-        description = unpacked(data, path / HEADER, ROWS_PER_PAGE)
+        description = unpacked(data, path / HEADER)
         header = np.frombuffer(mmap.mmap(file.fileno(), DESCRIPTION_BEGIN, access=mmap.ACCESS_READ), np.uint8)
     if description.boot != boot_id():
         raise StateError(
