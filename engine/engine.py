@@ -117,9 +117,9 @@ class Engine(TableAccess, ActivationAccess):
         self.config, self.seed = config, whole("seed", seed)
         num_required = None if num_required is None else whole("num_required", num_required, 1)
         team = ThreadTeam(threads)
-        # A folder that its caller has opened is published by the caller, when all rows are set.
-        folder = shared if isinstance(shared, SharedFolder) or shared is None else SharedFolder(shared)
-        allocate = None if folder is None else folder.allocate
+        is_open = isinstance(shared, SharedFolder)
+        self._folder = shared if is_open or shared is None else SharedFolder(shared)
+        allocate = None if self._folder is None else self._folder.allocate
         tables = TableSet(config, mesh, self.seed, team, share, variant, allocate)
         self.core = create_core(config, tables, num_required, self.reduction, self.seed, team)
         # The first observer is the innermost: telemetry times the step alone.
@@ -133,8 +133,8 @@ class Engine(TableAccess, ActivationAccess):
 
         self._exchange = Exchange(config, self._looked_up, self.core.take_in, self.core.gate, is_staging)
         self._reads: LiveReads | None = None
-        if folder is not None and folder is not shared:
-            self.publish(folder)
+        if shared is not None and not is_open:
+            _ = self.reads  # publishes the rows; if the caller opened the folder, it does so once all are set
 
     def __repr__(self) -> str:
         devices = self.core.tables.devices
@@ -145,19 +145,26 @@ class Engine(TableAccess, ActivationAccess):
 
     @property
     def reads(self) -> LiveReads:
-        """The lookups of tables on the host that wait for no step; the first call makes steps count what they write."""
+        """Lookups of tables on the host that wait for no step; from the first use on, steps count what they write.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> rows, step = engine.reads.lookup_tables({"user": [5, 3]}, consistent=True)
+        >>> rows["user"].tolist(), step
+        ([[1.0, 1.0], [1.0, 1.0]], 0)
+        """
         if self._reads is None:
             with self.core.still():
-                self._reads = self._reads or LiveReads(self.core)
+                if self._reads is None:
+                    last, lineage = self.session.last, self.session.positions.lineage
+                    durable_step = 0 if last is None else int(last[0].contents["global_step"])
+                    history = ("", "") if lineage is None else (lineage.id, lineage.current.id)
+                    self._reads = LiveReads(self.core, self._folder, durable_step, history)
+                    self.session.on_durable = self._reads.durable
         return self._reads
-
-    def publish(self, folder: SharedFolder, durable_step: int = 0) -> None:
-        """Let other processes read the tables, which lie in the next generation of a folder of shared tables."""
-        lineage = self.session.positions.lineage
-        history = ("", "") if lineage is None else (lineage.id, lineage.current.id)
-        with self.core.still():
-            self._reads = LiveReads(self.core, folder, durable_step, history)
-        self.session.on_durable = self._reads.durable
 
     # ---- gradients in
 
@@ -426,10 +433,9 @@ class Engine(TableAccess, ActivationAccess):
         """
         if shared is None:
             return restore(cls, path, config, mesh, threads, num_required, reduction, share)
-        folder = SharedFolder(shared)
-        make = partial(cls, shared=folder)
+        make = partial(cls, shared=SharedFolder(shared))
         engine = restore(make, path, config, mesh, threads, num_required, reduction, share)
-        engine.publish(folder, engine.global_step)
+        _ = engine.reads  # publishes the rows
         return engine
 
     # ---- internal

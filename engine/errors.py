@@ -144,7 +144,14 @@ class TakeTimeoutError(PenstockError, TimeoutError):
 
 
 class ReadTimeoutError(PenstockError, TimeoutError):
-    """Rows could not be read in time: steps of their writer left no time for rows of one step, or it has stopped."""
+    """Rows could not be read in time: steps of their writer left no time for rows of one step, or it has stopped.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> issubclass(ps.ReadTimeoutError, TimeoutError)
+    True
+    """
 
 
 class CancelledError(PenstockError, concurrent.futures.CancelledError):

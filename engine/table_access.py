@@ -153,9 +153,11 @@ class TableAccess:
 
         Examples
         --------
+        >>> import jax
         >>> import penstock as ps
         >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
-        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> one = jax.make_mesh((1,), ("rows",), devices=jax.devices()[:1])
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), one)
         >>> weights = engine.view("user")
         >>> engine.apply({"user": ([5], [[1.0, 2.0]])})
         True
@@ -168,13 +170,17 @@ class TableAccess:
     def still(self) -> Iterator[None]:
         """Keep all rows unchanged while in the context: steps and loads of other threads wait.
 
+        Returns
+        -------
+        context manager
+
         Examples
         --------
         >>> import penstock as ps
         >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
         >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
         >>> with engine.still():
-        ...     float(engine.view("user").sum())
+        ...     float(engine.lookup("user", range(8)).sum())
         16.0
         """
         with self.core.still():

@@ -93,7 +93,7 @@ cdef struct StepContext:        # one step on one device, shared by the threads 
     bint is_sweep               # whether the items are those of the sweeps
     int64_t num_items, next_item
     const Table* bad_id_table   # an id was no row of this one
-    uint32_t* counters          # of the pages of all tables, per thread; NULL: nobody reads while the step runs
+    uint32_t* counters          # of the pages of all tables, per thread; NULL: none are counted
     int64_t counters_per_thread, next_thread
 
 

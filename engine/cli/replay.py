@@ -147,5 +147,5 @@ def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     if args.init is not None:
         engine.read_tables(args.init)
     if folder is not None:
-        engine.publish(folder)
+        _ = engine.reads  # publishes the rows
     return engine

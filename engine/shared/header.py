@@ -43,6 +43,8 @@ _HEAD = struct.Struct("<8sII32s")
 # Kind, generation, number. The header has such a name until it is complete.
 FILE_NAME = re.compile(r"(?:rows|pages|keys|tables)-[0-9]{1,18}-[0-9]{1,9}")
 _MOST = 2**48  # of every count: products of three are checked without overflow in Python
+_KEY_FIELDS = ("file", "salt", "expire_after", "absent")
+_ABSENT_FIELDS = ("kind", "first", "second", "key")
 _KINDS = ("zero", "constant", "row_id", "normal", "uniform")
 
 
@@ -264,12 +266,12 @@ def _table(fields: _Fields, sizes: Mapping[str, int]) -> TableLayout:
 
 
 def _key_file(values: list[Any]) -> KeyFile:
-    if len(values) != len(KeyFile._fields) or not isinstance(values[3], list):
+    if len(values) != len(_KEY_FIELDS) or not isinstance(values[3], list):
         raise ValueError("'keys': expected four values")
-    fields = _Fields(dict(zip(KeyFile._fields, values, strict=True)))
-    if len(values[3]) != len(AbsentRows._fields):
+    fields = _Fields(dict(zip(_KEY_FIELDS, values, strict=True)))
+    if len(values[3]) != len(_ABSENT_FIELDS):
         raise ValueError("'absent': expected four values")
-    absent = _Fields(dict(zip(AbsentRows._fields, values[3], strict=True)))
+    absent = _Fields(dict(zip(_ABSENT_FIELDS, values[3], strict=True)))
     return KeyFile(
         file_name(values[0]),
         fields.whole("salt", 0, 2**64 - 1),

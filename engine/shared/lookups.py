@@ -120,7 +120,8 @@ def checked_out(table: str, out: Any, num_rows: int, dim: int) -> Float32:
     """Return ``out``, or a new array: float32 (num_rows, dim). Raises UsageError for an array that does not fit."""
     if out is None:
         return np.empty((num_rows, dim), np.float32)
+    fitting: Float32 = out
     is_fit = isinstance(out, np.ndarray) and out.dtype == np.float32 and out.shape == (num_rows, dim)
     if not is_fit or not out.flags.c_contiguous or not out.flags.writeable:
         raise UsageError(f"table '{table}', out: expected a writable, contiguous float32 array of {(num_rows, dim)}")
-    return out
+    return fitting

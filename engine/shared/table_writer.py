@@ -101,6 +101,7 @@ class SharedWriter:
         finally:
             self._in_step = False
         words = self._folder.words  # of the next generation, if a table has grown
+        assert words is not None
         if history is not None and history != self._history:
             self._folder.set_history(*history)
             self._history = history
@@ -200,7 +201,7 @@ class _Rows:
             self._num_free -= len(new)
             rows[new] = self._free[self._num_free : self._num_free + len(new)]
         self._step.copy(0, np.ascontiguousarray(rows), values, 0, True)
-        self._step.run(map, 1)
+        self._step.run(list, 1)  # one thread has no tasks for others
         if self.keys is not None:
             self.keys.insert(ids[new], rows[new])
 

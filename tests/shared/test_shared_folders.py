@@ -108,7 +108,7 @@ def rewritten(folder, change=lambda description: None, magic=b"penstock", number
         ({"digest": b"0" * 32}, "damaged: its checksum does not match"),
     ],
 )
-def test_foreign_future_and_damaged_headers_are_told_apart(folder, change, message):
+def test_foreign_future_and_damaged_headers_are_distinguished(folder, change, message):
     rewritten(folder, **change)
     with pytest.raises(ps.StateError, match=message):
         ps.Reader(folder)
@@ -205,7 +205,7 @@ def test_another_user_is_refused_in_one_line(role, message):
 # ---- generations
 
 
-def test_a_reader_goes_on_with_the_tables_of_the_next_start(tmp_path):
+def test_a_reader_continues_with_the_tables_of_the_next_start(tmp_path):
     engine = engine_of(shared=tmp_path, rows=10)
     engine.apply({"t": ([3], np.ones((1, 2)))})
     reader = ps.Reader(tmp_path)

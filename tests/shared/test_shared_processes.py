@@ -1,4 +1,4 @@
-"""Writers and readers in separate processes: no torn row, no mixture of steps, whoever is killed and when."""
+"""Writers and readers in separate processes: no torn row and no mixture of steps, whichever is killed, and when."""
 
 import json
 import signal
@@ -89,7 +89,7 @@ def test_rows_of_one_step_are_refused_at_once_if_the_writer_has_ended_within_it(
         reader.lookup("left", [0], consistent=True, timeout_ms=60_000)
 
 
-def test_a_reader_goes_on_when_its_writer_is_killed_and_starts_again(tmp_path, writing):
+def test_a_reader_continues_when_its_writer_is_killed_and_starts_again(tmp_path, writing):
     watch = None
     for _ in range(3):
         process = writing()

@@ -1,4 +1,4 @@
-"""Reads rows from threads beside the threads that update them, for ThreadSanitizer to watch; see tsan.sh.
+"""Reads rows from threads during the steps of threads that update them, for ThreadSanitizer to watch; see tsan.sh.
 
 The copy of a row is the one function that reads what another thread may write (tsan_suppressions.txt): the seqlock of
 the row's page says afterwards whether it counts. So it is checked here by what was copied: torn rows, rows of other
@@ -29,7 +29,7 @@ def main() -> int:
     if not broken:
         num_rows += keys()
     assert not {"jax", "pyarrow"} & set(sys.modules)
-    print(f"tsan: {num_rows:,} rows were read beside their updates{', without counters' if broken else ''}")
+    print(f"tsan: {num_rows:,} rows were read during their updates{', without counters' if broken else ''}")
     return 0
 
 
