@@ -19,7 +19,7 @@ from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import blocks_of
 from penstock.io.targets.target import FollowedJob, Position, Stored, TableForm, TableRows, Target, failures
 from penstock.io.targets.target_kinds import TargetKind
-from penstock.pyx.row_reads import ROWS_PER_PAGE, StepWords
+from penstock.pyx.row_reads import StepWords
 from penstock.shared.header import (
     FAILED,
     HEADER,
@@ -124,7 +124,7 @@ class SharedFiles(Target):
             data = (self._path / HEADER).read_bytes()
         except FileNotFoundError:
             return None
-        description = unpacked(data, self._path / HEADER, ROWS_PER_PAGE)
+        description = unpacked(data, self._path / HEADER)
         if description.config:
             raise StateError(
                 f"{self.name}: the tables there are those of replay or serve with --shared; use another folder"
