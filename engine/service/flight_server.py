@@ -30,7 +30,7 @@ from penstock.io.flight.messages import (
     path_of,
 )
 from penstock.service.auth import CallAdmission
-from penstock.service.lookup_streams import LookupStreams
+from penstock.service.lookup_streams import REQUEST_SCHEMA, LookupAnswers
 from penstock.service.put_streams import Producers
 from penstock.service.sequencer import Sequencer
 from penstock.service.subscriptions import Answer, Readers
@@ -48,7 +48,40 @@ ACTIONS = {
 ADMISSION = "admission"
 
 
-class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
+    """A Flight server that answers errors in one line. ``_prepare`` prepares the thread of a call."""
+
+    def __init__(self, address: Address, tls: list[tuple[bytes, bytes]], admission: CallAdmission) -> None:
+        super().__init__(address.uri, tls_certificates=tls, middleware={ADMISSION: admission})
+
+    def _prepare(self) -> None:
+        pass
+
+    @contextmanager
+    def _serving(self, context: Any) -> Iterator[None]:
+        """Serve an admitted call in the block, on a thread that may be new."""
+        with _answering():
+            context.get_middleware(ADMISSION).set_peer(context.peer())
+            reserve.open(self._prepare)
+            yield
+
+    def _flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        """Return a flight that callers can get or put. Raises UsageError for an unknown one."""
+        raise NotImplementedError
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
+        with self._serving(context):
+            return self._flight(descriptor)
+
+    def get_schema(self, context: Any, descriptor: Any) -> flight.SchemaResult:
+        try:
+            with self._serving(context):
+                return flight.SchemaResult(self._flight(descriptor).schema)
+        except flight.FlightError as error:
+            raise _SchemaError(str(error)) from None
+
+
+class FlightServer(AnsweringServer):
     """The Flight server of a service. It listens once it is constructed.
 
     status : returns the status as plain data; drain : lets the service commit and end
@@ -64,22 +97,17 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         sequencer: Sequencer,
         producers: Producers,
         readers: Readers,
-        lookups: LookupStreams,
+        lookups: Callable[[], LookupAnswers],
         status: Callable[[], dict[str, Any]],
         drain: Callable[[], None],
     ) -> None:
         self._engine, self._sequencer, self._producers, self._readers = engine, sequencer, producers, readers
         self._lookups = lookups
         self._status, self._drain = status, drain
-        super().__init__(address.uri, tls_certificates=tls, middleware={ADMISSION: admission})
+        super().__init__(address, tls, admission)
 
-    @contextmanager
-    def _serving(self, context: Any) -> Iterator[None]:
-        """Serve an admitted call in the block, on a thread that may be new."""
-        with _answering():
-            context.get_middleware(ADMISSION).set_peer(context.peer())
-            reserve.open(self._engine.core.tables.prepare_thread)
-            yield
+    def _prepare(self) -> None:
+        self._engine.core.tables.prepare_thread()
 
     # ---- gradients and deltas
 
@@ -93,7 +121,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with self._serving(context):
             if path_of(descriptor) == [LOOKUP]:
-                self._lookups.answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
+                self._lookups().answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
                 return
             request = PutRequest.of(descriptor)
             if request.kind != EXCHANGE:
@@ -136,7 +164,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
         with self._serving(context):
             answer = self._readers.get(decoded(ticket.ticket, "the ticket"), context.is_cancelled)
-            return flight.GeneratorStream(answer.schema, _answered(answer))
+            return flight.GeneratorStream(answer.schema, answered(answer))
 
     # ---- actions
 
@@ -187,17 +215,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             ):
                 yield self._flight(flight.FlightDescriptor.for_path(*path))
 
-    def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
-        with self._serving(context):
-            return self._flight(descriptor)
-
-    def get_schema(self, context: Any, descriptor: Any) -> flight.SchemaResult:
-        try:
-            with self._serving(context):
-                return flight.SchemaResult(self._flight(descriptor).schema)
-        except flight.FlightError as error:
-            raise _SchemaError(str(error)) from None
-
     def _flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         """Return a flight that callers can get or put. Raises UsageError for an unknown one."""
         path = path_of(descriptor)
@@ -205,7 +222,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             PutRequest.of(descriptor)
             return flight.FlightInfo(self._gradient_schema(), descriptor, [], -1, -1)
         if path == [LOOKUP]:
-            return flight.FlightInfo(self._lookups.request_schema, descriptor, [], -1, -1)
+            return flight.FlightInfo(REQUEST_SCHEMA, descriptor, [], -1, -1)
         if path == [DELTAS]:
             ticket: dict[str, Any] = {DELTAS: {}}
             schema, rows = self._readers.delta_schema, -1
@@ -248,7 +265,8 @@ def _answering() -> Iterator[None]:
         raise as_flight(error) from None
 
 
-def _answered(answer: Answer) -> Iterator[tuple[pa.RecordBatch, bytes] | flight.FlightDataStream]:
+def answered(answer: Answer) -> Iterator[tuple[pa.RecordBatch, bytes] | flight.FlightDataStream]:
+    """Yield the messages of an answer, as ``GeneratorStream`` takes them."""
     has_dictionary = any(pa.types.is_dictionary(field.type) for field in answer.schema)
     with _answering():
         for batch, metadata in answer.messages:

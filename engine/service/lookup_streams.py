@@ -28,6 +28,8 @@ Ids = npt.NDArray[Any]
 LookUp = Callable[[Mapping[str, Ids], bool, int], tuple[dict[str, Float32], int]]
 # How long a consistent request waits if it does not say.
 TIMEOUT_MS = 1000
+# The columns of requests, as penstock's client sends them.
+REQUEST_SCHEMA = pa.schema([("table", pa.dictionary(pa.int32(), pa.utf8())), ("ids", pa.int64())])
 
 
 class RowSource(Protocol):
@@ -102,27 +104,28 @@ class Lookup(NamedTuple):
     places: npt.NDArray[np.intp] | None
 
 
-class LookupStreams:
-    """Answers the lookups of all streams. request_schema : the columns of requests, as penstock's client sends them"""
+class LookupAnswers:
+    """Answers the lookups of one stream."""
 
     def __init__(self, rows: RowSource, limits: Limits) -> None:
-        self._rows, self._limits = rows, limits
-        dims = set(rows.dims.values())
+        self._rows, self._limits, self._dims = rows, limits, rows.dims
+        dims = set(self._dims.values())
         row = pa.list_(pa.float32(), *dims) if len(dims) == 1 else pa.list_(pa.float32())
-        self.request_schema = pa.schema([("table", pa.dictionary(pa.int32(), pa.utf8())), ("ids", pa.int64())])
-        self._schema = pa.schema([("row", row)], {"penstock.dims": encoded(rows.dims)})
+        self._schema = pa.schema([("row", row)], {"penstock.dims": encoded(self._dims)})
 
     def answer_all(self, reader: Any, writer: Any, idle: Callable[[], AbstractContextManager[None]]) -> None:
-        """Answer the requests of one stream to its end.
+        """Answer all requests.
 
         idle : the context in which the stream waits for a request
         Raises InputError if the columns are others, ServiceError if the service ends.
         """
-        check_columns(schema_of(reader, "lookups"), self._rows.dims)
+        check_columns(schema_of(reader, "lookups"), self._dims)
         writer.begin(self._schema)
         for chunk in _chunks(reader, idle):
             if self._rows.is_ending:
                 raise ServiceError("the service is ending; look the rows up again later")
+            if self._rows.dims != self._dims:
+                raise ServiceError("the service has other tables now; look the rows up again")
             if chunk.data is not None:
                 writer.write_with_metadata(*self._answer(chunk))
 
@@ -160,12 +163,12 @@ class LookupStreams:
                 raise InputError("expected a value, got null", row=row, column=name)
         ids = batch.column("ids").to_numpy()
         if "table" not in batch.schema.names:
-            return Lookup(dict.fromkeys(self._rows.dims, ids), None)
+            return Lookup(dict.fromkeys(self._dims, ids), None)
         return _by_table(batch.column("table"), ids)
 
     def _check_size(self, lookup: Lookup) -> None:
         """Raise InputError if the answer is too large."""
-        size = 4 * sum(len(ids) * self._rows.dims.get(table, 0) for table, ids in lookup.ids.items())
+        size = 4 * sum(len(ids) * self._dims.get(table, 0) for table, ids in lookup.ids.items())
         if size > self._limits.message_bytes:
             most = f"this service sends {self._limits.message_bytes:,} at most in one answer (--max-message)"
             raise InputError(f"rows of {size:,} bytes; {most}: send fewer ids")
