@@ -67,7 +67,7 @@ LIMITS: LimitFlags = {
 }
 DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", "MB", "memory of the deltas kept for readers", "")}
 # The arguments that a replica uses.
-REPLICA_FLAGS = ("replica", "listen", "tls_cert", "tls_key", "token_file", "insecure", "grace", "json")
+REPLICA_FLAGS: tuple[str, ...] = ("replica", "listen", "tls_cert", "tls_key", "token_file", "insecure", "grace", "json")
 REPLICA_FLAGS += tuple(flag[2:].replace("-", "_") for flag in LIMITS)
 # Seconds between two checks for a signal.
 TICK_S = 0.1
