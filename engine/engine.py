@@ -117,8 +117,7 @@ class Engine(TableAccess, ActivationAccess):
         self.config, self.seed = config, whole("seed", seed)
         num_required = None if num_required is None else whole("num_required", num_required, 1)
         team = ThreadTeam(threads)
-        is_open = isinstance(shared, SharedFolder)
-        self._folder = shared if is_open or shared is None else SharedFolder(shared)
+        self._folder = shared if isinstance(shared, SharedFolder) or shared is None else SharedFolder(shared)
         allocate = None if self._folder is None else self._folder.allocate
         tables = TableSet(config, mesh, self.seed, team, share, variant, allocate)
         self.core = create_core(config, tables, num_required, self.reduction, self.seed, team)
@@ -133,7 +132,7 @@ class Engine(TableAccess, ActivationAccess):
 
         self._exchange = Exchange(config, self._looked_up, self.core.take_in, self.core.gate, is_staging)
         self._reads: LiveReads | None = None
-        if shared is not None and not is_open:
+        if self._folder is not shared:
             _ = self.reads  # publishes the rows; if the caller opened the folder, it does so once all are set
 
     def __repr__(self) -> str:
