@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+import penstock
 from penstock.bench import machine
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import Constant, TableConfig
@@ -75,6 +77,8 @@ def measured(folder: Path, seconds: float, scale: float = 1.0) -> Iterator[tuple
     yield "rows_1024", timed(read, BATCH_ROWS, seconds, pause_s=0)
     with updating(engine, round(STEP_ROWS * scale)):
         yield "during_updates", timed(read, ROWS, seconds)
+    if hasattr(penstock, "Reader"):
+        yield from shared(config, folder / "shared", seconds, str(round(STEP_ROWS * scale)))
     config.save(folder / "tables.pbtxt")
     service = [sys.executable, "-m", "penstock", "serve", str(folder / "tables.pbtxt"), "--threads", "1", "--no-hash"]
     with running(service) as address, connect(address) as client:
@@ -84,6 +88,17 @@ def measured(folder: Path, seconds: float, scale: float = 1.0) -> Iterator[tuple
         with running([sys.executable, "-P", __file__, "--push", address, "--rows", str(round(PUSHED_ROWS * scale))]):
             for name, way in ways.items():
                 yield f"{name}_during_updates", timed(way, ROWS, seconds)
+
+
+def shared(config: EmbeddingConfig, folder: Path, seconds: float, rows: str) -> Iterator[tuple[str, Latencies]]:
+    """Yield reads of the shared tables of another process, which updates them."""
+    config.save(tables := folder.with_suffix(".pbtxt"))
+    words = [sys.executable, "-P", __file__, "--update", str(folder), "--config", str(tables), "--rows", rows]
+    with running(words), penstock.Reader(folder) as reader:
+        yield "reader_rows_1024", timed(partial(reader.lookup, TABLE), BATCH_ROWS, seconds, pause_s=0)
+        for name, consistent in {"reader": False, "reader_consistent": True}.items():
+            read = partial(reader.lookup, TABLE, consistent=consistent)
+            yield f"{name}_during_updates", timed(read, ROWS, seconds)
 
 
 def flight_ways(client: Any) -> dict[str, Callable[[Ids], Any]]:
@@ -167,14 +182,27 @@ def push(address: str, rows: int) -> None:
                 print("pushing to", address, flush=True)
 
 
+def update(folder: str, config: str, rows: int) -> None:
+    """Update shared tables until this process ends."""
+    engine = Engine(EmbeddingConfig.load(config), threads=1, shared=folder)
+    with updating(engine, rows):
+        print("updating", folder, flush=True)
+        threading.Event().wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--push", metavar="ADDRESS")
+    parser.add_argument("--update", metavar="DIR")
+    parser.add_argument("--config")
     parser.add_argument("--rows", type=int, default=PUSHED_ROWS)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     args = parser.parse_args()
     if args.push is not None:
         push(args.push, args.rows)
+        return
+    if args.update is not None:
+        update(args.update, args.config, args.rows)
         return
     print(machine.named(machine.describe()))
     with tempfile.TemporaryDirectory() as folder:
