@@ -25,6 +25,7 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 UInt32 = npt.NDArray[np.uint32]
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 Contributor = int | str | None
 Place = tuple[int, ...]  # in a source that can seek: the number of a message; or a version, a file and a row
 
@@ -116,6 +117,51 @@ class Frame:
     def audited(self) -> Frame:
         """Return this frame, fully validated. Raises InputError."""
         return self if self.audit is None else self.audit()
+
+
+@dataclass(eq=False)
+class FrameRun:
+    """Several whole frames of a source, one after the other: neighbouring rows of one table, of which none is audited.
+
+    None of them has a contributor, learning rates, a time or dropped rows.
+
+    rows : of all frames, in order, without gains
+    bounds : int64, shape (frames + 1,), where each frame begins; steps : int64, shape (frames,), its local step; None:
+        none has one
+    frame_at : returns one of the frames
+
+    next : the first frame that was not handled yet. The source yields the run again until all frames are handled; a
+        consumer that handles several at once increases it
+    """
+
+    table: str
+    rows: Rows
+    bounds: Int64
+    steps: Int64 | None
+    frame_at: Callable[[int], Frame]
+    next: int = 0
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def frame(self) -> Frame:
+        """Return the next frame."""
+        return self.frame_at(self.next)
+
+    def handled(self) -> Iterator[FrameRun]:
+        """Yield the run until all frames are handled."""
+        while self.next < len(self):
+            first = self.next
+            yield self
+            self.next = max(self.next, first + 1)
+
+    def step_of(self, number: int) -> int | None:
+        return None if self.steps is None else int(self.steps[number])
+
+
+def as_frame(frame: Frame | FrameRun) -> Frame:
+    """Return a frame itself, and of a run the next one."""
+    return frame.frame() if isinstance(frame, FrameRun) else frame
 
 
 def fingerprint(frame: Frame) -> str:

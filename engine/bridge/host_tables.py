@@ -21,6 +21,9 @@ from jax.sharding import Mesh
 from penstock.bridge.sharding import NUM_SHARDS, TableDefinition
 from penstock.frames import Float32, Int64
 from penstock.pyx import update
+from penstock.pyx.accumulator import Accumulator
+from penstock.pyx.frame_steps import FrameSteps
+from penstock.pyx.gate_counts import GateCounts
 from penstock.threads import ThreadTeam
 from penstock.updates import UpdateRule
 
@@ -119,6 +122,10 @@ class HostTables:
 
     def key_by(self, member: int, keys: Callable[[Int64], Int64]) -> None:
         """Do nothing: no table here has 16-bit weights."""
+
+    def frame_steps(self, member: int, gate: GateCounts, sums: Accumulator, mean: bool) -> FrameSteps:
+        """Return the way of frames of one table without Python. gate, sums : which they enter; mean : of the sums"""
+        return FrameSteps(gate, sums, self._step, self._lock, member, mean)
 
     def wait(self) -> None:
         """Do nothing: every call waits."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from penstock.errors import ConfigError, InputError, listed
 from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve_examples
-from penstock.io.decoding.framing import FramePiece
+from penstock.io.decoding.framing import FramePiece, PlainPieces
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.row_columns import decode_rows
 from penstock.io.decoding.rows import DecodedBatch, PlainColumns, plain_columns
@@ -33,16 +33,14 @@ class BatchPieces:
         self.have_no_step = roles.step is None and options.contribution_rows is None
         self._decode, self._plain = self._decoder(), self._plain_columns()
 
-    def pieces(self, batch: Batch) -> Iterator[FramePiece]:
+    def pieces(self, batch: Batch) -> Iterator[FramePiece | PlainPieces]:
         """Split a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
         if self.have_no_step and not self._part.has_boundaries:
             raise self._unknown_frames()
         plain = None if self._plain is None else self._plain.read(batch.data)
         if plain is not None:
             rows, runs = plain
-            source = SourceBatch(batch, self._roles, self._decode, True, rows)
-            for start, stop, step in runs:
-                yield FramePiece(source, start, stop, (step, None))
+            yield PlainPieces(SourceBatch(batch, self._roles, self._decode, True, rows), *runs)
             return
         content, sizes = self._decode(batch), self._options.sizes
         unvalidated = self._options.unvalidated and not content.may_be_bad(sizes)

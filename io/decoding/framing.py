@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from penstock.frames import Frame, Place, Rows, time_problem
+from penstock.frames import Frame, FrameRun, Place, Rows, time_problem
 from penstock.io.decoding.bad_rows import quarantined
 from penstock.io.decoding.columns import Int64
 from penstock.io.decoding.frame_columns import Key
@@ -60,6 +60,25 @@ class FramePiece:
 
     def validated(self, sizes: Sizes) -> FramePiece:
         return replace(self, batch=self.batch.validated(sizes))
+
+
+@dataclass(eq=False)
+class PlainPieces:
+    """All rows of a plain batch, which has at least one.
+
+    bounds : int64 (pieces + 1,), where the key changes; steps : int64 (pieces,), None: there are none
+    """
+
+    batch: SourceBatch
+    bounds: Int64
+    steps: Int64 | None
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def piece(self, number: int) -> FramePiece:
+        step = None if self.steps is None else int(self.steps[number])
+        return FramePiece(self.batch, int(self.bounds[number]), int(self.bounds[number + 1]), (step, None))
 
 
 class PartialFrame:
@@ -184,24 +203,67 @@ class FrameBuilder:
         self._options, self._first_bad = options, first_bad
         self._begin()
 
-    def add(self, piece: FramePiece) -> Iterator[Frame]:
-        """Add a piece; yield the frames that it completes. Raises InputError at a bad row."""
+    def add(self, piece: FramePiece | PlainPieces, is_whole: bool = False) -> Iterator[Frame | FrameRun]:
+        """Add a piece; yield the frames that it completes, runs of them until all are handled.
+
+        is_whole : whether the frame of the batch's last row ends with it; ``end`` must follow
+        Raises InputError at a bad row.
+        """
+        if isinstance(piece, PlainPieces):
+            yield from self._add_plain(piece, is_whole)
+            return
         if self._frame.num_units and piece.key != self._frame.key:
-            yield self._completed()
+            yield from self._completed()
         limit = self._options.contribution_rows
         rest: FramePiece | None = piece
         while rest is not None:
             here, rest = rest.split(None if limit is None else limit - self._frame.num_units)
             self._add(here)
             if self._frame.num_units == limit:
-                yield self._completed()
+                yield from self._completed()
 
-    def end(self) -> Iterator[Frame]:
+    def end(self) -> Iterator[Frame | FrameRun]:
         """Complete the buffered frame, if any."""
         if self._frame.num_units:
-            yield self._completed()
+            yield from self._completed()
 
-    def _completed(self) -> Frame:
+    def _add_plain(self, pieces: PlainPieces, is_whole: bool) -> Iterator[Frame | FrameRun]:
+        """Add pieces: the first may continue a frame, and the last may be continued. Those between are whole frames."""
+        first, stop, last = 0, len(pieces), len(pieces) - (not is_whole)
+        if self._options.contribution_rows is not None:
+            last = 0
+        elif self._frame.num_units:
+            yield from self.add(pieces.piece(0))
+            first = 1
+        if first < last:
+            yield from self.end()
+            yield from self._run(pieces, first, last).handled()
+        for number in range(max(first, last), stop):
+            yield from self.add(pieces.piece(number))
+
+    def _run(self, pieces: PlainPieces, first: int, stop: int) -> FrameRun:
+        """Return pieces that are whole frames."""
+
+        def frame_at(number: int) -> Frame:
+            builder = FrameBuilder(self._options, self._first_bad)
+            builder._add(pieces.piece(first + number))
+            return builder._build()
+
+        assert pieces.batch.plain is not None
+        steps = None if pieces.steps is None else pieces.steps[first:stop]
+        return FrameRun(*pieces.batch.plain, pieces.bounds[first : stop + 1], steps, frame_at)
+
+    def _completed(self) -> Iterator[Frame | FrameRun]:
+        """Yield the buffered frame, and buffer none: as a run, if it is one piece of a plain batch."""
+        if len(self._pieces) == 1 and self._pieces[0].batch.plain is not None:
+            piece = self._pieces[0]
+            self._begin()
+            steps = None if piece.key[0] is None else np.array([piece.key[0]])
+            yield from self._run(PlainPieces(piece.batch, np.array([piece.start, piece.stop]), steps), 0, 1).handled()
+        else:
+            yield self._build()
+
+    def _build(self) -> Frame:
         frame = self._frame.build(partial(self._audited, tuple(self._pieces)) if self._unvalidated else None)
         self._begin()
         return frame

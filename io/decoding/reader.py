@@ -12,11 +12,11 @@ import heapq
 from collections.abc import Collection, Container, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, TypeVar
 
 import penstock.interrupts as interrupts
 from penstock.errors import InputError
-from penstock.frames import Frame
+from penstock.frames import Frame, FrameRun, as_frame
 from penstock.io.decoding.batch_pieces import BatchPieces
 from penstock.io.decoding.framing import FrameBuilder
 from penstock.io.decoding.read_options import ReadOptions
@@ -27,7 +27,10 @@ from penstock.validation import INT64_MIN
 __all__ = ["FrameReader", "ReadOptions"]
 
 Frames = Generator[Frame, None, None]
+FramesAndRuns = Generator[Frame | FrameRun, None, None]
 Numbered = Generator[tuple[int, Frame], None, None]
+Item = TypeVar("Item", Frame, Frame | FrameRun)
+NumberedRuns = Generator[tuple[int, Frame | FrameRun], None, None]
 
 
 class FrameReader:
@@ -57,21 +60,33 @@ class FrameReader:
 
     def numbered(self) -> Numbered:
         """Return the frames, each with the number of its source. They may include void ones."""
+        with closing(self.numbered_runs()) as numbered:
+            for number, frame in numbered:
+                yield number, as_frame(frame)
+
+    def numbered_runs(self) -> NumberedRuns:
+        """Return the frames, also as runs of frames, each until all of its frames are handled.
+
+        All frames of a run are read, and the next one of each source is the one after it.
+        """
         self._verified = []
         self.checksums = set()
         seekable = {number: source for number, source in enumerate(self.sources) if isinstance(source, SeekableSource)}
         return self._growing_sources(seekable) if seekable else self._in_order(range(len(self.sources)))
 
-    def _in_order(self, only: Container[int]) -> Numbered:
+    def _in_order(self, only: Container[int]) -> NumberedRuns:
         """Return the frames that the sources have now. only : numbers of the sources to read"""
         by_source = [
             self._frames(number, source) if number in only else _nothing() for number, source in enumerate(self.sources)
         ]
+        if self.options.merge is None:
+            return in_order(by_source, None)
+        one_by_one = [_one_by_one(frames) for frames in by_source]
         if self.options.merge == "step":
-            by_source = [sorted_by_step(frames) for frames in by_source]
-        return in_order(by_source, self.options.merge, self.first_source)
+            one_by_one = [sorted_by_step(frames) for frames in one_by_one]
+        return in_order(one_by_one, self.options.merge, self.first_source)
 
-    def _growing_sources(self, growing: Mapping[int, SeekableSource]) -> Numbered:
+    def _growing_sources(self, growing: Mapping[int, SeekableSource]) -> NumberedRuns:
         """Yield what the sources have and, if the run follows them, what those that grow have got since."""
         only: Container[int] = range(len(self.sources))
         longest_s = min(source.pause_s for source in growing.values())
@@ -127,7 +142,7 @@ class FrameReader:
         share = self.sources[self._reading].fraction()
         return None if share is None else (self._reading + share) / len(self.sources)
 
-    def _frames(self, number: int, source: Source) -> Frames:
+    def _frames(self, number: int, source: Source) -> FramesAndRuns:
         self._reading = number
         if isinstance(source, SeekableSource):
             frames = source.frames(self.options, self.first_bad)
@@ -147,10 +162,11 @@ class FrameReader:
                     for batch in batches:
                         interrupts.check()
                         self.checksums.add(part.has_checksums)
+                        is_whole = batch.ends_frame or batch_is_frame
                         if batch.data.num_rows:
                             for piece in columns.pieces(batch):
-                                yield from builder.add(piece)
-                        if batch.ends_frame or batch_is_frame:
+                                yield from builder.add(piece, is_whole)
+                        if is_whole:
                             yield from builder.end()
                 self.checksums.add(part.has_checksums)
                 verified.append(part.verified)
@@ -158,7 +174,9 @@ class FrameReader:
         yield from builder.end()
 
 
-def in_order(sources: Sequence[Frames], merge: str | None, first: int = 0) -> Numbered:
+def in_order(
+    sources: Sequence[Generator[Item, None, None]], merge: str | None, first: int = 0
+) -> Generator[tuple[int, Item], None, None]:
     """Yield the frames of several sources in the order that ``merge`` selects, each with the number of its source.
 
     merge : "step": by step, then by source, each sorted by step; "round": the next frame of every source in turn,
@@ -170,7 +188,7 @@ def in_order(sources: Sequence[Frames], merge: str | None, first: int = 0) -> Nu
             stack.enter_context(closing(frames))
         numbered = [zip(repeat(number), frames, strict=False) for number, frames in enumerate(sources)]
         if merge == "step":
-            yield from heapq.merge(*numbered, key=lambda frame: (frame[1].local_step, frame[0]))
+            yield from heapq.merge(*numbered, key=lambda item: (as_frame(item[1]).local_step, item[0]))
         elif merge == "round":
             numbered = numbered[first:] + numbered[:first]
             while numbered:
@@ -186,6 +204,12 @@ def in_order(sources: Sequence[Frames], merge: str | None, first: int = 0) -> Nu
 
 def _nothing() -> Frames:
     yield from ()
+
+
+def _one_by_one(frames: FramesAndRuns) -> Frames:
+    with closing(frames):
+        for frame in frames:
+            yield as_frame(frame)
 
 
 def sorted_by_step(frames: Frames) -> Frames:

@@ -29,9 +29,10 @@ from penstock.io.decoding.frame_columns import FrameColumns
 from penstock.io.decoding.schema import Roles
 from penstock.io.sources.batch import RAISED
 from penstock.pyx.arrow_c_data import plain_rows
-from penstock.pyx.run_lengths import equal_runs
+from penstock.pyx.run_lengths import run_bounds
 
-StepRuns = Sequence[tuple[int, int, int | None]]  # (start, stop, step) of rows of one step; None: there are no steps
+# int64 (runs + 1,), where the step changes, and int64 (runs,), the steps; None: there are none, and one run.
+StepRuns = tuple[Int64, Int64 | None]
 
 
 @dataclass(eq=False)
@@ -236,9 +237,8 @@ class PlainColumns:
         if columns is None or (columns[2] is None) != (self._names[2] is None):
             return None
         ids, gradients, steps = columns
-        everything: StepRuns = [(0, len(ids), None)]
-        runs: StepRuns | None = everything if steps is None else equal_runs(steps, len(steps))
-        return None if runs is None else ((self._table, Rows(ids, gradients)), runs)
+        bounds = np.array([0, len(ids)]) if steps is None else run_bounds(steps)
+        return (self._table, Rows(ids, gradients)), (bounds, None if steps is None else steps[bounds[:-1]])
 
 
 def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]]) -> PlainColumns | None:

@@ -92,6 +92,7 @@ class Messages:
     def __init__(self, source: str) -> None:
         self._source = source
         self.is_compressed = False
+        self._plain = b""  # the metadata of the last record batch without compression; many have the same
         self._unpacked = self._packed = 0  # of all dictionaries so far
 
     def check(self, metadata: bytes, body: Callable[[], Any]) -> bool:
@@ -114,6 +115,8 @@ class Messages:
                 self._unpacked, self._packed = self._unpacked + unpacked, self._packed + packed
                 unpacked, packed = self._unpacked, self._packed
             check_unpacked(unpacked, packed, self._source)
+        elif kind == BATCH:
+            self._plain = metadata
         return kind == DICTIONARY
 
     def check_next(self, file: pa.NativeFile) -> None:
@@ -128,6 +131,9 @@ class Messages:
                 if length <= 0:
                     return
                 metadata = bytes(file.read(length))
+                if metadata == self._plain:
+                    self.is_compressed = False
+                    return
                 start_of_body, num_bytes = file.tell(), body_bytes(metadata)
                 is_dictionary = self.check(metadata, partial(file.read_buffer, num_bytes))
                 file.seek(start_of_body + num_bytes)
