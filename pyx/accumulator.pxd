@@ -12,7 +12,7 @@ cdef class Accumulator(PartMemory):
     cdef bint wide
     cdef GradientBlocks blocks           # the frame between begin and end
     cdef int begin(self, list blocks, index_t frame, Py_ssize_t num_parts, Py_ssize_t room=*,
-                   Py_ssize_t longest=*) except -1
+                   Py_ssize_t longest=*, Py_ssize_t most=*) except -1
     cdef int end(self) except -1
     cdef int end_steps(self, Py_ssize_t num_rows, Py_ssize_t most_ids) except -1
     cdef int cancel(self) except -1

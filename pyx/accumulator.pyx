@@ -77,13 +77,14 @@ cdef class Accumulator(PartMemory):
     # ---- a frame in: for Intake
 
     cdef int begin(self, list blocks, index_t frame, Py_ssize_t num_parts, Py_ssize_t room=-1,
-                   Py_ssize_t longest=-1) except -1:
+                   Py_ssize_t longest=-1, Py_ssize_t most=-1) except -1:
         """Make room for one more frame, or for more of the last one.
 
         blocks : (ids, grads, row_index, scales) each, as ``Intake.begin`` describes them
         frame : its number; an id that occurs twice in one frame counts once
         num_parts : a power of two; the number of parts from the next time on that nothing is held
-        room : rows between two openings at most, where the blocks are several frames; longest : those of one frame
+        room : where the blocks have several frames: the rows between two openings, at most; longest : those of one
+            frame; most : of all that are added
         Raises MemoryError or ValueError: nothing has changed then.
         """
         cdef Py_ssize_t p, num_rows, held = self.held()
@@ -96,7 +97,7 @@ cdef class Accumulator(PartMemory):
                 self.set_parts(num_parts)
             self.first_frame = frame
         if self.map is not None:
-            self.map.make_room(held + num_rows)
+            self.map.make_room(held + (num_rows if most < 0 else most))
             self.vocabulary.base, self.vocabulary.run_base = self.map.base, self.map.run_base
         for p in range(self.num_parts):
             self.reserve(p, num_rows if room < 0 else room)

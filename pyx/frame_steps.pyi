@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -34,8 +35,8 @@ class FrameSteps:
     def seconds(self) -> npt.NDArray[np.float64]: ...
     def take(
         self,
-        ids: _Int64,
-        grads: npt.NDArray[np.float32],
+        blocks: Sequence[Any],
+        starts: _Int64,
         bounds: _Int64,
         steps: _Int64 | None,
         first: int,

@@ -28,10 +28,11 @@ cdef enum:
 
 cdef struct Run:                # one call of ``take``
     const index_t* bounds
+    const index_t* starts       # of the blocks that the frames lie in
     const id_t* steps           # NULL: no frame is stale
-    Py_ssize_t first, stop, next
+    Py_ssize_t stop, next
     Py_ssize_t room             # for ids between two openings
-    index_t most_steps, most_changes, number
+    index_t most_changes, number
     float rate
     bint mean
     double* seconds             # OUT, of each step
@@ -63,46 +64,53 @@ cdef class FrameSteps:
                  lock, Py_ssize_t table, bint mean):
         if accumulator.wide:
             raise ValueError("expected sums in float32")
+        if not gate.required:
+            raise ValueError("expected a gate that contributions open")
         self.gate, self.accumulator, self.step, self.lock = gate, accumulator, step, lock
         self.table, self.mean = table, mean
 
-    def take(self, ids not None, grads not None, const index_t[::1] bounds not None, const id_t[::1] steps,
-             Py_ssize_t first, Py_ssize_t most_frames, index_t most_steps, index_t most_changes, float rate,
-             index_t number):
+    def take(self, blocks not None, const index_t[::1] starts not None, const index_t[::1] bounds not None,
+             const id_t[::1] steps, Py_ssize_t first, Py_ssize_t most_frames, index_t most_steps, index_t most_changes,
+             float rate, index_t number):
         """Take the frames from ``first`` on, as many as may pass. Returns how many.
 
-        ids, grads : int64 (n,) and float32 (n, dim), rows of all frames
-        bounds : int64, (frames + 1,), ascending: where each frame begins; steps : int64, (frames,), None: none is stale
+        blocks : of rows in order, as ``Intake.begin`` takes them; starts : int64 (blocks,), the rows before each
+        bounds : int64, (frames + 1,), ascending: the rows before each frame, which lies in one block
+        steps : int64, (frames,), None: none is stale
         most_frames, most_steps, most_changes : stop after so many; the last counts the ids of every step
         rate : the learning rate of the table; number : of the first frame, as in ``Intake.begin``
         Raises ValueError or MemoryError: nothing has changed then.
         """
         cdef Accumulator accumulator = self.accumulator
-        cdef Py_ssize_t stop, room, longest, num_rows, held = accumulator.held()
+        cdef Py_ssize_t stop, room, longest, num_rows, first_block, end_block, held = accumulator.held()
         cdef double[::1] seconds
         cdef id_t[::1] changed
         cdef Run run
         self.num_frames = self.num_steps = self.more_bytes = 0
         if not 0 <= first < bounds.shape[0] - 1 or (steps is not None and steps.shape[0] != bounds.shape[0] - 1):
             raise ValueError(f"expected one of {bounds.shape[0] - 1} frames with a step each, got frame {first}")
+        if starts.shape[0] != len(blocks):
+            raise ValueError(f"expected a start for each of {len(blocks)} blocks, got {starts.shape[0]}")
         if held and accumulator.num_parts > 1:
             return 0
-        stop = fitting(self.gate, bounds, first, min(most_frames, bounds.shape[0] - 1 - first), held, &room, &longest)
+        most_frames = min(most_frames, bounds.shape[0] - 1 - first)
+        stop = fitting(self.gate, bounds, first, most_frames, most_steps, held, &room, &longest)
         if stop == first:
             return 0
+        first_block, end_block = block_of(starts, bounds[first]), block_of(starts, bounds[stop] - 1) + 1
         num_rows = bounds[stop] - bounds[first]
         seconds_array, ids_array = np.empty(stop - first), np.empty(held + num_rows, np.int64)
         seconds, changed = seconds_array, ids_array
-        rows = slice(bounds[first], bounds[stop])
-        accumulator.begin([(ids[rows], grads[rows], None, None)], number, 1, room, longest)
+        accumulator.begin([(block.ids, block.grads, None, None) for block in blocks[first_block:end_block]], number, 1,
+                          room, longest, num_rows)
         try:
-            if accumulator.rows_begun != num_rows:
-                raise ValueError(f"expected {bounds[stop]} rows, got {len(ids)}")
+            check_inside(accumulator, starts, bounds, first, stop, first_block, end_block)
             if accumulator.count and self.gate.required > 1:
                 accumulator.start_marks(0)
             accumulator.frame.strict = True
-            run.bounds, run.steps = &bounds[0], NULL if steps is None else &steps[0]
-            run.first, run.stop, run.most_steps, run.most_changes = first, stop, most_steps, most_changes
+            run.bounds, run.starts = &bounds[0], &starts[first_block]
+            run.steps = NULL if steps is None else &steps[0]
+            run.stop, run.most_changes = stop, most_changes
             run.number, run.rate, run.mean, run.room = number, rate, self.mean, room
             run.seconds, run.changed = &seconds[0], &changed[0]
             run.next, run.num_steps, run.num_changes, run.most_ids = first, 0, 0, 0
@@ -121,8 +129,36 @@ cdef class FrameSteps:
         return self.num_frames
 
 
-cdef Py_ssize_t fitting(GateCounts gate, const index_t[::1] bounds, Py_ssize_t first, Py_ssize_t most, Py_ssize_t held,
-                        Py_ssize_t* room, Py_ssize_t* longest) except -1:
+cdef Py_ssize_t block_of(const index_t[::1] starts, index_t row) noexcept:
+    """The last block that begins at this row or before."""
+    cdef Py_ssize_t low = 0, high = starts.shape[0], middle
+    while high - low > 1:
+        middle = (low + high) // 2
+        if starts[middle] <= row:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+cdef int check_inside(Accumulator accumulator, const index_t[::1] starts, const index_t[::1] bounds, Py_ssize_t first,
+                      Py_ssize_t stop, Py_ssize_t block, Py_ssize_t end) except -1:
+    """Raise ValueError where a frame does not lie in one block. block, end : those that the accumulator points to"""
+    cdef const Source* source = accumulator.frame.sources
+    cdef Py_ssize_t i
+    if accumulator.frame.num_sources != end - block:
+        raise ValueError("expected a row in every block")
+    for i in range(first, stop):
+        while block + 1 < end and starts[block + 1] <= bounds[i]:
+            block += 1
+            source += 1
+        if bounds[i] < starts[block] or bounds[i + 1] > starts[block] + source.num_rows:
+            raise ValueError(f"expected rows {bounds[i]} to {bounds[i + 1]} in one block, got {source.num_rows} rows")
+    return 0
+
+
+cdef Py_ssize_t fitting(GateCounts gate, const index_t[::1] bounds, Py_ssize_t first, Py_ssize_t most, index_t most_steps,
+                        Py_ssize_t held, Py_ssize_t* room, Py_ssize_t* longest) except -1:
     """The frame before which a call ends at the latest.
 
     held : ids in the gate; room, longest : OUT the rows between two openings and of one frame, at most
@@ -137,11 +173,13 @@ cdef Py_ssize_t fitting(GateCounts gate, const index_t[::1] bounds, Py_ssize_t f
         waiting += num_rows
         if held + waiting > SMALL_ROWS or bounds[i + 1] - bounds[first] > MOST_ROWS:
             break
+        if accumulated + 1 >= gate.required and not most_steps:
+            break
         room[0], longest[0] = max(room[0], waiting), max(longest[0], num_rows)
         accumulated += 1
         if accumulated >= gate.required:
-            held = waiting = 0
-            accumulated = 0
+            held = waiting = accumulated = 0
+            most_steps -= 1
         i += 1
     return i
 
@@ -151,19 +189,24 @@ cdef void take_frames(GateCounts gate, Accumulator accumulator, Step step, Run* 
     cdef Part* part = &accumulator.parts[0]
     cdef Vocabulary* vocabulary = &accumulator.vocabulary
     cdef Frame* frame = &accumulator.frame
-    cdef Source all_rows = frame.sources[0], source = frame.sources[0]
+    cdef const Source* block = frame.sources
+    cdef const index_t* start = run.starts
+    cdef Source source = block[0]
+    cdef Py_ssize_t num_blocks = frame.num_sources
     cdef bint opens, bad
     cdef int no = 0
     cdef index_t begin
-    frame.sources = &source
+    frame.sources, frame.num_sources = &source, 1
     while run.next < run.stop:
         opens = gate.due(1)
         if run.steps != NULL and gate.behind(run.steps[run.next]):
             break
-        if opens and (not gate.may_open() or run.num_steps >= run.most_steps):
+        if opens and not gate.may_open():
             break
-        begin = run.bounds[run.next] - run.bounds[run.first]
-        source.ids, source.rows = all_rows.ids + begin, all_rows.rows + begin * all_rows.stride
+        while num_blocks > 1 and start[1] <= run.bounds[run.next]:
+            block, start, num_blocks = block + 1, start + 1, num_blocks - 1
+        begin = run.bounds[run.next] - start[0]
+        source.ids, source.rows, source.stride = block.ids + begin, block.rows + begin * block.stride, block.stride
         source.num_rows = run.bounds[run.next + 1] - run.bounds[run.next]
         frame.number = run.number
         part.progress, part.helped, part.split = 0, 0, -1

@@ -57,16 +57,22 @@ def run_bounds(const int64_t[::1] codes not None):
     codes : int64, shape (n,)
     """
     cdef Py_ssize_t k, num_runs = 0, n = codes.shape[0]
-    whole = np.empty(n + 1, np.int64)
-    cdef int64_t[::1] bounds = whole
+    cdef int64_t[::1] bounds
     with nogil:
-        bounds[0] = 0
-        for k in range(1, n):  # no branch: where runs end cannot be predicted
-            bounds[num_runs + 1] = k
+        for k in range(1, n):
             num_runs += codes[k] != codes[k - 1]
+    num_runs += n > 0
+    whole = np.empty(num_runs + 1, np.int64)
+    bounds = whole
+    with nogil:
+        bounds[0] = num_runs = 0
+        for k in range(1, n):
+            if codes[k] != codes[k - 1]:
+                num_runs += 1
+                bounds[num_runs] = k
         num_runs += n > 0
         bounds[num_runs] = n
-    return whole[: num_runs + 1].copy()
+    return whole
 
 
 def length_runs(const offset_t[::1] offsets not None, uint64_t num_values, Py_ssize_t max_runs):

@@ -73,12 +73,18 @@ class PlainPieces:
     bounds: Int64
     steps: Int64 | None
 
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
+    def key(self, number: int) -> Key:
+        return None if self.steps is None else int(self.steps[number]), None
 
     def piece(self, number: int) -> FramePiece:
-        step = None if self.steps is None else int(self.steps[number])
-        return FramePiece(self.batch, int(self.bounds[number]), int(self.bounds[number + 1]), (step, None))
+        """Return one of the pieces; -1 is the last one."""
+        number %= len(self.bounds) - 1
+        return FramePiece(self.batch, int(self.bounds[number]), int(self.bounds[number + 1]), self.key(number))
+
+    def of_rows(self, num_rows: int, first: int) -> PlainPieces:
+        """Return pieces of so many rows each, as many as are whole, from a row on. Only without steps."""
+        bounds = np.arange(first, int(self.bounds[-1]) + 1, num_rows)
+        return PlainPieces(self.batch, bounds, None)
 
 
 class PartialFrame:
@@ -201,45 +207,79 @@ class FrameBuilder:
 
     def __init__(self, options: ReadOptions, first_bad: dict[str, str]) -> None:
         self._options, self._first_bad = options, first_bad
+        self._plain: PlainPieces | None = None  # whose last piece is the buffered frame so far
         self._begin()
 
     def add(self, piece: FramePiece | PlainPieces, is_whole: bool = False) -> Iterator[Frame | FrameRun]:
-        """Add a piece; yield the frames that it completes, runs of them until all are handled.
+        """Add a piece; yield the frames that it completes.
 
         is_whole : whether the frame of the batch's last row ends with it; ``end`` must follow
         Raises InputError at a bad row.
         """
-        if isinstance(piece, PlainPieces):
-            yield from self._add_plain(piece, is_whole)
-            return
+        if not isinstance(piece, PlainPieces):
+            return self._add_piece(piece)
+        limit = self._options.contribution_rows
+        return self._add_plain(piece, is_whole) if limit is None else self._add_limited(piece, limit)
+
+    def _add_piece(self, piece: FramePiece) -> Iterator[Frame | FrameRun]:
+        self._take_last()
         if self._frame.num_units and piece.key != self._frame.key:
-            yield from self._completed()
+            yield self._build()
         limit = self._options.contribution_rows
         rest: FramePiece | None = piece
         while rest is not None:
             here, rest = rest.split(None if limit is None else limit - self._frame.num_units)
             self._add(here)
             if self._frame.num_units == limit:
-                yield from self._completed()
+                yield self._build()
 
     def end(self) -> Iterator[Frame | FrameRun]:
         """Complete the buffered frame, if any."""
-        if self._frame.num_units:
-            yield from self._completed()
+        if self._plain is not None:
+            plain, self._plain = self._plain, None
+            num_pieces = len(plain.bounds) - 1
+            yield self._run(plain, num_pieces - 1, num_pieces)
+        elif self._frame.num_units:
+            yield self._build()
 
     def _add_plain(self, pieces: PlainPieces, is_whole: bool) -> Iterator[Frame | FrameRun]:
         """Add pieces: the first may continue a frame, and the last may be continued. Those between are whole frames."""
-        first, stop, last = 0, len(pieces), len(pieces) - (not is_whole)
-        if self._options.contribution_rows is not None:
-            last = 0
-        elif self._frame.num_units:
-            yield from self.add(pieces.piece(0))
+        first, stop = 0, len(pieces.bounds) - 1
+        if self._plain is not None and self._plain.key(-1) == pieces.key(0):
+            self._take_last()
+        if self._frame.num_units and self._frame.key == pieces.key(0):
+            self._add(pieces.piece(0))
             first = 1
-        if first < last:
+        if first < stop and (self._plain is not None or self._frame.num_units):
             yield from self.end()
-            yield from self._run(pieces, first, last).handled()
-        for number in range(max(first, last), stop):
-            yield from self.add(pieces.piece(number))
+        last = stop if is_whole else stop - 1
+        if first < last:
+            yield self._run(pieces, first, last)
+        if max(first, last) < stop:
+            self._plain = pieces
+
+    def _add_limited(self, pieces: PlainPieces, limit: int) -> Iterator[Frame | FrameRun]:
+        """Add pieces, of which no more than ``limit`` rows are a frame."""
+        if pieces.steps is not None:
+            for number in range(len(pieces.steps)):
+                yield from self.add(pieces.piece(number))
+            return
+        whole = pieces.piece(0)
+        first = min(whole.stop, -self._frame.num_units % limit)
+        if first:
+            yield from self.add(replace(whole, stop=first))
+        limited = pieces.of_rows(limit, first)
+        if len(limited.bounds) > 1:
+            yield self._run(limited, 0, len(limited.bounds) - 1)
+        rest = replace(whole, start=int(limited.bounds[-1]))
+        if rest.num_units:
+            yield from self.add(rest)
+
+    def _take_last(self) -> None:
+        """Buffer the piece that may be continued as those of other frames."""
+        if self._plain is not None:
+            plain, self._plain = self._plain, None
+            self._add(plain.piece(-1))
 
     def _run(self, pieces: PlainPieces, first: int, stop: int) -> FrameRun:
         """Return pieces that are whole frames."""
@@ -250,18 +290,12 @@ class FrameBuilder:
             return builder._build()
 
         assert pieces.batch.plain is not None
-        steps = None if pieces.steps is None else pieces.steps[first:stop]
-        return FrameRun(*pieces.batch.plain, pieces.bounds[first : stop + 1], steps, frame_at)
-
-    def _completed(self) -> Iterator[Frame | FrameRun]:
-        """Yield the buffered frame, and buffer none: as a run, if it is one piece of a plain batch."""
-        if len(self._pieces) == 1 and self._pieces[0].batch.plain is not None:
-            piece = self._pieces[0]
-            self._begin()
-            steps = None if piece.key[0] is None else np.array([piece.key[0]])
-            yield from self._run(PlainPieces(piece.batch, np.array([piece.start, piece.stop]), steps), 0, 1).handled()
-        else:
-            yield self._build()
+        table, rows = pieces.batch.plain
+        bounds, steps = pieces.bounds, pieces.steps
+        if first or stop < len(bounds) - 1 or bounds[0]:
+            bounds, steps = bounds[first : stop + 1], None if steps is None else steps[first:stop]
+            rows, bounds = rows.span(int(bounds[0]), int(bounds[-1])), bounds - bounds[0]
+        return FrameRun.of_block(table, rows, bounds, steps, frame_at)
 
     def _build(self) -> Frame:
         frame = self._frame.build(partial(self._audited, tuple(self._pieces)) if self._unvalidated else None)

@@ -26,6 +26,9 @@ from penstock.validation import INT64_MIN
 
 __all__ = ["FrameReader", "ReadOptions"]
 
+# Read at most so many rows ahead to pass several small frames at once, where a source need not be waited for.
+ROWS_OF_A_RUN = 1 << 13
+
 Frames = Generator[Frame, None, None]
 FramesAndRuns = Generator[Frame | FrameRun, None, None]
 Numbered = Generator[tuple[int, Frame], None, None]
@@ -143,7 +146,18 @@ class FrameReader:
         return None if share is None else (self._reading + share) / len(self.sources)
 
     def _frames(self, number: int, source: Source) -> FramesAndRuns:
+        """Return the frames of a source, and each run of them until it is handled."""
         self._reading = number
+        # With rows to drop, the first of each kind would be one of a later batch.
+        joins = source.is_ready and self.options.on_bad_row == "error"
+        with closing(self._decoded(source)) as frames:
+            for frame in joined(frames) if joins else frames:
+                if isinstance(frame, FrameRun):
+                    yield from frame.handled()
+                else:
+                    yield frame
+
+    def _decoded(self, source: Source) -> FramesAndRuns:
         if isinstance(source, SeekableSource):
             frames = source.frames(self.options, self.first_bad)
             if frames is not None:
@@ -172,6 +186,28 @@ class FrameReader:
                 verified.append(part.verified)
         self._verified.append(bool(verified) and all(verified))
         yield from builder.end()
+
+
+def joined(frames: FramesAndRuns) -> FramesAndRuns:
+    """Join the runs of several batches. An error is raised after the frames before it."""
+    runs: list[FrameRun] = []
+    num_rows, error = 0, None
+    while error is None:
+        try:
+            frame = next(frames, None)
+        except Exception as raised:
+            frame, error = None, raised
+        if runs and not (isinstance(frame, FrameRun) and num_rows < ROWS_OF_A_RUN and runs[0].may_join(frame)):
+            yield FrameRun.joined(runs)
+            runs, num_rows = [], 0
+        if isinstance(frame, FrameRun):
+            runs.append(frame)
+            num_rows += len(frame.blocks[0].ids)
+        elif frame is not None:
+            yield frame
+        elif error is None:
+            return
+    raise error
 
 
 def in_order(

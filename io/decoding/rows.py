@@ -221,6 +221,7 @@ class PlainColumns:
         self._table, self._width = table, 0 if roles.ids_only else roles.gradient.type.list_size
         gradient = None if roles.ids_only else roles.gradient.name
         self._names = roles.id.name, gradient, None if roles.step is None else roles.step.name
+        self._whole = np.zeros(2, np.int64)  # the bounds of the last batch without steps; many have the same
         self._indices: tuple[int, int, int, int] | None = None  # columns and their indices: the same in all batches
 
     def read(self, batch: pa.RecordBatch) -> tuple[tuple[str, Rows], StepRuns] | None:
@@ -237,8 +238,12 @@ class PlainColumns:
         if columns is None or (columns[2] is None) != (self._names[2] is None):
             return None
         ids, gradients, steps = columns
-        bounds = np.array([0, len(ids)]) if steps is None else run_bounds(steps)
-        return (self._table, Rows(ids, gradients)), (bounds, None if steps is None else steps[bounds[:-1]])
+        if steps is not None:
+            bounds = run_bounds(steps)
+            return (self._table, Rows(ids, gradients)), (bounds, steps[bounds[:-1]])
+        if self._whole[-1] != len(ids):
+            self._whole = np.array([0, len(ids)])
+        return (self._table, Rows(ids, gradients)), (self._whole, None)
 
 
 def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]]) -> PlainColumns | None:

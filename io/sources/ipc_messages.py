@@ -92,7 +92,7 @@ class Messages:
     def __init__(self, source: str) -> None:
         self._source = source
         self.is_compressed = False
-        self._plain = b""  # the metadata of the last record batch without compression; many have the same
+        self._plain = b""  # all before the body of the last record batch without compression; many have the same
         self._unpacked = self._packed = 0  # of all dictionaries so far
 
     def check(self, metadata: bytes, body: Callable[[], Any]) -> bool:
@@ -115,15 +115,18 @@ class Messages:
                 self._unpacked, self._packed = self._unpacked + unpacked, self._packed + packed
                 unpacked, packed = self._unpacked, self._packed
             check_unpacked(unpacked, packed, self._source)
-        elif kind == BATCH:
-            self._plain = metadata
         return kind == DICTIONARY
 
     def check_next(self, file: pa.NativeFile) -> None:
         """Check the messages that Arrow reads next, up to a record batch. The position stays."""
         start, is_dictionary = file.tell(), True
         try:
+            if self._plain and file.read(len(self._plain)) == self._plain:
+                self.is_compressed = False
+                return
+            file.seek(start)
             while is_dictionary:
+                start_of_message = file.tell()
                 head = bytes(file.read(4))
                 if head == _CONTINUATION:
                     head = bytes(file.read(4))
@@ -131,11 +134,11 @@ class Messages:
                 if length <= 0:
                     return
                 metadata = bytes(file.read(length))
-                if metadata == self._plain:
-                    self.is_compressed = False
-                    return
                 start_of_body, num_bytes = file.tell(), body_bytes(metadata)
                 is_dictionary = self.check(metadata, partial(file.read_buffer, num_bytes))
+                if not is_dictionary and not self.is_compressed:
+                    file.seek(start_of_message)
+                    self._plain = file.read(start_of_body - start_of_message)
                 file.seek(start_of_body + num_bytes)
         except InputError:
             raise

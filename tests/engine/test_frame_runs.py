@@ -52,7 +52,7 @@ def log_of(sizes, steps=None, seed=0, **spoilt):
 
 
 def cut(whole, cuts):
-    edges = [0, *sorted(min(at, whole.num_rows) for at in cuts), whole.num_rows]
+    edges = [0, *sorted(min(row, whole.num_rows) for row in cuts), whole.num_rows]
     return [whole.slice(a, b - a) for a, b in itertools.pairwise(edges)]
 
 

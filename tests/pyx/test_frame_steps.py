@@ -9,6 +9,7 @@ from accumulate import drain, int64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.frames import Rows
 from penstock.pyx import update
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.frame_steps import FrameSteps
@@ -35,8 +36,14 @@ class Way:
         self.steps = FrameSteps(self.gate, self.sums, self.step, threading.Lock(), 0, mean)
         self.vocabulary, self.number = vocabulary, 1
 
-    def take(self, *arguments, first=0, most=MOST, most_steps=MOST, most_changes=MOST, rate=0.5):
-        num = self.steps.take(*arguments, first, most, most_steps, most_changes, rate, self.number)
+    def take(
+        self, ids, grads, bounds, steps, first=0, most=MOST, most_steps=MOST, most_changes=MOST, rate=0.5, cuts=()
+    ):
+        """cuts : rows, at which the frames are cut into blocks"""
+        starts = int64([0, *cuts])
+        blocks = [Rows(*block) for block in zip(np.split(ids, cuts), np.split(grads, cuts), strict=True)]
+        limits = first, most, most_steps, most_changes
+        num = self.steps.take(blocks, starts, bounds, steps, *limits, rate, self.number)
         self.number += num
         return num
 
@@ -62,9 +69,10 @@ def frames_of(sizes, seed=0, vocabulary=VOCABULARY):
     st.sampled_from([1, 2]),
     st.booleans(),
     st.tuples(st.integers(1, 14), st.integers(1, 14), st.integers(1, 60)),
+    st.sets(st.integers(1, 11)),
 )
 @settings(deadline=None)
-def test_any_run_equals_its_twin(sizes, steps, bad, num_required, mean, devices, known, limits):
+def test_any_run_equals_its_twin(sizes, steps, bad, num_required, mean, devices, known, limits, cuts):
     way = Way(num_required, mean, devices, known)
     twin = reference.FrameSteps(way.table(), num_required, mean)
     ids, grads, bounds = frames_of(sizes)
@@ -72,9 +80,10 @@ def test_any_run_equals_its_twin(sizes, steps, bad, num_required, mean, devices,
         row, kind = bad
         grads[row, 1] = np.nan if kind == "value" else grads[row, 1]
         ids[row] = {"id": 1 << 40, "negative": -1}.get(kind, ids[row])
+    cuts = sorted(int(bounds[cut]) for cut in cuts if cut < len(sizes))
     steps, first = np.array(steps[: len(sizes)]), 0
     while first < len(sizes):
-        num = way.take(ids, grads, bounds, steps, first=first, **dict(zip(LIMITS, limits, strict=True)))
+        num = way.take(ids, grads, bounds, steps, first=first, cuts=cuts, **dict(zip(LIMITS, limits, strict=True)))
         assert num == twin.take(ids, grads, bounds, steps, first, *limits, 0.5)
         assert way.steps.ids.tolist() == twin.ids
         assert len(way.steps.seconds) == way.steps.num_steps
@@ -147,7 +156,7 @@ def test_a_step_at_which_the_gate_may_not_open_is_left_to_other_paths():
     [
         ([0, 2, 2], None, "expected ascending bounds, got 2 and 2"),
         ([-1, 2], None, "expected ascending bounds, got -1 and 2"),
-        ([0, 2, 4], None, "expected 4 rows, got 3"),
+        ([0, 2, 4], None, "expected rows 2 to 4 in one block, got 3 rows"),
         ([0], None, "expected one of 0 frames"),
         ([0, 2], [1, 2], "expected one of 1 frames with a step each"),
     ],
@@ -159,3 +168,17 @@ def test_wrong_bounds_are_an_error_and_nothing_has_changed(bounds, steps, messag
         way.take(ids, grads, int64(bounds), None if steps is None else int64(steps))
     assert (way.gate.num_accumulated, way.gate.global_step, len(way.sums), way.sums.num_rows) == (0, 0, 0, 0)
     assert way.take(ids, grads, int64([0, 3]), None) == 1
+
+
+def test_a_frame_over_two_blocks_is_an_error_and_nothing_has_changed():
+    way = Way()
+    with pytest.raises(ValueError, match="expected rows 1 to 3 in one block, got 2 rows"):
+        way.take(*frames_of([1, 2, 1]), None, cuts=[2])
+    with pytest.raises(ValueError, match="expected a row in every block"):
+        way.take(*frames_of([1, 2, 1]), None, cuts=[1, 1])
+    assert way.gate.global_step == 0
+
+
+def test_a_gate_that_only_takers_open_is_refused():
+    with pytest.raises(ValueError, match="expected a gate that contributions open"):
+        Way(num_required=None)
