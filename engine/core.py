@@ -18,7 +18,7 @@ from penstock.frames import MAX_TIME, Coalesced, Float64, Frame, FrameRun, Int64
 from penstock.gate import Gate
 from penstock.learning_rates import LearningRates, Rates
 from penstock.pipeline import BadRowsError, Pipeline, TableStore
-from penstock.pyx.frame_steps import FrameSteps
+from penstock.pyx.frame_steps import SMALL_ROWS, FrameSteps
 from penstock.stats import Counters, TableReport
 from penstock.tables.table_set import TableSet
 from penstock.validation import INT64_MAX
@@ -205,12 +205,13 @@ class EngineCore:
 
         try:
             with self.gate.still():
+                native, values = self._native(run), rates.constant
+                if native is None or values is None or self.gate.is_due():
+                    return 0
                 observers = self.observers
-                limits = [
-                    min(limit) for limit in zip(*[each.most_unseen() for each in observers], UNLIMITED, strict=True)
-                ]
-                native, values = self._native(run.table), rates.constant
-                if native is None or values is None or min(most, *limits) <= 0 or self.gate.is_due():
+                unseen = [observer.most_unseen() for observer in observers]
+                limits = [min(limit) for limit in zip(*unseen, UNLIMITED, strict=True)]
+                if min(most, *limits) <= 0:
                     return 0
                 self.check_ready()
                 if not (num := self.gate.admit_run(partial(take, native, values, limits))):
@@ -322,8 +323,11 @@ class EngineCore:
             self.fail(error)
             raise
 
-    def _native(self, table: str) -> FrameSteps | None:
-        """Return the way of a table's frames without Python; None if there is none, now or ever."""
+    def _native(self, run: FrameRun) -> FrameSteps | None:
+        """Return the way of the next frames of a run without Python; None if there is none, now or ever."""
+        table = run.table
+        if run.bounds[run.next + 1] - run.bounds[run.next] > SMALL_ROWS:
+            return None
         if table not in self._frame_steps:
             sums = self.pipeline.stores[table].accumulator
             self._frame_steps[table] = self.tables.frame_steps(table, self.gate, sums, self.reduction == "mean")

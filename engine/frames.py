@@ -159,9 +159,6 @@ class FrameRun:
             yield self
             self.next = max(self.next, first + 1)
 
-    def step_of(self, number: int) -> int | None:
-        return None if self.steps is None else int(self.steps[number])
-
     @classmethod
     def of_block(
         cls, table: str, rows: Rows, bounds: Int64, steps: Int64 | None, frame_at: Callable[[int], Frame]

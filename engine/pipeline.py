@@ -230,8 +230,9 @@ class Pipeline:
         except MemoryError:  # for several frames; nothing has changed
             return 0
         if num:
+            last_step = None if run.steps is None else int(run.steps[run.next + num - 1])
             self._num_added += num
-            self._last, self.last_rates = (run.step_of(run.next + num - 1), None), None
+            self._last, self.last_rates = (last_step, None), None
         return num
 
     def has_only(self, table: str) -> bool:
@@ -241,7 +242,10 @@ class Pipeline:
 
     def drain(self) -> dict[str, list[Coalesced]]:
         """Return and reset the sums of every table."""
-        return {name: store.drain() for name, store in self.stores.items()}
+        drained = {}
+        for name, store in self.stores.items():
+            drained[name] = store.drain()
+        return drained
 
     @property
     def nbytes(self) -> int:

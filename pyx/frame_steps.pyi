@@ -10,6 +10,8 @@ from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.gate_counts import GateCounts
 from penstock.pyx.update import Step
 
+SMALL_ROWS: int
+
 _Int64 = npt.NDArray[np.int64]
 
 @disjoint_base

@@ -21,9 +21,11 @@ from .update cimport Step
 
 cdef enum:
     # Rows of a frame, and ids of a step: more are worth the threads of other paths.
-    SMALL_ROWS = 4096
+    MOST_SMALL_ROWS = 4096
     # Rows of all frames of one call: Python sees signals, progress and the clock every few milliseconds.
     MOST_ROWS = 1 << 15
+
+SMALL_ROWS = MOST_SMALL_ROWS
 
 
 cdef struct Run:                # one call of ``take``
@@ -171,7 +173,7 @@ cdef Py_ssize_t fitting(GateCounts gate, const index_t[::1] bounds, Py_ssize_t f
         if num_rows <= 0 or bounds[i] < 0:
             raise ValueError(f"expected ascending bounds, got {bounds[i]} and {bounds[i + 1]}")
         waiting += num_rows
-        if held + waiting > SMALL_ROWS or bounds[i + 1] - bounds[first] > MOST_ROWS:
+        if held + waiting > MOST_SMALL_ROWS or bounds[i + 1] - bounds[first] > MOST_ROWS:
             break
         if accumulated + 1 >= gate.required and not most_steps:
             break

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from penstock.frames import Rows
 from penstock.pyx import update
 from penstock.pyx.accumulator import Accumulator
-from penstock.pyx.frame_steps import FrameSteps
+from penstock.pyx.frame_steps import SMALL_ROWS, FrameSteps
 from penstock.pyx.gate_counts import GateCounts
 
 VOCABULARY, DIM = 12, 3
 MOST = 2**63 - 1
-SMALL_ROWS = 4096
 
 
 class Way:
