@@ -199,7 +199,8 @@ class EngineCore:
         def take(native: FrameSteps, values: Sequence[float], limits: Sequence[int]) -> int:
             nonlocal began
             began = True
-            num = self.pipeline.add_run(native, run, most, *limits, self.tables.rate_of(run.table, values))
+            rate = self.tables.rate_of(run.table, values)
+            num = self.pipeline.add_run(native, run, most, limits[0], limits[1], rate)
             began = num > 0
             return num
 
