@@ -73,7 +73,7 @@ def counted(report):
 def outcome(batches, one_by_one, num_required=1, reduction="mean", optimizer="adagrad", threads=1, **options):
     engine = engine_of(one_by_one, optimizer, num_required=num_required, reduction=reduction, threads=threads)
     try:
-        report = counted(engine.run(iter(batches), **options))
+        report = counted(engine.run(batches, **options))
     except InputError as error:
         report = (error.column, error.reason, error.problem)
     return state_of(engine), report
@@ -123,18 +123,45 @@ def test_any_batches_of_a_log_give_what_its_frames_give_one_by_one(sizes, cuts, 
     log = log_of(sizes, steps, ids=ids, values=values)
     wanted = outcome([log], True, **options)
     for batches in ([log], cut(log, cuts), [log.slice(row, 1) for row in range(log.num_rows)]):
-        assert outcome(batches, False, **options) == wanted
+        assert outcome(iter(batches), False, **options) == wanted
+        assert outcome(batches, False, **options) == wanted  # read ahead: nothing has to be waited for
 
 
 def test_a_batch_of_many_frames_passes_as_a_whole(passed):
-    outcome([log_of([3] * 1000)], False)
+    outcome(iter([log_of([3] * 1000)]), False)
     assert passed == [999, 1]  # the last frame might have continued
 
 
 def test_batches_that_are_frames_are_runs_of_one_frame(passed):
     log = log_of([3] * 5).drop_columns(["step"])
-    outcome([log.slice(row, 3) for row in range(0, 15, 3)], False)
+    batches = [log.slice(row, 3) for row in range(0, 15, 3)]
+    outcome(iter(batches), False)
     assert passed == [1] * 5
+    outcome(batches, False)
+    assert passed[5:] == [5]  # which need not be waited for, so that they pass together
+
+
+def test_a_damaged_batch_is_reported_after_the_frames_before_it():
+    log = log_of([3] * 5).drop_columns(["step"])
+    batches = [log.slice(row, 3) for row in range(0, 15, 3)]
+    batches[3] = batches[3].set_column(0, "id", pa.array([1, None, 2], pa.int64()))
+    engine = engine_of()
+    with pytest.raises(InputError, match="batch 3, row 1, column 'id'"):
+        engine.run(batches)
+    assert (engine.global_step, engine.session.positions.num_frames) == (3, 3)
+
+
+def test_quarantined_rows_and_what_is_left_are_those_frame_by_frame(tmp_path):
+    log = log_of([1, 4, 2, 3, 5, 1, 1, 2] * 3, ids={3: -1, 4: ROWS, 30: 1 << 40}, values={17: np.nan, 31: np.inf})
+    states, rows = [], []
+    for number, (one_by_one, batches) in enumerate([(True, [log]), (False, [log]), (False, cut(log, [4, 18, 30]))]):
+        file = tmp_path / f"{number}.arrow"
+        states.append(outcome(batches, one_by_one, on_bad_row=f"quarantine={file}"))
+        table = pa.ipc.open_file(file).read_all().drop_columns(["batch", "row_index"])
+        rows.append(repr(table.to_pylist()))  # NaN is not equal to itself
+    assert states[0] == states[1] == states[2]
+    assert rows[0] == rows[1] == rows[2]
+    assert states[0][1]["dropped"] == {"id_out_of_range": 3, "gradient_not_finite": 2}
 
 
 def test_an_observer_that_needs_every_step_gets_every_step():
