@@ -262,18 +262,20 @@ class FrameBuilder:
         """Add pieces, of which no more than ``limit`` rows are a frame."""
         if pieces.steps is not None:
             for number in range(len(pieces.steps)):
-                yield from self.add(pieces.piece(number))
+                yield from self._add_piece(pieces.piece(number))
             return
         whole = pieces.piece(0)
-        first = min(whole.stop, -self._frame.num_units % limit)
+        first = limit - self._frame.num_units if self._frame.num_units else 0
+        if first + limit > whole.num_units:  # at most one frame ends here
+            yield from self._add_piece(whole)
+            return
         if first:
-            yield from self.add(replace(whole, stop=first))
+            yield from self._add_piece(replace(whole, stop=first))
         limited = pieces.of_rows(limit, first)
-        if len(limited.bounds) > 1:
-            yield self._run(limited, 0, len(limited.bounds) - 1)
+        yield self._run(limited, 0, len(limited.bounds) - 1)
         rest = replace(whole, start=int(limited.bounds[-1]))
         if rest.num_units:
-            yield from self.add(rest)
+            yield from self._add_piece(rest)
 
     def _take_last(self) -> None:
         """Buffer the piece that may be continued as those of other frames."""
