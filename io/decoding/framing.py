@@ -218,14 +218,14 @@ class FrameBuilder:
         """
         if not isinstance(piece, PlainPieces):
             return self._add_piece(piece)
-        limit = self._options.contribution_rows
+        limit = self._options.frame_rows
         return self._add_plain(piece, is_whole) if limit is None else self._add_limited(piece, limit)
 
     def _add_piece(self, piece: FramePiece) -> Iterator[Frame | FrameRun]:
         self._take_last()
         if self._frame.num_units and piece.key != self._frame.key:
             yield self._build()
-        limit = self._options.contribution_rows
+        limit = self._options.frame_rows
         rest: FramePiece | None = piece
         while rest is not None:
             here, rest = rest.split(None if limit is None else limit - self._frame.num_units)
