@@ -124,7 +124,7 @@ class Gate(GateCounts):
 
     def check_may_open(self) -> None:
         """Raise StateError if the global step is none of ``steps``."""
-        if self.global_step not in self.steps:
+        if not self.can_open():
             raise StateError(
                 f"the global step is {self.global_step}, and the gate opens only from {self.steps[0]} to "
                 f"{self.steps[-1]}; set_global_step to one of these"

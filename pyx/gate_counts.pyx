@@ -41,6 +41,10 @@ cdef class GateCounts:
         """Return whether the gate opens into its consumer with so many more contributions than it has."""
         return self.due(more)
 
+    def can_open(self):
+        """Return whether the global step is one of ``steps``."""
+        return self.may_open()
+
     cdef bint behind(self, index_t local_step) noexcept nogil:
         return local_step < self.global_step
 
