@@ -64,10 +64,6 @@ cdef class Plan:
     first_float : where the table begins in the array of floats that every device has
     name : in errors
     """
-    cdef Table table
-    cdef readonly object zeros
-    cdef bytes name
-
     def __init__(self, str rule, numbers, starts, int64_t dim, int64_t vocabulary_size, int64_t num_shards, bint mod,
                  int64_t rows_per_shard, int64_t shards_per_device, bint non_lazy, str target="", int64_t first_float=0,
                  str name=""):
@@ -139,21 +135,9 @@ cdef class Step:
     plans : of the tables, which are called by their numbers here
     floats : float32 (n,) of each device, in which its part of the tables lies
     """
-    cdef StepPlan plan
-    cdef StepContext context
-    cdef Py_ssize_t room, room_for_sweeps
-    cdef int64_t num_rows, num_swept_rows
-    cdef tuple plans, floats, counted
-    cdef float** memory         # of each device, that of floats
-    cdef uint32_t** counters    # of each device, those of counted; NULL: none
-    cdef int64_t num_counting   # threads that have counters
-    cdef object arrays, interrupt
-    cdef bint is_open
-    cdef int64_t num_helping
-
     def __cinit__(self, plans, floats):
         cdef float[::1] memory
-        self.plans, self.floats = tuple(plans), tuple(floats)
+        self.plans, self.floats, self.num_devices = tuple(plans), tuple(floats), len(floats)
         self.plan.segments, self.plan.sweeps = NULL, NULL
         self.context.plan = &self.plan
         self.memory = <float**>PyMem_Calloc(len(self.floats), sizeof(float*))
@@ -260,6 +244,29 @@ cdef class Step:
             with nogil:
                 usleep(20)
         return 0
+
+    cdef const Table* begin_small(self, Py_ssize_t number) except NULL:
+        """Prepare for ``update_small`` of a table, until ``_release``. Raises MemoryError."""
+        cdef const Table* table = &(<Plan?>self.plans[number]).table
+        self._begin(UPDATE)
+        self._next(table, 1, 0, -1)
+        self.context.is_sweep, self.context.touched = False, NULL
+        return table
+
+    cdef void update_small(self, const id_t* ids, const grad_t* grads, int64_t num_rows, float lr) noexcept nogil:
+        """One optimizer application to rows of the table of ``begin_small``, on the calling thread, without Python.
+
+        ids : rows of the table, distinct; grads : one row after the other
+        """
+        cdef Segment* segment = self.plan.segments
+        cdef StepContext* context = &self.context
+        segment.ids, segment.values, segment.row_floats = ids, <grad_t*>grads, segment.table.dim
+        segment.num_rows, segment.rows_per_item, segment.lr = num_rows, num_rows, lr
+        context.num_items = 1
+        for context.device in range(self.num_devices):
+            context.floats, context.counters = self.memory[context.device], self.counters[context.device]
+            context.next_item = context.next_thread = 0
+            work(context)
 
     def start(self):
         """Every row of every table as it begins."""
