@@ -1,5 +1,5 @@
 # A prepared step on host tables, for code without Python.
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint64_t
 
 from ._types cimport grad_t, id_t
 from .buffer_pool cimport Sums
@@ -19,7 +19,7 @@ cdef class Step:
     cdef int64_t num_rows, num_swept_rows
     cdef tuple plans, floats, counted
     cdef float** memory         # of each device, that of floats
-    cdef uint32_t** counters    # of each device, those of counted; NULL: none
+    cdef uint64_t** counters    # of each device, those of counted; NULL: none
     cdef int64_t num_counting   # threads that have counters
     cdef object arrays, interrupt
     cdef bint is_open

@@ -85,7 +85,7 @@ class HostTables:
     allocate : the memory of rows and of the counters of their pages
 
     arrays : of each device, float32 (n,); plans : where in them each table lies
-    counters : of the pages of each device, uint32 (threads, n), once they are counted
+    counters : of the pages of each device, uint64 (threads, n), once they are counted
     """
 
     variant, compiler = "host", "penstock's kernels"
@@ -108,7 +108,7 @@ class HostTables:
             first = -(-plans[-1].end // LINE_FLOATS) * LINE_FLOATS if plans else 0
             plans.append(_plan(definition, first, target))
         self._allocate, num_parts = allocate or zeros, self.layouts[0].num_devices
-        self.plans, self.counters = plans, tuple[npt.NDArray[np.uint32], ...]()
+        self.plans, self.counters = plans, tuple[npt.NDArray[np.uint64], ...]()
         self.arrays = tuple(self._allocate("rows", plans[-1].end, np.float32) for _ in range(num_parts))
         self._step, self._team = update.Step(plans, self.arrays), team
         self._lock = threading.Lock()
@@ -153,7 +153,7 @@ class HostTables:
             with self._lock:
                 shape = (self._team.threads + 1, self._step.counters_per_thread)
                 size = shape[0] * shape[1]
-                self.counters = tuple(self._allocate("pages", size, np.uint32).reshape(shape) for _ in self.arrays)
+                self.counters = tuple(self._allocate("pages", size, np.uint64).reshape(shape) for _ in self.arrays)
                 self._step.count_pages(self.counters)
 
     def view(self, member: int) -> Float32:
