@@ -7,7 +7,7 @@ it may not. So a frame is in completely, or not at all.
 
 import numpy as np
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
@@ -226,7 +226,7 @@ cdef void take_frames(GateCounts gate, Accumulator accumulator, Step step, Run* 
         run.next += 1
         run.number += 1
         if opens:
-            step_rows(accumulator, part, step, run)
+            step_rows(accumulator, part, step, run, <uint64_t>gate.global_step + 1)
             gate.pass_through()
             accumulator.first_frame = run.number
             # So many ids again, at most; where there is no memory for the index, another path says so.
@@ -237,8 +237,8 @@ cdef void take_frames(GateCounts gate, Accumulator accumulator, Step step, Run* 
     frame.sources = accumulator.blocks.sources
 
 
-cdef void step_rows(Accumulator accumulator, Part* part, Step step, Run* run) noexcept nogil:
-    """Update the rows of what is held, and hold nothing."""
+cdef void step_rows(Accumulator accumulator, Part* part, Step step, Run* run, uint64_t number) noexcept nogil:
+    """Update the rows of what is held, and hold nothing. number : of steps afterwards"""
     cdef float* sums = <float*>part.sums
     cdef double began = seconds_now()
     cdef Py_ssize_t i, c
@@ -246,7 +246,7 @@ cdef void step_rows(Accumulator accumulator, Part* part, Step step, Run* run) no
         for i in range(part.num_ids):
             for c in range(accumulator.dim):
                 sums[i * accumulator.dim + c] /= <float>part.marks[i].count
-    step.update_small(part.ids, sums, part.num_ids, run.rate)
+    step.update_small(part.ids, sums, part.num_ids, run.rate, number)
     memcpy(run.changed + run.num_changes, part.ids, part.num_ids * sizeof(id_t))
     run.seconds[run.num_steps] = seconds_now() - began
     run.num_steps += 1

@@ -21,11 +21,14 @@ cdef class Step:
     cdef float** memory         # of each device, that of floats
     cdef uint64_t** counters    # of each device, those of counted; NULL: none
     cdef int64_t num_counting   # threads that have counters
+    cdef object noted
+    cdef uint64_t* words        # of noted, in which update_small begins and ends its steps; NULL: nowhere
     cdef object arrays, interrupt
     cdef bint is_open
     cdef int64_t num_helping
     cdef const Table* begin_small(self, Py_ssize_t number) except NULL
-    cdef void update_small(self, const id_t* ids, const grad_t* grads, int64_t num_rows, float lr) noexcept nogil
+    cdef void update_small(self, const id_t* ids, const grad_t* grads, int64_t num_rows, float lr,
+                           uint64_t step) noexcept nogil
     cdef int _share(self, run_tasks, int64_t threads, bint is_sweep, int64_t num_items, int64_t num_rows) except -1
     cdef int _copy(self, const Table* table, ids, values, Op op, int64_t begin, int64_t end) except -1
     cdef int _release(self) except -1

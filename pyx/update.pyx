@@ -19,6 +19,12 @@ from .row_updates cimport (
 )
 
 
+cdef extern from "page_counters.h" nogil:
+    enum: NUM_WORDS
+    void begin_word(uint64_t* word)
+    void end_step(uint64_t* words, uint64_t step)
+
+
 cdef extern from "update_rules.h" nogil:
     enum: NUM_RULES
     ctypedef struct RuleEntry:
@@ -181,6 +187,13 @@ cdef class Step:
             self.num_counting = of_device.shape[0]
         self.context.counters_per_thread = per_thread
 
+    def note_steps(self, words not None):
+        """From now on, let ``update_small`` begin and end its steps in these words. words : the memory of StepWords"""
+        cdef uint64_t[::1] noted = words
+        if noted.shape[0] < NUM_WORDS:
+            raise ValueError(f"expected {NUM_WORDS} words, got {noted.shape[0]}")
+        self.noted, self.words = words, &noted[0]
+
     def run(self, run_tasks, int64_t threads):
         """Do what was prepared, on one device after the other, and release its arrays.
 
@@ -253,20 +266,25 @@ cdef class Step:
         self.context.is_sweep, self.context.touched = False, NULL
         return table
 
-    cdef void update_small(self, const id_t* ids, const grad_t* grads, int64_t num_rows, float lr) noexcept nogil:
+    cdef void update_small(self, const id_t* ids, const grad_t* grads, int64_t num_rows, float lr,
+                           uint64_t step) noexcept nogil:
         """One optimizer application to rows of the table of ``begin_small``, on the calling thread, without Python.
 
-        ids : rows of the table, distinct; grads : one row after the other
+        ids : rows of the table, distinct; grads : one row after the other; step : the number of steps afterwards
         """
         cdef Segment* segment = self.plan.segments
         cdef StepContext* context = &self.context
         segment.ids, segment.values, segment.row_floats = ids, <grad_t*>grads, segment.table.dim
         segment.num_rows, segment.rows_per_item, segment.lr = num_rows, num_rows, lr
         context.num_items = 1
+        if self.words != NULL:
+            begin_word(self.words)
         for context.device in range(self.num_devices):
             context.floats, context.counters = self.memory[context.device], self.counters[context.device]
             context.next_item = context.next_thread = 0
             work(context)
+        if self.words != NULL:
+            end_step(self.words, step)
 
     def start(self):
         """Every row of every table as it begins."""

@@ -156,6 +156,11 @@ class HostTables:
                 self.counters = tuple(self._allocate("pages", size, np.uint64).reshape(shape) for _ in self.arrays)
                 self._step.count_pages(self.counters)
 
+    def note_steps(self, words: npt.NDArray[np.uint64]) -> None:
+        """Begin and end the steps of ``frame_steps`` in words of StepWords from now on."""
+        with self._lock:
+            self._step.note_steps(words)
+
     def view(self, member: int) -> Float32:
         """Return the weights of a table that has one part, in id order: read-only, without a copy."""
         plan, layout = self.plans[member], self.layouts[member]
