@@ -77,6 +77,8 @@ def measured(folder: Path, seconds: float, scale: float = 1.0) -> Iterator[tuple
     yield "rows_1024", timed(read, BATCH_ROWS, seconds, pause_s=0)
     with updating(engine, round(STEP_ROWS * scale)):
         yield "during_updates", timed(read, ROWS, seconds)
+        if hasattr(Engine, "reads"):
+            yield "unlocked_during_updates", timed(lambda ids: engine.reads.lookup_tables({TABLE: ids}), ROWS, seconds)
     if hasattr(penstock, "Reader"):
         yield from shared(config, folder / "shared", seconds, str(round(STEP_ROWS * scale)))
     config.save(folder / "tables.pbtxt")

@@ -57,7 +57,14 @@ def test_reads_small_frames_and_the_start_are_measured(call):
     sides = {run["case"]: run["sides"] for run in result["runs"]}
     assert set(sides["frames"]) == {"penstock", "bare_consumer"}
     assert set(sides["startup"]) == {"penstock", "import_jax"}
-    assert sides["reads"].keys() >= {"penstock", "rows_1024", "during_updates", "flight", "flight_consistent"}
+    assert sides["reads"].keys() >= {
+        "penstock",
+        "rows_1024",
+        "during_updates",
+        "unlocked_during_updates",
+        "flight",
+        "flight_consistent",
+    }
     assert sides["reads"].keys() >= {"reader_rows_1024", "reader_during_updates", "reader_consistent_during_updates"}
     assert sides["reads"].keys() >= {"flight_during_updates", "flight_consistent_during_updates"}
     for side in sides["reads"].values():
