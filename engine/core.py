@@ -80,6 +80,9 @@ class StepObserver:
     def step_failed(self, error: BaseException) -> None:
         """Handle a step that raised; it may have changed any of its rows."""
 
+    def core_failed(self) -> None:
+        """Handle an error after which the core refuses further steps: it has failed half way."""
+
     def before_load(self) -> None:
         """Prepare for a load, which may set any rows."""
 
@@ -309,6 +312,8 @@ class EngineCore:
     def fail(self, error: BaseException) -> None:
         """Mark the engine as failed: its tables are no longer those of a whole step."""
         self.failed = f"{type(error).__name__}: {error}"
+        for observer in self.observers:
+            observer.core_failed()
 
     def check_whole(self) -> None:
         """Raise StateError after a step that failed half way."""

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 from engines import engine_of
 
 import penstock as ps
+import penstock.shared.folder as shared_folder
+import penstock.shared.table_reader as table_reader
 from penstock.shared.table_writer import SharedTable, SharedWriter
 
 
@@ -215,6 +218,25 @@ def test_a_reader_continues_with_the_tables_of_the_next_start(tmp_path):
     assert (reader.step, len(reader.lookup("t", [1999]))) == (0, 1)
     assert reader.lookup("t", [3]).tolist() == following.lookup("t", [3]).tolist()
     assert {path.name.split("-")[1] for path in tmp_path.iterdir() if "-" in path.name} == {"2"}
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_reader_continues_where_nobody_closed_the_tables_that_it_has(tmp_path, monkeypatch, removed):
+    monkeypatch.setattr(table_reader, "_LOOK_S", 0.0)
+    folder = tmp_path / "tables"
+    engine = engine_of(shared=folder)
+    reader = ps.Reader(folder)
+    if removed:
+        del engine
+        shutil.rmtree(folder)
+        assert reader.step == 0  # the rows that there were
+    else:  # a writer is killed after the rename of the next header, before it has closed the one before
+        monkeypatch.setattr(shared_folder, "_closes", lambda path: lambda: None)
+        del engine
+    engine = engine_of(shared=folder)
+    engine.apply({"t": ([3], np.ones((1, 2)))})
+    assert reader.step == 1
+    assert np.array_equal(reader.lookup("t", [3]), engine.lookup("t", [3]))
 
 
 def test_restored_rows_are_shared_before_any_reader_sees_their_start(tmp_path):
