@@ -45,6 +45,32 @@ def test_a_second_writer_is_refused_until_the_first_has_ended(tmp_path):
     SharedWriter(tmp_path).close()
 
 
+# jax warns of any fork.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:os.fork:RuntimeWarning")
+def test_a_forked_process_neither_keeps_the_lock_nor_removes_files(tmp_path):
+    writer = SharedWriter(tmp_path)
+    writer.create([SharedTable("t", 2, 100)])
+    (ready, say), (end, go) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(go)
+        del writer  # as at the child's end
+        os.write(say, b"r")
+        os.read(end, 1)  # until its parent closes the pipe
+        os._exit(0)
+    try:
+        assert os.read(ready, 1) == b"r"
+        writer.publish(0)  # the files are there
+        assert np.array_equal(ps.Reader(tmp_path).lookup("t", [3]), [[0, 0]])
+        writer.close()
+        SharedWriter(tmp_path).close()
+    finally:
+        os.close(go)
+        os.waitpid(child, 0)
+        for file in (ready, say, end):
+            os.close(file)
+
+
 def test_a_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ps.UsageError, match=r"holds other files \(notes.txt\); choose a new folder"):

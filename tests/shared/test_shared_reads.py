@@ -1,12 +1,13 @@
 """Reads of shared tables give the rows of the engine, wherever they lie."""
 
+from functools import partial
 from weakref import ref
 
 import jax
 import numpy as np
 import pytest
 import reference_reads
-from engines import engine_of, stored
+from engines import engine_of, frame, stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,11 +129,9 @@ def test_a_step_or_load_is_refused_whose_other_observer_fails(tmp_path, moment):
     engine = engine_of(shared=tmp_path, rows=10)
     engine.core._observers.insert(0, ref(observer))  # as the session, which began to observe before the reads
     reader = ps.Reader(tmp_path)
+    load, step = partial(engine.load_parameters, "t", np.ones((1, 2)), ids=[4]), frame([3])
     with pytest.raises(RuntimeError, match="no memory"):
-        if moment == "loaded":
-            engine.load_parameters("t", np.ones((1, 2)), ids=[4])
-        else:
-            engine.apply({"t": ([3], np.ones((1, 2)))})
+        load() if moment == "loaded" else engine.apply({"t": step})
     with pytest.raises(ps.StateError, match="a step of its writer failed half way; start the writer again"):
         reader.lookup("t", [3], consistent=True, timeout_ms=100)
 
