@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
+from penstock.checkpoint.records import read_records
 from penstock.checkpoint.store import Commit, Folder
+from penstock.checkpoint.versions import Version
 from penstock.errors import StateError
+from penstock.filesystem.state_files import open_regular
 from penstock.frames import Array, Float32, Int64
 from penstock.updates import RowWiseAdagrad
 
@@ -20,14 +25,16 @@ WEIGHTS = "parameters"
 
 
 class SavedTables:
-    """The newest complete commit of a folder, with every digest verified. Raises StateError, also if a run removes it.
+    """A commit of a checkpoint, with every digest verified. Raises StateError, also if a run removes it.
 
+    path : ``DIR``, of which the newest complete commit is read, or ``DIR@VERSION``
     tables : name → its entry in the manifest: vocabulary_size, dim, optimizer, slots
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._folder = Folder(path)
-        self.commit = self._folder.read_last(self._folder.checked)
+        version = Version.of(path)
+        self._folder = version.folder
+        self.commit = version.read(self._folder.checked)
         self._where = f"{self._folder.path}, commit {self.commit.number}"
         self.tables = {table["name"]: table for table in self.commit.contents["tables"]}
 
@@ -98,6 +105,27 @@ def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, list[F
             else:
                 ids = record.arrays["ids"]
             yield record.header["table"], ids, parts
+
+
+def changed_rows(folder: Folder, commit: Commit) -> int | None:
+    """Return how many rows a commit wrote, from the headers of its last files. Raises StateError.
+
+    None: at a URI, where all of the files would be transferred, or if a run has removed one.
+    """
+    if not isinstance(folder.path, Path):
+        return None
+    num_rows = 0
+    for file in commit.last_files:
+        path = folder.path / file.name
+        try:
+            with open_regular(path) as data:
+                mapped = mmap.mmap(data.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:  # an empty file cannot be mapped
+            raise StateError(f"{path}: cannot be read ({error})") from error
+        num_rows += sum(len(record.arrays["rows"]) for record in read_records(mapped, path) if record.kind == "rows")
+    return num_rows
 
 
 def slot_dim(table: Mapping[str, Any]) -> int:

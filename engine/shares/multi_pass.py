@@ -219,7 +219,7 @@ class MultiPass:
 
     def _publish(self, base: Commit | None) -> Commit:
         """Commit the parts of all passes, with their deltas merged."""
-        number, done = 1 + (0 if base is None else base.number), False
+        number, done = self._folder.next_number(), False
         parts = self._work.linked_into(self._folder, number)
         contents = {name: parts[0].contents[name] for name in ("positions", "quarantine", "counters")}
         contents["deltas"] = None if base is None else base.contents.get("deltas")
