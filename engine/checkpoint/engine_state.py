@@ -109,7 +109,7 @@ def restore(
     share: tuple[int, int] | None = None,
     version: str | int | None = None,
 ) -> E:
-    """Return an engine with the state of a commit, the newest complete one unless a version is named. Raises StateError.
+    """Return an engine with the state of a commit, the newest one unless a version is named. Raises StateError.
 
     make : the engine's constructor; the other arguments are those of ``Engine.restore``
     """

@@ -271,10 +271,10 @@ class Folder:
             if digest_of(text).encode() != last:
                 raise self._damaged(name, number, "its digest does not fit: damaged or cut")
             manifest = parsed_json(text)
-            if isinstance(manifest, dict) and type(version := manifest.get(KEY)) is int:
-                if version not in (VERSION, WITH_TAGS):
-                    reads = f"this penstock reads versions {VERSION} and {WITH_TAGS}"
-                    raise StateError(f"{self.files.file(name)}: version {version}; {reads}")
+            version = manifest.get(KEY) if isinstance(manifest, dict) else None
+            if type(version) is int and version not in (VERSION, WITH_TAGS):
+                reads = f"this penstock reads versions {VERSION} and {WITH_TAGS}"
+                raise StateError(f"{self.files.file(name)}: version {version}; {reads}")
             check_manifest(manifest)
             del manifest[KEY]
             commit_number, tag = manifest.pop("number"), manifest.pop("tag", {})

@@ -175,7 +175,7 @@ def make_tag(folder: Folder, load: Callable[[], Commit], name: str, note: str, m
 
 
 def delete_tag(folder: Folder, name: str) -> None:
-    """Delete a tag, and remove what no commit and no other tag needs, unless a run is committing, which does it then."""
+    """Delete a tag, and remove what nothing else needs, unless a run has locked the folder: its next commit does it."""
     if name not in folder.tag_names():
         raise no_tag(folder, name)
     folder.remove_tag(name)
@@ -204,7 +204,7 @@ def _check_name(name: str) -> None:
         raise UsageTypeError(f"tag: expected a name, got {name!r}")
     if not re.fullmatch(TAG_NAME, name):
         wanted = "expected a letter, then letters, digits, '.', '_' or '-', at most 64 characters"
-        raise UsageError(f"tag {ascii(name[:80])}: {wanted}" + ("; a number is a step" if name.isdecimal() else ""))
+        raise UsageError(f"tag {name[:80]!a}: {wanted}" + ("; a number is a step" if name.isdecimal() else ""))
 
 
 def _checked_version(version: str | int) -> str:
@@ -212,7 +212,7 @@ def _checked_version(version: str | int) -> str:
         raise UsageTypeError(f"version: expected a tag or a step, got {version!r}")
     text = str(version)
     if not re.fullmatch(rf"{TAG_NAME}|{_STEP}", text):
-        raise UsageError(f"version {ascii(text[:80])}: expected a tag or a step")
+        raise UsageError(f"version {text[:80]!a}: expected a tag or a step")
     return text
 
 

@@ -37,6 +37,5 @@ def run(args: argparse.Namespace, out: Output) -> None:
     lineage = commit.contents["positions"]["lineage"]
     out.say(f"branched  {place_text(args.new)}: step {commit.step}, commit {commit.number} of {version.folder.path}")
     out.say(f"lineage   {lineage}")
-    out.result(
-        {"branch": place_text(args.new), "global_step": commit.step, "commit": commit.number, "lineage": lineage}
-    )
+    result = {"global_step": commit.step, "commit": commit.number, "lineage": lineage}
+    out.result({"branch": place_text(args.new), **result})

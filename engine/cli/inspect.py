@@ -42,7 +42,7 @@ def add(command: Parser) -> None:
     command.add_argument(
         "path",
         metavar="PATH",
-        help="a configuration, an Arrow or Parquet file, a directory, a checkpoint or DIR@VERSION, a URI, or - for stdin",
+        help="a configuration, an Arrow or Parquet file, a directory, a checkpoint, DIR@VERSION, a URI, or -",
     )
     for name in ("columns", "allow_missing_end"):
         add_flag(command, name)
