@@ -31,7 +31,7 @@ from penstock.lineage import LINEAGE_FIELDS
 # In the contents of a commit with the state of the one before.
 REPEATS = "repeats"
 _COMMIT = re.compile(r"([0-9]{8,})\.commit")
-_NUMBER = re.compile(r"[0-9]+")
+_OUR_NUMBER = re.compile(rf"(?=([0-9]+)){PART}")
 _OURS = re.compile(rf"{PART}|\.{PART}\.[0-9-]+\.part|\.lock")
 # A number in place of the name of a tag is a step.
 TAG_NAME = r"[A-Za-z][A-Za-z0-9._-]{0,63}"
@@ -163,11 +163,11 @@ class Folder:
         return sorted(int(match[1]) for name in self._names() if (match := _COMMIT.fullmatch(name)))
 
     def next_number(self) -> int:
-        """Return the number of the next commit: no commit and no file that a tag pins has it or a higher one."""
-        numbers = self.numbers()
-        if self._has_tags:  # newer manifests may have been removed, to go back, and their data files are still there
-            numbers += [int(_NUMBER.match(name)[0]) for name in self._pinned()[1]]
-        return max(numbers, default=0) + 1
+        """Return the number of the next commit: no commit and no file that a tag may pin has it or a higher one."""
+        names = self._names()
+        # With tags, newer manifests may have been removed, to go back, and their data files are still there.
+        pattern = _OUR_NUMBER if self._has_tags else _COMMIT
+        return max((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=0) + 1
 
     def is_empty(self) -> bool:
         """Return whether the folder does not exist, or contains no commit and only remains of an interrupted writer."""
@@ -368,6 +368,12 @@ class Folder:
             return
         for name in names:
             if _OURS.fullmatch(name) and name not in needed | manifests | pinned | {".lock"}:
+                self.files.remove(name)
+
+    def clear(self) -> None:
+        """Remove all commits, manifests first, and what an interrupted writer left."""
+        for name in sorted(self._names(), key=lambda name: not name.endswith(".commit")):
+            if _OURS.fullmatch(name) and name != ".lock":
                 self.files.remove(name)
 
     def _pinned(self) -> tuple[Sequence[str], set[str]]:

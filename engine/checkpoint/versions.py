@@ -16,13 +16,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from penstock.checkpoint.manifests import new_digest, trusting
 from penstock.checkpoint.store import TAG_NAME, Commit, DataFile, Folder, Tag
 from penstock.errors import CommitGoneError, StateError, UsageError, UsageTypeError, listed
-from penstock.filesystem import atomic_files
 from penstock.lineage import Lineage, Parent
 
 _STEP = "[0-9]{1,18}"
@@ -268,43 +266,51 @@ def branch(version: Version, place: AnyPath, progress: CopyProgress = lambda don
     """
     check_no_version(place)
     target = Folder(place)
-    if target.numbers():
-        raise UsageError(f"{target.path}: holds a checkpoint; give a new or empty folder")
-    target.check_place(resume=False)
+    _check_new(target)
 
     def write(commit: Commit) -> Commit:
-        existed = target.files.exists()
         version.folder.checked(commit, sizes_only=True)
         target.lock()
         try:
+            _check_new(target)  # another process may have locked it until now
             return _write_branch(version.folder, commit, target, progress)
-        except BaseException:
-            for file in commit.files:
-                with suppress(OSError):
-                    target.files.remove(file.name)
-            if not existed and isinstance(target.path, Path):
-                with suppress(OSError):
-                    atomic_files.remove_folder(target.path)
-            raise
         finally:
             target.unlock()
 
     return version.read(write)
 
 
+def _check_new(target: Folder) -> None:
+    """Raise UsageError if there is something in the folder of a branch."""
+    if target.numbers():
+        raise UsageError(f"{target.path}: holds a checkpoint; give a new or empty folder")
+    target.check_place(resume=False)
+
+
 def _write_branch(source: Folder, commit: Commit, target: Folder, progress: CopyProgress) -> Commit:
-    done = 0
-    for file in commit.files:
-        progress(done, commit.num_bytes)
-        try:
+    """Write a branch into an empty folder; after an error it is empty again."""
+    try:
+        done = 0
+        for file in commit.files:
+            progress(done, commit.num_bytes)
             if not target.files.adopt(file.name, source.files):
                 _copy(source, file, target, lambda copied, done=done: progress(done + copied, commit.num_bytes))
-        except FileNotFoundError:
+            done += file.num_bytes
+        progress(done, commit.num_bytes)
+        target.files.sync()
+        branched = _under_new_lineage(source, commit)
+        target.name(branched)
+        return branched
+    except BaseException as error:
+        with suppress(OSError, StateError):
+            target.clear()
+        if isinstance(error, FileNotFoundError):
             source.checked(commit, sizes_only=True)  # raises, with the reason
-            raise
-        done += file.num_bytes
-    progress(done, commit.num_bytes)
-    target.files.sync()
+        raise
+
+
+def _under_new_lineage(source: Folder, commit: Commit) -> Commit:
+    """Return the commit as that of a branch."""
     positions = commit.contents["positions"]
     with trusting(f"{source.path}, commit {commit.number}"):
         before = Lineage.from_state(positions)
@@ -312,10 +318,9 @@ def _write_branch(source: Folder, commit: Commit, target: Folder, progress: Copy
     parent = Parent(None if before is None else before.id, epoch, commit.step, commit.digests[0])
     positions = {**positions, **Lineage.new(commit.step, parent).get_state()}
     # The files of deltas and bad rows are those of the other checkpoint.
-    contents = {**commit.contents, "positions": positions, "deltas": None, "quarantine": None}
-    branched = Commit(commit.number, commit.files, contents)
-    target.name(branched)
-    return branched
+    return Commit(
+        commit.number, commit.files, {**commit.contents, "positions": positions, "deltas": None, "quarantine": None}
+    )
 
 
 def _copy(source: Folder, file: DataFile, target: Folder, progress: Callable[[int], object]) -> None:

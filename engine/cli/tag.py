@@ -16,7 +16,7 @@ EXAMPLE = 'penstock tag run1 good --note "before the new producers"'
 def add(command: Parser) -> None:
     command.add_argument("checkpoint", metavar="DIR", help="a checkpoint, also while a run commits to it")
     command.add_argument("name", metavar="NAME", nargs="?", help="letters, digits, '.', '_' and '-', a letter first")
-    command.add_argument("--step", type=whole(), metavar="N", help="of the commit (default: the newest commit)")
+    command.add_argument("--step", type=whole(0), metavar="N", help="of the commit (default: the newest commit)")
     command.add_argument("--note", default="", metavar="TEXT", help=f"shown by log; at most {MOST_NOTE} characters")
     command.add_argument("--move", action="store_true", help="move a tag of this name here")
     command.add_argument("--delete", metavar="NAME", help="delete a tag; the next commit removes what only it needed")

@@ -165,7 +165,7 @@ class LocalStore(FileStore):
             check()
             # A link, unlike a rename, replaces no file of another process.
             if not replace and atomic_files.link_if_possible(file.part, file.path):
-                atomic_files.remove(file.part)
+                atomic_files.discard(file.part)
             elif not replace and file.path.exists():
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(file.path))
             else:

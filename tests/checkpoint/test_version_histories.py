@@ -77,7 +77,7 @@ class History:
     # ---- events
 
     def commit(self, line, fault=None):
-        step(line.engine, self.random.random())
+        step(line.engine, self.random.getrandbits(32))
         state = line.engine.state_hash()
         if self.ends_early(fault, lambda: line.engine.save(line.folder)):
             self.hashes.setdefault(Folder(line.folder).newest().digests, state)  # it may be there nevertheless

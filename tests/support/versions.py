@@ -10,7 +10,7 @@ from penstock.filesystem.file_stores import RemoteStore
 
 ROWS, DIM = 60, 2
 CONFIG = ps.EmbeddingConfig.from_tables(
-    [ps.TableConfig(ROWS, DIM, name="user", optimizer=ps.Adagrad(0.1)), ps.TableConfig(7, 1, name="item")]
+    [ps.TableConfig(ROWS, DIM, name="user"), ps.TableConfig(7, 1, name="item")], ps.Adagrad(0.1)
 )
 
 
@@ -34,6 +34,12 @@ def saved(folder, steps, every=1, engine=None):
             engine.save(folder)
             hashes[engine.global_step] = engine.state_hash()
     return engine, hashes
+
+
+def rewrite(engine):
+    """Load a table anew: then every row has changed, and deltas outgrow their base."""
+    parts = engine.retrieve_parameters("user")
+    engine.load_parameters("user", parts.pop("parameters"), **parts)
 
 
 def files(folder):
