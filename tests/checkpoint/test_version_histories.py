@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 from evidence import IS_EVIDENCE
 from faults.operations import Watched, failing
-from versions import CONFIG, Killed, check_tags, step
+from versions import CONFIG, Killed, check_tags, rewrite, step
 
 import penstock as ps
 from penstock.checkpoint.store import Folder
@@ -78,6 +78,8 @@ class History:
 
     def commit(self, line, fault=None):
         step(line.engine, self.random.getrandbits(32))
+        if self.random.random() < 0.4:
+            rewrite(line.engine)
         state = line.engine.state_hash()
         if self.ends_early(fault, lambda: line.engine.save(line.folder)):
             self.hashes.setdefault(Folder(line.folder).newest().digests, state)  # it may be there nevertheless
