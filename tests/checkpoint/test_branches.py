@@ -228,7 +228,7 @@ def test_a_branch_at_any_moment_of_cleaning_is_whole_or_none(folder, tmp_path, h
         def hook(n, name, args, number=number, copy=copy, engine=engine):
             if n == number:
                 monkeypatch.setattr(atomic_files, "operations", Watched(links))
-                for step in range(3):
+                for step in range(5):
                     rewrite(engine)
                     saved(copy, [step], engine=engine)
             return links(n, name, args)

@@ -334,7 +334,7 @@ class Meeting:
             self.tagged = False
 
     def commits(self):
-        for number in range(3):  # each a new base, so that only the tag needs the old one
+        for number in range(5):  # new bases, so that only the tag needs the old one
             rewrite(self._engine)
             saved(self.folder, [number], engine=self._engine)
 
