@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
 from penstock.errors import DeltasGoneError
@@ -31,7 +31,8 @@ class Epoch(NamedTuple):
     first_step: int
 
 
-class Parent(NamedTuple):
+@dataclass(frozen=True)
+class Parent:
     """The commit that a branch began with. lineage : None if it had none; commit : the digest of its last file"""
 
     lineage: str | None
@@ -70,7 +71,7 @@ class Lineage:
     def get_state(self) -> dict[str, Any]:
         """Return it as plain data, for the positions of a commit."""
         state = {"lineage": self.id, "epochs": [list(epoch) for epoch in self.epochs]}
-        return state if self.parent is None else {**state, "parent": list(self.parent)}
+        return state if self.parent is None else {**state, "parent": list(astuple(self.parent))}
 
     @property
     def current(self) -> Epoch:

@@ -120,7 +120,7 @@ class CheckpointSession(StepObserver):
 
         last()
         assert self._saver is not None
-        # A folder of its own: that of the saver may be locked by it.
+        # Another object for the folder: the saver may have locked it through its object.
         make_tag(Folder(self._saver.folder.files.address), last, name, note, move)
 
     def write_part(self, folder: Folder, number: int, attempt: str) -> Commit:

@@ -40,6 +40,8 @@ _TAG = re.compile(rf"({TAG_NAME})\.tag")
 UNFINISHED_TAG = re.compile(rf"\.{TAG_NAME}\.[0-9a-f]{{16}}\.tagging")
 ABANDONED_S = 24 * 3600
 _AT_ONCE = 1 << 20
+# How long to wait for the lock of the folder, and the pause between two attempts.
+LOCK_WAIT_S, LOCK_PAUSE_S = 1.0, 0.01
 # How often a reader starts over with a newer commit: in each try, a run removed the commit that was read.
 READ_TRIES = 5
 # Contains an unfinished replay in passes (shares/pass_folder.py).
@@ -322,16 +324,22 @@ class Folder:
         with self.files.publishing(_manifest(commit.number)) as file:
             file.write(commit.encoded(WITH_TAGS if self._has_tags else VERSION))
 
-    def lock(self) -> None:
+    def lock(self, wait_s: float = LOCK_WAIT_S) -> None:
         """Lock the folder, created if missing, until ``unlock`` or the end of the process.
 
+        wait_s : how long to wait for another process, such as ``penstock tag``, which locks it for a moment
         Raises UsageError if another writer has locked it, OSError if it cannot be locked. A store without locks relies
         on the caller: one writer at a time.
         """
-        try:
-            self._lock = self.files.lock()
-        except BlockingIOError:
-            raise UsageError(f"{self.path}: another run is writing checkpoints there") from None
+        until_s = time.monotonic() + wait_s
+        while True:
+            try:
+                self._lock = self.files.lock()
+                return
+            except BlockingIOError:
+                if time.monotonic() >= until_s:
+                    raise UsageError(f"{self.path}: another run is writing checkpoints there") from None
+            time.sleep(LOCK_PAUSE_S)
 
     def unlock(self) -> None:
         if self._lock is not None:

@@ -180,7 +180,7 @@ def delete_tag(folder: Folder, name: str) -> None:
     if not folder.files.names_appear_whole:  # and without locks: a file without a manifest may be one of a run
         return
     with suppress(UsageError):
-        folder.lock()
+        folder.lock(wait_s=0)
         try:
             folder.tidy(len(folder.numbers()))
         finally:
@@ -231,7 +231,7 @@ def _announce(folder: Folder) -> None:
     if not folder.files.names_appear_whole:
         return
     with suppress(OSError, StateError, UsageError):  # the tag is there, whatever becomes of this
-        folder.lock()
+        folder.lock(wait_s=0)
         try:
             folder.name(folder.must_load())
         finally:

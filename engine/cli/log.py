@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from penstock.checkpoint.arrays import changed_rows
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
         note = f": {pin['note']}" if pin["note"] else ""
         out.say(f"  tag {pin['tag']}: step {pin['step']}, pins {size_text(pin['pinned_bytes'])}{note}")
     lineage = Lineage.from_state((present[0] if present else tags[-1].commit).contents["positions"])
-    parent = None if lineage is None or lineage.parent is None else lineage.parent._asdict()
+    parent = None if lineage is None or lineage.parent is None else asdict(lineage.parent)
     if lineage is not None:
         out.say(f"  lineage {lineage.id}, {several(len(lineage.epochs), 'epoch')}")
     if parent is not None:

@@ -22,7 +22,7 @@ from penstock.checkpoint.store import Folder
 from penstock.checkpoint.versions import Version, branch
 from penstock.cli import main
 from penstock.filesystem import atomic_files
-from penstock.lineage import Lineage
+from penstock.lineage import Lineage, Parent
 
 STRIDE = 1 if IS_EVIDENCE else 3
 
@@ -94,14 +94,13 @@ def test_a_branch_names_its_parent_also_in_later_commits(folder):
     parent_digest = Folder(folder).load(2).digests[0]
     saved(folder.parent / "new", range(50, 55), engine=ps.Engine.restore(folder.parent / "new"))
     lineage = Lineage.from_state(Folder(folder.parent / "new").newest().contents["positions"])
-    assert lineage.parent == (None, None, 2, parent_digest)
+    assert lineage.parent == Parent(None, None, 2, parent_digest)
     branched(folder.parent / "new", folder.parent / "newer")
-    assert Lineage.from_state(Folder(folder.parent / "newer").newest().contents["positions"]).parent[:1] == (
-        lineage.id,
-    )
+    newer = Lineage.from_state(Folder(folder.parent / "newer").newest().contents["positions"])
+    assert newer.parent.lineage == lineage.id
 
 
-def test_the_deltas_of_a_branch_go_to_a_file_of_its_own(tmp_path):
+def test_a_branch_writes_its_deltas_to_a_new_file(tmp_path):
     engine = engine_of()
     deltas = tmp_path / "deltas.arrows"
     engine.run(iter(LOG[:15]), checkpoint=tmp_path / "run", deltas=deltas)
@@ -210,7 +209,7 @@ def test_a_process_that_is_killed_at_any_file_operation_leaves_a_branch_or_none(
             with suppress(Killed):
                 branched(folder, new, 2)
         if not Folder(new).numbers():
-            branched(folder, new, 2)  # what is left there stands in nobody's way
+            branched(folder, new, 2)  # leftovers do not prevent it
         assert ps.Engine.restore(new).global_step == 2
         saved(new, range(9), engine=ps.Engine.restore(new))
         assert not list(new.glob("*.part"))
@@ -262,8 +261,8 @@ def test_a_store_copies_within_itself(tmp_path, monkeypatch):
 
 
 def test_a_store_and_a_folder_copy_and_verify_with_progress(folder, tmp_path, monkeypatch):
-    expected, at = ps.Engine.restore(folder).state_hash(), store.store_at
-    monkeypatch.setattr(store, "store_at", lambda place: (HookedStore.at if "store" in str(place) else at)(place))
+    expected, store_at = ps.Engine.restore(folder).state_hash(), store.store_at
+    monkeypatch.setattr(store, "store_at", lambda place: (HookedStore.at if "store" in str(place) else store_at)(place))
     seen: list[tuple[int, int]] = []
     branched(folder, tmp_path / "store", progress=lambda done, total: seen.append((done, total)))
     branched(tmp_path / "store", tmp_path / "back")

@@ -48,7 +48,7 @@ def test_a_tagged_commit_outlives_the_commits_that_a_run_keeps(folder):
     assert Folder(folder).tag("second").note == "a note"
 
 
-def test_what_only_a_deleted_tag_needed_is_removed(folder):
+def test_files_that_only_a_deleted_tag_needed_are_removed(folder):
     ps.tag(folder, "old")
     base = Folder(folder).tag("old").commit.files[0].name
     engine = ps.Engine.restore(folder)
@@ -123,7 +123,7 @@ def test_commits_after_going_back_leave_the_files_of_tags_alone(folder):
 
 
 @pytest.mark.parametrize("name", ["", "1", "12a", "a@b", "a/b", "a b", "é", "a" * 65, "-a", ".a", "a\n", None, 3])
-def test_names_that_are_none_are_refused(folder, name):
+def test_invalid_names_are_refused(folder, name):
     before = files(folder)
     with pytest.raises(ps.UsageError, match="expected a"):
         ps.tag(folder, name)
@@ -290,7 +290,7 @@ def test_a_process_that_is_killed_at_any_file_operation_leaves_a_tag_or_none(fol
             assert steps.get("new", 2) == 2
         removed_after(copy)
         check_tags(copy)
-        ps.tag(copy, "moved", move=True)  # a leftover stands in nobody's way
+        ps.tag(copy, "moved", move=True)  # a leftover does not prevent it
         if len(operations.calls) < number:
             break
     assert number > 4

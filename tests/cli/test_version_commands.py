@@ -114,7 +114,7 @@ def test_a_branch_is_resumed_from_its_commit(config, tmp_path, call):
         (2, ["branch", "run"], "NEWDIR"),
     ],
 )
-def test_what_is_wrong_is_one_line(folder, refused, code, words, text):
+def test_an_error_is_one_line(folder, refused, code, words, text):
     ps.tag(folder, "good", 1)
     assert text in refused(code, *words)
     assert not os.path.exists("new")
@@ -171,7 +171,7 @@ def test_processes_that_commit_tag_branch_and_are_killed_lose_no_file(seed, tmp_
             branch = tmp_path / f"b{number}"
             if Folder(branch).numbers():
                 ps.Engine.restore(branch)
-        assert committer.poll() is None
+        assert committer.poll() is None, committer.stderr.read()
     finally:
         committer.kill()
         committer.communicate()
