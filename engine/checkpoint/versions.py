@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from penstock.checkpoint.manifests import new_digest, trusting
@@ -290,13 +291,13 @@ def _check_new(target: Folder) -> None:
 def _write_branch(source: Folder, commit: Commit, target: Folder, progress: CopyProgress) -> Commit:
     """Write a branch into an empty folder; after an error it is empty again."""
     try:
-        done = 0
-        for file in commit.files:
-            progress(done, commit.num_bytes)
+        ends = list(accumulate(file.num_bytes for file in commit.files))
+        for file, end in zip(commit.files, ends, strict=True):
+            report = partial(_report, progress, end - file.num_bytes, commit.num_bytes)
+            report(0)
             if not target.files.adopt(file.name, source.files):
-                _copy(source, file, target, lambda copied, done=done: progress(done + copied, commit.num_bytes))
-            done += file.num_bytes
-        progress(done, commit.num_bytes)
+                _copy(source, file, target, report)
+            report(file.num_bytes)
         target.files.sync()
         branched = _under_new_lineage(source, commit)
         target.name(branched)
@@ -307,6 +308,10 @@ def _write_branch(source: Folder, commit: Commit, target: Folder, progress: Copy
         if isinstance(error, FileNotFoundError):
             source.checked(commit, sizes_only=True)  # raises, with the reason
         raise
+
+
+def _report(progress: CopyProgress, before: int, total: int, num_bytes: int) -> None:
+    progress(before + num_bytes, total)
 
 
 def _under_new_lineage(source: Folder, commit: Commit) -> Commit:
@@ -325,14 +330,14 @@ def _under_new_lineage(source: Folder, commit: Commit) -> Commit:
 
 def _copy(source: Folder, file: DataFile, target: Folder, progress: Callable[[int], object]) -> None:
     """Copy a data file, and verify its digest. Raises StateError and OSError."""
-    digest, done = new_digest(), 0
+    digest, num_bytes = new_digest(), 0
     with source.files.open(file.name) as data, target.files.publishing(file.name) as copy:
         while piece := data.read(_AT_ONCE):
             digest.update(piece)
             copy.write(piece)
             copy.write_along()
-            done += len(piece)
-            progress(done)
+            num_bytes += len(piece)
+            progress(num_bytes)
         if digest.hexdigest() != file.digest:
             raise StateError(
                 f"{source.files.file(file.name)}: its digest does not fit: damaged or mixed up; branch another version"
