@@ -93,6 +93,21 @@ def commits(folder: Folder) -> Iterator[Commit]:
             yield folder.load(number)
 
 
+def all_commits(folder: Folder) -> list[tuple[Commit, list[str]]]:
+    """Return the commits that are there, oldest first, also those that only tags keep, each with the names of its tags.
+
+    Raises StateError if there is none, or a tag is damaged.
+    """
+    tags = folder.tags()
+    by_digests = {tag.commit.digests: tag.commit for tag in tags}
+    by_digests |= {commit.digests: commit for commit in commits(folder)}
+    if not by_digests:
+        folder.must_load()  # raises: there is none, or it is damaged
+    names = {digests: [tag.name for tag in tags if tag.commit.digests == digests] for digests in by_digests}
+    in_order = sorted(by_digests.values(), key=lambda commit: commit.number)
+    return [(commit, names[commit.digests]) for commit in in_order]
+
+
 def check_no_version(place: AnyPath) -> None:
     """Raise UsageError for a folder to write to that does not exist and whose name is a version of a checkpoint."""
     named = split(place)

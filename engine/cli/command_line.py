@@ -28,6 +28,8 @@ COMMANDS = {
     "synth": "write a synthetic gradient log, and a configuration that fits it in the same folder",
     "log": "list the commits and the tags of a checkpoint",
     "tag": "give a commit of a checkpoint a name, which keeps it",
+    "history": "show the values of one row in every commit of a checkpoint that is kept",
+    "blame": "list the frames of a log that contain one row",
     "branch": "start a new checkpoint with a commit of another one, without a copy where that is possible",
     "export": "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
     "diff": "show where two checkpoints differ: the first place and the largest difference; exit 1 if they do",

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.checkpoint.arrays import changed_rows
 from penstock.checkpoint.store import Commit, Folder, Tag
-from penstock.checkpoint.versions import commits
+from penstock.checkpoint.versions import all_commits, commits
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, several, size_text
 from penstock.lineage import Lineage
@@ -24,10 +24,9 @@ def add(command: Parser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> None:
     folder = Folder(args.checkpoint)
+    listed = all_commits(folder)
     tags, present = folder.tags(), list(commits(folder))
-    if not present and not tags:
-        folder.must_load()  # raises: there is none, or it is damaged
-    entries = list(_entries(folder, present, tags))
+    entries = list(_entries(folder, present, listed[::-1]))
     pins = [_pin(tag, present) for tag in tags]
     out.say(f"{folder.path}: {several(len(present), 'commit')}, {several(len(tags), 'tag')}")
     for entry in entries:
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     for pin in pins:
         note = f": {pin['note']}" if pin["note"] else ""
         out.say(f"  tag {pin['tag']}: step {pin['step']}, pins {size_text(pin['pinned_bytes'])}{note}")
-    lineage = Lineage.from_state((present[0] if present else tags[-1].commit).contents["positions"])
+    lineage = Lineage.from_state(listed[-1][0].contents["positions"])
     parent = None if lineage is None or lineage.parent is None else asdict(lineage.parent)
     if lineage is not None:
         out.say(f"  lineage {lineage.id}, {several(len(lineage.epochs), 'epoch')}")
@@ -48,14 +47,13 @@ def run(args: argparse.Namespace, out: Output) -> None:
     out.result({"commits": entries, "tags": pins, "lineage": lineage_id, "parent": parent})
 
 
-def _entries(folder: Folder, present: list[Commit], tags: list[Tag]) -> Iterator[dict[str, Any]]:
-    """Yield what is known of every commit, newest first, also of those that only tags keep."""
-    by_digests = {commit.digests: commit for commit in [*present, *(tag.commit for tag in tags)]}
-    for commit in sorted(by_digests.values(), key=lambda commit: commit.number, reverse=True):
+def _entries(folder: Folder, present: list[Commit], listed: list[tuple[Commit, list[str]]]) -> Iterator[dict[str, Any]]:
+    """Yield every commit as plain data. present : those with a manifest of their commit; listed : all, with tags"""
+    for commit, names in listed:
         yield {
             "commit": commit.number,
             "step": commit.step,
-            "tags": [tag.name for tag in tags if tag.commit.digests == commit.digests],
+            "tags": names,
             "base": all(file.parent is None for file in commit.last_files),
             "rows": changed_rows(folder, commit),
             "bytes": sum(file.num_bytes for file in commit.last_files),

@@ -141,7 +141,7 @@ class FrameReader:
         with closing(source.parts()) as parts:
             for part in parts:
                 columns = BatchPieces(part, self.options)
-                part.verifies = not self.options.ids_only
+                part.verifies = self.options.verifies and not self.options.ids_only
                 batch_is_frame = columns.have_no_step and part.has_boundaries and not part.ends_are_marked
                 with closing(part.batches(columns.names)) as batches:
                     for batch in batches:
