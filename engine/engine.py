@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.accumulators.frame_gate import FrameGate
 from penstock.accumulators.gradient_checks import contributor_of
+from penstock.activation_access import ActivationAccess
 from penstock.activations.exchange import Exchange
 from penstock.checkpoint.engine_state import restore
 from penstock.checkpoint.session import CheckpointSession
@@ -22,7 +23,7 @@ from penstock.lockstep import create_core, sharing_errors
 from penstock.options import RUN, AnyPath, RunKeywords, StageKeywords, with_defaults, with_keywords
 from penstock.run import RunOptions, SourceRun
 from penstock.stats import Report
-from penstock.table_access import ActivationAccess, TableAccess
+from penstock.table_access import TableAccess
 from penstock.tables.table_programs import Variant
 from penstock.tables.table_set import TableSet
 from penstock.telemetry import Telemetry

@@ -23,7 +23,7 @@ ALLOWED |= {library: {"bench.peers"} for library in PEERS}
 LAYERS = """
 __main__   cli   bench
 service   ray   shares   dataflow   functional   metrics
-engine   table_access   run   lockstep   deltas   checkpoint   telemetry   planning
+engine   activation_access   table_access   run   lockstep   deltas   checkpoint   telemetry   planning
 core   tables   io
 options   activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads
