@@ -10,6 +10,10 @@ import pytest
 from checkpoints import LOG, config_of, engine_of, everything, unbroken
 from evidence import IS_EVIDENCE
 from faults.operations import Watched, failing
+from ipc import write
+from services import client_of, frame, service_of
+from services import config_of as service_config
+from sharing import LocalJob
 from versions import CONFIG, HookedStore, Killed, check_tags, files, rewrite, saved, step
 
 import penstock as ps
@@ -119,6 +123,44 @@ def test_commits_after_going_back_leave_the_files_of_tags_alone(folder):
     assert check_tags(folder)["future"] == (3, digests)
 
 
+def test_a_service_is_tagged_while_it_serves_also_the_commit_of_its_start(tmp_path):
+    folder = tmp_path / "run"
+    for start in range(3):
+        engine = ps.Engine.restore(folder) if start else ps.Engine(service_config())
+        with service_of(engine, folder, resume=bool(start)) as service, client_of(service) as client:
+            service.engine.tag(f"start-{start}")  # from the second start on, a commit that repeats the one before
+            for number in range(2):
+                client.put([frame(2 * start + number)], "w0")
+                client.checkpoint()
+            ps.tag(folder, f"served-{start}")
+            service.engine.tag("newest", move=True)
+    removed = ps.Engine.restore(folder)
+    for _ in range(4):
+        rewrite(removed)
+        removed.apply({"user": ([1], [[1.0] * 4])})
+        removed.save(folder)
+    steps = {name: step for name, (step, _) in check_tags(folder).items()}
+    assert steps == {"start-0": 0, "start-1": 2, "start-2": 4, "served-0": 2, "served-1": 4, "served-2": 6, "newest": 6}
+    lineages = {Folder(folder).tag(name).commit.contents["positions"]["lineage"] for name in steps}
+    assert len(lineages) == 1
+
+
+def test_a_commit_of_shares_is_tagged_and_restored_by_any_number_of_shares(tmp_path):
+    log = write(tmp_path / "log.arrows", LOG)
+    job = LocalJob(config_of(), 2)
+    job.run([log], limit=15)
+    job.commit(tmp_path / "run")
+    ps.tag(tmp_path / "run", "half")
+    expected = ps.Engine.restore(tmp_path / "run").state_hash()
+    job.run([log])  # without the frames that are stale by now
+    for _ in range(5):
+        job.commit(tmp_path / "run")
+    assert ps.Engine.restore(f"{tmp_path / 'run'}@half").state_hash() == expected
+    third = ps.Engine.restore(tmp_path / "run", share=(1, 3), version="half")
+    assert third.global_step == 5
+    assert check_tags(tmp_path / "run")
+
+
 # ---- names
 
 
@@ -143,6 +185,32 @@ def test_a_second_tag_of_a_name_is_refused_unless_it_moves(folder):
     assert ps.Engine.restore(folder, version="good").global_step == 1
     ps.tag(folder, "good", 2, move=True)
     assert ps.Engine.restore(folder, version="good").global_step == 2
+
+
+def test_of_two_processes_that_create_a_tag_of_one_name_one_is_refused(folder, monkeypatch):
+    def other(number, name, args):
+        if name == "link":
+            monkeypatch.setattr(atomic_files, "operations", atomic_files.Operations())
+            ps.tag(folder, "good", 1)
+
+    monkeypatch.setattr(atomic_files, "operations", Watched(other))
+    with pytest.raises(ps.UsageError, match="tag 'good' names step 1 already"):
+        ps.tag(folder, "good", 2)
+    assert ps.Engine.restore(folder, version="good").global_step == 1
+    assert not list(folder.glob(".good*"))
+
+
+def test_a_file_system_without_links_has_tags(folder, monkeypatch):
+    def no_links(number, name, args):
+        if name == "link":
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(atomic_files, "operations", Watched(no_links))
+    ps.tag(folder, "good", 1)
+    with pytest.raises(ps.UsageError, match="tag 'good' names step 1 already"):
+        ps.tag(folder, "good", 2)
+    ps.tag(folder, "good", 2, move=True)
+    assert {name: step for name, (step, _) in check_tags(folder).items()} == {"good": 2}
 
 
 def test_a_version_that_does_not_exist_names_the_nearest(folder):
@@ -223,8 +291,9 @@ def test_a_damaged_tag_is_named_and_nothing_is_cleaned(folder):
     before = {name for name in files(folder) if not name.endswith(".commit")}
     removed_after(folder)
     assert before <= set(files(folder))
-    versions.delete_tag(Folder(folder), "good")
+    ps.tag(folder, "good", move=True)
     removed_after(folder)
+    assert check_tags(folder)
     assert not (folder / "00000001.commit").exists()
 
 
