@@ -124,7 +124,7 @@ class Saver(StepObserver):
         """
         self.folder.lock()
         try:
-            self.folder.tidy(max(keep, len(self.folder.numbers())))
+            self.folder.tidy()
             next_number = self.folder.next_number()
         except BaseException:
             self.folder.unlock()

@@ -346,36 +346,38 @@ class Folder:
             os.close(self._lock)
             self._lock = None
 
-    def tidy(self, keep: int, newest: Commit | None = None) -> None:
-        """Remove penstock's files, except those of the last ``keep`` commits. Do nothing if one of these is damaged.
+    def tidy(self, keep: int | None = None, newest: Commit | None = None) -> None:
+        """Remove penstock's files, except those of tags and of the last ``keep`` commits. Do nothing if one is damaged.
+
 
         A commit that repeats the one before is kept only as the newest, and does not count: starts that are followed by
         no frame remove no earlier state.
-        newest : the newest commit, if the caller has just written it
+        keep : None: all commits; newest : the newest commit, if the caller has just written it
         """
         kept: list[Commit] = []
+        numbers = self.numbers()
         try:
-            for number in reversed(self.numbers()):
+            for number in reversed(numbers):
                 commit = newest if newest and newest.number == number else self.load(number)
                 if not kept or not commit.repeats:
                     kept.append(commit)
-                if len(kept) == keep + kept[0].repeats:
+                if keep is not None and len(kept) == keep + kept[0].repeats:
                     break
         except StateError:
             return
-        needed = {file.name for commit in kept for file in commit.files}
         manifests = {_manifest(commit.number) for commit in kept}
         # Manifests first: a manifest without its files is a damaged commit, files without a manifest are ignored. Tags
         # after them: a tag of a commit whose manifest is gone is given up, so what is pinned now is all that ever is.
-        for name in self._names():
-            if _COMMIT.fullmatch(name) and name not in manifests:
+        for name in map(_manifest, numbers):
+            if name not in manifests:
                 self.files.remove(name)
         try:
             names, pinned = self._pinned()
         except StateError:
             return
+        needed = {file.name for commit in kept for file in commit.files} | manifests | pinned | {".lock"}
         for name in names:
-            if _OURS.fullmatch(name) and name not in needed | manifests | pinned | {".lock"}:
+            if _OURS.fullmatch(name) and name not in needed:
                 self.files.remove(name)
 
     def clear(self) -> None:

@@ -198,7 +198,7 @@ def delete_tag(folder: Folder, name: str) -> None:
     with suppress(UsageError):
         folder.lock(wait_s=0)
         try:
-            folder.tidy(len(folder.numbers()))
+            folder.tidy()
         finally:
             folder.unlock()
 

@@ -21,6 +21,7 @@ from penstock.checkpoint import store, versions
 from penstock.checkpoint.arrays import SavedTables
 from penstock.checkpoint.store import ABANDONED_S, Folder
 from penstock.filesystem import atomic_files
+from penstock.filesystem.file_stores import LocalStore
 
 STRIDE = 1 if IS_EVIDENCE else 3
 
@@ -485,10 +486,15 @@ def test_a_store_without_locks_killed_at_any_request_leaves_a_tag_or_none(tmp_pa
 def test_a_run_that_uses_no_tags_performs_the_file_operations_of_before(tmp_path, monkeypatch):
     """A commit lists the folder as often as it did, and reads and writes no other file."""
     engine, _ = saved(tmp_path / "run", range(4))
-    operations = Watched()
+    operations, listings, names = Watched(), [], LocalStore.names
     monkeypatch.setattr(atomic_files, "operations", operations)
+    monkeypatch.setattr(LocalStore, "names", lambda self: listings.append(self) or names(self))
     step(engine, 9)
     engine.save(tmp_path / "run")
+    listings_of_a_save, reads, read = len(listings), [], LocalStore.read
+    monkeypatch.setattr(LocalStore, "read", lambda self, name: reads.append(name) or read(self, name))
+    Folder(tmp_path / "run").tidy(3)
+    assert (listings_of_a_save, len(listings) - listings_of_a_save, len(reads)) == (6, 2, 3)
     expected = ["open_lock", "create", "write", "sync", "rename", "sync_folder"]
     expected += ["create", "write", "sync", "rename", "sync_folder", "remove"]
     assert operations.calls == expected

@@ -19,7 +19,7 @@ from penstock.io.delta_sink import open_deltas
 from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import RunFiles
 from penstock.learning_rates import LearningRates
-from penstock.options import JOB_CONCERNS, KEEP, with_keywords
+from penstock.options import JOB_CONCERNS, with_keywords
 from penstock.shares import WholeTables
 from penstock.shares.joined_deltas import JoinedDeltas
 from penstock.shares.joined_reports import joined_problems, joined_tables, joined_variants
@@ -265,7 +265,7 @@ def _locked(folder: Folder | None) -> Any:
         return
     folder.lock()
     try:
-        folder.tidy(max(KEEP, len(folder.numbers())))
+        folder.tidy()
         yield
     finally:
         folder.unlock()
