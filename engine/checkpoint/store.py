@@ -349,7 +349,6 @@ class Folder:
     def tidy(self, keep: int | None = None, newest: Commit | None = None) -> None:
         """Remove penstock's files, except those of tags and of the last ``keep`` commits. Do nothing if one is damaged.
 
-
         A commit that repeats the one before is kept only as the newest, and does not count: starts that are followed by
         no frame remove no earlier state.
         keep : None: all commits; newest : the newest commit, if the caller has just written it

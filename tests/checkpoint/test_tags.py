@@ -68,6 +68,22 @@ def test_files_that_only_a_deleted_tag_needed_are_removed(folder):
     assert ps.Engine.restore(folder).global_step == engine.global_step
 
 
+def test_files_of_a_tag_that_is_deleted_during_a_run_are_removed_by_its_next_commit(tmp_path):
+    folder = tmp_path / "run"
+    engine, _ = saved(folder, range(1))
+    ps.tag(folder, "old")
+    for number in range(5):
+        rewrite(engine)
+        saved(folder, [number], engine=engine)
+    running = Folder(folder)
+    running.lock()
+    versions.delete_tag(Folder(folder), "old")
+    assert (folder / "00000001.base").exists()
+    running.unlock()
+    saved(folder, [9], engine=engine)
+    assert not (folder / "00000001.base").exists()
+
+
 def test_a_tag_is_of_the_newest_commit_and_an_engine_tags_its_last_one(folder):
     engine = ps.Engine.restore(folder)
     step(engine, 5)  # in no commit
