@@ -42,6 +42,7 @@ _NAMES = {
         "UsageError",
         "UsageTypeError",
     ),
+    "penstock.io.decoding.string_ids": ("hash_ids",),
     "penstock.dataflow": ("BlockStage", "StageFunction", "stage_fn"),
     "penstock.stats": ("Report", "TableReport"),
     "penstock.updates": ("DynamicLearningRate",),

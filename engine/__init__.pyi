@@ -25,6 +25,7 @@ from penstock.config.tables import (
 )
 from penstock.dataflow import BlockStage as BlockStage, StageFunction as StageFunction, stage_fn as stage_fn
 from penstock.engine import Engine as Engine
+from penstock.io.decoding.string_ids import hash_ids as hash_ids
 from penstock.errors import (
     CancelledError as CancelledError,
     CapacityError as CapacityError,

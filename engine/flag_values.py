@@ -81,6 +81,11 @@ def folder_or_uri(text: str) -> Path | str:
     return text if "://" in text else Path(text)
 
 
+def rows_of_a_frame(text: str) -> int | str:
+    """Parse ``--contribution-rows``."""
+    return text if text == "batch" else whole(1)(text)
+
+
 def number_of_passes(text: str) -> int | str:
     """Parse ``--passes``."""
     return text if text == "auto" else whole(1, MOST_PASSES)(text)

@@ -28,6 +28,9 @@ Float32 = npt.NDArray[np.float32]
 Contributor = int | str | None
 Place = tuple[int, ...]  # in a source that can seek: the number of a message; or a version, a file and a row
 
+# What the columns of a row stream are for.
+ROLES = ("id", "gradient", "table", "step", "contributor", "learning_rates", "time")
+
 # Counts by contributor must not grow for as long as a service runs.
 MAX_CONTRIBUTORS = 1000
 

@@ -17,7 +17,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, Self, TypedDict, TypeVar, get_args
 
-from penstock.flag_values import MOST_PARALLEL, Flag, folder_or_uri, megabytes, number, number_of_passes, whole
+from penstock.flag_values import (
+    MOST_PARALLEL,
+    Flag,
+    folder_or_uri,
+    megabytes,
+    number,
+    number_of_passes,
+    rows_of_a_frame,
+    whole,
+)
 from penstock.validation import check_known
 
 if TYPE_CHECKING:
@@ -129,11 +138,12 @@ class ReadingKeywords(TypedDict, total=False):
         Flag(choices=("bfloat16", "float16", "float32", "float64")),
     ]
     contribution_rows: Annotated[
-        int | None,
+        int | str | None,
         Option(
-            "a frame is N rows, or N examples: needed where batches are arbitrary (Parquet) and have no 'step' column"
+            "a frame is N rows, or N examples; batch: a record batch. Needed without a 'step' column where batches are "
+            "arbitrary: those of Parquet files, Arrow IPC files and queries"
         ),
-        Flag("N", whole(1)),
+        Flag("N|batch", rows_of_a_frame),
     ]
     merge: Annotated[
         str | None,
@@ -148,6 +158,13 @@ class ReadingKeywords(TypedDict, total=False):
             "it is the order of jobs",
             pages=("ray.md",),
         ),
+    ]
+    hash_ids: Annotated[
+        bool,
+        Option(
+            "take strings as ids: keys of dynamic tables are their hashes, ``penstock.hash_ids``", False, EVERYWHERE
+        ),
+        Flag(pages=("dynamic.md#ids-that-are-strings",)),
     ]
     on_bad_row: Annotated[
         str,

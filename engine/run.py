@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -32,6 +33,8 @@ from penstock.planning.look_ahead import LookAhead, looked_ahead
 from penstock.stats import Counters, Report
 from penstock.telemetry import Telemetry
 from penstock.validation import function, place, share, whole
+
+log = logging.getLogger("penstock")
 
 
 class RunOptions(Options, concerns=SOURCE):
@@ -167,6 +170,8 @@ class SourceRun:
                         yield from self._deltas.rest()
                 saving.end()
         core.wait()
+        for note in self._notes():
+            log.warning(note)
         saving.positions.check_stale(self._max_stale)
 
     @contextmanager
@@ -205,6 +210,10 @@ class SourceRun:
         """Return whether every change was acknowledged: a run resumed from a commit never emits earlier changes."""
         return self._deltas is None or self._deltas.fully_consumed
 
+    def _notes(self) -> tuple[str, ...]:
+        """Return hints for the user about what was read, a sentence each."""
+        return (*self._counters.notes(self._first_bad), *self._reader.notes())
+
     def _report(self) -> Report:
         seconds, core, counters = time.perf_counter() - self._started_s, self._core, self._counters
         with core.gate.still():
@@ -216,7 +225,7 @@ class SourceRun:
                 unverified=self._reader.unverified,
                 tables=core.table_reports(),
                 learning_rates=core.last_rates if core.config.num_tags else None,
-                notes=(*counters.notes(self._first_bad), *self._reader.notes(), *core.tables.programs.problems),
+                notes=(*self._notes(), *core.tables.programs.problems),
                 skipped=self._num_skipped,
                 variants=core.tables.programs.variants,
                 device_problems=len(core.tables.programs.problems),

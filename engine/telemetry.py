@@ -20,7 +20,6 @@ from penstock.sampling import KnownAs, Moment, Probe, Read
 from penstock.stats import Counters, Stale, TableReport
 
 log = logging.getLogger("penstock")
-log.addHandler(logging.NullHandler())  # without it, unconfigured logging prints warnings to stderr
 
 STAGES = ("read", "sum", "step", "save")
 RECENT_STEPS = 1024  # window of the quantiles

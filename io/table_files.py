@@ -23,7 +23,7 @@ from penstock.config.id_ranges import expected, outside
 from penstock.errors import InputError
 from penstock.filesystem import atomic_files
 from penstock.io.decoding.columns import Float32, Int64, float_lists, integers
-from penstock.io.decoding.schema import is_float_list, storage_type
+from penstock.io.decoding.role_types import is_float_list, storage_type
 from penstock.io.sources.batch import arrow_errors
 from penstock.io.sources.parquet import open_parquet
 

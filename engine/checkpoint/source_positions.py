@@ -164,6 +164,7 @@ class Positions:
 
     def seek(self, reader: FrameReader, read: Positions) -> None:
         """Let the sources that can seek continue at this position, which ``read`` has from then on."""
+        reader.continued = {number for number, entry in enumerate(self.entries) if entry.frames}
         seekable = [source.name for source in reader.sources if isinstance(source, SeekableSource)]
         sought = {entry.source: entry for entry in self.entries if entry.place is not None}
         for number, source in enumerate(reader.sources):

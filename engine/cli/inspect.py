@@ -25,8 +25,9 @@ from penstock.config.dynamic import settings_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError, UsageError
 from penstock.io.decoding.bad_rows import is_quarantine, reasons_of
+from penstock.io.decoding.role_types import is_list
 from penstock.io.decoding.row_columns import decode_rows
-from penstock.io.decoding.schema import Roles, is_list, resolve
+from penstock.io.decoding.schema import Roles, resolve
 from penstock.io.sources.opening import Part, looks_like_arrow, open_source
 from penstock.pyx.id_table import IdTable
 

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import logging
 import os
 import sys
 import threading
@@ -30,6 +31,9 @@ from penstock.errors import (
     UsageError,
     short,
 )
+
+# Commands print what the package logs: without a handler, warnings would be on standard error twice.
+NO_LOG = logging.NullHandler()
 
 OK, FAILED, USAGE, INPUT, CONFIG, STATE, RESOURCE = 0, 1, 2, 3, 4, 5, 6
 
@@ -69,6 +73,7 @@ example:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. argv : None if the process exists only for this command"""
+    logging.getLogger("penstock").addHandler(NO_LOG)
     interrupts.install(own_process=argv is None)
     if argv is not None:
         try:

@@ -22,7 +22,7 @@ from penstock.errors import ConfigError, InputError
 from penstock.gate import Gate
 from penstock.io.connectors.partition_source import TopicKind
 from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
-from penstock.io.sources.opening import Source, open_sources
+from penstock.io.sources.opening import Source, expanded, open_sources
 from penstock.io.sources.source_kinds import source_kind
 from penstock.learning_rates import LearningRates
 from penstock.options import ReadingKeywords
@@ -156,13 +156,14 @@ class SourceCheck:
         self.dropped: list[str] = []
         self.is_bad = self._opened = False
         self._first_bad: dict[str, str] = {}
+        self._reader: FrameReader | None = None
 
     def frames(self, options: ReadOptions, is_sorted: bool) -> Frames:
         """Yield the source's frames up to its end or first error. is_sorted : whether it must be sorted by step"""
         self._opened = True
         try:
             reader = FrameReader(self._opens, options)
-            self._first_bad = reader.first_bad
+            self._reader, self._first_bad = reader, reader.first_bad
             yield from sorted_by_step(iter(reader)) if is_sorted else reader
         except (ConfigError, InputError) as error:
             self.errors.append(str(error))
@@ -186,6 +187,8 @@ class SourceCheck:
         out.say(f"{state:8}  {self.source}: {count(counters.rows)} rows in {count(counters.frames)} frames read{stale}")
         if counters.truncated:
             out.say(f"{'truncated':8}  {count(counters.truncated)} ids beyond the length of their sequence")
+        for text in self._reader.notes() if self._reader is not None else ():
+            out.say(f"{'note':8}  {text}")
         for text in self.dropped:
             out.say(f"{'dropped':8}  {text}")
         for text in self.errors:
@@ -199,7 +202,9 @@ class SourceCheck:
 
 def _sources(text: str, args: argparse.Namespace) -> Sequence[str | Source]:
     """Return the partitions of a topic; any other source stays a text, whose errors are findings."""
-    return open_sources(text, patience_s=args.patience) if isinstance(source_kind(text), TopicKind) else [text]
+    if isinstance(source_kind(text), TopicKind):
+        return open_sources(text, patience_s=args.patience)
+    return expanded(text)
 
 
 def walk(

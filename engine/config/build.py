@@ -6,7 +6,7 @@ build_features.py converts features; lint/proto_rules.py checks the result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -37,6 +37,11 @@ from penstock.updates import (
 from penstock.updates.rule import float32
 
 Built = tuple[EngineConfig, PythonPart]
+STORAGE_DTYPES = {
+    "float32": TableSettings.UNSPECIFIED,
+    "bfloat16": TableSettings.BFLOAT16,
+    "int32": TableSettings.INT32,
+}
 
 INITIALIZER_TYPES = (RowIdInitializer, *INITIALIZERS.values())
 
@@ -50,9 +55,11 @@ def build_tables(tables: Sequence[TableConfig], optimizer: Optimizer | None) -> 
         if id(table) in seen:
             raise ConfigError(f"tables[{index}] is the same TableConfig as an earlier one; list each table once")
         seen.add(id(table))
-        if dtype_name(table.dtype) != "float32":
+        if dtype_name(table.dtype) == "int32":
             name = table.name if table.name is not None else f"table_{index}"
-            raise ConfigError(f"table '{name}': a table that is updated must be float32, got {dtype_name(table.dtype)}")
+            raise ConfigError(
+                f"table '{name}': a table that is updated must be float32 or bfloat16, got {dtype_name(table.dtype)}"
+            )
     return write_tables(named_tables(tables, optimizer), num_hosts=1)
 
 
@@ -164,8 +171,7 @@ def _settings(name: str, table: TableConfig, optimizer: Optimizer) -> TableSetti
     for slot, value in optimizer.slots():
         if slot not in defaults or float32(value) != float32(defaults[slot]):
             settings.slot.add(name=slot, initial_value=value)
-    if dtype_name(table.dtype) == "int32":
-        settings.storage_dtype = TableSettings.INT32
+    settings.storage_dtype = STORAGE_DTYPES[dtype_name(table.dtype)]
     if table.dynamic is not None:
         write_dynamic(settings, table.dynamic)
     write_placement(settings, table.placement)
@@ -186,8 +192,15 @@ def _write_initializer(settings: TableSettings, table: TableConfig) -> None:
                 setattr(message, field.name, getattr(start, number.name))
 
 
-def write_gate(message: EngineConfig, num_required: int | None, reduction: str | None) -> None:
-    """Write the gate settings to ``message``, if there are any."""
+def write_settings(
+    message: EngineConfig, num_required: int | None, reduction: str | None, columns: Mapping[str, str] | None
+) -> None:
+    """Write the settings of the gate and of a stream's columns to ``message``, if there are any."""
+    columns = {} if columns is None else columns
+    if not isinstance(columns, Mapping) or not all(isinstance(text, str) for pair in columns.items() for text in pair):
+        raise ConfigError(f"columns must be a mapping role → name, got {columns!r:.100}")
+    for role, name in columns.items():
+        message.columns.add(role=role, name=name)
     if num_required is not None:
         if not isinstance(num_required, int) or not 1 <= num_required < 2**31:
             raise ConfigError(f"num_required must be an int of at least 1, got {num_required!r}")

@@ -16,7 +16,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from penstock.config import text_format
-from penstock.config.build import build_tables, write_gate
+from penstock.config.build import build_tables, write_settings
 from penstock.config.build_features import Strategy, build_features
 from penstock.config.engine_config_pb2 import EngineConfig
 from penstock.config.features import FeatureConfig
@@ -191,6 +191,7 @@ class EmbeddingConfig(MessageView):
         num_replicas_in_sync: int | None = None,
         num_required: int | None = None,
         reduction: str | None = None,
+        columns: Mapping[str, str] | None = None,
     ) -> EmbeddingConfig:
         """Convert Python classes as ``tf.tpu.experimental.embedding.TPUEmbedding(feature_config, optimizer)`` does.
 
@@ -219,6 +220,8 @@ class EmbeddingConfig(MessageView):
             Frames that open the gate; a setting of penstock's.
         reduction : {"mean", "sum"} or None
             Of the gate; a setting of penstock's.
+        columns : mapping of str to str, or None
+            Role → name of a column, for streams with other names; ``columns`` of a run take precedence.
 
         Returns
         -------
@@ -258,7 +261,7 @@ class EmbeddingConfig(MessageView):
             raise ConfigError(f"num_replicas is {num_replicas}, but num_replicas_in_sync {replicas}; give one of them")
         strategy = Strategy(num_hosts, replicas, num_cores_per_replica, pipeline_execution_with_tensor_core)
         message, part = build_features(feature_config, optimizer, batch, per_replica_input_shapes, strategy)
-        write_gate(message, num_required, reduction)
+        write_settings(message, num_required, reduction, columns)
         return cls(message, part)
 
     @classmethod
@@ -269,6 +272,7 @@ class EmbeddingConfig(MessageView):
         *,
         num_required: int | None = None,
         reduction: str | None = None,
+        columns: Mapping[str, str] | None = None,
     ) -> EmbeddingConfig:
         """Convert Python classes without features, which suffices for row streams.
 
@@ -282,6 +286,8 @@ class EmbeddingConfig(MessageView):
             Frames that open the gate.
         reduction : {"mean", "sum"} or None
             Of the gate.
+        columns : mapping of str to str, or None
+            Role → name of a column, for streams with other names; ``columns`` of a run take precedence.
 
         Returns
         -------
@@ -307,7 +313,7 @@ class EmbeddingConfig(MessageView):
         0.05
         """
         message, part = build_tables(tables, optimizer)
-        write_gate(message, num_required, reduction)
+        write_settings(message, num_required, reduction, columns)
         validate(message)
         return cls(message, part)
 

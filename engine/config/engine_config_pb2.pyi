@@ -205,14 +205,24 @@ class GateSettings(_message.Message):
     reduction: GateSettings.Reduction
     def __init__(self, num_required: _Optional[int] = ..., reduction: _Optional[_Union[GateSettings.Reduction, str]] = ...) -> None: ...
 
+class ColumnSettings(_message.Message):
+    __slots__ = ("role", "name")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
 class EngineConfig(_message.Message):
-    __slots__ = ("tpu_embedding_configuration", "table", "feature", "gate")
+    __slots__ = ("tpu_embedding_configuration", "table", "feature", "gate", "columns")
     TPU_EMBEDDING_CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     FEATURE_FIELD_NUMBER: _ClassVar[int]
     GATE_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     tpu_embedding_configuration: _tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration
     table: _containers.RepeatedCompositeFieldContainer[TableSettings]
     feature: _containers.RepeatedCompositeFieldContainer[FeatureSettings]
     gate: GateSettings
-    def __init__(self, tpu_embedding_configuration: _Optional[_Union[_tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration, _Mapping[str, object]]] = ..., table: _Optional[_Iterable[_Union[TableSettings, _Mapping[str, object]]]] = ..., feature: _Optional[_Iterable[_Union[FeatureSettings, _Mapping[str, object]]]] = ..., gate: _Optional[_Union[GateSettings, _Mapping[str, object]]] = ...) -> None: ...
+    columns: _containers.RepeatedCompositeFieldContainer[ColumnSettings]
+    def __init__(self, tpu_embedding_configuration: _Optional[_Union[_tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration, _Mapping[str, object]]] = ..., table: _Optional[_Iterable[_Union[TableSettings, _Mapping[str, object]]]] = ..., feature: _Optional[_Iterable[_Union[FeatureSettings, _Mapping[str, object]]]] = ..., gate: _Optional[_Union[GateSettings, _Mapping[str, object]]] = ..., columns: _Optional[_Iterable[_Union[ColumnSettings, _Mapping[str, object]]]] = ...) -> None: ...

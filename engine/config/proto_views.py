@@ -87,6 +87,11 @@ class MessageView:
         return {GateSettings.MEAN: "mean", GateSettings.SUM: "sum"}.get(self._message.gate.reduction)
 
     @property
+    def columns(self) -> dict[str, str]:
+        """Role → name of a stream's column, where it has another name than the role."""
+        return {column.role: column.name for column in self._message.columns}
+
+    @property
     def _tables(self) -> Sequence[TPUEmbeddingConfiguration.TableDescriptor]:
         return self._message.tpu_embedding_configuration.table_descriptor
 

@@ -20,6 +20,7 @@ from penstock.errors import ConfigError
 from penstock.updates.rule import float32
 
 COMBINERS = ("mean", "sum", "sqrtn")
+DTYPES = ("float32", "bfloat16", "int32")
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,8 @@ class TableConfig:
     layout : object
         Accepted as in TensorFlow, where only SparseCore reads it.
     dtype : str or dtype
-        "float32" or "int32", or a numpy, jax or TensorFlow dtype of that name.
+        "float32", "bfloat16" or "int32", or a numpy, jax or TensorFlow dtype of that name. bfloat16: weights of 16
+        bits, which round stochastically (docs/tpu.md); int32 is kept, and not updated.
     dynamic : Dynamic or None
         Ids are any 64-bit keys; None: ids are at least 0 and below ``vocabulary_size``.
     placement : Placement
@@ -265,8 +267,8 @@ class TableConfig:
             raise ConfigError(f"dynamic must be a Dynamic or None, got {self.dynamic!r}")
         if not isinstance(self.placement, Placement):
             raise ConfigError(f"placement must be a Placement, such as Placement('host'), got {self.placement!r}")
-        if dtype_name(self.dtype) not in ("float32", "int32"):
-            raise ConfigError(f"dtype must be float32 or int32, got {self.dtype!r}")
+        if dtype_name(self.dtype) not in DTYPES:
+            raise ConfigError(f"dtype must be float32, bfloat16 or int32, got {self.dtype!r}")
 
 
 def dtype_name(dtype: Any) -> str:

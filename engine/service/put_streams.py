@@ -79,8 +79,8 @@ class Producers:
             queue.clear()
 
     def _batches_are_frames(self, schema: pa.Schema) -> bool:
-        step = self._options.columns.get("step", "step")
-        return step not in schema.names and self._options.contribution_rows is None
+        step, rows = self._options.columns.get("step", "step"), self._options.contribution_rows
+        return rows == "batch" or (rows is None and step not in schema.names)
 
 
 def _schema_of(reader: Any, name: str) -> pa.Schema:

@@ -45,9 +45,11 @@ class PassFolder:
             return count
         plain = json.loads(json.dumps(flags))
         for name, value in plain.items():
-            if begun["flags"].get(name) != value:
+            # An earlier version did not know every switch.
+            before = begun["flags"].get(name, False if value is False else None)
+            if before != value:
                 raise UsageError(
-                    f"{self.path}: contains a replay in passes with {name} {begun['flags'].get(name)}, not {value}; "
+                    f"{self.path}: contains a replay in passes with {name} {before}, not {value}; "
                     "resume it with the same flags, or remove this folder"
                 )
         return int(begun["passes"])

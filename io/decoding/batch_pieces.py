@@ -4,14 +4,18 @@ read. This module opens nothing."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
-from penstock.errors import ConfigError, InputError, listed
+import pyarrow as pa
+
+from penstock.errors import ConfigError, InputError
 from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve_examples
 from penstock.io.decoding.framing import FramePiece
 from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.decoding.role_guesses import missing_roles
 from penstock.io.decoding.row_columns import decode_rows
 from penstock.io.decoding.rows import DecodedBatch, PlainColumns, plain_columns
-from penstock.io.decoding.schema import Roles, column_hint, resolve
+from penstock.io.decoding.schema import REQUIRED, TABLE_KEY, Roles, resolve
 from penstock.io.decoding.source_batch import SourceBatch, find_all_bad_rows
 from penstock.io.sources.batch import Batch, Part
 
@@ -21,22 +25,34 @@ Decoder = Callable[[Batch], DecodedBatch]
 class BatchPieces:
     """The columns of a part, which its batches are decoded by. It may decode those of any part with the same schema.
 
-    names : of the columns in use; have_no_step : whether neither a column nor a number of rows tells steps apart
+    continues : whether the run has read frames of the source before
+    names : of the columns in use; unread : of the others; batches_are_frames : whether every batch ends its frame
+    maybe_step : the unread columns of integers, where no column is the step
 
     Raises InputError or ConfigError for a schema without what the options need.
     """
 
-    def __init__(self, part: Part, options: ReadOptions) -> None:
+    def __init__(self, part: Part, options: ReadOptions, continues: bool = False) -> None:
         self._part, self._options = part, options
+        self._has_boundaries = part.has_boundaries or (continues and part.had_boundaries)
         self._roles = roles = self._resolved()
         self.names = roles.names
-        self.have_no_step = roles.step is None and options.contribution_rows is None
+        self.unread = [name for name in part.schema.names if name not in self.names]
+        has_step, rows = roles.step is not None, options.contribution_rows
+        integers = [name for name in self.unread if pa.types.is_integer(part.schema.field(name).type)]
+        self.maybe_step = [] if has_step else integers
+        self._needs_boundaries = rows is None and not has_step
+        takes_batches = self._needs_boundaries and self._has_boundaries and not part.ends_are_marked
+        self.batches_are_frames = takes_batches or rows == "batch"
         self._decode, self._plain = self._decoder(), self._plain_columns()
 
     def pieces(self, batch: Batch) -> Iterator[FramePiece]:
         """Split a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
-        if self.have_no_step and not self._part.has_boundaries:
-            raise self._unknown_frames()
+        if self._needs_boundaries and not self._has_boundaries and not batch.ends_frame:
+            raise missing_roles(self._part.schema, batch.source, ["step"], self._options.columns, batch.data)
+        if batch.index is None and self._options.contribution_rows == "batch":
+            problem = "a Parquet file has no record batches; give --contribution-rows N (contribution_rows=N)"
+            raise InputError(problem, source=batch.source)
         plain = None if self._plain is None else self._plain.read(batch.data)
         if plain is not None:
             rows, runs = plain
@@ -53,16 +69,18 @@ class BatchPieces:
 
     def _resolved(self) -> Roles:
         options, part = self._options, self._part
-        roles = resolve_examples(part.schema, part.name, options) or resolve(
-            part.schema, part.name, options.columns, options.gradient_dtype, options.needs_time, options.ids_only
+        examples = resolve_examples(part.schema, part.name, options)
+        if examples is None:
+            self._check_no_role_is_missing()
+        roles = examples or resolve(
+            part.schema,
+            part.name,
+            options.columns,
+            options.gradient_dtype,
+            options.needs_time,
+            options.ids_only,
+            options.hash_ids,
         )
-        if roles.table is None and self._default_table(roles) is None:
-            raise InputError(
-                "the rows name no table: no 'table' column, no 'penstock.table' in the schema's metadata, "
-                f"and the configuration has several ({listed(options.sizes)}); give --table"
-                + column_hint("table", part.schema),
-                source=part.name,
-            )
         if options.rates_needed and roles.learning_rates is None:
             raise ConfigError(
                 "the configuration has dynamic learning rates and nothing gives the value of tag "
@@ -70,6 +88,30 @@ class BatchPieces:
                 f"or a 'learning_rates' column ({part.name})"
             )
         return roles
+
+    def _check_no_role_is_missing(self) -> None:
+        """Raise InputError with all roles that these options need and no column plays.
+
+        Without 'step' alone, a stream without rows is fine: ``pieces`` reports it.
+        """
+        options, part = self._options, self._part
+        columns, has_table = options.columns, TABLE_KEY in (part.schema.metadata or {})
+        needed = [*REQUIRED, *(["time"] if options.needs_time else [])]
+        if options.contribution_rows is None and not self._has_boundaries:
+            needed.append("step")
+        if options.table is None and len(options.sizes) > 1 and not has_table:
+            needed.append("table")
+        missing = [role for role in needed if role not in columns and role not in part.schema.names]
+        if missing and missing != ["step"]:
+            raise missing_roles(part.schema, part.name, missing, columns, self._sample(), options.sizes)
+
+    def _sample(self) -> pa.RecordBatch | None:
+        """Return the first rows of the part, which ends its reading; None if it has none, or they are damaged."""
+        try:
+            with closing(self._part.batches(self._part.schema.names)) as batches:
+                return next((batch.data for batch in batches if batch.data.num_rows), None)
+        except InputError:
+            return None
 
     def _default_table(self, roles: Roles) -> str | None:
         """Return the table of rows that name none."""
@@ -87,11 +129,3 @@ class BatchPieces:
         if isinstance(self._roles, ExampleRoles) or not self._options.unvalidated:
             return None
         return plain_columns(self._roles, self._default_table(self._roles), self._options.sizes)
-
-    def _unknown_frames(self) -> InputError:
-        return InputError(
-            f"the batches of this {self._part.container or 'source'} mean nothing by themselves, so without a 'step' "
-            "column its frames are unknown: give --contribution-rows N (contribution_rows=N)"
-            + column_hint("step", self._part.schema),
-            source=self._part.name,
-        )

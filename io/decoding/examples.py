@@ -19,22 +19,17 @@ import pyarrow.compute as pc
 from penstock.activations.combiners import gains
 from penstock.config.specs import FeatureSpec
 from penstock.errors import ConfigError, InputError
-from penstock.io.decoding.columns import Bool, Float32, Int64, Lists, float_lists, integers
+from penstock.frames import ROLES
+from penstock.io.decoding.columns import Bool, Float32, Int64, Lists, float_lists
 from penstock.io.decoding.example_gradients import ExampleUses, table_rows
 from penstock.io.decoding.frame_columns import Broken, frame_columns
 from penstock.io.decoding.read_options import ReadOptions
+from penstock.io.decoding.role_guesses import missing_roles
+from penstock.io.decoding.role_types import is_float_list, is_list, storage_type, suggestion
 from penstock.io.decoding.row_columns import valid_column
 from penstock.io.decoding.rows import DecodedBatch
-from penstock.io.decoding.schema import (
-    ROLES,
-    Roles,
-    check_types,
-    field_of,
-    is_float_list,
-    is_list,
-    storage_type,
-    suggestion,
-)
+from penstock.io.decoding.schema import Roles, check_types, field_of
+from penstock.io.decoding.string_ids import hashing_hint, holds_text, ids_of
 from penstock.io.sources.batch import Batch
 
 CHILDREN = ("ids", "weights", "gradient")
@@ -75,7 +70,9 @@ def resolve_examples(schema: pa.Schema, source: str, options: ReadOptions) -> Ex
         _check(feature, schema.field(feature.path), options, source)
     first = schema.field(features_in_use[0].path)
     roles = [role for role in ROLES[3:] if role != "time" or options.needs_time]
-    fields = {role: field_of(schema, source, role, options.columns.get(role), role == "time") for role in roles}
+    fields = {role: field_of(schema, source, role, options.columns.get(role)) for role in roles}
+    if options.needs_time and fields["time"] is None:
+        raise missing_roles(schema, source, ["time"], options.columns)
     check_types(fields, source)
     return ExampleRoles(
         **fields,
@@ -119,9 +116,13 @@ def _check(feature: FeatureSpec, field: pa.Field, options: ReadOptions, source: 
     """Check the types of a feature's struct, and that it can be combined."""
     kinds = {child.name: storage_type(child.type) for child in field.type}
     for child, kind in kinds.items():
-        fits = is_list(kind) and pa.types.is_integer(kind.value_type) if child == "ids" else is_float_list(kind)
+        if child == "ids":
+            values = kind.value_type if is_list(kind) else pa.null()
+            fits = pa.types.is_integer(values) or (options.hash_ids and holds_text(values))
+            expected = f"a list of integers{hashing_hint(values)}"
+        else:
+            fits, expected = is_float_list(kind), "a list of floats"
         if child in CHILDREN and not fits:
-            expected = "a list of integers" if child == "ids" else "a list of floats"
             raise InputError(f"expected {expected} in '{child}', got {kind}", source=source, column=field.name)
     if feature.sequence_length and "weights" in kinds:
         raise InputError("a sequence feature takes no weights", source=source, column=field.name)
@@ -159,7 +160,7 @@ def _uses(column: pa.StructArray, feature: FeatureSpec, number: int, dim: int | 
     # The fields of a null struct are null.
     children: Mapping[str, pa.Array] = dict(zip(names, column.flatten(), strict=True))
     flat, lengths = _flat(children["ids"])
-    raw_ids, ids_null = integers(flat)
+    raw_ids, ids_null = ids_of(flat)
     gradients, null, broken = np.empty((len(column) * (feature.sequence_length or 1), 0), np.float32), None, None
     if dim is not None:
         width = _width(feature, dim)

@@ -14,7 +14,7 @@ from penstock.config.id_ranges import ANY_UINT64, exact_integers, expected, outs
 from penstock.errors import InputError, UsageError, listed
 from penstock.frames import Frame, Rows
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.io.decoding.schema import suggestion
+from penstock.io.decoding.role_types import suggestion
 from penstock.validation import MASKED, is_masked
 
 # Created once: comparing with a type creates one each time, as ``int | str`` does.

@@ -188,7 +188,7 @@ class FrameBuilder:
         """Add a piece; yield the frames that it completes. Raises InputError at a bad row."""
         if self._frame.num_units and piece.key != self._frame.key:
             yield self._completed()
-        limit = self._options.contribution_rows
+        limit = self._options.frame_rows
         rest: FramePiece | None = piece
         while rest is not None:
             here, rest = rest.split(None if limit is None else limit - self._frame.num_units)

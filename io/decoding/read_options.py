@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config.specs import FeatureSpec
 from penstock.errors import UsageError, listed
-from penstock.io.decoding.schema import FLOATS, check_columns, suggestion
+from penstock.io.decoding.role_types import suggestion
+from penstock.io.decoding.schema import FLOATS, check_columns
 from penstock.options import Options, ReadingKeywords
 from penstock.validation import whole
 
@@ -37,11 +38,17 @@ class ReadOptions(Options, concerns=(ReadingKeywords,)):
     unvalidated: bool = False
     verifies: bool = True
 
+    @property
+    def frame_rows(self) -> int | None:
+        """The number of rows after which a frame ends; None: rows are not counted."""
+        return self.contribution_rows if isinstance(self.contribution_rows, int) else None
+
     @classmethod
     def of_config(cls, config: EmbeddingConfig, values: Mapping[str, Any], **others: Any) -> ReadOptions:
         """Return the options for the tables of a configuration. values : options of a run; others : take precedence"""
+        columns = {**config.columns, **(values.get("columns") or {})}
         tables = {"sizes": config.id_ranges, "features": config.features, "num_tags": config.num_tags}
-        return cls.among(values, **{**tables, "needs_time": config.needs_time, **others})
+        return cls.among(values, **{**tables, "columns": columns, "needs_time": config.needs_time, **others})
 
     def __post_init__(self) -> None:
         check_columns(self.columns or {})
@@ -57,8 +64,12 @@ class ReadOptions(Options, concerns=(ReadingKeywords,)):
                 expected = ", ".join(repr(a) for a in allowed)
                 raise UsageError(f"{name}: expected one of {expected}, got {value!r}")
         rows = self.contribution_rows
-        if rows is not None and (not isinstance(rows, Integral) or rows < 1):
-            raise UsageError(f"contribution_rows: expected a whole number of at least 1, got {rows!r}")
+        if rows not in (None, "batch") and (not isinstance(rows, Integral) or rows < 1):
+            raise UsageError(f"contribution_rows: expected a whole number of at least 1, or 'batch', got {rows!r}")
+        if isinstance(rows, Integral):
+            object.__setattr__(self, "contribution_rows", int(rows))
+        if self.hash_ids and all(vocabulary_size > 0 for vocabulary_size, _ in self.sizes.values()):
+            raise UsageError("hash_ids: the hashes of ids are keys of dynamic tables, and the configuration has none")
         if self.table is not None and self.table not in self.sizes:
             near = suggestion(self.table, self.sizes)
             raise UsageError(f"table '{self.table}' is not in the configuration ({listed(self.sizes)}){near}")

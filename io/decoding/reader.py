@@ -1,9 +1,8 @@
 """Convert sources to frames, each validated in full, or returned with a function that validates it later.
 
-A frame is the longest run of rows with equal (step, contributor). Without ``step`` a record batch
-is a frame if batches delimit frames, and a change of contributor ends one too;
-``contribution_rows`` ends a frame after that many rows. The reader returns the last frame of a source only
-after it has verified the source's end.
+A frame is the longest run of rows with equal (step, contributor). Without ``step`` a record batch is a frame if batches
+delimit frames, and a change of contributor ends one too; ``contribution_rows`` ends a frame after that many rows, or
+with its record batch. The reader returns the last frame of a source only after it has verified the source's end.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from itertools import chain, repeat
 from typing import Any
 
 import penstock.interrupts as interrupts
-from penstock.errors import InputError
+from penstock.errors import InputError, listed
 from penstock.frames import Frame
 from penstock.io.decoding.batch_pieces import BatchPieces
 from penstock.io.decoding.framing import FrameBuilder
@@ -25,6 +24,9 @@ from penstock.io.sources.seekable_source import SeekableSource, check_order
 from penstock.validation import INT64_MIN
 
 __all__ = ["FrameReader", "ReadOptions"]
+
+# Rows of a frame that has no step: few producers send so many at once.
+MANY_ROWS = 65_536
 
 Frames = Generator[Frame, None, None]
 Numbered = Generator[tuple[int, Frame], None, None]
@@ -36,6 +38,7 @@ class FrameReader:
     first_bad : the first row dropped for each reason, as an error message
     checksums : of what has been read, whether it carries checksums: True, False or both
     first_source : whose turn it is, where sources are read in turn
+    continued : numbers of the sources of which a commit has frames
     is_idle : whether the last void frame stands for a pause as long as pauses become
     """
 
@@ -44,9 +47,12 @@ class FrameReader:
         self.sources = open_sources(source, options.allow_missing_end, options.as_files, options.patience)
         check_order(self.sources, options.merge, options.follow)
         self.first_source = 0
+        self.continued: Collection[int] = ()
         self.is_idle = False
         self.first_bad: dict[str, str] = {}
         self._reading = 0
+        self._unread: dict[str, None] = {}  # names of columns, in order
+        self._maybe_step: dict[str, None] = {}
         self._verified: list[bool] = []  # of the sources read to their end
         self.checksums: set[bool] = set()
 
@@ -115,9 +121,15 @@ class FrameReader:
         return None if self.verified else unverified_text(self.checksums)
 
     def notes(self) -> list[str]:
-        """Return hints for the user about where the sources continue, a sentence each."""
+        """Return hints for the user, a sentence each: where the sources continue, and what of them is not read."""
         notes = [source.note for source in self.sources if isinstance(source, SeekableSource)]
-        return [note for note in notes if note is not None]
+        unread = f"columns that were not read: {listed(self._unread)}" if self._unread else None
+        doubts = [
+            f"frames of more than {MANY_ROWS:,} rows have no step, and column '{name}' is not read: if it is the step, "
+            f"give --column step={name}"
+            for name in self._maybe_step
+        ]
+        return [note for note in [*notes, unread, *doubts] if note is not None]
 
     def fraction(self) -> float | None:
         """Return the share of the input read so far, if known."""
@@ -126,6 +138,11 @@ class FrameReader:
             return None if None in shares else sum(s or 0.0 for s in shares) / len(shares)
         share = self.sources[self._reading].fraction()
         return None if share is None else (self._reading + share) / len(self.sources)
+
+    def _doubt(self, columns: BatchPieces, num_rows: int) -> None:
+        """Remember the columns that may be the step that a large frame, a batch of so many rows, does not have."""
+        if columns.batches_are_frames and num_rows > MANY_ROWS:
+            self._maybe_step.update(dict.fromkeys(columns.maybe_step))
 
     def _frames(self, number: int, source: Source) -> Frames:
         self._reading = number
@@ -140,17 +157,18 @@ class FrameReader:
         verified: list[bool] = []
         with closing(source.parts()) as parts:
             for part in parts:
-                columns = BatchPieces(part, self.options)
+                columns = BatchPieces(part, self.options, number in self.continued)
                 part.verifies = self.options.verifies and not self.options.ids_only
-                batch_is_frame = columns.have_no_step and part.has_boundaries and not part.ends_are_marked
+                self._unread.update(dict.fromkeys(columns.unread))
                 with closing(part.batches(columns.names)) as batches:
                     for batch in batches:
                         interrupts.check()
                         self.checksums.add(part.has_checksums)
                         if batch.data.num_rows:
+                            self._doubt(columns, batch.data.num_rows)
                             for piece in columns.pieces(batch):
                                 yield from builder.add(piece)
-                        if batch.ends_frame or batch_is_frame:
+                        if batch.ends_frame or columns.batches_are_frames:
                             yield from builder.end()
                 self.checksums.add(part.has_checksums)
                 verified.append(part.verified)

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from penstock.config.id_ranges import expected, outside
 from penstock.errors import listed
+from penstock.io.decoding.role_types import suggestion
 from penstock.io.decoding.rows import RowBatch
-from penstock.io.decoding.schema import Roles, suggestion
+from penstock.io.decoding.schema import Roles
 
 Sizes = Mapping[str, tuple[int, int]]  # table → (vocabulary_size, dim)
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from penstock.io.decoding.columns import Codes, Lists, Runs, coded, float_lists, integers, validated
+from penstock.io.decoding.columns import Codes, Lists, Runs, coded, float_lists, validated
 from penstock.io.decoding.frame_columns import frame_columns
 from penstock.io.decoding.rows import DecodedBatch, RowBatch
 from penstock.io.decoding.schema import Roles
+from penstock.io.decoding.string_ids import ids_of
 from penstock.io.sources.batch import Batch, arrow_errors
 
 
@@ -23,7 +24,7 @@ def decode_rows(batch: Batch, roles: Roles, default_table: str | None, num_tags:
     columns, runs = {}, {}
     for name in roles.names:
         columns[name], runs[name] = valid_column(batch, name)
-    raw_ids, ids_null = integers(columns[roles.id.name])
+    raw_ids, ids_null = ids_of(columns[roles.id.name])
     table_runs = None if roles.table is None else runs[roles.table.name]
     tables, codes = _tables(columns, roles, default_table, table_runs)
     rows = RowBatch(

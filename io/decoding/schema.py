@@ -5,30 +5,30 @@ Checks types and names only; ``rows`` checks the rows.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import pyarrow as pa
 
 from penstock.errors import InputError, UsageError
+from penstock.frames import ROLES
+from penstock.io.decoding.role_guesses import missing_roles
+from penstock.io.decoding.role_types import (
+    WANTED,
+    fits,
+    is_float_list,
+    is_list,
+    nearest,
+    storage_type,
+    suggestion,
+)
+from penstock.io.decoding.string_ids import hashing_hint, holds_text
 from penstock.io.sources.batch import arrow_errors
 
-ROLES = ("id", "gradient", "table", "step", "contributor", "learning_rates", "time")
 REQUIRED = ("id", "gradient")
 TABLE_KEY = b"penstock.table"
 FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
-
-WANTED = {
-    "id": "any integer type",
-    "gradient": "fixed_size_list, list or large_list of float16, float32, float64, or of uint16 declared as bfloat16",
-    "table": "a string or a dictionary of strings",
-    "step": "an integer (int64)",
-    "contributor": "an integer, a string or a dictionary of strings",
-    "learning_rates": "a list of float32",
-    "time": "an integer (int64), seconds",
-}
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def resolve(
     gradient_dtype: str | None = None,
     needs_time: bool = False,
     ids_only: bool = False,
+    hash_ids: bool = False,
 ) -> Roles:
     """Find the roles in a schema and check their types.
 
@@ -76,10 +77,11 @@ def resolve(
     gradient_dtype : what the gradient's values must be; "bfloat16" declares uint16 values to be that
     needs_time : the column ``time`` must exist; else it is ignored
     ids_only : the gradient's column must exist, but is not read
-    Raises InputError naming the column, what was expected and a near miss.
+    hash_ids : ids may be strings
+    Raises InputError naming the columns, what was expected and a guess.
     """
     with arrow_errors("corrupt Arrow schema", source):
-        return _resolve(schema, source, columns or {}, gradient_dtype, needs_time, ids_only)
+        return _resolve(schema, source, columns or {}, gradient_dtype, needs_time, ids_only, hash_ids)
 
 
 def _resolve(
@@ -89,17 +91,21 @@ def _resolve(
     gradient_dtype: str | None,
     needs_time: bool,
     ids_only: bool,
+    hash_ids: bool,
 ) -> Roles:
     roles = [role for role in ROLES if role != "time" or needs_time]
-    required = (*REQUIRED, "time")
-    fields = {role: field_of(schema, source, role, columns.get(role), role in required) for role in roles}
+    fields = {role: field_of(schema, source, role, columns.get(role)) for role in roles}
+    missing = [role for role in roles if role in (*REQUIRED, "time") and fields[role] is None]
+    if missing:
+        raise missing_roles(schema, source, missing, columns)
     gradient = fields["gradient"]
     assert gradient is not None
     bfloat16 = gradient_dtype == "bfloat16" or (gradient_dtype is None and _declares_bfloat16(gradient))
     if gradient_dtype == "bfloat16" and is_float_list(storage_type(gradient.type)):
         problem = f"declared as bfloat16, which Arrow holds as uint16, but it is {gradient.type}: do not declare it"
         raise InputError(problem, source=source, column=gradient.name)
-    check_types(fields, source, bfloat16)
+    hashed = fields["id"] is not None and hash_ids and holds_text(fields["id"].type)
+    check_types({**fields, "id": None} if hashed else fields, source, bfloat16)
     if gradient_dtype in FLOATS and storage_type(gradient.type).value_type != FLOATS[gradient_dtype]:
         problem = f"expected lists of {gradient_dtype}, as gradient_dtype says, got {gradient.type}"
         raise InputError(problem, source=source, column=gradient.name)
@@ -115,43 +121,24 @@ def _resolve(
 def check_types(fields: Mapping[str, pa.Field | None], source: str, bfloat16: bool = False) -> None:
     """Raise InputError for a field whose type does not fit its role. bfloat16 : the gradient is declared to be that"""
     for role, field in fields.items():
-        if field is not None and not _fits(role, field.type, bfloat16):
-            raise InputError(f"expected {WANTED[role]}, got {field.type}", source=source, column=field.name)
+        if field is not None and not fits(role, field.type, bfloat16):
+            hint = hashing_hint(field.type) if role == "id" else ""
+            raise InputError(f"expected {WANTED[role]}, got {field.type}{hint}", source=source, column=field.name)
 
 
-def suggestion(name: str, candidates: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` if a candidate is close, else nothing."""
-    near = _nearest(name, candidates)
-    return f"; did you mean '{near}'?" if near is not None else ""
-
-
-def column_hint(role: str, schema: pa.Schema, name: str | None = None) -> str:
-    """Return ``; did you mean --column role=x?`` if the name of a column without a role is close, else nothing."""
-    free = [column for column in schema.names if column == role or column not in ROLES]
-    near = _nearest(role if name is None else name, free)
-    return f"; did you mean --column {role}={near}?" if near is not None else ""
-
-
-def _nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the closest candidate; upper and lower case do not count."""
-    folded = {other.casefold(): other for other in candidates}
-    near = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.5)
-    return folded[near[0]] if near else None
-
-
-def field_of(schema: pa.Schema, source: str, role: str, name: str | None, required: bool = False) -> pa.Field | None:
-    """Return the field that plays a role, by the default name or ``name``; None if one not required is absent."""
+def field_of(schema: pa.Schema, source: str, role: str, name: str | None) -> pa.Field | None:
+    """Return the field that plays a role, by the default name or ``name``; None if the default one is absent."""
     column = name if name is not None else role
     indices = schema.get_all_field_indices(column)
     if len(indices) == 1:
         return schema.field(indices[0])
     if len(indices) > 1:
         raise InputError(f"{len(indices)} columns have this name; keep one", source=source, column=column)
-    if name is None and not required:
+    if name is None:
         return None
-    hint, has = column_hint(role, schema, column), ", ".join(schema.names) or "no columns"
-    why = ", which the clock of a dynamic table needs" if role == "time" else ""
-    raise InputError(f"no column '{column}' for the role '{role}'{why}{hint} (the stream has: {has})", source=source)
+    near, has = nearest(column, schema.names), ", ".join(schema.names) or "no columns"
+    hint = f"; did you mean --column {role}={near}?" if near is not None else ""
+    raise InputError(f"no column '{column}' for the role '{role}'{hint} (the stream has: {has})", source=source)
 
 
 def _declares_bfloat16(gradient: pa.Field) -> bool:
@@ -160,35 +147,3 @@ def _declares_bfloat16(gradient: pa.Field) -> bool:
     if not is_list(storage) or storage.value_type != pa.uint16():
         return False
     return any((f.metadata or {}).get(b"dtype") == b"bfloat16" for f in (gradient, storage.value_field))
-
-
-def storage_type(kind: pa.DataType) -> pa.DataType:
-    """Return the storage type of an extension type (``arrow.fixed_shape_tensor``)."""
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-
-
-def is_list(kind: pa.DataType) -> bool:
-    matches: bool = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return matches
-
-
-def is_float_list(kind: pa.DataType) -> bool:
-    return is_list(kind) and bool(pa.types.is_floating(kind.value_type))
-
-
-def is_text(kind: pa.DataType) -> bool:
-    matches: bool = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    return matches
-
-
-def _fits(role: str, kind: pa.DataType, bfloat16: bool) -> bool:
-    if role in ("id", "step", "time"):
-        return bool(pa.types.is_integer(kind))
-    if role == "gradient":
-        kind = storage_type(kind)
-        return is_list(kind) and bool(kind.value_type == pa.uint16()) if bfloat16 else is_float_list(kind)
-    if role == "learning_rates":
-        return is_float_list(kind)
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return is_text(kind) or (role == "contributor" and bool(pa.types.is_integer(kind)))

@@ -1,4 +1,4 @@
-"""Arrow IPC files, whose end is checked before Arrow opens them.
+"""Arrow IPC files, whose end is checked before Arrow opens them; their batches delimit no frames.
 
 A truncated file, or two files in one, would otherwise be read wrongly or cause an obscure error: for
 ``cat a b`` pyarrow reads b's footer with a's bytes. The footer gives the end of every batch; at most
@@ -60,7 +60,7 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
     def fraction() -> float:
         return num_done / num_batches if num_batches else 1.0
 
-    return Part(name, schema, True, batches, container="Arrow IPC file", fraction=fraction)
+    return Part(name, schema, False, batches, "Arrow IPC file", fraction, had_boundaries=True)
 
 
 def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int], list[int]]:

@@ -20,14 +20,14 @@ import pyarrow as pa
 import pyarrow.fs
 
 from penstock.errors import InputError, UsageError
-from penstock.io.registry import either
 from penstock.io.sources.batch import Batch, Part, Parts, Source, arrow_errors
+from penstock.io.sources.file_names import filesystem_of, keys_of, matches, with_keys
 from penstock.io.sources.files import open_file
 from penstock.io.sources.in_memory import parts_of_batches, reader_of_capsule, scan_of, stream_part
 from penstock.io.sources.ipc_file import ARROW_FILE
 from penstock.io.sources.ipc_stream import CONTINUATION, FEATHER_V1, open_stream
 from penstock.io.sources.parquet import PARQUET
-from penstock.io.sources.source_kinds import source_kind, source_kinds
+from penstock.io.sources.source_kinds import source_kind
 
 __all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources", "read_once"]
 
@@ -41,12 +41,20 @@ def open_sources(
 
     A topic is as many sources as it has partitions. as_files, patience_s : as in ReadOptions
     """
-    several = isinstance(source, list | tuple) and source and not any(isinstance(s, pa.RecordBatch) for s in source)
     opened: list[Source] = []
-    for each in source if several else (source,):
+    for each in expanded(source):
         kind = source_kind(each)
         opened += [open_source(each, allow_missing_end, as_files)] if kind is None else kind.open(each, patience_s)
     return opened
+
+
+def expanded(source: Any) -> list[Any]:
+    """Return a source, or a list or tuple of sources, as a list, with the matches in place of each glob.
+
+    Raises InputError for a glob that nothing matches.
+    """
+    several = isinstance(source, list | tuple) and source and not any(isinstance(s, pa.RecordBatch) for s in source)
+    return [name for each in (source if several else (source,)) for name in matches(each)]
 
 
 def open_source(source: Any, allow_missing_end: bool = False, as_files: bool = False) -> Source:
@@ -118,7 +126,7 @@ def _named_source(text: str, allow_missing_end: bool, as_files: bool) -> Source:
     if (kind := source_kind(text)) is not None:
         return kind.open(text, PATIENCE_S)[0]
     with arrow_errors("cannot open", text):
-        fs, path = _filesystem(text)
+        fs, path = filesystem_of(text)
         kind = fs.get_file_info(path).type
         if kind == pa.fs.FileType.NotFound:
             raise InputError(f"no such file or directory{_near(text)}", source=text)
@@ -126,10 +134,12 @@ def _named_source(text: str, allow_missing_end: bool, as_files: bool) -> Source:
             _check_no_table(fs, path, text)
         files = _files_of(fs, path, text) if kind == pa.fs.FileType.Directory else [(text, path)]
 
+    keys = keys_of([name for name, _ in files])
+
     def parts() -> Parts:
         for name, file_path in files:
             with ExitStack() as stack:
-                yield open_file(fs, file_path, name, stack, allow_missing_end)
+                yield with_keys(open_file(fs, file_path, name, stack, allow_missing_end), keys(name))
 
     return Source(text, parts, len(files), is_ready=read_once(text) is None)
 
@@ -145,19 +155,6 @@ def _near(text: str) -> str:
     if near:
         return f"; did you mean '{os.path.join(folder, near[0])}'?"
     return "; give an Arrow or Parquet file, a directory of them, or a URI"
-
-
-def _filesystem(text: str) -> tuple[pa.fs.FileSystem, str]:
-    if "://" in text:
-        try:
-            fs, path = pa.fs.FileSystem.from_uri(text)
-        except pa.ArrowInvalid as error:
-            if "Unrecognized filesystem" not in str(error):
-                raise
-            known = either(kind.form for kind in source_kinds())
-            raise InputError(f"unknown scheme; expected a URI of pyarrow.fs, {known}", source=text) from None
-        return fs, path
-    return pa.fs.LocalFileSystem(), os.path.abspath(text)
 
 
 def _check_no_table(fs: pa.fs.FileSystem, path: str, name: str) -> None:

@@ -197,7 +197,7 @@ def test_validate_warns_of_a_table_whose_shards_are_nearly_full(tmp_path, call):
 
 def test_a_clock_without_its_column_is_found_before_anything_is_applied(tmp_path, call, refused):
     config, log = logged(tmp_path, [[1]], dynamic=ps.Dynamic(expire_after=3600, clock="time"))
-    problem = "no column 'time' for the role 'time', which the clock of a dynamic table needs"
+    problem = "; the clock of a dynamic table needs 'time'"
     _, result = call(3, "validate", config, log)
     assert problem in result["sources"][0]["errors"][0]
     assert f"{problem} (the stream has: " in refused(3, "replay", config, log)  # 'step' is not suggested

@@ -136,7 +136,7 @@ def test_an_unknown_table_names_its_neighbour():
         ([TableConfig(10, 4, optimizer="sgd")], "optimizer must be an optimizer instance, got 'sgd'"),
         ([TableConfig(10, 4, optimizer=SGD(1e300))], "learning rate is inf"),
         ([TableConfig(10, 2**31, optimizer=SGD())], "table 'table_0': "),
-        ([TableConfig(10, 4, optimizer=SGD(), dtype="int32")], "must be float32, got int32"),
+        ([TableConfig(10, 4, optimizer=SGD(), dtype="int32")], "must be float32 or bfloat16, got int32"),
         ([TableConfig(10, 4, name=n, optimizer=SGD()) for n in "aa"], "give every table its own name"),
         ([TableConfig(10, 4, optimizer=SGD())] * 2, "list each table once"),
         ([], "no tables"),

@@ -141,7 +141,7 @@ def test_a_quantization_needs_two_buckets():
         ({"initializer": 3}, "initializer must be callable"),
         ({"combiner": "max"}, "combiner must be one of mean, sum, sqrtn, got 'max'"),
         ({"combiner": None}, "combiner must be one of"),
-        ({"dtype": "float64"}, "dtype must be float32 or int32, got 'float64'"),
+        ({"dtype": "float64"}, "dtype must be float32, bfloat16 or int32, got 'float64'"),
     ],
 )
 def test_wrong_table_arguments_are_refused(arguments, match):

@@ -83,6 +83,10 @@ CASES = [
     ("PS023", engine_text(f'feature {{ name: "{"f" * 1025}" }}', GOOD + FEATURE), "feature[0].name"),
     ("PS023", engine_text(f'feature {{ combiner: "{"c" * 1025}" }}', GOOD + FEATURE), "feature[0].combiner"),
     ("PS020", engine_text("gate { num_required: 0 }"), "gate.num_required"),
+    ("PS024", engine_text('columns { role: "ids" name: "key" }'), "columns[0].role"),
+    ("PS024", engine_text('columns { role: "id" }'), "columns[0].name"),
+    ("PS024", engine_text('columns { role: "id" name: "a" } columns { role: "id" name: "b" }'), "columns[1].role"),
+    ("PS023", engine_text(f'columns {{ role: "id" name: "{"k" * 1025}" }}'), "columns[0].name"),
     ("PS101", GOOD.replace("mode: TRAINING", ""), "mode"),
     ("PS102", GOOD.replace("TRAINING", "INFERENCE"), "mode"),
     (

@@ -154,5 +154,5 @@ def test_the_site_renders_the_sections():
     page = hooks.api()
     assert "----" not in page
     assert "- `ids` (array_like of int, shape (n,)): Repeats allowed." in page
-    assert "- `contribution_rows` (int | None, default None): a frame is N rows" in page
+    assert "- `contribution_rows` (int | str | None, default None): a frame is N rows" in page
     assert page.count("```pycon\n") >= len(EXAMPLES) - 10

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ipc import stream
 
+from penstock.errors import UsageError
+
 # ---- where a frame ends
 
 
@@ -131,20 +133,42 @@ class Capsule:
         return self._table.__arrow_c_stream__(requested_schema)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "table", "capsule"])
+@pytest.mark.parametrize("kind", ["parquet", "IPC file", "table", "capsule"])
 def test_tables_without_batches_need_a_step_or_a_number_of_rows(tmp_path, kind):
     def source_of(batch):
         table = pa.table(batch)
         pq.write_table(table, tmp_path / "p")
-        return {"parquet": tmp_path / "p", "table": table, "capsule": Capsule(table)}[kind]
+        (tmp_path / "f").write_bytes(stream([batch], make=pa.ipc.new_file))
+        files = {"parquet": tmp_path / "p", "IPC file": tmp_path / "f"}
+        return {**files, "table": table, "capsule": Capsule(table)}[kind]
 
     frames, error = until_error(source_of(bare(1, 2)))
     assert frames == []
-    assert "without a 'step' column its frames are unknown: give --contribution-rows N" in str(error)
+    assert "no column for the role 'step' (the stream has: id: int64, gradient: fixed_size_list" in str(error)
+    assert "its batches are arbitrary, so frames need 'step', or --contribution-rows N" in str(error)
     named = with_steps((1, 7)).rename_columns(["id", "gradient", "steps"])
-    assert "did you mean --column step=steps?" in str(until_error(source_of(named))[1])
+    assert "; try --column step=steps" in str(until_error(source_of(named))[1])
     assert contents_of(frames_of(source_of(with_steps((1, 7), (2, 8))))) == [([1], 7, None), ([2], 8, None)]
     assert frames_of(source_of(bare())) == []
+
+
+def test_a_record_batch_is_a_frame_on_request_except_in_parquet(tmp_path):
+    wanted = [([0, 1], None, None), ([2], None, None), ([3], None, None)]
+    for name, source in containers(tmp_path, [bare(0, 1), bare(2), bare(3)]):
+        if name == "parquet":
+            frames, error = until_error(source, contribution_rows="batch")
+            assert frames == []
+            assert "a Parquet file has no record batches; give --contribution-rows N" in str(error)
+        else:
+            assert contents_of(frames_of(source, contribution_rows="batch")) == wanted, name
+    stepping = [with_steps((1, 7), (2, 8)), with_steps((3, 8))]
+    assert contents_of(frames_of(stepping, contribution_rows="batch")) == [
+        ([1], 7, None),
+        ([2], 8, None),
+        ([3], 8, None),
+    ]
+    with pytest.raises(UsageError, match="expected a whole number of at least 1, or 'batch', got 'batches'"):
+        frames_of(stepping, contribution_rows="batches")
 
 
 # ---- re-chunking

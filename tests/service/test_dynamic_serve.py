@@ -192,7 +192,7 @@ def test_frames_carry_the_time():
         client.put(timed([1, 2, 3], [1000, 1050, 1101]), "w0")
         assert service.engine.keys("user").to_pylist() == [2, 3]
         assert client.table("user").clock == 1101
-        with pytest.raises(ps.InputError, match="no column 'time' for the role 'time', which the clock of a dynamic"):
+        with pytest.raises(ps.InputError, match="the clock of a dynamic table needs 'time'"):
             client.put([timed([1], [5]).drop_columns(["time"])], "w1")
         with pytest.raises(ps.InputError, match="these may be milliseconds: divide by 1000"):
             client.put([timed([1], [1_700_000_000_000], [9])], "w2")

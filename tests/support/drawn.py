@@ -163,7 +163,8 @@ class Stream:
 
     @property
     def options(self):
-        return {"contribution_rows": self.contribution_rows, "learning_rates": self.call_rates or None}
+        rows = self.contribution_rows or (None if self.has_steps else "batch")  # in IPC files, too
+        return {"contribution_rows": rows, "learning_rates": self.call_rates or None}
 
     def arrow(self, batches):
         """Arrow batches of lists of examples: slices of one batch, so that they have offsets."""

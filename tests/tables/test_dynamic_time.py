@@ -54,7 +54,7 @@ def test_bad_times_are_errors_that_name_the_row(times, message):
 
 def test_a_stream_without_time_is_refused_where_a_clock_needs_it():
     batch = timed([1], [5]).drop_columns(["time"])
-    with pytest.raises(ps.InputError, match="no column 'time' for the role 'time'"):
+    with pytest.raises(ps.InputError, match="no column for the role 'time'"):
         engine_of(HOURLY).run([batch])
 
 
@@ -165,7 +165,7 @@ def test_example_streams_carry_the_time():
     engine.run([pa.record_batch(columns)])
     assert engine.keys("user").to_pylist() == [2]
     assert engine.explain("user", 2) == "present; last at time 3701"
-    with pytest.raises(ps.InputError, match="no column 'time' for the role 'time', which the clock of a dynamic table"):
+    with pytest.raises(ps.InputError, match="the clock of a dynamic table needs 'time'"):
         engine.run([pa.record_batch({name: columns[name] for name in ("f", "step")})])
     for times, message in (
         ([2, None], "row 1, column 'time': expected seconds from 0 to 4294967294, constant within a frame, got null"),

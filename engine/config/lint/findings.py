@@ -42,6 +42,7 @@ RULES: dict[str, tuple[str, str]] = {
     "PS021": ("error", "dynamic settings out of range or contradictory"),
     "PS022": ("error", "placement settings out of range or contradictory"),
     "PS023": ("error", "a name that is too long"),
+    "PS024": ("error", "a column for a role that does not exist, given twice, or without a name"),
     "PS101": ("warning", "mode is UNSPECIFIED"),
     "PS102": ("info", "mode is INFERENCE"),
     "PS103": ("warning", "a table that no feature uses"),

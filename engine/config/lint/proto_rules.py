@@ -52,6 +52,8 @@ def _names(message: EngineConfig) -> Iterator[Finding]:
         *((f"table[{index}].slot", "name", settings.slot) for index, settings in enumerate(message.table)),
         ("feature", "name", message.feature),
         ("feature", "combiner", message.feature),
+        ("columns", "role", message.columns),
+        ("columns", "name", message.columns),
     ]
     for parent, field, children in named:
         for index, child in enumerate(children):

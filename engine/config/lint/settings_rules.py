@@ -16,6 +16,7 @@ from penstock.config.placement import read_placement
 from penstock.config.proto_views import TableMessage
 from penstock.config.tables import COMBINERS
 from penstock.errors import ConfigError
+from penstock.frames import ROLES
 from penstock.updates import OPTIMIZERS, UserDefinedProgram
 
 # The update divides by the square root of these slots: a 0 turns a row with gradient 0 into NaN. FTRL solves for the
@@ -37,6 +38,21 @@ def broken_settings(message: EngineConfig, tables: Sequence[TableMessage]) -> It
     if message.gate.HasField("num_required"):
         yield from gate.below("PS020", message.gate, "num_required", 1, "it must be at least 1")
     yield from gate.unknown(message.gate, "reduction", "use MEAN or SUM")
+    yield from _columns(message)
+
+
+def _columns(message: EngineConfig) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for index, column in enumerate(message.columns):
+        subject = Subject(f"columns[{index}]", f"columns[{index}]")
+        if column.role not in ROLES:
+            fix = f"use one of {', '.join(ROLES)}"
+            yield subject.finding("PS024", "role", f"role '{column.role}' does not exist", fix)
+        elif column.role in seen:
+            yield subject.finding("PS024", "role", f"role '{column.role}' is given twice", "give each role one column")
+        if not column.name:
+            yield subject.finding("PS024", "name", "name is empty", "give the name of the stream's column")
+        seen.add(column.role)
 
 
 def _table_settings(message: EngineConfig, algorithms: Mapping[str, str]) -> Iterator[Finding]:

@@ -66,8 +66,8 @@ class Driver:
     options : of the job
     metrics : of the job; None: none are wanted
 
-    positions : in the sources; counters : of this attempt; committed : those of them at its last commit
-    has_committed : whether it has committed
+    positions : in the sources; notes : of the readers, each once
+    counters : of this attempt; committed : those of them at its last commit; has_committed : whether it has committed
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Driver:
         self._options, self._progress, self._metrics = options, progress, metrics
         self._read_s = 0.0
         self._fractions: dict[int, float | None] = dict.fromkeys(range(num_sources), 0.0)
-        self.counters, self.first_bad = Counters(), dict[str, str]()
+        self.counters, self.first_bad, self.notes = Counters(), dict[str, str](), dict[str, None]()
         self.committed, self.has_committed = Counters(), False
         self.verified, self.checksums = dict[int, bool](), set[bool]()
         self.num_accumulated = 0
@@ -240,6 +240,7 @@ class Driver:
             self.verified |= part.verified
             self.checksums |= part.checksums
             self.first_bad = {**part.first_bad, **self.first_bad}
+            self.notes |= part.notes
             self._read_s += part.read_s
             self._fractions |= part.fractions
         self._measure(block.snapshots)

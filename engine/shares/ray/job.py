@@ -18,6 +18,7 @@ from penstock.io.decoding.reader import ReadOptions, unverified_text
 from penstock.io.delta_sink import open_deltas
 from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import RunFiles
+from penstock.io.sources.opening import expanded
 from penstock.learning_rates import LearningRates
 from penstock.options import JOB_CONCERNS, with_keywords
 from penstock.shares import WholeTables
@@ -86,7 +87,7 @@ class Job:
         if "shares" not in keywords:
             raise UsageError("Job: give shares=, the number of owners of the rows")
         self._config, self.options = config, JobOptions(**keywords)
-        self._sources = list(sources) if isinstance(sources, list | tuple) else [sources]
+        self._sources = expanded(sources)
         options = self.options
         if not self._sources:
             raise UsageError("sources: give at least one")
@@ -250,7 +251,7 @@ class Job:
             unverified=None if is_verified else unverified_text(driver.checksums),
             tables=joined_tables([end.tables for end in ended]),
             learning_rates=ended[0].last_rates if self._config.num_tags else None,
-            notes=(*counters.notes(driver.first_bad), *problems),
+            notes=(*counters.notes(driver.first_bad), *driver.notes, *problems),
             skipped=skipped,
             state_hash=state_hash,
             variants=joined_variants([end.variants for end in ended]),

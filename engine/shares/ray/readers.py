@@ -37,7 +37,7 @@ class ReaderPart:
     frames : in the order of their places; num_bytes : of the rows that are sent
     read_s : seconds of reading and routing
     is_over : the reader's sources have ended; error, error_place : raised instead of a frame, and where
-    verified, fractions : by source; checksums, first_bad : as in FrameReader
+    verified, fractions : by source; checksums, first_bad : as in FrameReader; notes : of its readers, each once
     """
 
     frames: list[ReadFrame] = field(default_factory=list)
@@ -50,6 +50,7 @@ class ReaderPart:
     fractions: dict[int, float | None] = field(default_factory=dict)
     checksums: set[bool] = field(default_factory=set)
     first_bad: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
 
 
 class Reader:
@@ -96,6 +97,7 @@ class Reader:
             if positions is not None:
                 saved = Positions.from_state({**positions, "merge": None})
                 for number, place in self._at.items():
+                    self._readers[number].continued = {0} if saved.of_source(number).num_frames else ()
                     saved.of_source(number).skip(zip(repeat(0), self._frames[number], strict=False), place)
                     self._readers[number].first_bad.clear()  # an earlier run reported the bad rows of skipped frames
             return {n: (reader.sources[0].name, self._at[n].rows) for n, reader in self._readers.items()}
@@ -114,6 +116,7 @@ class Reader:
             part.verified[number], part.fractions[number] = reader.verified, reader.fraction()
             part.checksums |= reader.checksums
             part.first_bad.update(reader.first_bad)
+            part.notes.update(dict.fromkeys(reader.notes()))
             reader.first_bad.clear()
         heads, batches = self._router.block([frame for _, frame in frames])
         part.num_bytes, part.read_s = sum(batch.nbytes for batch in batches), time.perf_counter() - began_s

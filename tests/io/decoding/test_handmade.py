@@ -13,7 +13,7 @@ TABLES = {"user": (50, truth.DIM), "item": (20, truth.DIM)}
 
 
 def ids_of(content):
-    return frames_of(io.BytesIO(content), sizes=TABLES)
+    return frames_of(io.BytesIO(content), sizes=TABLES, contribution_rows="batch")
 
 
 def refused(content):

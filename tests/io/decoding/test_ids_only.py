@@ -124,7 +124,7 @@ def test_ids_of_any_type_next_to_gradients_of_any_kind(kind, gradient):
 
 def test_a_log_must_still_have_gradients_of_a_known_type():
     batch = pa.record_batch({"id": [1, 2], "step": [0, 0]})
-    with pytest.raises(InputError, match="no column 'gradient' for the role 'gradient'"):
+    with pytest.raises(InputError, match="no column for the role 'gradient'"):
         frames_of([batch], True)
 
 

@@ -1,0 +1,64 @@
+"""The roles of the row stream's columns, and the types that can play them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+WANTED = {
+    "id": "any integer type",
+    "gradient": "fixed_size_list, list or large_list of float16, float32, float64, or of uint16 declared as bfloat16",
+    "table": "a string or a dictionary of strings",
+    "step": "an integer (int64)",
+    "contributor": "an integer, a string or a dictionary of strings",
+    "learning_rates": "a list of float32",
+    "time": "an integer (int64), seconds",
+}
+
+
+def storage_type(kind: pa.DataType) -> pa.DataType:
+    """Return the storage type of an extension type (``arrow.fixed_shape_tensor``)."""
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def is_list(kind: pa.DataType) -> bool:
+    matches: bool = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return matches
+
+
+def is_float_list(kind: pa.DataType) -> bool:
+    return is_list(kind) and bool(pa.types.is_floating(kind.value_type))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    matches: bool = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return matches
+
+
+def fits(role: str, kind: pa.DataType, bfloat16: bool = False) -> bool:
+    """Return whether a column of that type can play a role. bfloat16 : the gradient is declared to be that"""
+    if role in ("id", "step", "time"):
+        return bool(pa.types.is_integer(kind))
+    if role == "gradient":
+        kind = storage_type(kind)
+        return is_list(kind) and bool(kind.value_type == pa.uint16()) if bfloat16 else is_float_list(kind)
+    if role == "learning_rates":
+        return is_float_list(kind)
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return is_text(kind) or (role == "contributor" and bool(pa.types.is_integer(kind)))
+
+
+def suggestion(name: str, candidates: Iterable[str]) -> str:
+    """Return ``; did you mean 'x'?`` if a candidate is close, else nothing."""
+    near = nearest(name, candidates)
+    return f"; did you mean '{near}'?" if near is not None else ""
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the closest candidate; upper and lower case do not count."""
+    folded = {other.casefold(): other for other in candidates}
+    near = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.5)
+    return folded[near[0]] if near else None

@@ -1,0 +1,128 @@
+"""What the names of files say: globs stand for the files that match, and folders ``key=value`` for columns."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote, unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs
+
+from penstock.errors import InputError
+from penstock.io.registry import either
+from penstock.io.sources.batch import Batches, Part, arrow_errors
+from penstock.io.sources.source_kinds import source_kind, source_kinds
+
+_WILD = re.compile(r"[*?\[]")
+# What Hive and its successors write for null.
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+# ---- globs
+
+
+def matches(source: Any) -> list[Any]:
+    """Return the names that a glob matches, in order; any other source, and a file of that very name, alone.
+
+    ``*``, ``?`` and ``[…]`` match inside a name, ``**`` any folders; in a URI only ``*`` and ``**``.
+    Raises InputError if nothing matches.
+    """
+    if not isinstance(source, str | os.PathLike):
+        return [source]
+    text = os.fsdecode(source)
+    is_uri = "://" in text
+    if not ("*" in text if is_uri else _WILD.search(text)) or source_kind(text) is not None or os.path.lexists(text):
+        return [source]
+    names = _matches_of_uri(text) if is_uri else sorted(glob.glob(text, recursive=True))
+    if not names:
+        raise InputError("no file or directory matches", source=text)
+    return names
+
+
+def _matches_of_uri(text: str) -> list[str]:
+    """Return the URIs of files and folders that match."""
+    location, mark, query = text.partition("?")
+    folder = location[: location.index("*")].rpartition("/")[0]
+    with arrow_errors("cannot list", text):
+        fs, path = filesystem_of(folder + mark + query)
+        entries = fs.get_file_info(pa.fs.FileSelector(path, recursive=True, allow_not_found=True))
+    form = re.escape(location[len(folder) :])
+    form = form.replace(r"\*\*/", "(?:.*/)?").replace(r"\*\*", ".*").replace(r"\*", "[^/]*")
+    names = [entry.path[len(path.rstrip("/")) :] for entry in entries]
+    return [folder + quote(name) + mark + query for name in sorted(names) if re.fullmatch(form, name)]
+
+
+def filesystem_of(text: str) -> tuple[pa.fs.FileSystem, str]:
+    """Return the file system of a path or URI, and the path in it."""
+    if "://" in text:
+        try:
+            fs, path = pa.fs.FileSystem.from_uri(text)
+        except pa.ArrowInvalid as error:
+            if "Unrecognized filesystem" not in str(error):
+                raise
+            known = either(kind.form for kind in source_kinds())
+            raise InputError(f"unknown scheme; expected a URI of pyarrow.fs, {known}", source=text) from None
+        return fs, path
+    return pa.fs.LocalFileSystem(), os.path.abspath(text)
+
+
+# ---- keys of Hive paths
+
+
+def keys_of(names: Sequence[str]) -> Callable[[str], Mapping[str, pa.Array]]:
+    """Return the function that gives the keys of a file of these: column → its value, an array of length 1.
+
+    A key whose values are integers in all files is int64, any other a dictionary of strings, as in Arrow's datasets.
+    """
+    by_name = {name: _keys(name) for name in names}
+    texts: dict[str, set[str | None]] = {}
+    for keys in by_name.values():
+        for key, text in keys.items():
+            texts.setdefault(key, set()).add(text)
+    integers = {key for key, values in texts.items() if all(map(_is_integer, values))}
+
+    def keys_of_file(name: str) -> Mapping[str, pa.Array]:
+        return {
+            key: pa.array([None if text is None else int(text)], pa.int64())
+            if key in integers
+            else pa.array([text], pa.string()).dictionary_encode()
+            for key, text in by_name[name].items()
+        }
+
+    return keys_of_file
+
+
+def _is_integer(text: str | None) -> bool:
+    return text is None or re.fullmatch(r"-?\d{1,18}", text) is not None
+
+
+def _keys(name: str) -> dict[str, str | None]:
+    pairs = [folder.partition("=") for folder in name.split("/")[:-1]]
+    return {unquote(key): None if text == _NULL else unquote(text) for key, mark, text in pairs if key and mark}
+
+
+def with_keys(part: Part, keys: Mapping[str, pa.Array]) -> Part:
+    """Add columns of one value to a part, but none that it has."""
+    added = {key: value for key, value in keys.items() if key not in part.schema.names}
+    if not added:
+        return part
+    batches = part.batches
+
+    def with_added(columns: list[str]) -> Batches:
+        used = [(key, value) for key, value in added.items() if key in columns]
+        for batch in batches([column for column in columns if column not in added]):
+            data = batch.data
+            for key, value in used:
+                data = data.append_column(key, value.take(pa.array(np.zeros(data.num_rows, np.int64))))
+            yield replace(batch, data=data)
+
+    for key, value in added.items():
+        part.schema = part.schema.append(pa.field(key, value.type))
+    part.batches = with_added
+    return part
