@@ -90,11 +90,11 @@ def test_the_openings_are_the_steps_of_the_deltas_that_change_the_row(mixed, con
 
 def test_blame_reads_as_replay_does(config, tmp_path, call):
     """Sources in turn, a limit, a table that rows do not name, other column names; frames that wait in the gate."""
-    one, two = log_of(range(4), 1), log_of(range(4), 1, seed=9)
-    paths = [write(tmp_path / f"{number}.arrows", frames) for number, frames in enumerate((one, two))]
+    logs = log_of(range(4), 1), log_of(range(4), 1, seed=9)
+    paths = [write(tmp_path / f"{number}.arrows", frames) for number, frames in enumerate(logs)]
     line = ["blame", config, *paths, "--table", "user", "--id", 1, "--num-required", 2, "--merge", "step"]
     result = call(0, *line, "--limit", 7)[1]
-    both = [frame for pair in zip(one, two, strict=True) for frame in pair][:7]
+    both = [frame for pair in zip(*logs, strict=True) for frame in pair][:7]
     expected = scanned(both, "user", 1, 2)
     assert [frame["opening"] for frame in result["frames"]] == [entry[3] for entry in expected]
     assert [str(paths[entry[0] % 2]) for entry in expected] == [frame["source"] for frame in result["frames"]]

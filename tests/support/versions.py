@@ -36,6 +36,11 @@ def saved(folder, steps, every=1, engine=None):
     return engine, hashes
 
 
+def removed_after(folder, num_commits=4):
+    """Commit until a run has removed everything that it may."""
+    saved(folder, range(100, 100 + num_commits), engine=ps.Engine.restore(folder))
+
+
 def rewrite(engine):
     """Load a table anew: then every row has changed, and deltas outgrow their base."""
     parts = engine.retrieve_parameters("user")
