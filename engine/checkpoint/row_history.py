@@ -54,7 +54,7 @@ def row_history(folder: Folder, commits: Sequence[Commit], table: str, row_id: i
 
 def _entry(folder: Folder, commit: Commit, table: str) -> Mapping[str, Any]:
     """Return the table's entry in the manifest."""
-    tables = {entry["name"]: entry for entry in commit.contents["tables"]}
+    tables: dict[str, Mapping[str, Any]] = {entry["name"]: entry for entry in commit.contents["tables"]}
     if table not in tables:
         raise UsageError(f"{folder.path}: no table '{table}'; there are: {listed(tables)}")
     return tables[table]
