@@ -9,7 +9,7 @@ from itertools import count
 
 import pytest
 from checkpoints import LOG, engine_of, everything
-from evidence import IS_EVIDENCE
+from evidence import IS_EVIDENCE, more_as_evidence
 from faults.operations import Watched, failing
 from services import client_of, frame, service_of
 from services import config_of as service_config
@@ -194,6 +194,7 @@ def test_a_full_disk_leaves_nothing(folder, tmp_path, how, monkeypatch):
     assert ps.Engine.restore(new).global_step == 3
 
 
+@more_as_evidence
 def test_a_process_that_is_killed_at_any_file_operation_leaves_a_branch_or_none(folder, tmp_path, how, monkeypatch):
     for number in count(1, STRIDE):
         new = tmp_path / str(number)
@@ -218,6 +219,7 @@ def test_a_process_that_is_killed_at_any_file_operation_leaves_a_branch_or_none(
     assert number > 5
 
 
+@more_as_evidence
 def test_a_branch_at_any_moment_of_cleaning_is_whole_or_none(folder, tmp_path, how, monkeypatch):
     links = no_links if how == "copies" else lambda n, name, args: None
     for number in count(1, STRIDE):

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 from checkpoints import config_of
-from evidence import IS_EVIDENCE
+from evidence import IS_EVIDENCE, more_as_evidence
 from faults.operations import Watched, failing
 from versions import HookedStore, Killed, check_tags, files, removed_after, rewrite, saved, step
 
@@ -44,6 +44,7 @@ def test_a_full_disk_leaves_the_folder_as_it_was(move, folder, monkeypatch):
     assert number > 3
 
 
+@more_as_evidence
 def test_a_process_that_is_killed_at_any_file_operation_leaves_a_tag_or_none(folder, tmp_path, monkeypatch):
     ps.tag(folder, "moved", 1)
     for number in count(1, STRIDE):
@@ -123,6 +124,7 @@ class Meeting:
         assert ps.Engine.restore(self.folder).global_step >= 3
 
 
+@more_as_evidence
 @pytest.mark.parametrize("first", ["tag", "commits"])
 def test_a_tag_and_commits_at_any_moment_of_each_other_lose_no_file(first, folder, tmp_path, monkeypatch):
     for number in count(1, STRIDE):
@@ -144,6 +146,7 @@ def test_a_tag_and_commits_at_any_moment_of_each_other_lose_no_file(first, folde
     assert number > 4
 
 
+@more_as_evidence
 @pytest.mark.parametrize("first", ["tag", "commits"])
 def test_a_store_without_locks_loses_no_file_either(first, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "store_at", HookedStore.at)
@@ -166,6 +169,7 @@ def test_a_store_without_locks_loses_no_file_either(first, tmp_path, monkeypatch
     assert number > 4
 
 
+@more_as_evidence
 def test_a_store_without_locks_killed_at_any_request_leaves_a_tag_or_none(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "store_at", HookedStore.at)
     saved(tmp_path / "run", range(3))

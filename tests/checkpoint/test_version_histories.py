@@ -10,7 +10,7 @@ import random
 from contextlib import suppress
 
 import pytest
-from evidence import IS_EVIDENCE
+from evidence import IS_EVIDENCE, more_as_evidence
 from faults.operations import Watched, failing
 from versions import CONFIG, Killed, check_tags, rewrite, step
 
@@ -143,6 +143,7 @@ class History:
             assert self.lines[-1].engine.state_hash() == self.hashes[digests]
 
 
+@more_as_evidence
 @pytest.mark.parametrize("seed", HISTORIES)
 def test_no_history_leaves_a_tag_whose_files_are_gone(seed, tmp_path, monkeypatch):
     history = History(tmp_path, seed, monkeypatch)

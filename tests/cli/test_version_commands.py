@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 from checkpoints import LOG, config_of
 from cli import started
-from evidence import IS_EVIDENCE
+from evidence import IS_EVIDENCE, more_as_evidence
 from ipc import write
 from limits import HANG_S
 from versions import check_tags, rewrite, saved
@@ -154,6 +154,7 @@ for number in range(10 ** 6):
 """
 
 
+@more_as_evidence
 @pytest.mark.parametrize("seed", range(10 if IS_EVIDENCE else 1))
 def test_processes_that_commit_tag_branch_and_are_killed_lose_no_file(seed, tmp_path):
     """One process commits and cleans as fast as it can; others tag and branch, and are killed at any moment."""
