@@ -42,6 +42,8 @@ ABANDONED_S = 24 * 3600
 _AT_ONCE = 1 << 20
 # How long to wait for the lock of the folder, and the pause between two attempts.
 LOCK_WAIT_S, LOCK_PAUSE_S = 1.0, 0.01
+# Names that the system surely lists in one piece.
+LISTED_AT_ONCE = 256
 # How often a reader starts over with a newer commit: in each try, a run removed the commit that was read.
 READ_TRIES = 5
 # Contains an unfinished replay in passes (shares/pass_folder.py).
@@ -392,15 +394,18 @@ class Folder:
         """
         for _ in range(READ_TRIES):
             names, pinned = self._names(), set[str]()
+            tags = _tag_files(names)
             try:
-                for name in names:
+                for name in tags:
                     if _TAG.fullmatch(name):
                         pinned |= {file.name for file in self._read_manifest(name, None)[0].files}
-                    elif UNFINISHED_TAG.fullmatch(name):
+                    else:
                         pinned |= self._pinned_by_unfinished(name)
             except FileNotFoundError:  # it has got its name since, or was deleted
                 continue
-            return names, pinned
+            # A listing in several pieces may contain neither name of a tag that gets its name meanwhile.
+            if (not tags and len(names) <= LISTED_AT_ONCE) or tags == _tag_files(self._names()):
+                return names, pinned
         raise StateError(f"{self.path}: its tags change faster than they can be read")
 
     def _pinned_by_unfinished(self, name: str) -> set[str]:
@@ -467,6 +472,11 @@ def _state(contents: Mapping[str, Any]) -> str:
     positions = {name: value for name, value in contents.get("positions", {}).items() if name not in LINEAGE_FIELDS}
     state = {name: value for name, value in contents.items() if name != REPEATS}
     return json.dumps({**state, "positions": positions}, sort_keys=True)
+
+
+def _tag_files(names: Iterable[str]) -> set[str]:
+    """Return those names that are of tags, also of tags that are being written."""
+    return {name for name in names if _TAG.fullmatch(name) or UNFINISHED_TAG.fullmatch(name)}
 
 
 def _manifest(number: int) -> str:

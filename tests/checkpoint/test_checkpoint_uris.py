@@ -89,7 +89,7 @@ def test_a_uri_of_an_unknown_kind_is_a_usage_error():
         ps.Engine.restore("none://a/b")
 
 
-def test_tags_and_branches_of_s3(bucket, tmp_path):
+def test_tags_and_branches_of_s3(bucket, tmp_path, capsys):
     engine = engine_of()
     engine.run(iter(LOG), limit=20, checkpoint=bucket.uri)
     half = engine.state_hash()
@@ -100,6 +100,9 @@ def test_tags_and_branches_of_s3(bucket, tmp_path):
         engine.run(iter(LOG), limit=24 + 3 * step, checkpoint=bucket.uri, resume=True, keep=1)
     at_half = bucket.uri.replace("/a?", "/a@half?")
     assert ps.Engine.restore(at_half).state_hash() == half
+    assert main(["diff", at_half, at_half]) == 0
+    assert main(["history", bucket.uri, "--table", "user", "--id", "1"]) == main(["log", bucket.uri]) == 0
+    assert SECRET not in "".join(capsys.readouterr())
     new = bucket.uri.replace("/a?", "/b?")
     branch(Version.of(at_half), new)
     branch(Version.of(new), tmp_path / "local")

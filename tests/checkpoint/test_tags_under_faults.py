@@ -187,6 +187,30 @@ def test_a_store_without_locks_killed_at_any_request_leaves_a_tag_or_none(tmp_pa
     assert number > 4
 
 
+def test_a_listing_that_misses_both_names_of_a_tag_removes_none_of_its_files(folder, monkeypatch):
+    """A large folder is listed in pieces: the tag may get its name when that piece is over, and its other one not."""
+    ps.tag(folder, "good", 1)
+    engine = ps.Engine.restore(folder)
+    for number in range(5):  # until the tag alone needs its files
+        rewrite(engine)
+        saved(folder, [number], engine=engine)
+    names, missed = LocalStore.names, []
+
+    def listed(self):
+        missing = "good.tag" if len(missed) < 2 else None
+        missed.append(missing)
+        return [name for name in names(self) if name != missing]
+
+    monkeypatch.setattr(store, "LISTED_AT_ONCE", 0)
+    locked = Folder(folder)
+    locked.lock()
+    monkeypatch.setattr(LocalStore, "names", listed)
+    locked.tidy(1)
+    monkeypatch.undo()
+    locked.unlock()
+    assert list(check_tags(folder)) == ["good"]
+
+
 def test_a_run_that_uses_no_tags_performs_the_file_operations_of_before(tmp_path, monkeypatch):
     """A commit lists the folder as often as it did, and reads and writes no other file."""
     engine, _ = saved(tmp_path / "run", range(4))

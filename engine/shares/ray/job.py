@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.store import Commit, Folder
+from penstock.checkpoint.versions import check_no_version
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import checked_reduction
 from penstock.deltas import DeltaOptions
@@ -144,6 +145,7 @@ class Job:
         began, options = time.perf_counter(), self.options
         folder = None if options.checkpoint is None else Folder(options.checkpoint)
         if folder is not None:
+            check_no_version(folder.files.address)
             folder.check_place(options.resume)
         accelerators = None if options.accelerator is None else (options.accelerator, options.shares)
         ray = started(options.address, options.shares + self._num_readers, accelerators)
