@@ -46,7 +46,9 @@ class ReadOptions(Options, concerns=(ReadingKeywords,)):
     @classmethod
     def of_config(cls, config: EmbeddingConfig, values: Mapping[str, Any], **others: Any) -> ReadOptions:
         """Return the options for the tables of a configuration. values : options of a run; others : take precedence"""
-        columns = {**config.columns, **(values.get("columns") or {})}
+        own_columns = values.get("columns") or {}
+        check_columns(own_columns)
+        columns = {**config.columns, **own_columns}
         tables = {"sizes": config.id_ranges, "features": config.features, "num_tags": config.num_tags}
         return cls.among(values, **{**tables, "columns": columns, "needs_time": config.needs_time, **others})
 
