@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from penstock.io.connectors.broker_partition import Partition
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
-from penstock.service.auth import CallAdmission
+from penstock.service.auth import CallAdmission, Tokens
 from penstock.service.broker_intake import BrokerIntake
 from penstock.service.connections import Connections
 from penstock.service.delta_log import DeltaLog
@@ -40,7 +41,7 @@ class Service:
 
     address : to listen at; port 0 selects a free port
     tls : certificate and key
-    tokens : each of them admits a caller; none: every caller is admitted
+    tokens : each of them admits a caller in its role; none: every caller is admitted
     reading : how streams of gradients are decoded
     per_steps : steps per delta; None: one delta per commit, or per step without a checkpoint
     last : whether deltas and tables say when each key of a dynamic table occurred last
@@ -60,7 +61,7 @@ class Service:
         saving: Saving | None = None,
         limits: Limits | None = None,
         tls: list[tuple[bytes, bytes]] | None = None,
-        tokens: tuple[bytes, ...] = (),
+        tokens: Tokens = MappingProxyType({}),
         per_steps: int | None = None,
         last: bool = False,
         partitions: Sequence[Partition] = (),

@@ -149,7 +149,7 @@ def test_the_newest_stream_of_a_name_counts():
             r"batch \d+, row 0, column 'id': expected 0 <= id",
         ),
         (pa.record_batch({"id": [1], "gradient": [[float("nan")] * 4]}), "gradient_not_finite"),
-        (pa.record_batch({"id": [1], "grad": [[1.0] * 4]}), "no column 'gradient'"),
+        (pa.record_batch({"id": [1], "grad": [[1.0] * 4]}), "no column for the role 'gradient'"),
         (pa.record_batch({"id": [1], "gradient": [[1.0] * 3]}), "length_mismatch"),
     ],
 )
