@@ -1,7 +1,7 @@
 """An engine as a function over record batches, for distributed data-flow systems (docs/stages.md).
 
 Spark, Ray, Dask, Daft and Beam pickle a function and call it on their workers. The functions here contain only a
-configuration and arguments. They create their engine when they are called: only the worker loads jax.
+configuration and arguments. They create their engine when they are called, on the worker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Engine: the core with checkpoints, telemetry, deltas and activations. Only creating one loads jax."""
+"""The Engine: the core with checkpoints, telemetry, deltas and activations. Only tables on devices load jax."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Engine(TableAccess, ActivationAccess):
     config : EmbeddingConfig
         The tables and their optimizers.
     mesh : jax.sharding.Mesh or None
-        The rows of every table are sharded over it, also over the processes of a job (docs/meshes.md). None: all local
-        devices.
+        The rows of every table are sharded over it, also over the processes of a job (docs/meshes.md). None: the
+        accelerators that jax finds in this process, else the host (docs/tpu.md).
     num_required : int or None
         Frames that open the gate, at least 1. None: the configuration's, else 1.
     reduction : {"mean", "sum"} or None
@@ -128,9 +128,7 @@ class Engine(TableAccess, ActivationAccess):
         self.session = CheckpointSession(self.core, partial(self.watch.timed, "save"), in_job)
         self.core.observe(self.session)
         self.gate = FrameGate(self.core.gate, self.apply)
-        from penstock.bridge.tracing import is_staging  # here, because it loads jax
-
-        self._exchange = Exchange(config, self._looked_up, self.core.take_in, self.core.gate, is_staging)
+        self._exchange = Exchange(config, self._looked_up, self.core.take_in, self.core.gate)
         self._reads: LiveReads | None = None
         if self._folder is not shared:
             _ = self.reads  # publishes the rows; if the caller opened the folder, it does so once all are set

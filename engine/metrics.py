@@ -22,6 +22,7 @@ try:
 except ImportError as error:
     raise ImportError("penstock.metrics: needs prometheus-client: pip install 'penstock[metrics]'") from error
 
+from penstock.bridge.compile_counter import num_compiles
 from penstock.config.embedding import EmbeddingConfig
 from penstock.telemetry import MAX_HOT, MetricsSnapshot
 
@@ -143,9 +144,8 @@ class Metrics(MetricsCollector):
     """
 
     def __init__(self, engine: Engine) -> None:
-        from penstock.bridge.compile_counter import num_compiles
-
-        self._engine, self._compiles, self.config = engine, num_compiles, engine.config
+        self._engine, self.config = engine, engine.config
+        num_compiles()  # from here on
 
     def snapshot(self) -> MetricsSnapshot:
         """Return a consistent snapshot between two frames, except for the expired keys that wait: counted before.
@@ -170,7 +170,7 @@ class Metrics(MetricsCollector):
                 num_steps=watch.num_steps,
                 recent_s=list(watch.recent_s),
                 stage_s=dict(watch.stage_s),
-                num_compiles=self._compiles(),
+                num_compiles=num_compiles(),
                 problems=tuple(core.tables.programs.problems),
                 seconds=watch.seconds,
                 share=watch.share(),

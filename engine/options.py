@@ -348,7 +348,7 @@ class WatchingKeywords(TypedDict, total=False):
 class DeviceKeywords(TypedDict, total=False):
     devices: Annotated[
         int | None,
-        Option("devices that share the tables; on a CPU, create this many (default: all accelerators, or 1)"),
+        Option("devices that share the tables; on a CPU, parts of its memory (default: all accelerators, or 1)"),
         Flag("N", whole(1, MOST_PARALLEL)),
     ]
 

@@ -225,7 +225,7 @@ class SourceRun:
                 unverified=self._reader.unverified,
                 tables=core.table_reports(),
                 learning_rates=core.last_rates if core.config.num_tags else None,
-                notes=(*self._notes(), *core.tables.programs.problems),
+                notes=(*self._notes(), *core.tables.programs.problems, *core.tables.notes),
                 skipped=self._num_skipped,
                 variants=core.tables.programs.variants,
                 device_problems=len(core.tables.programs.problems),

@@ -33,7 +33,7 @@ class RowReads:
         rows_per_shard: int,
         shards_per_device: int,
         row_floats: int,
-        parts: Iterable[tuple[_Float32, npt.NDArray[np.uint32]]],
+        parts: Iterable[tuple[_Float32, npt.NDArray[np.uint64]]],
         first_float: int = 0,
         first_page: int = 0,
         keys: RowKeys | None = None,

@@ -3,7 +3,7 @@
 What the memory of another process holds is not trusted: rows and slots are checked before they are read.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 from posix.unistd cimport usleep
 
 from ._types cimport grad_t, id_t
@@ -11,7 +11,11 @@ from .row_keys cimport FIRST_ROW, KeySlot, KeySlots, RowKeys, find_key, key_home
 from .row_updates cimport Table, num_pages, place, set_layout
 
 cdef extern from "page_counters.h" nogil:
-    uint64_t page_version(const uint32_t* counters, int64_t num_threads, int64_t per_thread)
+    enum: PAGES_BEGIN
+    enum: MOST_WRITERS
+    uint64_t BEING_WRITTEN
+    uint64_t page_version(const uint64_t* counters, int64_t page, int64_t num_threads, int64_t per_thread,
+                          uint64_t* complete)
     void end_copy()
     void read_again(int times)
     uint64_t load_word(const uint64_t* word)
@@ -123,7 +127,7 @@ cdef class StepWords:
 
 cdef struct TablePart:          # the rows of a table on one device
     const float* rows
-    const uint32_t* counters    # of its pages, of the first thread
+    const uint64_t* counters    # of the batches of the first thread
 
 
 cdef struct ReadTable:
@@ -137,8 +141,8 @@ cdef class RowReads:
     """The weights of one table, for reads without a lock from any number of threads.
 
     dim, vocabulary_size, … : as in update.Plan; row_floats : of a row with its slots
-    parts : of each device, float32 (n,) with the rows from ``first_float`` on, and uint32 (threads, n) with the counters
-        of the pages from ``first_page`` on
+    parts : of each device, float32 (n,) with the rows from ``first_float`` on, and uint64 (threads, n) with the counters
+        of ``Step.count_pages``, whose pages of this table begin at ``first_page``
     keys : of a dynamic table, with ``vocabulary_size`` rows; None: ids are rows
     Raises ValueError for arrays that are too small.
     """
@@ -150,7 +154,7 @@ cdef class RowReads:
                  int64_t shards_per_device, int64_t row_floats, parts, int64_t first_float=0, int64_t first_page=0,
                  RowKeys keys=None):
         cdef const float[::1] floats
-        cdef const uint32_t[:, ::1] counters
+        cdef const uint64_t[:, ::1] counters
         cdef ReadTable* t = &self.table
         self.arrays, self.keys = tuple(parts), keys
         if not 1 <= len(self.arrays) <= MAX_TABLE_PARTS or not 1 <= dim <= row_floats or min(
@@ -162,17 +166,17 @@ cdef class RowReads:
                 or int(rows_per_shard) * shards_per_device * row_floats + first_float >= 2**60):
             raise ValueError("the layout of a table is out of range")
         set_layout(&t.layout, vocabulary_size, num_shards, mod, rows_per_shard, shards_per_device)
-        t.layout.dim, t.layout.row_floats = dim, row_floats
+        t.layout.dim, t.layout.row_floats, t.layout.first_page = dim, row_floats, first_page
         t.num_parts = len(self.arrays)
         for part, (floats, counters) in enumerate(self.arrays):
             if floats.shape[0] < first_float + t.layout.num_rows * row_floats:
                 raise ValueError(f"expected {t.layout.num_rows} rows of {row_floats} floats, got {floats.shape[0]} floats")
-            if counters.shape[0] < 1 or counters.shape[1] < first_page + num_pages(&t.layout):
+            if not 1 <= counters.shape[0] <= MOST_WRITERS or counters.shape[1] < PAGES_BEGIN + first_page + num_pages(&t.layout):
                 raise ValueError(f"expected counters of {num_pages(&t.layout)} pages, got {counters.shape[1]}")
             if part and (counters.shape[0] != t.num_threads or counters.shape[1] != t.per_thread):
                 raise ValueError("the counters of the parts of a table differ in shape")
             t.num_threads, t.per_thread = counters.shape[0], counters.shape[1]
-            t.parts[part].rows, t.parts[part].counters = &floats[first_float], &counters[0, first_page]
+            t.parts[part].rows, t.parts[part].counters = &floats[first_float], &counters[0, 0]
         if keys is not None:
             if keys.keys.capacity != vocabulary_size:
                 raise ValueError(f"expected keys of {vocabulary_size} rows, got {keys.keys.capacity}")
@@ -205,6 +209,9 @@ cdef int64_t read_rows(const ReadTable* t, const id_t* ids, float* out, uint8_t*
     cdef int parts[BLOCK]
     cdef int64_t k, count, key_row, dim = t.layout.dim
     cdef int outcome
+    cdef uint64_t complete[MOST_WRITERS]
+    for k in range(t.num_threads):
+        complete[k] = 0
     while first < n:
         count = min(<int64_t>BLOCK, n - first)
         if t.keys != NULL:
@@ -222,11 +229,12 @@ cdef int64_t read_rows(const ReadTable* t, const id_t* ids, float* out, uint8_t*
             if k + MOST_AHEAD < count:
                 prefetch_row(t, parts[k + MOST_AHEAD], rows[k + MOST_AHEAD])
             if t.keys != NULL:
-                outcome = copy_by_key(t, <uint64_t>ids[first + k], out + (first + k) * dim, &absent[first + k])
+                outcome = copy_by_key(t, <uint64_t>ids[first + k], out + (first + k) * dim, &absent[first + k],
+                                      complete)
             elif rows[k] < 0:
                 return -1 - (first + k)
             else:
-                outcome = copy_row(t, parts[k], rows[k], out + (first + k) * dim)
+                outcome = copy_row(t, parts[k], rows[k], out + (first + k) * dim, complete)
             if not outcome:
                 return first + k
         first += count
@@ -243,8 +251,13 @@ cdef inline int part_of(const ReadTable* t, id_t key, int64_t* row) noexcept nog
     return 0
 
 
-cdef inline const uint32_t* counters_of(const ReadTable* t, int part, int64_t row) noexcept nogil:
-    return t.parts[part].counters + (row >> t.layout.page_bits)
+cdef inline uint64_t version_of(const ReadTable* t, int part, int64_t row, uint64_t* complete) noexcept nogil:
+    """Of a row's page."""
+    return page_version(t.parts[part].counters, page_of(t, row), t.num_threads, t.per_thread, complete)
+
+
+cdef inline int64_t page_of(const ReadTable* t, int64_t row) noexcept nogil:
+    return t.layout.first_page + (row >> t.layout.page_bits)
 
 
 cdef inline void prefetch_row(const ReadTable* t, int part, int64_t row) noexcept nogil:
@@ -252,31 +265,29 @@ cdef inline void prefetch_row(const ReadTable* t, int part, int64_t row) noexcep
     if not 0 <= row < t.layout.num_rows:
         return
     for k in range(t.num_threads):
-        prefetch(counters_of(t, part, row) + k * t.per_thread)
+        prefetch(t.parts[part].counters + k * t.per_thread + PAGES_BEGIN + page_of(t, row))
     for k in range(0, t.layout.dim, 16):  # the floats of a cache line
         prefetch(t.parts[part].rows + row * t.layout.row_floats + k)
 
 
-cdef bint copy_row(const ReadTable* t, int part, int64_t row, float* out) noexcept nogil:
+cdef bint copy_row(const ReadTable* t, int part, int64_t row, float* out, uint64_t* complete) noexcept nogil:
     """Returns False if its page was being written all the time."""
-    cdef const uint32_t* counters = counters_of(t, part, row)
     cdef uint64_t version
     cdef int tries
     for tries in range(MOST_TRIES):
-        version = page_version(counters, t.num_threads, t.per_thread)
-        if not version & 1:
+        version = version_of(t, part, row, complete)
+        if version != BEING_WRITTEN:
             copy_shared_row(out, t.parts[part].rows + row * t.layout.row_floats, t.layout.dim)
             end_copy()
-            if page_version(counters, t.num_threads, t.per_thread) == version:
+            if version_of(t, part, row, complete) == version:
                 return True
         read_again(tries)
     return False
 
 
-cdef bint copy_by_key(const ReadTable* t, uint64_t key, float* out, uint8_t* absent) noexcept nogil:
+cdef bint copy_by_key(const ReadTable* t, uint64_t key, float* out, uint8_t* absent, uint64_t* complete) noexcept nogil:
     """The row of a key, which may pass to another key: it counts if the key has it between two equal versions."""
     cdef const KeySlot* slot
-    cdef const uint32_t* counters
     cdef uint64_t version, state
     cdef int64_t key_row = 0, row = 0
     cdef bint expired
@@ -290,14 +301,13 @@ cdef bint copy_by_key(const ReadTable* t, uint64_t key, float* out, uint8_t* abs
         part = part_of(t, key_row, &row)
         if row < 0:
             return False  # damaged memory
-        counters = counters_of(t, part, row)
-        version = page_version(counters, t.num_threads, t.per_thread)
-        if not version & 1 and load_word(&slot.state) == state and load_word(&slot.key) == key:
+        version = version_of(t, part, row, complete)
+        if version != BEING_WRITTEN and load_word(&slot.state) == state and load_word(&slot.key) == key:
             expired = t.keys.expire_after >= 0 and <int64_t>(
                 load_word(t.keys.clock) - load_word(&t.keys.last[key_row])) > t.keys.expire_after
             copy_shared_row(out, t.parts[part].rows + row * t.layout.row_floats, t.layout.dim)
             end_copy()
-            if page_version(counters, t.num_threads, t.per_thread) == version:
+            if version_of(t, part, row, complete) == version:
                 absent[0] = expired
                 return True
         read_again(tries)

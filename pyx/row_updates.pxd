@@ -1,5 +1,5 @@
 # What a step on the rows of tables is, which update.pyx prepares and row_updates.pyx does.
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from ._types cimport grad_t, id_t
 
@@ -17,6 +17,7 @@ cdef extern from "rule.h" nogil:
     ctypedef void (*UpdateRows)(const Rule*, const Batch*) noexcept nogil
 
 cdef extern from "page_counters.h" nogil:
+    enum: PAGES_BEGIN
     int page_bits_of(int64_t num_rows)
 
 cdef enum:
@@ -93,7 +94,7 @@ cdef struct StepContext:        # one step on one device, shared by the threads 
     bint is_sweep               # whether the items are those of the sweeps
     int64_t num_items, next_item
     const Table* bad_id_table   # an id was no row of this one
-    uint32_t* counters          # of the pages of all tables, per thread; NULL: none are counted
+    uint64_t* counters          # of the batches of all threads (page_counters.h); NULL: none are counted
     int64_t counters_per_thread, next_thread
 
 

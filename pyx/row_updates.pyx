@@ -4,7 +4,7 @@
 by id). The equations are in update_equations.h. Nothing here calls Python.
 """
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy, memmove
 
 from ._types cimport id_t
@@ -20,8 +20,8 @@ cdef extern from "<fenv.h>" nogil:
 
 cdef extern from "page_counters.h" nogil:
     enum: ROWS_MARKED
-    void begin_pages(uint32_t* counters, int page_bits, const int64_t* rows, int64_t n)
-    void end_pages(uint32_t* counters, int page_bits, const int64_t* rows, int64_t n)
+    void begin_batch(uint64_t* counters, int64_t first_page, int page_bits, const int64_t* rows, int64_t n)
+    void end_batch(uint64_t* counters)
 
 
 cdef extern from *:
@@ -53,7 +53,7 @@ cdef inline const Segment* segment_of(const StepPlan* o, int64_t item) noexcept 
     return &o.segments[low]
 
 
-cdef void touch_item(StepContext* p, int64_t item, uint32_t* counters) noexcept nogil:
+cdef void touch_item(StepContext* p, int64_t item, uint64_t* counters) noexcept nogil:
     """The rows of one item of a segment, chunk by chunk: found, then updated, written or read in order."""
     cdef const StepPlan* o = p.plan
     cdef const Segment* segment = segment_of(o, item)
@@ -94,22 +94,20 @@ cdef void touch_item(StepContext* p, int64_t item, uint32_t* counters) noexcept 
         memmove(numbers, numbers + done, n * sizeof(numbers[0]))
 
 
-cdef void change(const StepPlan* o, const Table* t, float lr, uint32_t* counters, const int64_t* numbers, float** rows,
+cdef void change(const StepPlan* o, const Table* t, float lr, uint64_t* counters, const int64_t* numbers, float** rows,
                  float** values, int64_t n, int64_t known) noexcept nogil:
-    """Update or write rows, whose pages are odd meanwhile. counters : of this thread; NULL: none; numbers : of the rows"""
+    """Update or write rows, in batches that readers can see. counters : of this thread; NULL: none; numbers : of the rows"""
     cdef int64_t first = 0, count = n
-    if counters != NULL:
-        counters += t.first_page
     while first < n:
         if counters != NULL:
             count = min(n - first, <int64_t>ROWS_MARKED)
-            begin_pages(counters, t.page_bits, numbers + first, count)
+            begin_batch(counters, t.first_page, t.page_bits, numbers + first, count)
         if o.op == WRITE:
             copy(t, o, rows + first, values + first, count, known - first)
         else:
             update(t, lr, rows + first, <const float**>values + first, count, known - first)
         if counters != NULL:
-            end_pages(counters, t.page_bits, numbers + first, count)
+            end_batch(counters)
         first += count
 
 
@@ -136,7 +134,7 @@ cdef void copy(const Table* t, const StepPlan* o, float** rows, float** values, 
             memcpy(values[i], rows[i] + first, o.num_copied * sizeof(float))
 
 
-cdef void sweep_chunk(StepContext* p, int64_t item, uint32_t* counters) noexcept nogil:
+cdef void sweep_chunk(StepContext* p, int64_t item, uint64_t* counters) noexcept nogil:
     """A gradient of 0 for those of the next CHUNK rows of a table that the step has not touched."""
     cdef const Sweep* sweep = p.plan.sweeps
     cdef const Table* t
@@ -180,7 +178,7 @@ cdef void work(StepContext* p) noexcept nogil:
     """
     cdef fenv_t before
     cdef int64_t item
-    cdef uint32_t* counters = NULL
+    cdef uint64_t* counters = NULL
     if p.counters != NULL:
         counters = p.counters + take(&p.next_thread) * p.counters_per_thread
     fegetenv(&before)

@@ -6,7 +6,7 @@ A ``Step`` is prepared, then run on any number of threads. Nothing is staged, pa
 import numpy as np
 
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 from posix.unistd cimport usleep
 
@@ -15,7 +15,7 @@ from ._types cimport grad_t, id_t
 from .buffer_pool cimport Sums
 from .row_updates cimport (
     CHUNK, MOST_AHEAD, MOST_CHUNKS, READ, START, UPDATE, WRITE, Op, Rule, Segment, StepContext, StepPlan, Sweep, Table,
-    UpdateRows, chunks, num_pages, part_begin, set_layout, work,
+    PAGES_BEGIN, UpdateRows, chunks, num_pages, part_begin, set_layout, work,
 )
 
 
@@ -128,7 +128,7 @@ cdef const RuleEntry* entry_of(str rule, str target) except NULL:
 
 
 # Counters of a cache line: two threads share none.
-cdef int64_t LINE_COUNTERS = 16
+cdef int64_t LINE_COUNTERS = 8
 # A step of fewer rows is done on the calling thread; with more, each thread has at least a chunk.
 cdef int64_t ROWS_WORTH_SHARING = 4 * CHUNK
 
@@ -145,7 +145,7 @@ cdef class Step:
     cdef int64_t num_rows, num_swept_rows
     cdef tuple plans, floats, counted
     cdef float** memory         # of each device, that of floats
-    cdef uint32_t** counters    # of each device, those of counted; NULL: none
+    cdef uint64_t** counters    # of each device, those of counted; NULL: none
     cdef int64_t num_counting   # threads that have counters
     cdef object arrays, interrupt
     cdef bint is_open
@@ -157,7 +157,7 @@ cdef class Step:
         self.plan.segments, self.plan.sweeps = NULL, NULL
         self.context.plan = &self.plan
         self.memory = <float**>PyMem_Calloc(len(self.floats), sizeof(float*))
-        self.counters = <uint32_t**>PyMem_Calloc(len(self.floats), sizeof(uint32_t*))
+        self.counters = <uint64_t**>PyMem_Calloc(len(self.floats), sizeof(uint64_t*))
         if self.memory == NULL or self.counters == NULL:
             raise MemoryError("no memory for a step")
         end = max((<Plan?>plan).end for plan in self.plans)
@@ -175,18 +175,18 @@ cdef class Step:
     @property
     def counters_per_thread(self):
         """Counters that each thread needs for the pages of all tables of a device."""
-        cdef int64_t n = 0
+        cdef int64_t n = PAGES_BEGIN
         for plan in self.plans:
-            (<Plan>plan).table.first_page = n
+            (<Plan>plan).table.first_page = n - PAGES_BEGIN
             n += num_pages(&(<Plan>plan).table)
         return (n + LINE_COUNTERS - 1) // LINE_COUNTERS * LINE_COUNTERS
 
     def count_pages(self, counters):
         """From now on, count the writes of every page of rows, for readers without a lock (row_reads.pyx).
 
-        counters : of each device, uint32 (threads + 1, counters_per_thread): that many threads may run the step
+        counters : of each device, zeros, uint64 (threads + 1, counters_per_thread): that many threads may run the step
         """
-        cdef uint32_t[:, ::1] of_device
+        cdef uint64_t[:, ::1] of_device
         per_thread, self.counted = self.counters_per_thread, tuple(counters)
         if len(self.counted) != len(self.floats):
             raise ValueError(f"expected counters of {len(self.floats)} devices, got {len(self.counted)}")

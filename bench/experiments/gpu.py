@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock.bridge.backends import create_tables, lanes
-from penstock.bridge.device_tables import DeviceTable, make_mesh
-from penstock.bridge.dispatcher import LayoutTeam
+from penstock.bridge.device_tables import DeviceTable
+from penstock.bridge.mesh_selection import make_mesh
 from penstock.bridge.packing import Packer
 from penstock.bridge.pallas import tensorcore
 from penstock.bridge.programs import local_apply, row_sharding
@@ -94,7 +94,7 @@ def alone(mesh, layout, rule, tables, steps) -> float:  # type: ignore[no-untype
     All arguments are on the device. A short and a long loop run, and the difference counts: not the launch, nor Python.
     """
     stack, sharding = Stack.of([layout], rule, compact=False), row_sharding(mesh)
-    packer = Packer(stack, LayoutTeam())
+    packer = Packer(stack, ThreadTeam(None))
     local = local_apply(rule, stack.line) if tables.variant == "xla" else tensorcore.local_apply(mesh, rule, stack.line)
     sent = []
     for ids, grads in steps:

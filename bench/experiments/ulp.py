@@ -150,7 +150,8 @@ def error_on_device(rule: UpdateRule, dim: int, num_devices: int, seed: int = 0,
     from jax.sharding import Mesh
 
     from penstock.bridge.backends import create_tables
-    from penstock.bridge.device_tables import DeviceTable, make_mesh
+    from penstock.bridge.device_tables import DeviceTable
+    from penstock.bridge.mesh_selection import make_mesh
     from penstock.bridge.sharding import Layout, TableDefinition
 
     rng = np.random.default_rng(seed)

@@ -27,6 +27,7 @@ from penstock.activations.deduplication import (
 )
 from penstock.activations.inputs import lookups
 from penstock.activations.nesting import features_of, leaves, name_of, structure_for
+from penstock.bridge.tracing import is_staging
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
 from penstock.errors import InputError, StateError, UsageError, UsageTypeError
@@ -43,7 +44,6 @@ class Exchange:
     seen : ids by table → their rows as a forward pass sees them, and the global step of the rows
     push : pushes a frame with the call's learning rates; False if it was stale
     gate : gives the global step and the number of frames per step at every send
-    staging : whether JAX is tracing, for example inside ``jax.jit``
     """
 
     def __init__(
@@ -52,9 +52,8 @@ class Exchange:
         seen: Seen,
         push: Callable[[Frame, Any], bool],
         gate: Gate,
-        staging: Callable[[], bool],
     ) -> None:
-        self._config, self._seen, self._push, self._gate, self._staging = config, seen, push, gate, staging
+        self._config, self._seen, self._push, self._gate = config, seen, push, gate
         self._fingerprint = fingerprint(config)
         # Pipelined, forward n+1 runs before backward n, so one step passes before gradients arrive.
         self._lag = int(config.to_engine_proto().tpu_embedding_configuration.pipeline_execution_with_tensor_core)
@@ -112,7 +111,7 @@ class Exchange:
             raise
 
     def _check_not_staging(self, method: str, instead: str) -> None:
-        if self._staging():
+        if is_staging():
             raise UsageError(
                 f"{method} was called inside jax.jit, where it would run once and not at every step: call it outside, "
                 f"and {instead}; inside, use penstock.functional's EmbeddingTables"

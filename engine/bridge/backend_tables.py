@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from jax.sharding import Mesh
 
+from penstock.bridge.devices import AnyMesh
 from penstock.bridge.sharding import Layout
 from penstock.frames import Float32, Int64
 
@@ -20,7 +20,7 @@ class BackendTables(Protocol):
     """
 
     @property
-    def mesh(self) -> Mesh:
+    def mesh(self) -> AnyMesh:
         """The devices that update the tables, on one axis."""
 
     @property
@@ -30,6 +30,10 @@ class BackendTables(Protocol):
     @property
     def variant(self) -> str:
         """The variant that updates the tables; it changes only if its programs fail (xla_tables.py)."""
+
+    @property
+    def compiler(self) -> str:
+        """The versions of what compiled the programs that update the tables."""
 
     @property
     def problems(self) -> Sequence[str]:
@@ -81,7 +85,18 @@ class BackendTables(Protocol):
     def warm(self) -> int:
         """Compile the programs of steps, lookups and checkpoints ahead of time; return their number."""
 
+    def prepare_thread(self) -> None:
+        """Allocate the file descriptors that steps on this thread need. Raises OSError if none is left."""
+
 
 def row_ids(ids: Int64 | int, count: int) -> Int64:
     """Return ids; the first of consecutive rows stands for all of them."""
     return np.arange(ids, ids + count) if isinstance(ids, int) else ids
+
+
+def quoted(names: Sequence[str]) -> str:
+    """Return the names of tables as errors print them."""
+    if len(names) == 1:
+        return f"table '{names[0]}'"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return "tables " + ", ".join(f"'{name}'" for name in names[:3]) + more

@@ -14,34 +14,31 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
-
-import jax
-import numpy as np
-from jax.sharding import Mesh
+from typing import TYPE_CHECKING
 
 from penstock.bridge import host_tables
-from penstock.bridge.backend_tables import BackendTables
+from penstock.bridge.backend_tables import BackendTables, quoted
 from penstock.bridge.cached_tables import CachedTables
-from penstock.bridge.device_tables import check_memory
-from penstock.bridge.dispatcher import Dispatcher
+from penstock.bridge.devices import HOST, AnyMesh, check_memory, platform
 from penstock.bridge.host_tables import Allocate, HostTables
-from penstock.bridge.processes.agreement import Processes
-from penstock.bridge.processes.process_tables import ProcessTables
-from penstock.bridge.programs import AXIS, BY_ROW
+from penstock.bridge.mesh_selection import on_jax
 from penstock.bridge.row_cache import RowCache
+from penstock.bridge.row_format import BY_ROW
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import form, stacked
 from penstock.bridge.variants import VARIANTS, current
-from penstock.bridge.xla_tables import XlaTables, quoted
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, ConfigError, short
 from penstock.threads import ThreadTeam
 from penstock.updates import UpdateRule
+
+if TYPE_CHECKING:
+    from penstock.bridge.processes.agreement import Processes
 
 Specs = Mapping[str, TableSpec]
 FORMS = {"plain": 1, "tiled": 128}
@@ -50,24 +47,23 @@ VARIANT, FORM, STACKS = "PENSTOCK_VARIANT", "PENSTOCK_LAYOUT", "PENSTOCK_STACKS"
 
 
 def create_tables(
-    mesh: Mesh,
+    mesh: AnyMesh,
     definitions: Sequence[TableDefinition],
     team: ThreadTeam,
     variant: str | None = None,
     preferred: Mapping[str, str] = MappingProxyType({}),
     processes: Processes | None = None,
-    dispatcher: Dispatcher | None = None,
     moving: bool = False,
     allocate: Allocate | None = None,
 ) -> list[BackendTables]:
     """Create tables on the devices of a mesh, with weights of 0; those that share arrays are one object.
 
-    mesh : one axis, ``programs.AXIS``
+    mesh : one axis, ``devices.AXIS``
     team : the threads that lay out rows, or update those in the host's memory
     variant : for tests and benchmarks; None: chosen for each table by ``choose``
     preferred : table → the variant that the caller prefers
     processes : that the mesh spans; None: only this one
-    dispatcher : of tables that share arenas with these; moving : whether steps also write and read rows
+    moving : whether steps also write and read rows; then no tables share arrays
     allocate : the memory of rows in the host's; None: anonymous
     """
     on_cpu: list[TableDefinition] = []
@@ -77,34 +73,42 @@ def create_tables(
     for definition in definitions:
         layout, rule, *_ = definition
         name = layout.name
-        its_variant, problem = variant or "", ""
+        table_variant, problem = variant or "", ""
         if variant is None:
-            its_variant, problem = choose(mesh, layout, rule, preferred.get(name), processes)
+            table_variant, problem = choose(mesh, layout, rule, preferred.get(name), processes)
         if problem:
             problems[name] = problem
-        if its_variant == "host":
+        if table_variant == "host":
             on_cpu.append(definition)
         else:
-            variants.append(its_variant)
-            others.append(definition._replace(layout=formatted(definition.layout, its_variant)))
+            variants.append(table_variant)
+            others.append(definition._replace(layout=formatted(definition.layout, table_variant)))
     if processes is not None:  # one program runs on the devices of all
         processes.agree(f"Engine(…), tables by {[*variants, *('host' for _ in on_cpu)]}")
-    share = _requested(STACKS, ("on", "off")) != "off"
+    share = _requested(STACKS, ("on", "off")) != "off" and not moving
     groups = [on_cpu] if share else [[definition] for definition in on_cpu]
     created: list[BackendTables] = []
     for group in filter(None, groups):
         with _allocating(group):
             created.append(HostTables(mesh, group, team, allocate=allocate))
-    dispatcher = dispatcher or Dispatcher(team.threads)  # shared by all tables, as are its arenas
+    if not others:
+        return created
+    mesh = on_jax(mesh)
+    from penstock.bridge.dispatcher import Dispatcher
+    from penstock.bridge.processes.process_tables import ProcessTables
+    from penstock.bridge.xla_tables import XlaTables
+
+    others = [table._replace(layout=replace(table.layout, num_devices=mesh.size)) for table in others]
+    dispatcher = Dispatcher(team)  # shared by all tables, as are its arenas
     for members in stacked(others) if share else [[member] for member in range(len(others))]:
         group = [others[member] for member in members]
         # The tables of a stack have one variant, and had one canary.
-        its_variant, problem = variants[members[0]], problems.get(group[0].layout.name, "")
+        table_variant, problem = variants[members[0]], problems.get(group[0].layout.name, "")
         with _allocating(group):
             if processes is None:
-                created.append(XlaTables(mesh, group, its_variant, dispatcher, problem, moving=moving))
+                created.append(XlaTables(mesh, group, table_variant, dispatcher, problem, moving=moving))
             else:
-                created.append(ProcessTables(mesh, group, its_variant, processes, problem))
+                created.append(ProcessTables(mesh, group, table_variant, dispatcher, processes, problem))
     return created
 
 
@@ -113,7 +117,7 @@ def _allocating(definitions: Sequence[TableDefinition]) -> Iterator[None]:
     """Name the tables, the largest first, in an error that there is no memory for them. Raises CapacityError."""
     try:
         yield
-    except (jax.errors.JaxRuntimeError, OSError) as error:
+    except (RuntimeError, OSError) as error:  # a JaxRuntimeError is a RuntimeError
         if "RESOURCE_EXHAUSTED" not in str(error) and getattr(error, "errno", None) != errno.ENOMEM:
             raise
         reason = error.strerror if isinstance(error, OSError) else short(str(error).partition("\n")[0])
@@ -124,7 +128,7 @@ def _allocating(definitions: Sequence[TableDefinition]) -> Iterator[None]:
         ) from None
 
 
-def lanes(mesh: Mesh) -> int:
+def lanes(mesh: AnyMesh) -> int:
     """Return the unit of the width of a table's lines on these devices. Raises ConfigError for a bad override."""
     requested = _requested(FORM, tuple(FORMS))
     if requested is not None:
@@ -140,7 +144,7 @@ def requested_variant() -> str | None:
 
 
 def choose(
-    mesh: Mesh, layout: Layout, rule: UpdateRule, preferred: str | None = None, processes: Processes | None = None
+    mesh: AnyMesh, layout: Layout, rule: UpdateRule, preferred: str | None = None, processes: Processes | None = None
 ) -> tuple[str, str]:
     """Return the variant for a table, and why its kernel failed its canary ("": it did not, or there was none).
 
@@ -158,7 +162,7 @@ def choose(
         return variant, ""
     from penstock.bridge.pallas import canary
 
-    problem = canary.failure(mesh, rule, form(formatted(layout, variant), rule))
+    problem = canary.failure(on_jax(mesh), rule, form(formatted(layout, variant), rule))
     if processes is not None:
         failed = processes.agree(f"the canary of table '{layout.name}'", [bool(problem)])[:, 0]
         problem = problem or (f"in process {failed.argmax()}" if failed.any() else "")
@@ -170,10 +174,10 @@ def formatted(layout: Layout, variant: str) -> Layout:
     return replace(layout, halved=variant == "xla" and layout.lanes == FORMS["tiled"])
 
 
-def possible(variant: str, mesh: Mesh, layout: Layout, rule: UpdateRule) -> bool:
+def possible(variant: str, mesh: AnyMesh, layout: Layout, rule: UpdateRule) -> bool:
     """Return whether a variant can update tables of that layout by that rule on these devices."""
     if variant == "host":
-        return not layout.line.masked and host_tables.possible(mesh, rule, layout.dim)
+        return not host_tables.obstacle(mesh, layout, rule)
     if variant == "pallas":
         # Rounding to bfloat16 and rules on whole rows need divisions and shuffles that a vector unit lacks.
         tiled = layout.lanes == FORMS["tiled"] and not layout.bfloat16 and rule.algorithm not in BY_ROW
@@ -183,11 +187,6 @@ def possible(variant: str, mesh: Mesh, layout: Layout, rule: UpdateRule) -> bool
 
         return tensorcore.fits(formatted(layout, variant).line, mesh.devices.flat[0].device_kind)
     return True
-
-
-def platform(mesh: Mesh) -> str:
-    name: str = mesh.devices.flat[0].platform
-    return name
 
 
 def _requested(variable: str, choices: tuple[str, ...]) -> str | None:
@@ -200,44 +199,36 @@ def _requested(variable: str, choices: tuple[str, ...]) -> str | None:
 # ---- where the configuration places tables
 
 
-class Meshes(NamedTuple):
-    """The devices of an engine, and the host itself; the devices again if no table is in its memory."""
-
-    devices: Mesh
-    host: Mesh
-
-    def of_table(self, spec: TableSpec) -> Mesh:
-        """Return the devices that have all rows of a table."""
-        return self.devices if spec.placement.where == "device" else self.host
+def mesh_of(spec: TableSpec, devices: AnyMesh) -> AnyMesh:
+    """Return the devices that have all rows of a table. devices : of the engine"""
+    return devices if spec.placement.where == "device" else HOST
 
 
-def meshes_for(specs: Specs, devices: Mesh) -> Meshes:
-    """Return the meshes of tables. Raises ConfigError if one is on the host and jax may not use its CPU."""
-    if all(spec.placement.where == "device" for spec in specs.values()):
-        return Meshes(devices, devices)
-    try:
-        return Meshes(devices, Mesh(np.asarray(jax.local_devices(backend="cpu")[:1]), (AXIS,)))
-    except RuntimeError as error:
-        raise ConfigError(
-            "the placements HOST and CACHED need jax's platform cpu, and JAX_PLATFORMS is "
-            f"'{os.environ.get('JAX_PLATFORMS')}'; add ',cpu' to it, or unset it"
-        ) from error
+def reasons_for_xla(
+    specs: Specs, layouts: Mapping[str, Layout], devices: AnyMesh, variants: Mapping[str, str]
+) -> list[str]:
+    """Return why XLA updates tables that lie in the memory of hosts, a sentence for each reason. variants : by table"""
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for name, spec in specs.items():
+        if variants[name] == "xla" and platform(mesh := mesh_of(spec, devices)) == "cpu":
+            by_reason[host_tables.obstacle(mesh, layouts[name], spec.rule)].append(name)
+    return [f"{quoted(names)}: XLA updates the rows, since {reason}" for reason, names in by_reason.items() if reason]
 
 
-def layouts_of(specs: Specs, meshes: Meshes, mod: bool, among: Callable[[str], tuple[int, int]]) -> dict[str, Layout]:
+def layouts_of(specs: Specs, devices: AnyMesh, mod: bool, among: Callable[[str], tuple[int, int]]) -> dict[str, Layout]:
     """Return the layout of every table. mod, among : as ``Layout`` has them
 
     Raises MemoryError if not even the rows fit, before the errors of a layout.
     """
-    check_memory([(meshes.of_table(spec), spec.weights_bytes + spec.slots_bytes) for spec in specs.values()])
-    device_lanes = lanes(meshes.devices)
+    check_memory([(mesh_of(spec, devices), spec.weights_bytes + spec.slots_bytes) for spec in specs.values()])
+    device_lanes = lanes(devices)
     return {
         name: Layout(
             name,
             spec.vocabulary_size,
             spec.dim,
             len(spec.slots),
-            meshes.of_table(spec).size,
+            mesh_of(spec, devices).size,
             mod,
             device_lanes if spec.placement.where == "device" else 1,
             bfloat16=spec.storage_dtype == "bfloat16",
@@ -248,21 +239,21 @@ def layouts_of(specs: Specs, meshes: Meshes, mod: bool, among: Callable[[str], t
     }
 
 
-def check_placed(specs: Specs, layouts: Mapping[str, Layout], meshes: Meshes, directories: int) -> None:
+def check_placed(specs: Specs, layouts: Mapping[str, Layout], devices: AnyMesh, directories: int) -> None:
     """Raise MemoryError if tables, caches and directories do not fit. directories : bytes of those of dynamic tables"""
-    needed = [(meshes.devices, directories)]
+    needed = [(devices, directories)]
     for name, spec in specs.items():
-        needed.append((meshes.of_table(spec), layouts[name].nbytes))
+        needed.append((mesh_of(spec, devices), layouts[name].nbytes))
         if spec.placement.where == "cached":
-            needed.append((meshes.devices, places_layout(layouts[name], spec.places, meshes.devices).nbytes))
-            needed.append((meshes.host, spec.cache_bytes))
+            needed.append((devices, places_layout(layouts[name], spec.places, devices).nbytes))
+            needed.append((HOST, spec.cache_bytes))
     check_memory(needed)
 
 
 def create_placed(
     specs: Specs,
     layouts: Mapping[str, Layout],
-    meshes: Meshes,
+    devices: AnyMesh,
     team: ThreadTeam,
     preferred: Mapping[str, str],
     processes: Processes | None,
@@ -274,41 +265,40 @@ def create_placed(
     """
     on_devices: list[TableDefinition] = []
     on_host: list[TableDefinition] = []
-    cached: dict[str, CachedTables] = {}
-    dispatcher = Dispatcher(team.threads)  # of all caches
+    places: list[TableDefinition] = []
     for name, spec in specs.items():
         starts = tuple(start for _, start in spec.slots)
         definition = TableDefinition(layouts[name], spec.rule, starts, (spec.tag, spec.learning_rate))
         if spec.placement.where == "cached":
-            cache = RowCache(spec.vocabulary_size, spec.places, is_tolerant=spec.dynamic is not None)
-            (of_host,) = create_on_host(meshes.host, [definition], team)
-            places = definition._replace(layout=places_layout(layouts[name], spec.places, meshes.devices))
-            (of_device,) = create_tables(
-                meshes.devices, [places], team, preferred=preferred, dispatcher=dispatcher, moving=True
-            )
-            cached[name] = CachedTables(of_host, of_device, cache)
+            places.append(definition._replace(layout=places_layout(layouts[name], spec.places, devices)))
         else:
             (on_devices if spec.placement.where == "device" else on_host).append(definition)
+    cached: dict[str, CachedTables] = {}
+    for of_device in create_tables(devices, places, team, preferred=preferred, moving=True):
+        name = of_device.layouts[0].name
+        spec = specs[name]
+        definition = TableDefinition(layouts[name], spec.rule, tuple(start for _, start in spec.slots))
+        (of_host,) = create_on_host([definition], team)
+        cache = RowCache(spec.vocabulary_size, spec.places, is_tolerant=spec.dynamic is not None)
+        cached[name] = CachedTables(of_host, of_device, cache)
     # The devices first: they update their tables while the host updates its own.
-    created = create_tables(
-        meshes.devices, on_devices, team, preferred=preferred, processes=processes, allocate=allocate
-    )
-    return [*created, *cached.values(), *create_on_host(meshes.host, on_host, team, allocate)], cached
+    created = create_tables(devices, on_devices, team, preferred=preferred, processes=processes, allocate=allocate)
+    return [*created, *cached.values(), *create_on_host(on_host, team, allocate)], cached
 
 
 def create_on_host(
-    mesh: Mesh, definitions: Sequence[TableDefinition], team: ThreadTeam, allocate: Allocate | None = None
+    definitions: Sequence[TableDefinition], team: ThreadTeam, allocate: Allocate | None = None
 ) -> list[BackendTables]:
     """Create tables in the host's memory, by the variant that suits each: an override is for devices."""
     by_variant: dict[str, list[TableDefinition]] = {"host": [], "xla": []}
     for definition in definitions:
-        variant = next(name for name in by_variant if possible(name, mesh, definition.layout, definition.rule))
+        variant = next(name for name in by_variant if possible(name, HOST, definition.layout, definition.rule))
         by_variant[variant].append(definition)
-    created = (create_tables(mesh, group, team, variant, allocate=allocate) for variant, group in by_variant.items())
+    created = (create_tables(HOST, group, team, variant, allocate=allocate) for variant, group in by_variant.items())
     return [table for group in created for table in group]
 
 
-def places_layout(layout: Layout, places: int, mesh: Mesh) -> Layout:
+def places_layout(layout: Layout, places: int, mesh: AnyMesh) -> Layout:
     """Return the layout of the places on the devices for a table on the host.
 
     With MOD sharding each 1024 successive places use all devices evenly; the first rows take the first places.

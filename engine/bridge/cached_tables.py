@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from penstock.bridge.backend_tables import BackendTables, row_ids
 from penstock.bridge.row_cache import Moves, RowCache
-from penstock.bridge.xla_tables import without_marks
+from penstock.bridge.row_format import without_marks
 from penstock.frames import Float32, Int64
 
 
@@ -85,6 +85,10 @@ class CachedTables:
         return self._device.variant
 
     @property
+    def compiler(self) -> str:
+        return self._device.compiler
+
+    @property
     def problems(self) -> Sequence[str]:
         return self._device.problems
 
@@ -102,6 +106,10 @@ class CachedTables:
 
     def warm(self) -> int:
         return self._device.warm() + self._host.warm()
+
+    def prepare_thread(self) -> None:
+        self._device.prepare_thread()
+        self._host.prepare_thread()
 
     def wait(self) -> None:
         self._device.wait()

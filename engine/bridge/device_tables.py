@@ -7,63 +7,20 @@ valid ids, which for apply and write are also distinct.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from penstock.bridge import programs
 from penstock.bridge.backend_tables import BackendTables
+from penstock.bridge.devices import AnyMesh
 from penstock.bridge.host_tables import HostTables
-from penstock.bridge.processes.agreement import Processes
-from penstock.bridge.program_cache import compiler_of
+from penstock.bridge.mesh_selection import on_jax
 from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS
 from penstock.frames import Float32, Int64
 
-
-def make_mesh(mesh: Mesh | None = None) -> Mesh:
-    """Return a one-axis mesh over the devices of ``mesh`` in its order; None: all local devices."""
-    devices = np.asarray(jax.local_devices()) if mesh is None else mesh.devices.reshape(-1)
-    return Mesh(devices, (programs.AXIS,))
-
-
-def processes_of(mesh: Mesh) -> Processes | None:
-    """Return the processes that a mesh spans; None: only this one. Raises UsageError."""
-    return Processes(mesh) if mesh.is_multi_process else None
-
-
-def check_memory(placed: Iterable[tuple[Mesh, int]]) -> None:
-    """Raise MemoryError if tables on CPU devices exceed the host's memory. placed : the bytes of tables on a mesh
-
-    Linux overcommits memory and kills the process when it runs out. An accelerator's allocator raises an error.
-    """
-    if not hasattr(os, "sysconf"):
-        return
-    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    on_cpu = [(mesh, num_bytes) for mesh, num_bytes in placed if mesh.devices.flat[0].platform == "cpu"]
-    num_bytes = sum(num_bytes * len(mesh.local_devices) // mesh.size for mesh, num_bytes in on_cpu)
-    if num_bytes > has:
-        raise MemoryError(
-            f"the tables with their slots need {num_bytes / 1e9:.1f} GB, this machine has {has / 1e9:.1f} GB"
-        )
-
-
-def prepare_thread() -> None:
-    """Put a number on a device. Raises OSError if the process has no file descriptor left.
-
-    A thread's first operation opens /dev/urandom for XLA's random numbers. On a prepared thread a step opens no file,
-    so it cannot fail halfway for lack of a descriptor.
-    """
-    try:
-        jax.device_put(np.zeros(1, np.float32)).block_until_ready()
-    except (ValueError, RuntimeError) as error:
-        if "random_device" not in str(error):
-            raise
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
+if TYPE_CHECKING:
+    import jax
 
 
 class DeviceTable:
@@ -73,7 +30,7 @@ class DeviceTable:
     user_mesh : the mesh of the copies from ``whole``; None: that of the tables
     """
 
-    def __init__(self, tables: BackendTables, member: int = 0, user_mesh: Mesh | None = None) -> None:
+    def __init__(self, tables: BackendTables, member: int = 0, user_mesh: AnyMesh | None = None) -> None:
         self._tables, self._member, self._user_mesh = tables, member, user_mesh or tables.mesh
         self.layout = tables.layouts[member]
 
@@ -87,8 +44,7 @@ class DeviceTable:
 
     @property
     def compiler(self) -> str:
-        """The versions of jax and of the compiler of the programs that update the table."""
-        return compiler_of(self._tables.mesh.local_devices[0])
+        return self._tables.compiler
 
     @property
     def part_dims(self) -> tuple[int, ...]:
@@ -151,19 +107,13 @@ class DeviceTable:
 
     def whole(self, part: int = 0) -> jax.Array:
         """Return a copy of one part in id order: (vocabulary_size, floats), sharded by row if the mesh divides it."""
-        rows, floats = self.layout.vocabulary_size, self.part_dims[part]
-        spec = PartitionSpec(self._user_mesh.axis_names) if rows % self._user_mesh.size == 0 else PartitionSpec()
-        sharding = NamedSharding(self._user_mesh, spec)
-        blocks: dict[int, Float32] = {}  # by the first row; every device of this process may want all of them
-        with jax.set_mesh(self._tables.mesh), jax.transfer_guard("allow"):
-            shards = []
-            for device, index in sharding.addressable_devices_indices_map((rows, floats)).items():
-                assert index is not None
-                first, stop, _ = index[0].indices(rows)
-                if first not in blocks:
-                    blocks = {first: np.concatenate([*self._read(first, stop, part)])}
-                shards.append(jax.device_put(blocks[first], device))
-            return jax.make_array_from_single_device_arrays((rows, floats), sharding, shards)
+        mesh = on_jax(self._user_mesh)
+        from penstock.bridge.jax_devices import whole_array
+
+        def read(first: int, stop: int) -> Float32:
+            return np.concatenate([*self._read(first, stop, part)])
+
+        return whole_array(mesh, self.layout.vocabulary_size, self.part_dims[part], read)
 
     def wait(self) -> None:
         self._tables.wait()

@@ -1,4 +1,4 @@
-"""Dispatch from host to device: a thread and a team that lays out rows, a ring buffer of host arenas, and backpressure.
+"""Dispatch from host to device: a thread, a ring buffer of host arenas, and backpressure. Device tables need it.
 
 A step passes three stages. The caller coalesces step t+2, a thread lays out step t+1 in an arena and dispatches it,
 and the device runs step t. A full queue or ring blocks the stage before it, so memory is bounded whichever is slow.
@@ -9,18 +9,22 @@ aliases aligned memory regardless of its arguments. So an arena is reused only a
 
 from __future__ import annotations
 
+import atexit
 import math
-import os
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
-T = TypeVar("T")
+from penstock.threads import ThreadTeam
 
 # Arenas: one being filled, one in flight, one being read.
 RING = 3
@@ -69,20 +73,37 @@ class Arena:
             named(self._reader, fence.block_until_ready)
 
 
-class LayoutTeam:
-    """Runs tasks that release the GIL. threads : at most this many at a time; 0: all CPUs of this process"""
+class Dispatch:
+    """Work for the dispatching thread. error : what it raised, once it has ended
 
-    def __init__(self, threads: int = 0) -> None:
-        self._threads = threads or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else [0])
-        self._pool: ThreadPoolExecutor | None = None
+    No Future and no Event: an interrupt of a thread that waits can leave their locks held. A SimpleQueue has none in
+    Python.
+    """
 
-    def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
-        """Return the results of all tasks, in their order."""
-        if self._threads == 1 or len(tasks) < 2:
-            return [task() for task in tasks]
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, "penstock layout")
-        return [future.result() for future in [self._pool.submit(task) for task in tasks]]
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work, self._has_ended = work, False
+        self.error: BaseException | None = None
+        self._wake: SimpleQueue[None] = SimpleQueue()
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self.error = error
+        self._has_ended = True
+        self._wake.put(None)
+
+    def wait(self) -> None:
+        """Block until the work has ended; several threads may wait."""
+        while not self._has_ended:
+            with suppress(Empty):  # another thread has taken the item
+                self._wake.get(timeout=0.1)
+
+    def result(self) -> None:
+        """Block until the work has ended. Raises its error."""
+        self.wait()
+        if self.error is not None:
+            raise self.error
 
 
 class Dispatcher:
@@ -94,12 +115,15 @@ class Dispatcher:
     failed dispatch had their arrays donated.
     """
 
-    def __init__(self, threads: int = 0) -> None:
-        self.team = LayoutTeam(threads)
+    def __init__(self, team: ThreadTeam) -> None:
+        self.team = team
         self._ring = deque(Arena() for _ in range(RING))
-        self._waiting: deque[Future[None]] = deque()
-        self._thread: ThreadPoolExecutor | None = None
+        self._waiting: deque[Dispatch] = deque()
         self._error: BaseException | None = None
+        self._queue: SimpleQueue[Dispatch | None] = SimpleQueue()
+        Thread(target=_run_all, args=(self._queue,), name="penstock dispatch", daemon=True).start()
+        weakref.finalize(self, self._queue.put, None).atexit = False
+        _dispatchers.add(self)
 
     def arena(self) -> Arena:
         """Return the least recently used arena, emptied."""
@@ -108,24 +132,26 @@ class Dispatcher:
         self._ring.rotate(-1)
         return arena
 
-    def submit(self, reader: str, work: Callable[[], None]) -> Future[None]:
+    def submit(self, reader: str, work: Callable[[], None]) -> Dispatch:
         """Queue ``work`` for the thread, after everything submitted before. Block while the queue is full.
 
-        Return its future, which also raises the error of an earlier dispatch.
+        Return its dispatch, whose error may be that of an earlier one.
         """
         while len(self._waiting) >= AHEAD:
-            self._settle(self._waiting.popleft())
+            self._waiting[0].wait()  # an interrupt leaves it there
+            self._waiting.popleft()
         self._check()
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "penstock dispatch")
-        future = self._thread.submit(self._unless_failed, reader, work)
-        self._waiting.append(future)
-        return future
+        dispatch = Dispatch(partial(self._unless_failed, reader, work))
+        self._queue.put(dispatch)  # first: what is in ``_waiting`` is certain to run
+        self._waiting.append(dispatch)
+        return dispatch
 
     def drain(self) -> None:
         """Block until everything submitted is dispatched. A read of the tables then runs after it on the device."""
-        while self._waiting:
-            self._settle(self._waiting.popleft())
+        last = Dispatch(lambda: None)  # also behind one that an interrupt has kept out of ``_waiting``
+        self._queue.put(last)
+        last.wait()
+        self._waiting.clear()
         self._check()
 
     def wait(self) -> None:
@@ -148,12 +174,25 @@ class Dispatcher:
             self._error = self._error or error
             raise
 
-    def _settle(self, future: Future[None]) -> None:
-        future.exception()  # recorded in _error, which _check raises
-
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def _run_all(queue: SimpleQueue[Dispatch | None]) -> None:
+    while (dispatch := queue.get()) is not None:
+        dispatch.run()
+        del dispatch  # its work refers to the dispatcher, which ends with its last reference
+
+
+_dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+
+
+@atexit.register  # jax has registered before: this runs before jax closes its devices, and no thread uses them then
+def _drain_all() -> None:
+    for dispatcher in list(_dispatchers):
+        with suppress(Exception):
+            dispatcher.drain()
 
 
 def named(reader: str, work: Callable[[], Any]) -> None:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from penstock.bridge import programs
+from penstock.bridge import line_arrays, programs
 from penstock.bridge.row_format import UNTOUCHED, Line
 from penstock.bridge.sharding import largest_bucket
 from penstock.errors import UsageError, UsageTypeError
@@ -295,11 +295,11 @@ def _apply(
     lookup_gradients = of_samples.at[uses.samples[0]].get(mode="fill", fill_value=0.0) * uses.gains[0][:, None]
     of_rows = jax.ops.segment_sum(lookup_gradients, uses.rows[0], num_devices * room)
     arrived = _exchanged(table.format, of_rows.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
-    spread = line.spread(arrived, uses.cells[0] % line.group)
+    spread = line_arrays.spread(line, arrived, uses.cells[0] % line.group)
     summed = jax.ops.segment_sum(spread, uses.cells[0] // line.group, uses.lines.shape[1])
     words = jax.lax.bitcast_convert_type(summed, jnp.int32)
     if line.masked:
-        words = jnp.where(line.of_half(uses.touched[0], 0), words, UNTOUCHED)
+        words = jnp.where(line_arrays.of_half(line, uses.touched[0], 0), words, UNTOUCHED)
     numbers = table.numbers
     if isinstance(rule, OptaxRule):
         rule, numbers = rule.at(table.numbers, line.dim)

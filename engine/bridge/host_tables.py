@@ -4,7 +4,8 @@ All tables of an engine lie in one array per part of the host, and a step is one
 caller's arrays where they lie, and compiles nothing whatever the number of rows. It returns when its work is done: the
 caller may reuse its arrays at once.
 
-A CPU device of a mesh is a part of the host's memory with some of the rows.
+A device of a HostMesh, or a CPU device of a mesh of jax, is a part of the host's memory with some of the rows. Nothing
+here needs jax.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh
 
-from penstock.bridge.sharding import NUM_SHARDS, TableDefinition
+from penstock.bridge.devices import AnyMesh, platform
+from penstock.bridge.sharding import NUM_SHARDS, Layout, TableDefinition
 from penstock.frames import Float32, Int64
 from penstock.pyx import update
 from penstock.threads import ThreadTeam
@@ -34,13 +35,19 @@ LINE_FLOATS = 16
 MAX_SUMMED_DIM = 4096
 
 
-def possible(mesh: Mesh, rule: UpdateRule, dim: int) -> bool:
-    """Return whether this variant can update a table: on one process's CPU, not by a user-defined program."""
-    if rule.program is not None or rule_name(rule) not in update.rules():
-        return False
-    if rule.algorithm == "row_wise_adagrad" and dim > MAX_SUMMED_DIM:
-        return False
-    return mesh.devices.flat[0].platform == "cpu" and not mesh.is_multi_process
+def obstacle(mesh: AnyMesh, layout: Layout, rule: UpdateRule) -> str:
+    """Return why this variant cannot update a table; "" if it can."""
+    obstacles = {
+        "its devices are accelerators": platform(mesh) != "cpu",
+        "the mesh spans several processes": mesh.is_multi_process,
+        "its rule is a program": rule.program is not None,
+        "penstock has no equation in C for its rule": rule_name(rule) not in update.rules(),
+        f"a row of row-wise Adagrad has more than {MAX_SUMMED_DIM} weights": rule.algorithm == "row_wise_adagrad"
+        and layout.dim > MAX_SUMMED_DIM,
+        "its weights have 16 bits": layout.bfloat16,
+        "its rows share lines": layout.line.masked,
+    }
+    return next((reason for reason, applies in obstacles.items() if applies), "")
 
 
 def rule_name(rule: UpdateRule) -> str:
@@ -75,16 +82,16 @@ class HostTables:
     allocate : the memory of rows and of the counters of their pages
 
     arrays : of each device, float32 (n,); plans : where in them each table lies
-    counters : of the pages of each device, uint32 (threads, n), once they are counted
+    counters : of the pages of each device, uint64 (threads, n), once they are counted
     """
 
-    variant = "host"
+    variant, compiler = "host", "penstock's kernels"
     problems: Sequence[str] = ()  # as of XlaTables: none, because nothing is compiled for a size
     copies_any_number = True
 
     def __init__(
         self,
-        mesh: Mesh,
+        mesh: AnyMesh,
         definitions: Sequence[TableDefinition],
         team: ThreadTeam,
         target: str = "",
@@ -98,7 +105,7 @@ class HostTables:
             first = -(-plans[-1].end // LINE_FLOATS) * LINE_FLOATS if plans else 0
             plans.append(_plan(definition, first, target))
         self._allocate, num_parts = allocate or zeros, self.layouts[0].num_devices
-        self.plans, self.counters = plans, tuple[npt.NDArray[np.uint32], ...]()
+        self.plans, self.counters = plans, tuple[npt.NDArray[np.uint64], ...]()
         self.arrays = tuple(self._allocate("rows", plans[-1].end, np.float32) for _ in range(num_parts))
         self._step, self._team = update.Step(plans, self.arrays), team
         self._lock = threading.Lock()
@@ -143,7 +150,7 @@ class HostTables:
             with self._lock:
                 shape = (self._team.threads + 1, self._step.counters_per_thread)
                 size = shape[0] * shape[1]
-                self.counters = tuple(self._allocate("pages", size, np.uint32).reshape(shape) for _ in self.arrays)
+                self.counters = tuple(self._allocate("pages", size, np.uint64).reshape(shape) for _ in self.arrays)
                 self._step.count_pages(self.counters)
 
     def view(self, member: int) -> Float32:
@@ -160,6 +167,9 @@ class HostTables:
     def warm(self) -> int:
         """Return 0: nothing is compiled."""
         return 0
+
+    def prepare_thread(self) -> None:
+        """Do nothing: a step opens no file."""
 
     def _run(self, prepare: Callable[..., None], *arguments: Any) -> None:
         """Prepare the step, then run it."""

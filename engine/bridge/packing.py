@@ -1,7 +1,7 @@
 """The rows of a step in host memory, as the programs take them: by device and by line, padded to a bucket.
 
 Rows are routed to devices once for all tables of a stack, then packed into as many dispatches as their number requires.
-Native code does both, ranges of rows and devices at a time, on all threads of a ``LayoutTeam``.
+Native code does both, ranges of rows and devices at a time, on all threads of a ``ThreadTeam``.
 
 Where a row is narrower than its line and all tables of a stack have one dim, rows are sent compact: one after the
 other, those of a line together, each with a mark of one byte (partition.BEGINS). The device spreads them into lines
@@ -17,15 +17,16 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.bridge.dispatcher import LayoutTeam
 from penstock.bridge.row_format import UNTOUCHED
 from penstock.bridge.sharding import GROWTH, LINES, NUM_SHARDS, Room, bucket
 from penstock.bridge.stacking import MemberRows, Stack, multiple_of
 from penstock.frames import Float32, Int32, Int64, UInt32
 from penstock.pyx import partition
+from penstock.threads import ThreadTeam
 
 UInt8 = npt.NDArray[np.uint8]
 T = TypeVar("T", bound=np.generic)
+R = TypeVar("R")
 
 # Rows that one task routes.
 AT_ONCE = 32_768
@@ -86,7 +87,7 @@ class Packed(NamedTuple):
 class Packer:
     """Packs rows of the tables of a stack. team : the threads that do"""
 
-    def __init__(self, stack: Stack, team: LayoutTeam) -> None:
+    def __init__(self, stack: Stack, team: ThreadTeam) -> None:
         self._stack, self._team = stack, team
         self._shares_lines = any(table.line.group > 1 for table in stack.tables)
         self._leaves_gaps = any(table.dim < stack.line.halves * stack.line.width for table in stack.tables)
@@ -105,7 +106,7 @@ class Packer:
                 out = devices[span], lines[span], places[span], offsets[span]
                 tasks.append(partial(self._destinations, table.member, ids, *out))
             first += len(table.ids)
-        self._team.run(tasks)
+        self._run(tasks)
         order, starts = partition.by_device(devices, self._stack.num_devices)
         keys = [table.keys for table in tables if table.keys is not None]
         rows = tuple(table.rows for table in tables)
@@ -142,7 +143,7 @@ class Packer:
         capacity : lines per device, if the caller decides it
         """
         stack = self._stack
-        numbered = self._team.run([partial(self._numbered, routing.lines, part) for part in entries])
+        numbered = self._run([partial(self._numbered, routing.lines, part) for part in entries])
         most = max(len(part if stack.compact else lines) for part, (_, lines, _) in zip(entries, numbered, strict=True))
         cells = np.empty(len(routing.lines), np.int64) if routing.keys is not None or capacity else None
         capacity = capacity or bucket(most, multiple_of(stack.line), growth, stack.largest)
@@ -160,7 +161,7 @@ class Packer:
         for device, (part, numbering) in enumerate(zip(entries, numbered, strict=True)):
             room_of = lines[device], words[device], None if marks is None else marks[device]
             tasks.append(partial(self._lay, routing, part, numbering, *room_of, cells, device * capacity))
-        self._team.run(tasks)
+        self._run(tasks)
         if routing.keys is not None and cells is not None:
             which = np.concatenate(entries)
             keys = room((devices, capacity, *([] if stack.compact else [stack.line.group])), np.uint32)
@@ -170,6 +171,17 @@ class Packer:
             else:
                 keys.reshape(-1, stack.line.group)[cells[which], routing.places[which]] = routing.keys[which]
         return Packed(lines, words, counts, marks, keys, cells)
+
+    def _run(self, tasks: Sequence[Callable[[], R]]) -> list[R]:
+        """Return the results of tasks, in their order."""
+        results: dict[int, R] = {}
+
+        def run(number: int) -> bool:
+            results[number] = tasks[number]()
+            return True
+
+        self._team.run([partial(run, number) for number in range(len(tasks))])
+        return [results[number] for number in range(len(tasks))]
 
     def _numbered(self, lines: Int32, entries: Int32) -> tuple[Int32, Int32, Int32]:
         """Return ``partition.number`` of one device's entries; where no rows share a line, they are their lines."""

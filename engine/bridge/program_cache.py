@@ -16,11 +16,15 @@ from jax.extend.backend import get_backend
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.bridge import programs
-from penstock.bridge.programs import AXIS, Program
+from penstock.bridge.compile_counter import num_compiles
+from penstock.bridge.devices import AXIS
+from penstock.bridge.programs import Program
 from penstock.bridge.row_format import Line
 from penstock.bridge.sharding import LINES, MAX_BUCKET, READ_ROWS, buckets
 from penstock.bridge.stacking import Stack, multiple_of
 from penstock.updates import UpdateRule
+
+num_compiles()  # from here on
 
 # The programs that compute updates.
 BY_RULE = ("apply", "sweep")

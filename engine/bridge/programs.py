@@ -19,19 +19,18 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from penstock.bridge.row_format import UNTOUCHED, Arrays, Line, Planes
+from penstock.bridge import line_arrays
+from penstock.bridge.devices import AXIS
+from penstock.bridge.line_arrays import Arrays, Planes
+from penstock.bridge.row_format import BY_ROW, UNTOUCHED, Line
 from penstock.bridge.stochastic_rounding import stochastic
 from penstock.errors import ConfigError
 from penstock.updates import Ops, UpdateRule, update
-
-AXIS = "shard"
 
 # The part of a write that sets the weights to values and the slots to their starts.
 NEW_ROWS = -1
 # Rows that a sweep updates at once: its temporaries are of this size, never of a table's.
 SWEPT_ROWS = 8192
-# Rules that read, or may read, a whole row: they must not mix elements of different rows of a line.
-BY_ROW = {"row_wise_adagrad", "user_defined_program"}
 Program = Callable[..., Any]
 
 
@@ -50,7 +49,7 @@ def create(mesh: Mesh, line: Line, num_lines: int, starts: tuple[float, ...]) ->
     def program() -> Arrays:
         dims = [line.width, *[line.packed if line.row_slots else line.width] * line.num_slots]
         planes = [jnp.full((1, dim), start, jnp.float32) for dim, start in zip(dims, (0.0, *starts), strict=True)]
-        single_line = line.stacked(line.pack([planes] * line.halves))
+        single_line = line_arrays.stacked(line, line_arrays.pack(line, [planes] * line.halves))
         # On a TPU, a slot of one number per row is (1, group) in one line, and one axis in the table.
         wide = [jnp.broadcast_to(part, (num_lines, *part.shape[1:])) for part in single_line]
         return tuple(part.reshape(shape) for part, (shape, _) in zip(wide, line.arrays(num_lines), strict=True))
@@ -92,10 +91,10 @@ def local_apply(rule: UpdateRule, line: Line) -> Callable[..., Any]:
     def local(table: Arrays, lines: Any, words: Any, counts: Any, *others: Any) -> Any:
         *keys, lr, zero, key = others
         ops = Ops(jnp, partial(_rounded, zero))
-        planes = line.gather(table, lines[0])
+        planes = line_arrays.gather(line, table, lines[0])
         rounding = [(key, of_rows[0]) for of_rows in keys]
-        new = updated(ops, rule, line, lr, line.received(words[0]), planes, *rounding)
-        return line.scatter(table, lines[0], new), _fence()
+        new = updated(ops, rule, line, lr, line_arrays.received(line, words[0]), planes, *rounding)
+        return line_arrays.scatter(line, table, lines[0], new), _fence()
 
     return local
 
@@ -137,10 +136,10 @@ def sweep(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
             done = jax.lax.dynamic_slice(touched, (first * line.group,), (size * line.group,))
             done = done.reshape(size, line.group) | (lines < number * size)[:, None]
             parts = [jax.lax.dynamic_slice_in_dim(array, first, size) for array in table]
-            planes = line.planes(parts)
+            planes = line_arrays.planes_of(line, parts)
             # The compiler would drop a known zero from sums, and -0 + 0 would stay -0.
             grads = ops.rounded(jnp.zeros((size, line.width), jnp.float32))
-            waiting = [(grads, line.of_half(~done, half)) for half in range(line.halves)]
+            waiting = [(grads, line_arrays.of_half(line, ~done, half)) for half in range(line.halves)]
             rounding = []
             if line.places is not None:
                 rows = lines[:, None] * line.group + jnp.arange(line.group)
@@ -148,7 +147,7 @@ def sweep(mesh: Mesh, rule: UpdateRule, line: Line) -> Program:
             new = updated(ops, rule, line, lr, waiting, planes, *rounding)
             return tuple(
                 jax.lax.dynamic_update_slice_in_dim(array, part, first, 0)
-                for array, part in zip(table, line.stacked(new), strict=True)
+                for array, part in zip(table, line_arrays.stacked(line, new), strict=True)
             )
 
         return jax.lax.fori_loop(0, -(-num_lines // size), block, table), _fence()
@@ -170,16 +169,16 @@ def write(mesh: Mesh, line: Line, compact: bool = False) -> Program:
 
     def local(table: Arrays, lines: Any, words: Any, counts: Any, chosen: Any, new: Any, starts: Any) -> Any:
         del counts  # a write drops pads by their numbers
-        halves = line.unpack(line.gather(table, lines[0]))
+        halves = line_arrays.unpack(line, line_arrays.gather(line, table, lines[0]))
         halves_after = []
-        for (values, touched), planes in zip(line.received(words[0]), halves, strict=True):
+        for (values, touched), planes in zip(line_arrays.received(line, words[0]), halves, strict=True):
             after = []
             for number, plane in enumerate(planes):
-                plane_values, mask = (values, touched) if number == 0 else line.like_slots(values, touched)
+                plane_values, mask = (values, touched) if number == 0 else line_arrays.like_slots(line, values, touched)
                 value = jnp.where(new[number], starts[number], plane_values) if number else plane_values
                 after.append(jnp.where(chosen[number] if mask is None else mask & chosen[number], value, plane))
             halves_after.append(after)
-        return line.scatter(table, lines[0], line.pack(halves_after)), _fence()
+        return line_arrays.scatter(line, table, lines[0], line_arrays.pack(line, halves_after)), _fence()
 
     program = spreading(line, local) if compact else local
     return sharded(mesh, program, num_row_args=4 + compact, num_scalars=3, donate=True)
@@ -208,8 +207,8 @@ def read(mesh: Mesh, line: Line) -> Program:
 def rows_of(line: Line, table: Arrays, rows: jax.Array) -> Planes:
     """Return every part of a device's rows, f32[K,dim] or f32[K,1]; they may repeat."""
     lines, inside = rows // line.group, rows % line.group
-    planes = line.gather(table, lines)
-    low, *high = (line.pick(parts, inside % line.packed) for parts in line.unpack(planes))
+    planes = line_arrays.gather(line, table, lines)
+    low, *high = (line_arrays.pick(line, parts, inside % line.packed) for parts in line_arrays.unpack(line, planes))
     if not high:
         return low
     upper = (inside >= line.packed)[:, None]
@@ -227,27 +226,27 @@ def updated(
 ) -> Planes:
     """Return the planes of lines after one update.
 
-    received : per half of the rows, see ``Line.received``
+    received : per half of the rows, see ``line_arrays.received``
     rounding : with bfloat16 weights: the key of the step and those of the rows, uint32 (n, group)
     """
     new = []
-    for half, ((grads, touched), before) in enumerate(zip(received, line.unpack(planes), strict=True)):
+    for half, ((grads, touched), before) in enumerate(zip(received, line_arrays.unpack(line, planes), strict=True)):
         after = _updated_rows(ops, rule, line, lr, grads, before)
         if rounding is not None:
-            after[0] = _to_16_bits(line, rounding[0], line.of_half(rounding[1], half), after[0])
+            after[0] = _to_16_bits(line, rounding[0], line_arrays.of_half(line, rounding[1], half), after[0])
         if touched is not None:
-            of_slots = line.like_slots(touched)[0]
+            of_slots = line_arrays.like_slots(line, touched)[0]
             masks = [touched, *[of_slots] * line.num_slots]
             after = [jnp.where(t, a, b) for t, a, b in zip(masks, after, before, strict=True)]
         new.append(after)
-    return line.pack(new)
+    return line_arrays.pack(line, new)
 
 
 def _updated_rows(ops: Ops, rule: UpdateRule, line: Line, lr: jax.Array, grads: jax.Array, before: Planes) -> Planes:
     by_row = line.masked and rule.algorithm in BY_ROW
-    grads, *before = map(line.rows, (grads, *before)) if by_row else (grads, *before)
+    grads, *before = (line_arrays.rows_in(line, plane) for plane in (grads, *before)) if by_row else (grads, *before)
     weights, slots = update(ops, rule, lr, grads, before[0], tuple(before[1:]))
-    return [line.plane(rows) if by_row else rows for rows in (weights, *slots)]
+    return [line_arrays.plane_of(line, rows) if by_row else rows for rows in (weights, *slots)]
 
 
 def _to_16_bits(line: Line, key: jax.Array, ids: jax.Array, weights: jax.Array) -> jax.Array:

@@ -17,8 +17,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock.bridge.programs import BY_ROW
-from penstock.bridge.row_format import Line
+from penstock.bridge.row_format import BY_ROW, Line
 from penstock.bridge.sharding import (
     GROWTH,
     LINES,

@@ -6,7 +6,9 @@ decides what to dispatch when, and from which host memory; the Stack (stacking.p
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,11 +19,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from penstock.bridge import programs
-from penstock.bridge.backend_tables import row_ids
+from penstock.bridge.backend_tables import quoted, row_ids
 from penstock.bridge.dispatcher import Dispatcher
 from penstock.bridge.packing import Packer
-from penstock.bridge.program_cache import Programs
-from penstock.bridge.row_format import UNTOUCHED, Line
+from penstock.bridge.program_cache import Programs, compiler_of
+from penstock.bridge.row_format import Line, without_marks
 from penstock.bridge.sharding import TableDefinition
 from penstock.bridge.stacking import MemberRows, Stack
 from penstock.bridge.stochastic_rounding import key_of, nearest, words_of
@@ -37,7 +39,7 @@ class XlaTables:
     """BackendTables that are updated by one dispatch.
 
     definitions : of one group of ``stacking.stacked``
-    variant : "xla" or "pallas"; dispatcher : runs the dispatches; None: a separate one
+    variant : "xla" or "pallas"; dispatcher : runs the dispatches
     problem : why the variant is not the kernel, if that failed its canary
     arrays : existing arrays of these tables; None: new ones, with weights of 0
     moving : whether steps also write and read rows
@@ -53,7 +55,7 @@ class XlaTables:
         mesh: Mesh,
         definitions: Sequence[TableDefinition],
         variant: str,
-        dispatcher: Dispatcher | None = None,
+        dispatcher: Dispatcher,
         problem: str = "",
         arrays: tuple[jax.Array, ...] | None = None,
         moving: bool = False,
@@ -66,7 +68,7 @@ class XlaTables:
             programs.check_program(layout.name, self._rule, layout.dim)
         platform = mesh.devices.flat[0].platform
         self._stack = Stack.of(self.layouts, self._rule, self.sends_compact, platform, moving)
-        self._dispatcher = dispatcher or Dispatcher()
+        self._dispatcher = dispatcher
         self._packer = Packer(self._stack, self._dispatcher.team)
         self.programs = Programs(mesh, self._stack, self._rule, variant)
         lines = self._stack.num_devices * self._stack.lines_per_device
@@ -78,6 +80,10 @@ class XlaTables:
     @property
     def variant(self) -> str:
         return self.programs.variant
+
+    @property
+    def compiler(self) -> str:
+        return compiler_of(self.mesh.local_devices[0])
 
     def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
         names = [self.layouts[member].name for member, _, _ in updates]
@@ -248,6 +254,18 @@ class XlaTables:
             self._program(name, "warm-up", size, line)
         return len(needed)
 
+    def prepare_thread(self) -> None:
+        """Put a number on a device: a thread's first operation opens /dev/urandom for XLA's random numbers.
+
+        On a prepared thread a step opens no file, so it cannot fail halfway for lack of a descriptor.
+        """
+        try:
+            jax.device_put(np.zeros(1, np.float32)).block_until_ready()
+        except (ValueError, RuntimeError) as error:
+            if "random_device" not in str(error):
+                raise
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
+
     @contextmanager
     def _own_mesh(self) -> Iterator[None]:
         """Use the tables' mesh, regardless of the mesh and transfer guard that the caller has set."""
@@ -255,21 +273,7 @@ class XlaTables:
             yield
 
 
-def without_marks(values: Float32) -> Float32:
-    """Return values with another NaN in place of the one that marks elements without a gradient."""
-    reserved = values.view(np.int32) == UNTOUCHED
-    return np.where(reserved, np.float32(np.nan), values) if reserved.any() else values
-
-
 def _flat(answers: jax.Array) -> Float32:
     """Return the answers of all devices, (devices, bucket, …), as one axis."""
     host = np.asarray(answers)
     return host.reshape(-1, *host.shape[2:])
-
-
-def quoted(names: Sequence[str]) -> str:
-    """Return the names of tables as errors print them."""
-    if len(names) == 1:
-        return f"table '{names[0]}'"
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return "tables " + ", ".join(f"'{name}'" for name in names[:3]) + more

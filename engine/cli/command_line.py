@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-import os
-import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -203,42 +201,11 @@ def _pair(text: str, flag: str, form: str, key: Callable[[str], K], value: Calla
 
 
 def make_devices(count: int | None) -> Any:
-    """Return a mesh of the first ``count`` devices. On a CPU, create that many host devices (default 1).
+    """Return the first ``count`` accelerators (default all), or without any so many parts of the host's memory.
 
-    Loads jax. Raise UsageError if there are fewer devices, or jax finds no device that it may use; CapacityError if
-    the limits of memory leave no room for its threads.
+    Raise UsageError if there are fewer devices, or jax finds none that it may use; CapacityError if the limits of
+    memory leave no room for jax's threads.
     """
-    from penstock.cli.thread_memory import check_thread_memory
+    from penstock.bridge.mesh_selection import default_mesh
 
-    check_thread_memory(count)
-    import jax
-    import numpy as np
-    from jax.sharding import Mesh
-
-    set_cpu_devices(count)
-    try:
-        devices = jax.local_devices()
-    except (RuntimeError, AssertionError) as error:
-        platforms = os.environ.get("JAX_PLATFORMS")
-        if platforms:
-            problem = f"JAX_PLATFORMS is '{platforms}' and there is no such device here: unset it, or set it to cpu"
-            raise UsageError(problem) from error
-        raise UsageError(f"jax finds no device: {error}") from error
-    if count is not None and count > len(devices):
-        kind = devices[0].platform.upper()
-        why = " (XLA_FLAGS or JAX_NUM_CPU_DEVICES says so)" if kind == "CPU" else ""
-        raise UsageError(f"--devices {count}: there are {len(devices)} {kind} devices here{why}")
-    return Mesh(np.asarray(devices[:count]), ("shard",))
-
-
-def set_cpu_devices(count: int | None) -> None:
-    """Make jax create ``count`` host devices on a CPU (default 1). Call before anything queries jax's devices."""
-    import jax
-
-    # A device count in the environment is the user's decision, and jax refuses two settings.
-    forced = re.search(r"xla_force_host_platform_device_count", os.environ.get("XLA_FLAGS", ""))
-    settings: Any = jax.config  # its fields are created at run time
-    if not forced and settings.jax_num_cpu_devices < (count or 1):
-        # jax refuses this once it is initialized (a program called main); make_devices then counts its devices.
-        with contextlib.suppress(RuntimeError):
-            settings.update("jax_num_cpu_devices", count or 1)
+    return default_mesh(count)

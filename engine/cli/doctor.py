@@ -100,19 +100,23 @@ def optional() -> CheckResult:
 
 
 def devices() -> CheckResult:
-    """Report JAX's devices, and which variant updates tables there; on a TPU, run the kernel's canaries."""
+    """Report the devices of tables, and which variant updates them; on a TPU, run the kernel's canaries."""
+    from penstock.bridge.devices import reason_of
+    from penstock.bridge.mesh_selection import MISSED  # here, because kernels may not load
+
     try:
         mesh = make_devices(None)
         variants, problems = variants_of(mesh)
     except PenstockError as error:
         return CheckResult("devices", "none", str(error), broken=True)
     all_of = list(mesh.devices.flat)
-    description = f"{len(all_of)} {all_of[0].platform} ({all_of[0].device_kind}), steps by {variants}"
+    reason = reason_of(mesh)
+    description = f"{len(all_of)} {all_of[0].platform} ({reason or all_of[0].device_kind}), steps by {variants}"
     if problems:
-        return CheckResult(
-            "devices", description, f"the kernel failed its canary, so XLA's program updates: {problems}"
-        )
-    return CheckResult("devices", description)
+        advice = f"the kernel failed its canary, so XLA's program updates: {problems}"
+    else:
+        advice = "tables do not use the accelerator: install jax for it" if MISSED in reason else ""
+    return CheckResult("devices", description, advice)
 
 
 def variants_of(mesh: Any) -> tuple[str, str]:
@@ -121,10 +125,8 @@ def variants_of(mesh: Any) -> tuple[str, str]:
     One dim serves for all up to 128: on a TPU such tables have the same lines.
     """
     from penstock.bridge import backends
-    from penstock.bridge.device_tables import make_mesh
     from penstock.bridge.sharding import Layout
 
-    mesh = make_mesh(mesh)
     by_variant: dict[str, list[str]] = {}
     problems = []
     for optimizer in (penstock.SGD(0.1), penstock.Adagrad(0.1), penstock.Adam(0.1), penstock.FTRL(0.1)):

@@ -17,8 +17,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from penstock.activations.exchange import deduplicated
 from penstock.activations.nesting import features_of, leaves, structure_for
 from penstock.bridge import backends, functional_table
-from penstock.bridge.device_tables import DeviceTable, check_memory, make_mesh
+from penstock.bridge.device_tables import DeviceTable
+from penstock.bridge.devices import check_memory, platform
+from penstock.bridge.dispatcher import Dispatcher
 from penstock.bridge.functional_table import Feature, Format, Table, Uses
+from penstock.bridge.jax_devices import local_mesh, one_axis
 from penstock.bridge.lookup_plan import LookupPlan, LookupSizes
 from penstock.bridge.programs import row_sharding
 from penstock.bridge.sharding import Layout, TableDefinition
@@ -31,6 +34,7 @@ from penstock.frames import Float32
 from penstock.tables.arguments import checked_parts
 from penstock.tables.initializers import start_of
 from penstock.tables.orbax import WEIGHTS
+from penstock.threads import ThreadTeam
 from penstock.updates import OptaxRule, UpdateRule
 
 Tables = dict[str, Table]
@@ -100,7 +104,7 @@ class EmbeddingTables:
         halves: bool = True,
     ) -> None:
         features_of(config)
-        self.config, self.mesh = config, make_mesh() if mesh is None else mesh
+        self.config, self.mesh = config, local_mesh() if mesh is None else mesh
         if self.mesh.is_multi_process:
             raise UsageError("a mesh over several processes: EmbeddingTables needs one whose devices are all local")
         for name, rule in rules.items():
@@ -109,7 +113,7 @@ class EmbeddingTables:
             if not isinstance(rule, OptaxRule):
                 got = type(rule).__name__
                 raise UsageTypeError(f"rules, table '{name}': expected a rule of updates.from_optax, got {got}")
-        own_mesh = make_mesh(self.mesh)
+        own_mesh = one_axis(self.mesh.devices)
         self._specs = {spec.name: spec for spec in config.tables}
         self.rules: dict[str, UpdateRule | OptaxRule] = {n: rules.get(n, s.rule) for n, s in self._specs.items()}
         self._layouts: dict[str, Layout] = {}
@@ -118,7 +122,7 @@ class EmbeddingTables:
         for name, spec in self._specs.items():
             _check(spec, self.rules[name])
             definition = _definition(config, spec, rules.get(name), own_mesh)
-            on_cpu = backends.platform(own_mesh) == "cpu"
+            on_cpu = platform(own_mesh) == "cpu"
             variant, problem = backends.choose(own_mesh, *definition[:2], preferred="xla" if on_cpu else None)
             if problem:
                 log.warning("table '%s': the kernel failed its canary, XLA's program updates: %s", name, problem)
@@ -131,6 +135,7 @@ class EmbeddingTables:
             self._formats[name] = Format(layout.line, self.mesh, variant, quantization)
         check_memory((own_mesh, layout.nbytes) for layout in self._layouts.values())
         self._sizes: dict[str, LookupSizes] = {}
+        self._dispatcher = Dispatcher(ThreadTeam(None))
         self._indices = {
             name: [index for index, feature in enumerate(config.features) if feature.table == name]
             for name in self._specs
@@ -373,10 +378,10 @@ class EmbeddingTables:
 
     def _store(self, name: str, tables: Mapping[str, Table] | None = None) -> XlaTables:
         """Return one table as the engine has it, which reads and writes rows: an existing table, or a new one."""
-        mesh, arrays = make_mesh(self.mesh), None
+        mesh, arrays = one_axis(self.mesh.devices), None
         if tables is not None:
             arrays = tuple(jax.device_put(tables[name].arrays, row_sharding(mesh)))
-        return XlaTables(mesh, [self._definitions[name]], self._formats[name].variant, arrays=arrays)
+        return XlaTables(mesh, [self._definitions[name]], self._formats[name].variant, self._dispatcher, arrays=arrays)
 
     def _table_from(self, name: str, store: XlaTables, numbers: tuple[Any, ...]) -> Table:
         store.wait()

@@ -21,7 +21,7 @@ from penstock.validation import whole
 
 # Called while a lookup waits for a writer; raises if it waits in vain. Argument: what it waits for.
 Check = Callable[[str], None]
-# Between two looks at a page that stays odd: its thread has lost its processor.
+# Between two looks at a page that is being written for long: its thread has lost its processor.
 _PAUSE_S = 0.0001
 
 
@@ -49,7 +49,7 @@ class TableReads:
         )
 
     def read(self, ids: Int64, out: Float32, check: Check) -> None:
-        """Copy the weights of valid ids to ``out``. check : called while a page stays odd"""
+        """Copy the weights of valid ids to ``out``. check : called while a page is being written for long"""
         absent = np.zeros(len(ids), np.uint8)
         done = self._reads.read(ids, out, absent)
         while done < len(ids):

@@ -302,7 +302,7 @@ class _Generation:
     def _reads(self, table: TableLayout, arrays: Mapping[str, npt.NDArray[np.uint8]]) -> TableReads:
         parts = []
         for rows, pages in zip(table.rows, table.pages, strict=True):
-            counters = arrays[pages].view(np.uint32)
+            counters = arrays[pages].view(np.uint64)
             per_thread = len(counters) // self.description.threads
             if len(counters) != per_thread * self.description.threads:
                 raise ValueError(

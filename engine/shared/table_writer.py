@@ -161,7 +161,7 @@ class _Rows:
         plan = update.Plan("sgd", {}, (0.0,), spec.dim, num_rows, 1, False, num_rows, 1, False, name=name)
         self._floats = folder.allocate("rows", plan.end, np.float32)
         self._step = update.Step([plan], [self._floats])
-        counters = folder.allocate("pages", _THREADS * self._step.counters_per_thread, np.uint32)
+        counters = folder.allocate("pages", _THREADS * self._step.counters_per_thread, np.uint64)
         self._step.count_pages([counters.reshape(_THREADS, -1)])
         self.keys: RowKeys | None = None
         file = None

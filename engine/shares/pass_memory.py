@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.bridge.thread_memory import lines_of, status_bytes
 from penstock.checkpoint.incremental import ring_bytes
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError
@@ -78,7 +79,7 @@ def available_bytes() -> int:
 
     Linux only; elsewhere all memory of the machine counts as free.
     """
-    free = [line.split()[1] for line in _lines(Path("/proc/meminfo")) if line.startswith("MemAvailable:")]
+    free = [line.split()[1] for line in lines_of(Path("/proc/meminfo")) if line.startswith("MemAvailable:")]
     limits = [int(free[0]) << 10 if free else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     soft = resource.getrlimit(resource.RLIMIT_DATA)[0]
     if soft != resource.RLIM_INFINITY:
@@ -94,7 +95,7 @@ def used_bytes() -> int:
 
 def _cgroups() -> Iterable[tuple[int, int]]:
     """Yield the limit of every cgroup that contains this process, and the memory used in it."""
-    for line in _lines(Path("/proc/self/cgroup")):
+    for line in lines_of(Path("/proc/self/cgroup")):
         _, kinds, name = line.split(":", 2)
         root, limit, used = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
         if kinds == "memory":
@@ -105,17 +106,4 @@ def _cgroups() -> Iterable[tuple[int, int]]:
         for ancestor in (folder, *folder.parents):
             if ancestor.is_relative_to(root):
                 with suppress(IndexError, ValueError):  # none, or "max"
-                    yield int(_lines(ancestor / limit)[0]), int(_lines(ancestor / used)[0])
-
-
-def status_bytes(field: str) -> int:
-    """Return the bytes of a field of /proc/self/status, such as VmData; 0 where there is none."""
-    values = (line.split()[1] for line in _lines(Path("/proc/self/status")) if line.startswith(f"{field}:"))
-    return int(next(values, "0")) << 10
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
+                    yield int(lines_of(ancestor / limit)[0]), int(lines_of(ancestor / used)[0])

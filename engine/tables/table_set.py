@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from penstock.bridge.backends import check_placed, create_placed, layouts_of, reasons_for_xla
+from penstock.bridge.device_tables import DeviceTable
+from penstock.bridge.devices import AnyMesh
+from penstock.bridge.host_tables import Allocate
+from penstock.bridge.mesh_selection import make_mesh, processes_of
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.id_ranges import valid_ids
 from penstock.config.specs import TableSpec
@@ -29,15 +34,9 @@ from penstock.tables.table_programs import TablePrograms, Variant, preferred
 from penstock.threads import ThreadTeam
 from penstock.updates import Ops, quantize
 
-if TYPE_CHECKING:
-    import jax
-
-    from penstock.bridge.device_tables import DeviceTable
-    from penstock.bridge.host_tables import Allocate
-
 
 class TableSet:
-    """Weights and slots of every table of a configuration: all rows, or one share of them. Loads jax.
+    """Weights and slots of every table of a configuration: all rows, or one share of them.
 
     mesh : the devices; None: the default mesh. Rows of a table whose placement is "host" are in the host's memory
     seed : of the initializers
@@ -50,7 +49,7 @@ class TableSet:
     dynamic : name → DynamicTable, of the tables that are dynamic
     shares : name → the share of the table that this set holds; empty if it holds all rows
     processes : the processes that the mesh spans; None: only this one
-    programs : the programs that update the tables
+    programs : the programs that update the tables; notes : why XLA's update tables of the host, a sentence each
     cached : name → CachedTables, of the tables whose placement is "cached"
 
     A local row is the index of a row among those that this set holds, from 0. The local row of an id of a static table
@@ -63,16 +62,13 @@ class TableSet:
     def __init__(
         self,
         config: EmbeddingConfig,
-        mesh: jax.sharding.Mesh | None,
+        mesh: AnyMesh | None,
         seed: int,
         team: ThreadTeam,
         share: tuple[int, int] | None = None,
         variant: Variant = "auto",
         allocate: Allocate | None = None,
     ) -> None:
-        from penstock.bridge.backends import check_placed, create_placed, layouts_of, meshes_for
-        from penstock.bridge.device_tables import DeviceTable, make_mesh, processes_of
-
         self.specs = {spec.name: spec for spec in config.tables}
         mod = config.sharding_strategy == "MOD"
         if share is not None:
@@ -80,16 +76,17 @@ class TableSet:
         devices = make_mesh(mesh)
         self.devices, self.processes = tuple(devices.devices.flat), processes_of(devices)
         self._check_process()
-        specs, meshes = self.specs_here, meshes_for(self.specs, devices)
-        layouts = layouts_of(specs, meshes, mod, self.among)
+        specs = self.specs_here
+        layouts = layouts_of(specs, devices, mod, self.among)
         dynamic_specs = [(spec, 0) for spec in self.specs.values() if spec.dynamic]
-        check_placed(specs, layouts, meshes, bytes_of_directories(dynamic_specs, 1 if share is None else share[1]))
+        check_placed(specs, layouts, devices, bytes_of_directories(dynamic_specs, 1 if share is None else share[1]))
         preference = preferred(self.specs, variant)
-        self._groups, self.cached = create_placed(specs, layouts, meshes, team, preference, self.processes, allocate)
+        self._groups, self.cached = create_placed(specs, layouts, devices, team, preference, self.processes, allocate)
         members = [(group, member) for group in self._groups for member in range(len(group.layouts))]
         created = {group.layouts[member].name: DeviceTable(group, member, mesh or devices) for group, member in members}
         self._tables = {name: created[name] for name in self.specs}
         self.programs = TablePrograms(self._tables)
+        self.notes = reasons_for_xla(specs, layouts, devices, self.programs.variants)
         self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
         # Updates of tables that a step does not touch: they have no gradients, and non-lazy optimizers change all rows.
         self._empty_updates = {
@@ -225,9 +222,8 @@ class TableSet:
 
         Raises OSError if no descriptor is left.
         """
-        from penstock.bridge.device_tables import prepare_thread
-
-        prepare_thread()
+        for group in self._groups:
+            group.prepare_thread()
 
     def wait(self) -> None:
         """Block until every update that was dispatched is complete. Raises the errors of updates."""

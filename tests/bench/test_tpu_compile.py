@@ -146,7 +146,7 @@ def test_tables_whose_lines_fill_no_tile_are_copied_and_the_check_finds_it(tile_
 
 
 def test_the_kernel_moves_every_line_once_in_and_once_out(mesh_of):
-    from penstock.bridge.device_tables import make_mesh
+    from penstock.bridge.mesh_selection import make_mesh
     from penstock.bridge.program_cache import jitted, shapes
     from penstock.updates import UpdateRule
 

@@ -10,7 +10,7 @@ from evidence import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bridge.device_tables import make_mesh
+from penstock.bridge.mesh_selection import make_mesh
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS, STAGED_ON_GPU, Layout, bucket, buckets, largest_bucket
 from penstock.bridge.stacking import Stack

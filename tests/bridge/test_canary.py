@@ -102,7 +102,7 @@ def test_a_kernel_that_fails_its_canary_is_not_used_and_the_report_says_why(faul
     ("fault", "problem"),
     [
         ({"moves": True}, "table 'a', step 0: the step moved the table instead of updating it in place"),
-        ({"spoil": does_not_compile}, "table 'a', step 0: the kernel does not compile for 128 lines: scoped vmem: 16"),
+        ({"spoil": does_not_compile}, "table 'a', step 0: the kernel does not compile for 256 lines: scoped vmem: 16"),
     ],
 )
 def test_a_kernel_that_fails_in_a_step_is_replaced_there_and_no_row_is_lost(fault, problem, on_tpu, caplog, wanted):
@@ -273,7 +273,7 @@ def test_a_commit_of_shares_records_only_the_variants_that_all_have(monkeypatch,
     resumed = ps.Engine.restore(tmp_path)
     assert resumed.core.tables.programs.variants == {"user": "host", "item": "host"}
     (problem,) = resumed.core.tables.programs.problems
-    assert problem.startswith("tables updated by 'auto' (shares differ) before the commit and by 'host' (jax ")
+    assert problem.startswith("tables updated by 'auto' (shares differ) before the commit and by 'host' (penst")
     assert ") now (user): bits agree" in problem
 
 

@@ -1,13 +1,17 @@
 """How far the host may be ahead of a device, what waits for whom, and what comes out when a device fails."""
 
+import sys
 import threading
+from itertools import count
 
 import jax
 import numpy as np
 import pytest
-from device_table import device_table
-from limits import HANG_S
+from device_table import TEAM, device_table
+from engines import engine_of, frame
+from limits import HANG_S, in_thread
 
+import penstock as ps
 from penstock.bridge.dispatcher import AHEAD, RING, Arena, Dispatcher
 from penstock.bridge.sharding import Layout
 from penstock.updates import UpdateRule
@@ -62,7 +66,7 @@ def test_arenas_grow_to_what_is_asked_and_are_aligned():
 
 
 def test_the_caller_is_ahead_by_so_many_steps_and_then_waits():
-    dispatcher, hold, done = Dispatcher(), threading.Event(), []
+    dispatcher, hold, done = Dispatcher(TEAM), threading.Event(), []
 
     def work(step):
         assert hold.wait(HANG_S)
@@ -81,7 +85,7 @@ def test_the_caller_is_ahead_by_so_many_steps_and_then_waits():
 
 
 def test_no_more_arenas_than_the_ring_has_are_alive():
-    dispatcher, fences = Dispatcher(), []
+    dispatcher, fences = Dispatcher(TEAM), []
     arenas = []
     for _ in range(2 * RING):
         arena = dispatcher.arena()
@@ -94,7 +98,7 @@ def test_no_more_arenas_than_the_ring_has_are_alive():
 
 
 def test_an_error_names_table_and_step_is_not_lost_and_stops_what_follows():
-    dispatcher, ran = Dispatcher(), []
+    dispatcher, ran = Dispatcher(TEAM), []
 
     def fail():
         raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone")
@@ -108,7 +112,7 @@ def test_an_error_names_table_and_step_is_not_lost_and_stops_what_follows():
 
 
 def test_an_error_behind_a_fence_names_table_and_step():
-    dispatcher, fence = Dispatcher(), Fence(jax.errors.JaxRuntimeError("INTERNAL: parity"))
+    dispatcher, fence = Dispatcher(TEAM), Fence(jax.errors.JaxRuntimeError("INTERNAL: parity"))
     fence.done.set()
     dispatcher.arena().read_by("table 'item', step 3", fence)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"^table 'item', step 3: INTERNAL: parity"):
@@ -155,3 +159,65 @@ def test_a_copy_that_fails_names_its_table_and_stops_what_follows(mesh_of, monke
         wait()
     with pytest.raises(jax.errors.JaxRuntimeError, match="table 't', copying rows: INTERNAL"):
         table.wait()
+
+
+# Where the caller's code waits or queues work; those of the library held locks in Python, which an interrupt left held.
+QUEUES = ("dispatcher.py", "threading.py", "concurrent/futures/thread.py", "concurrent/futures/_base.py")
+
+
+def is_interrupted(work, opcode):
+    """Run work, with Ctrl-C before an opcode in QUEUES, counted from 1; False if there are fewer."""
+    left = opcode
+
+    def trace(code, event, _):
+        nonlocal left
+        if not code.f_code.co_filename.endswith(QUEUES):
+            return None
+        code.f_trace_opcodes = True
+        left -= event == "opcode"
+        if event == "opcode" and left == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_an_interrupt_at_any_opcode_of_a_caller_leaves_the_dispatcher_usable():
+    for opcode in count(1):
+        dispatcher, done = Dispatcher(TEAM), []
+
+        def several(dispatcher=dispatcher, done=done):
+            for step in range(AHEAD + 2):
+                dispatcher.submit(f"step {step}", lambda step=step: done.append(step))
+            dispatcher.drain()
+
+        was_interrupted = is_interrupted(several, opcode)
+        assert done == [*range(len(done))]
+        in_thread(several)()
+        assert done[-AHEAD - 2 :] == [*range(AHEAD + 2)]
+        if not was_interrupted:
+            break
+    assert opcode > 100
+
+
+def test_an_engine_that_is_interrupted_while_it_submits_a_step_is_usable_or_failed_and_never_hangs():
+    results = set()
+    for opcode in count(1):
+        engine = engine_of(variant="xla")
+        was_interrupted = is_interrupted(lambda engine=engine: engine.apply({"t": frame([3])}), opcode)
+        try:
+            in_thread(lambda engine=engine: engine.lookup("t", [3]))()
+        except ps.StateError as error:
+            results.add(str(error))
+        if not was_interrupted:
+            break
+    assert opcode > 20
+    problem = "an earlier step failed half way (KeyboardInterrupt: ); make a new engine from saved tables"
+    assert results == {problem}

@@ -8,7 +8,7 @@ from engines import stored
 
 import penstock as ps
 from penstock.bridge.backends import formatted
-from penstock.bridge.device_tables import make_mesh
+from penstock.bridge.mesh_selection import make_mesh
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.sharding import LINES, MAX_BUCKET, WRITE_GROWTH, Layout, buckets
 from penstock.bridge.stacking import Stack

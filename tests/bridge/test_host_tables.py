@@ -9,7 +9,8 @@ from device_table import TEAM, bits, host_table, parts_of, some_rows
 
 import penstock as ps
 from penstock.bridge import host_tables
-from penstock.bridge.device_tables import make_mesh
+from penstock.bridge.devices import HostMesh
+from penstock.bridge.sharding import Layout
 from penstock.updates import UpdateRule
 
 ADAM = UpdateRule("adam", 2, (("beta1", 0.5), ("beta2", 0.75), ("epsilon", 0.25)))
@@ -65,11 +66,19 @@ def test_arrays_of_other_shapes_are_refused_before_anything_runs(mesh_of):
 
 
 def test_rules_without_an_equation_in_c_are_updated_by_xla(mesh_of):
-    mesh = make_mesh(mesh_of(1))
-    program = UpdateRule("user_defined_program", 0, program=lambda g, w: w - g)
-    assert not host_tables.possible(mesh, program, 4)
-    assert host_tables.possible(mesh, UpdateRule("row_wise_adagrad", 1), host_tables.MAX_SUMMED_DIM)
-    assert not host_tables.possible(mesh, UpdateRule("row_wise_adagrad", 1), host_tables.MAX_SUMMED_DIM + 1)
+    program, by_row = (
+        UpdateRule("user_defined_program", 0, program=lambda g, w: w - g),
+        UpdateRule("row_wise_adagrad", 1),
+    )
+    for mesh in (mesh_of(1), HostMesh(2)):
+
+        def obstacle(rule, dim=4, mesh=mesh, **options):
+            return host_tables.obstacle(mesh, Layout("t", 10, dim, rule.num_slots, 1, False, **options), rule)
+
+        assert obstacle(program) == "its rule is a program"
+        assert obstacle(by_row, host_tables.MAX_SUMMED_DIM) == ""
+        assert "more than 4096" in obstacle(by_row, host_tables.MAX_SUMMED_DIM + 1)
+        assert obstacle(ADAM, bfloat16=True) == "its weights have 16 bits"
 
 
 def test_an_interrupted_lookup_leaves_no_thread_at_work():

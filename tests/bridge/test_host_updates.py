@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.bridge import host_tables
-from penstock.bridge.device_tables import DeviceTable, make_mesh
+from penstock.bridge.device_tables import DeviceTable
+from penstock.bridge.mesh_selection import make_mesh
 from penstock.bridge.sharding import NUM_SHARDS, Layout, TableDefinition
 from penstock.pyx.update import rules, targets
 from penstock.threads import ThreadTeam

@@ -7,13 +7,13 @@ import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bridge.dispatcher import LayoutTeam
 from penstock.bridge.packing import Packer
 from penstock.bridge.programs import spread
 from penstock.bridge.row_format import UNTOUCHED
 from penstock.bridge.sharding import Layout
 from penstock.bridge.stacking import MemberRows, Stack
 from penstock.pyx import partition
+from penstock.threads import ThreadTeam
 from penstock.updates import UpdateRule
 
 ADAGRAD = UpdateRule("adagrad", 1)
@@ -50,7 +50,7 @@ def test_packed_rows_are_the_words_of_their_lines(data):
     stack = Stack.of(layouts, ADAGRAD, data.draw(st.booleans()))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     several = [some_rows(rng, index, dim, int(rng.integers(0, 300))) for index, dim in enumerate(dims)]
-    packer = Packer(stack, LayoutTeam(threads))
+    packer = Packer(stack, ThreadTeam(threads))
     routed = packer.route(several)
     actual = {}
     for entries in packer.slices(routed):
@@ -74,7 +74,7 @@ def test_keys_of_16_bit_weights_follow_their_rows(lanes):
     rng = np.random.default_rng(0)
     keys = rng.integers(1, 2**32, 200, np.uint32)
     rows = some_rows(rng, 0, 8, 200)._replace(keys=keys)
-    packer = Packer(stack, LayoutTeam(1))
+    packer = Packer(stack, ThreadTeam(1))
     routed = packer.route([rows])
     ((entries),) = packer.slices(routed)
     packed = packer.pack(routed, entries)
@@ -91,7 +91,7 @@ def test_keys_of_16_bit_weights_follow_their_rows(lanes):
 @pytest.mark.parametrize(("dim", "devices"), [(8, 1), (8, 8), (32, 1), (32, 8), (128, 1), (128, 8)])
 def test_a_row_costs_at_most_15_percent_more_than_its_id_and_gradient(dim, devices):
     (layout,) = layouts_of([dim], devices, rows=1_000_000)
-    packer = Packer(Stack.of([layout], ADAGRAD), LayoutTeam(1))
+    packer = Packer(Stack.of([layout], ADAGRAD), ThreadTeam(1))
     rows = some_rows(np.random.default_rng(0), 0, dim, 131_072, 1_000_000)
     routed = packer.route([rows])
     sent = sum(array.nbytes for item in packer.slices(routed) for array in packer.pack(routed, item).arguments)
@@ -101,7 +101,7 @@ def test_a_row_costs_at_most_15_percent_more_than_its_id_and_gradient(dim, devic
 def test_more_rows_than_a_dispatch_takes_are_packed_into_several():
     (layout,) = layouts_of([8], 1, rows=100_000)
     stack = Stack.of([layout], ADAGRAD)
-    packer = Packer(stack, LayoutTeam(2))
+    packer = Packer(stack, ThreadTeam(2))
     routed = packer.route([some_rows(np.random.default_rng(0), 0, 8, 70_000, 100_000)])
     packed = [packer.pack(routed, entries) for entries in packer.slices(routed)]
     assert [packed_rows.marks.shape[1] for packed_rows in packed] == [32_768, 32_768, 5248]
@@ -157,6 +157,6 @@ def test_rows_out_of_place_are_refused(function, arguments, problem):
 
 
 def test_an_id_beyond_the_table_is_refused():
-    packer = Packer(Stack.of(layouts_of([8], 1), ADAGRAD), LayoutTeam(1))
+    packer = Packer(Stack.of(layouts_of([8], 1), ADAGRAD), ThreadTeam(1))
     with pytest.raises(ValueError, match="id at 1: expected 0 <= id < 300, got 300"):
         packer.route([MemberRows(0, np.array([0, 300]), np.zeros((2, 8), np.float32))])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
 from penstock.bridge import backends, program_cache, sharding
-from penstock.bridge.device_tables import make_mesh
+from penstock.bridge.mesh_selection import make_mesh
 from penstock.bridge.pallas import tensorcore
 from penstock.bridge.programs import BY_ROW
 from penstock.bridge.row_format import UNTOUCHED

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import penstock.updates as o
 from penstock.bridge import dispatcher, stacking
-from penstock.bridge.device_tables import make_mesh
+from penstock.bridge.mesh_selection import make_mesh
 from penstock.bridge.program_cache import Programs
 from penstock.bridge.sharding import Layout, largest_bucket
 from penstock.bridge.stacking import Stack

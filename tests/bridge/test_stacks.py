@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.bench.tpu.moved_bytes import walk
 from penstock.bridge import stacking
-from penstock.bridge.device_tables import make_mesh
+from penstock.bridge.mesh_selection import make_mesh
 from penstock.bridge.program_cache import Programs, jitted, shapes
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import Stack, stacked

@@ -112,14 +112,12 @@ def test_names_that_are_not_utf8_are_no_traceback(penstock, config, log, tmp_pat
 def test_devices_give_the_same_hash_whatever_the_environment_forces(penstock, config, log):
     forced = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     hashes = set()
-    for number, env in ((1, {}), (2, {}), (3, {"JAX_PLATFORMS": "cpu"}), (2, forced), (4, forced)):
+    for number, env in ((1, {}), (2, {}), (3, {"JAX_PLATFORMS": "cpu"}), (2, forced), (8, forced)):
         done = penstock("replay", config, log, "--devices", number, "--json", env=env)
         assert done.returncode == 0, done.stderr
         assert "arning" not in done.stderr
         hashes.add(json.loads(done.stdout)["state_hash"])
     assert len(hashes) == 1
-    line = one_line(penstock("replay", config, log, "--devices", 8, env=forced), 2)
-    assert line == "penstock: --devices 8: there are 4 CPU devices here (XLA_FLAGS or JAX_NUM_CPU_DEVICES says so)\n"
 
 
 def test_a_missing_jax_platform_is_exit_2(penstock, config, log):

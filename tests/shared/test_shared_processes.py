@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import evidence
 import pytest
 import shared_processes
 from limits import HANG_S
@@ -16,8 +15,9 @@ import penstock as ps
 
 SCRIPT = Path(shared_processes.__file__)
 FOREVER = 10**6
-SECONDS = 20.0 if evidence.IS_EVIDENCE else 1.5
-KILLS = 100 if evidence.IS_EVIDENCE else 6
+# The longer ones are for ``make evidence``.
+SECONDS = pytest.mark.parametrize("seconds", [1.5, 60.0])
+KILLS = pytest.mark.parametrize("kills", [6, 200])
 
 
 def started(*arguments):
@@ -46,17 +46,19 @@ def outcome_of(reader):
     return json.loads(text)
 
 
-def test_no_row_that_other_processes_read_is_torn_or_of_two_steps(tmp_path, writing):
+@SECONDS
+def test_no_row_that_other_processes_read_is_torn_or_of_two_steps(tmp_path, writing, seconds):
     writing()
-    readers = [started("read", tmp_path, SECONDS, consistent) for consistent in ("", "", "consistent")]
+    readers = [started("read", tmp_path, seconds, consistent) for consistent in ("", "", "consistent")]
     outcomes = [outcome_of(reader) for reader in readers]
     assert all(outcome["rows"] > 10_000 for outcome in outcomes[:2])
     assert all(outcome["step"] > 0 and not outcome["refused"] for outcome in outcomes)
 
 
-def test_a_writer_killed_at_any_moment_leaves_rows_that_are_right_or_refused(tmp_path, writing):
+@KILLS
+def test_a_writer_killed_at_any_moment_leaves_rows_that_are_right_or_refused(tmp_path, writing, kills):
     outcomes = []
-    for number in range(KILLS):
+    for number in range(kills):
         process = writing()
         watch = shared_processes.Watch(tmp_path, consistent=False)
         time.sleep(0.002 * (number % 17))
@@ -100,9 +102,10 @@ def test_a_reader_continues_when_its_writer_is_killed_and_starts_again(tmp_path,
     assert watch.num_rows == 3000
 
 
-def test_killed_readers_change_nothing_for_the_writer_and_the_others(tmp_path, writing):
+@KILLS
+def test_killed_readers_change_nothing_for_the_writer_and_the_others(tmp_path, writing, kills):
     writing()
-    for number in range(KILLS):
+    for number in range(kills):
         reader = started("read", tmp_path, 60)
         time.sleep(0.1 + 0.01 * (number % 10))
         reader.kill()

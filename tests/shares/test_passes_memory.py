@@ -10,6 +10,7 @@ from collections import namedtuple
 import pytest
 
 import penstock as ps
+from penstock.bridge import thread_memory
 from penstock.shares import pass_memory as memory
 
 GB, MB = 10**9, 10**6
@@ -24,7 +25,8 @@ def machine(tmp_path, monkeypatch):
 
     def set_up(**files):
         actual = usual | {name.replace("__", "/"): text for name, text in files.items()}
-        monkeypatch.setattr(memory, "_lines", lambda path: actual.get(str(path), "").splitlines())
+        for module in (memory, thread_memory):
+            monkeypatch.setattr(module, "lines_of", lambda path: actual.get(str(path), "").splitlines())
 
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     set_up()
@@ -163,17 +165,26 @@ def test_directories_larger_than_the_limit_of_memory_are_hashed_and_written_belo
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc are Linux's")
 @pytest.mark.parametrize(
-    ("limit", "message"),
+    ("limit", "variant", "message"),
     [
-        (180 * MB, r"out of memory: the limit \(ulimit -d \d+\) leaves \d+ MB, and jax with its threads on \d+ CPUs"),
-        (400 * MB, r"out of memory: no room for table 'table_0' with slots \(Cannot allocate memory\);.*--passes auto"),
+        (
+            180 * MB,
+            "xla",
+            r"out of memory: the limit \(ulimit -d \d+\) leaves \d+ MB, and jax with its threads on \d+ CPUs",
+        ),
+        (
+            400 * MB,
+            "host",
+            r"out of memory: no room for table 'table_0' with slots \(Cannot allocate memory\);.*--passes auto",
+        ),
     ],
     ids=["threads", "table"],
 )
-def test_a_limit_of_memory_that_is_too_low_is_exit_6_in_one_line(tmp_path, call, limit, message):
+def test_a_limit_of_memory_that_is_too_low_is_exit_6_in_one_line(tmp_path, call, limit, variant, message, monkeypatch):
     """XLA aborted the process if it could not start a thread; the other message named no table."""
     log = tmp_path / "log.arrows"
     call(0, "synth", log, "--rows", 2000, "--vocabulary", 2_300_000, "--dim", 32)  # 589 MB
+    monkeypatch.setenv("PENSTOCK_VARIANT", variant)
     done = below(limit, "replay", tmp_path / "log.pbtxt", log, "--threads", "1")
     assert (done.returncode, done.stderr.count("\n")) == (6, 1), done.stderr[:2000]
     assert re.match("penstock: " + message, done.stderr)

@@ -3,8 +3,9 @@
 import numpy as np
 
 from penstock.bridge.backends import create_tables
-from penstock.bridge.device_tables import DeviceTable, make_mesh
+from penstock.bridge.device_tables import DeviceTable
 from penstock.bridge.host_tables import HostTables
+from penstock.bridge.mesh_selection import make_mesh
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.pyx.update import rules
 from penstock.threads import ThreadTeam

@@ -2,7 +2,7 @@
 
 # Library → the packages and modules below penstock that may import it when they are loaded.
 ALLOWED = {
-    "jax": {"bench", "bridge", "cli.command_line", "functional", "updates.optax_transforms"},
+    "jax": {"bench", "bridge", "functional", "updates.optax_transforms"},
     "jaxlib": set(),
     "pyarrow": {"activations.inputs", "bench", "cli", "dataflow", "filesystem.file_stores", "io", "run"}
     | {"service", "shares", "table_access"},

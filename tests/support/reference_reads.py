@@ -24,6 +24,8 @@ def read(folder, name, ids):
     out = np.full((len(ids), table["dim"]), np.nan, np.float32)
     layout = (table["num_rows"], table["num_shards"], table["mod"], table["shards_per_part"], table["rows_per_shard"])
     parts, rows = place(np.maximum(ids, 0), *layout, len(table["rows"]))
+    if not table["mod"] and table["shards_per_part"] >= table["num_shards"]:  # all in one part: in order of id
+        rows = ids
     for number, (part, row) in enumerate(zip(parts, rows, strict=True)):
         if ids[number] >= 0:
             floats = np.fromfile(Path(folder) / table["rows"][part], np.float32)

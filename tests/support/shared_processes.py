@@ -42,7 +42,7 @@ class Writer:
         floats = self.folder.allocate("rows", first, np.float32)
         self.step = update.Step(self.plans, [floats])
         per_thread = self.step.counters_per_thread
-        counters = self.folder.allocate("pages", (THREADS + 1) * per_thread, np.uint32)
+        counters = self.folder.allocate("pages", (THREADS + 1) * per_thread, np.uint64)
         if counts_pages:
             self.step.count_pages([counters.reshape(THREADS + 1, per_thread)])
         files = {"rows": (self.folder.name(floats),), "pages": (self.folder.name(counters),)}

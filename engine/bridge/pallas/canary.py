@@ -23,8 +23,9 @@ import numpy.typing as npt
 from jax.sharding import Mesh
 
 from penstock.bridge import program_cache
+from penstock.bridge.devices import AXIS
 from penstock.bridge.pallas import tensorcore
-from penstock.bridge.programs import AXIS, row_sharding
+from penstock.bridge.programs import row_sharding
 from penstock.bridge.row_format import UNTOUCHED, Line
 from penstock.bridge.sharding import TILE_LINES
 from penstock.frames import Float32

@@ -20,8 +20,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
+from penstock.bridge import line_arrays
+from penstock.bridge.line_arrays import Arrays
 from penstock.bridge.programs import Program, _fence, _rounded, sharded, spreading, updated
-from penstock.bridge.row_format import Arrays, Line
+from penstock.bridge.row_format import Line
 from penstock.bridge.sharding import LINES
 from penstock.updates import Ops, UpdateRule
 
@@ -138,10 +140,12 @@ def _body(rule: UpdateRule, line: Line, lines: Any, count: Any, numbers: Any, wo
     pl.when(block < last)(lambda: start(block + 1, there, copies_in))
     wait(block, here, copies_in)
     pl.when(block > 1)(lambda: wait(block - 2, here, copies_out))
-    planes = line.join_strips([rows[here, :, strip] for rows in fetched for strip in range(rows.shape[2])])
+    planes = line_arrays.join_strips(line, [rows[here, :, strip] for rows in fetched for strip in range(rows.shape[2])])
     ops = Ops(jnp, partial(_rounded, numbers[1]))
     lr = jax.lax.bitcast_convert_type(numbers[0], jnp.float32)
-    new = iter(line.strips_of(updated(ops, rule, line, lr, line.received(words[...]), planes)))
+    new = iter(
+        line_arrays.strips_of(line, updated(ops, rule, line, lr, line_arrays.received(line, words[...]), planes))
+    )
     for rows in updated_:
         for strip in range(rows.shape[2]):
             rows[here, :, strip] = next(new)

@@ -16,14 +16,15 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
 
-from penstock.bridge.backend_tables import row_ids
+from penstock.bridge.backend_tables import quoted, row_ids
+from penstock.bridge.dispatcher import Dispatcher
 from penstock.bridge.packing import Packed
 from penstock.bridge.processes.agreement import Processes, placed
 from penstock.bridge.processes.row_exchange import exchange, fetch, mark_lines
 from penstock.bridge.sharding import GROWTH, MAX_BUCKET, TableDefinition, bucket, buckets
 from penstock.bridge.stacking import MemberRows, multiple_of
 from penstock.bridge.stochastic_rounding import key_of
-from penstock.bridge.xla_tables import XlaTables, quoted
+from penstock.bridge.xla_tables import XlaTables
 from penstock.errors import UsageError
 from penstock.frames import Float32, Int32, Int64
 
@@ -41,12 +42,13 @@ class ProcessTables(XlaTables):
         mesh: Mesh,
         definitions: Sequence[TableDefinition],
         variant: str,
+        dispatcher: Dispatcher,
         processes: Processes,
         problem: str = "",
     ) -> None:
         self._processes = processes
         self._senders = len(processes.by_rank[processes.rank])
-        super().__init__(mesh, definitions, variant, problem=problem)
+        super().__init__(mesh, definitions, variant, dispatcher, problem)
         # As many neighbouring elements of a line certainly belong to one row.
         self._grain = math.gcd(*[layout.dim for layout in self.layouts], self._stack.line.width)
         # The most lines of one device that a process may send to another one in a dispatch.

@@ -15,8 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from penstock.bridge.programs import AXIS, Program, compiled, row_sharding, rows_of, sharded
-from penstock.bridge.row_format import UNTOUCHED, Arrays, Line, bits_of, floats_of
+from penstock.bridge import line_arrays
+from penstock.bridge.devices import AXIS
+from penstock.bridge.line_arrays import Arrays, bits_of, floats_of
+from penstock.bridge.programs import Program, compiled, row_sharding, rows_of, sharded
+from penstock.bridge.row_format import UNTOUCHED, Line
 
 ByRank = tuple[tuple[int, ...], ...]
 
@@ -130,7 +133,7 @@ def mark_lines(mesh: Mesh, line: Line, num_rows: int, size: int) -> Program:
 
     def local(touched: jax.Array, lines: jax.Array, words: jax.Array) -> jax.Array:
         first = words[0].reshape(-1, line.halves, line.width)[:, :, : line.packed * line.dim : line.dim]
-        rows = line.rows_of(lines[0])
+        rows = line_arrays.rows_of(line, lines[0])
         beyond = len(touched) + jnp.arange(rows.size, dtype=jnp.int32).reshape(rows.shape)
         rows = jnp.where(first.reshape(rows.shape) == UNTOUCHED, beyond, rows)
         return touched.at[rows.reshape(-1)].set(True, mode="drop")

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.accumulators.frame_gate import FrameGate
 from penstock.cli.output import writing
-from penstock.cli.pages.html_report import run_sections, write_page
-from penstock.cli.pages.http_server import HTML, JSON, PLAIN, TEXT, PageAccess, Server, address_of
 from penstock.config.id_ranges import ANY_UINT64
 from penstock.engine import Engine
 from penstock.io.registry import Library
@@ -24,6 +22,7 @@ from penstock.stats import Counters, Report
 from penstock.validation import is_loopback
 
 if TYPE_CHECKING:
+    from penstock.cli.pages.http_server import PageAccess, Server
     from penstock.metrics import MetricsCollector
     from penstock.options import Progress
     from penstock.shares.ray import Job
@@ -34,7 +33,12 @@ MAX_SHOWN_MOMENTS, MAX_SHOWN_TABLES = 60, 8
 
 def page_addresses(args: argparse.Namespace) -> dict[str, tuple[str, int]]:
     """Return flag → (host, port) of ``--ui`` and ``--metrics``, if they are given. Raises UsageError."""
-    return {flag: address_of(address, f"--{flag}") for flag in ("ui", "metrics") if (address := getattr(args, flag))}
+    addresses = {flag: address for flag in ("ui", "metrics") if (address := getattr(args, flag))}
+    if not addresses:
+        return {}
+    from penstock.cli.pages.http_server import address_of
+
+    return {flag: address_of(address, f"--{flag}") for flag, address in addresses.items()}
 
 
 def check_library(args: argparse.Namespace) -> None:
@@ -70,6 +74,8 @@ class Watching:
     def __enter__(self) -> Watching:
         if self._metrics is None:
             return self
+        from penstock.cli.pages.http_server import HTML, JSON, PLAIN, TEXT, Server
+
         metrics: dict[str, tuple[str, Callable[[], str]]] = {
             "/metrics": (TEXT, self._metrics.text),
             "/health": (PLAIN, self.health),
@@ -144,6 +150,8 @@ class Watching:
         if self._report is None or watch is None or watch.probe is None:
             return []
         probe, numbers = watch.probe, {"report": report.to_dict(), "live": self.live()}
+        from penstock.cli.pages.html_report import run_sections, write_page
+
         sections = run_sections(report, probe.moments, probe.hot, watch.stage_s, watch.updated)
         return [write_page(self._report, self.title, sections, numbers)]
 

@@ -15,7 +15,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.core import EngineCore
 from penstock.deltas import DeltaOptions, Deltas
 from penstock.engine import Engine
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, UsageError
 from penstock.frames import Float32, Frame, Int64
 from penstock.learning_rates import LearningRates, Rates
 from penstock.shares import frames_of
@@ -187,16 +187,13 @@ class Owner:
         """Raise ConfigError unless jax runs on one accelerator, as requested, or by JAX_PLATFORMS on a CPU."""
         if self._accelerator is None:
             return
-        from penstock.bridge.device_tables import make_mesh
+        from penstock.bridge.mesh_selection import default_mesh
 
         name = self._accelerator.upper()
         try:
-            devices = list(make_mesh().devices.flat)
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            raise ConfigError(
-                f"share {self._share[0]}: expected one {name}, and jax finds no device: {reason}"
-            ) from error
+            devices = list(default_mesh().devices.flat)
+        except UsageError as error:
+            raise ConfigError(f"share {self._share[0]}: expected one {name}: {error}") from error
         platforms = {device.platform for device in devices}
         chips = {str(getattr(device, "coords", device.id)) for device in devices}  # a TPU chip may have two devices
         by_request = platforms == {"cpu"} and os.environ.get("JAX_PLATFORMS", "").startswith("cpu")

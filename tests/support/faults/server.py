@@ -2,8 +2,7 @@
 
 A case has "argv" and may have "fault" (the name of a kind of operations and its arguments), "kill_after_calls" of file
 operations and "kill_after_s" from there, and "limit_bytes" (of any file). The answer has the exit "code" (-9 where it
-was killed), the "calls" of file operations, "out", "err" and "seconds". jax is imported before the fork but has no
-devices and no threads yet, so that a child may make its own.
+was killed), the "calls" of file operations, "out", "err" and "seconds".
 """
 
 import json
@@ -20,7 +19,6 @@ import pyarrow.fs
 import pyarrow.ipc
 import pyarrow.parquet  # noqa: F401
 
-import penstock.bridge.device_tables
 import penstock.cli.replay_in_passes  # noqa: F401
 from penstock.checkpoint import incremental
 from penstock.filesystem import atomic_files

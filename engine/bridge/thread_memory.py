@@ -8,17 +8,20 @@ examined: they count what other processes do.
 from __future__ import annotations
 
 import resource
+import sys
+from pathlib import Path
 
 from penstock.errors import CapacityError
-from penstock.shares.pass_memory import status_bytes
 from penstock.threads import num_threads
 
 MB = 10**6
 
 
-def check_thread_memory(num_devices: int | None) -> None:
-    """Raise CapacityError if RLIMIT_DATA or RLIMIT_AS leave too little. num_devices : host devices; None: one"""
-    width = max(num_threads(None), num_devices or 1)
+def check_thread_memory() -> None:
+    """Raise CapacityError if RLIMIT_DATA or RLIMIT_AS leave too little to load jax, unless it is loaded."""
+    if "jax" in sys.modules:
+        return
+    width = num_threads(None)
     needs = (
         (resource.RLIMIT_DATA, "ulimit -d", "VmData", (60 + 18 * width + 16 * min(width, 3)) * MB),
         (resource.RLIMIT_AS, "ulimit -v", "VmSize", (1000 + 50 * width) * MB),
@@ -28,5 +31,19 @@ def check_thread_memory(num_devices: int | None) -> None:
         if soft != resource.RLIM_INFINITY and used and soft - used < needed:
             raise CapacityError(
                 f"out of memory: the limit ({command} {soft >> 10}) leaves {max(0, soft - used) // MB} MB, and jax "
-                f"with its threads on {width} CPUs or devices needs about {needed // MB} MB before the tables; raise it"
+                f"with its threads on {width} CPUs needs about {needed // MB} MB before the tables; raise it"
             )
+
+
+def status_bytes(field: str) -> int:
+    """Return the bytes of a field of /proc/self/status, such as VmData; 0 where there is none."""
+    values = (line.split()[1] for line in lines_of(Path("/proc/self/status")) if line.startswith(f"{field}:"))
+    return int(next(values, "0")) << 10
+
+
+def lines_of(path: Path) -> list[str]:
+    """Return the lines of a file; none if it cannot be read."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
