@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.bridge.host_tables import MOST_COUNTING
 from penstock.bridge.sharding import NUM_SHARDS
 from penstock.checkpoint.engine_state import encoded
 from penstock.config.specs import TableSpec
@@ -56,7 +57,7 @@ class LiveReads(StepObserver):
         if folder is not None:
             layouts = [table.layout for table in self._tables.values()]
             config = hashlib.sha256(encoded(core.config).encode()).hexdigest()
-            threads = core.pipeline.team.threads + 1
+            threads = min(core.pipeline.team.threads + 1, MOST_COUNTING)
             self._words = folder.publish(layouts, threads, core.global_step, durable_step, config, history)
         for spec in core.tables.specs_here.values():
             on_host = core.tables.table(spec.name).on_host

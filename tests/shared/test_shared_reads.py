@@ -161,6 +161,12 @@ def test_loads_are_read_and_a_step_is_durable_once_it_is_committed(tmp_path):
     assert (reader.step, reader.durable_step) == (1, 1)
 
 
+def test_more_threads_than_have_counters_are_not_used(tmp_path):
+    engine = engine_of(shared=tmp_path, rows=10_000, threads=1030)
+    engine.apply({"t": frame(range(10_000))})
+    assert np.array_equal(ps.Reader(tmp_path).lookup("t", range(10_000)), engine.lookup("t", range(10_000)))
+
+
 # ---- in this process
 
 
@@ -183,6 +189,8 @@ def test_a_view_shows_every_step_without_a_copy_and_cannot_be_written():
         assert np.array_equal(view, engine.table("t"))
     with pytest.raises(ValueError, match="read-only"):
         view[0] = 0
+    with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+        view.flags.writeable = True
 
 
 def test_a_view_of_rows_in_another_order_is_refused():
