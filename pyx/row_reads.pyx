@@ -73,9 +73,9 @@ cdef class StepWords:
         """A step, or a load, begins to change rows."""
         begin_word(self.writable())
 
-    def end(self, uint64_t step):
+    def end(self, int64_t step):
         """It has ended. step : the number of steps since the tables began"""
-        end_step(self.writable(), step)
+        end_step(self.writable(), <uint64_t>step)
 
     @property
     def sequence(self):
@@ -101,7 +101,7 @@ cdef class StepWords:
 
     @property
     def step(self):
-        return load_word(&self.words[1])
+        return <int64_t>load_word(&self.words[1])
 
     @property
     def durable_step(self):
