@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "penstock.activations.coo": ("CooIds",),
     "penstock.activations.deduplication": ("DeduplicationData",),
+    "penstock.checkpoint.versions": ("tag",),
     "penstock.config.dynamic": ("Dynamic",),
     "penstock.config.embedding": ("EmbeddingConfig",),
     "penstock.config.engine_config_pb2": ("EngineConfig",),

@@ -8,6 +8,7 @@ from penstock.accumulators import (
 )
 from penstock.activations.coo import CooIds as CooIds
 from penstock.activations.deduplication import DeduplicationData as DeduplicationData
+from penstock.checkpoint.versions import tag as tag
 from penstock.config.dynamic import Dynamic as Dynamic
 from penstock.config.embedding import EmbeddingConfig as EmbeddingConfig
 from penstock.config.engine_config_pb2 import EngineConfig as EngineConfig

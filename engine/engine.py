@@ -384,13 +384,14 @@ class Engine(TableAccess, ActivationAccess):
         reduction: str | None = None,
         share: tuple[int, int] | None = None,
         shared: AnyPath | None = None,
+        version: str | int | None = None,
     ) -> Engine:
-        """Return an engine in the state of the last commit of a checkpoint folder, on any mesh.
+        """Return an engine in the state of a commit of a checkpoint folder, on any mesh.
 
         Parameters
         ----------
         path : str or path
-            A folder or URI.
+            A folder or URI, for its last commit; or ``DIR@VERSION`` (docs/versions.md).
         mesh : jax.sharding.Mesh or None
             As for ``Engine``; need not be the mesh that made the commit.
         threads : int or None
@@ -406,6 +407,8 @@ class Engine(TableAccess, ActivationAccess):
             (rank, count): only a share of the rows, whatever the number of shares that made the commit.
         shared : str, path or None
             As for ``Engine``; readers get the restored rows.
+        version : str, int or None
+            A tag, or the step of a commit. None: the last commit, or the version in ``path``.
 
         Returns
         -------
@@ -429,11 +432,38 @@ class Engine(TableAccess, ActivationAccess):
         (1, True)
         """
         if shared is None:
-            return restore(cls, path, config, mesh, threads, num_required, reduction, share)
+            return restore(cls, path, config, mesh, threads, num_required, reduction, share, version)
         make = partial(cls, shared=SharedFolder(shared))
-        engine = restore(make, path, config, mesh, threads, num_required, reduction, share)
+        engine = restore(make, path, config, mesh, threads, num_required, reduction, share, version)
         _ = engine.reads  # publishes the rows
         return engine
+
+    def tag(self, name: str, *, note: str = "", move: bool = False) -> None:
+        """Give the last commit of this engine a name, which keeps it; commits nothing (docs/versions.md).
+
+        Parameters
+        ----------
+        name, note, move
+            As for ``penstock.tag``.
+
+        Raises
+        ------
+        StateError
+            If this engine has no commit: none was restored, saved or completed by a run.
+        UsageError
+            If the name is invalid, or a tag has it already.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.save("run1")
+        >>> engine.tag("start")
+        >>> ps.Engine.restore("run1", version="start").global_step
+        0
+        """
+        self.session.tag(name, note, move)
 
     # ---- internal
 

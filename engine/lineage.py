@@ -8,7 +8,8 @@ the epoch and the step together identify the rows. Pure values: they are stored 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
 from penstock.errors import DeltasGoneError
@@ -18,6 +19,8 @@ FIRST_EPOCH = "0"
 # The newest epochs that are kept; readers of earlier ones fetch the tables again.
 MOST_EPOCHS = 64
 ANEW = "read the tables again, and continue from their step"
+# The fields of a lineage in the positions of a commit.
+LINEAGE_FIELDS = ("lineage", "epochs", "parent")
 _NO_EPOCH = "; give epoch= of that table or delta too (without it, the step is of the first epoch)"
 
 
@@ -29,23 +32,46 @@ class Epoch(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Parent:
+    """The commit that a branch began with. lineage : None if it had none; commit : the digest of its last file"""
+
+    lineage: str | None
+    epoch: str | None
+    step: int
+    commit: str
+
+
+@dataclass(frozen=True)
 class Lineage:
-    """id : identifies the history; epochs : in their order, the last one is the current one"""
+    """id : identifies the history; epochs : in their order, the last one is the current one
+
+    parent : where it departed from another history; None: it is no branch
+    """
 
     id: str
     epochs: tuple[Epoch, ...] = (Epoch(FIRST_EPOCH, 0),)
+    parent: Parent | None = None
 
     @classmethod
-    def new(cls, step: int) -> Lineage:
+    def new(cls, step: int, parent: Parent | None = None) -> Lineage:
         """Return a new history, which begins at a step."""
-        return cls(secrets.token_hex(8), (Epoch(FIRST_EPOCH, step),))
+        return cls(secrets.token_hex(8), (Epoch(FIRST_EPOCH, step),), parent)
 
     @classmethod
-    def from_state(cls, lineage: str | None, epochs: Any) -> Lineage | None:
-        """Return what a commit contains. epochs : None in commits of earlier versions: it is the first epoch"""
+    def from_state(cls, state: Mapping[str, Any]) -> Lineage | None:
+        """Return what the positions of a commit contain; None: they contain no lineage."""
+        lineage, epochs, parent = (state.get(name) for name in LINEAGE_FIELDS)
         if lineage is None:
             return None
-        return cls(lineage) if epochs is None else cls(lineage, tuple(Epoch(name, int(step)) for name, step in epochs))
+        result = cls(lineage, parent=None if parent is None else Parent(*parent))
+        if epochs is None:  # in commits of earlier versions: it is the first epoch
+            return result
+        return replace(result, epochs=tuple(Epoch(name, int(step)) for name, step in epochs))
+
+    def get_state(self) -> dict[str, Any]:
+        """Return it as plain data, for the positions of a commit."""
+        state = {"lineage": self.id, "epochs": [list(epoch) for epoch in self.epochs]}
+        return state if self.parent is None else {**state, "parent": list(astuple(self.parent))}
 
     @property
     def current(self) -> Epoch:

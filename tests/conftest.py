@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from jax.sharding import Mesh
 from scripts import loaded
 
+from penstock.bridge import program_cache
 from penstock.checkpoint import incremental
 
 os.environ["PENSTOCK_COMPILE_CACHE"] = "off"  # commands started here leave the developer's home alone
@@ -26,6 +28,9 @@ jax.devices()  # decided now: a test that asks the command line for more must no
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
 
+# Of a worker of `make test`, which has more only inside a module.
+MOST_BYTES = 600 << 20
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -37,6 +42,18 @@ def pytest_collection_finish():
     """Garbage collections need not visit what lives as long as the process: modules and tests."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_of_a_module():
+    """Free the programs that a module has compiled where they are many: no other module runs them."""
+    yield
+    with open("/proc/self/statm") as pages:
+        num_bytes = int(pages.read().split()[1]) * resource.getpagesize()
+    if num_bytes > MOST_BYTES:
+        program_cache.compiled.cache_clear()
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

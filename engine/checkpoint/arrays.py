@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
-from penstock.checkpoint.store import Commit, Folder
-from penstock.errors import StateError
+from penstock.checkpoint.records import Record, read_records
+from penstock.checkpoint.store import Commit, DataFile, Folder
+from penstock.checkpoint.versions import Version
+from penstock.errors import CommitGoneError, StateError
+from penstock.filesystem.state_files import open_regular
 from penstock.frames import Array, Float32, Int64
 from penstock.updates import RowWiseAdagrad
 
@@ -20,14 +27,16 @@ WEIGHTS = "parameters"
 
 
 class SavedTables:
-    """The newest complete commit of a folder, with every digest verified. Raises StateError, also if a run removes it.
+    """A commit of a checkpoint, with every digest verified. Raises StateError, also if a run removes it.
 
+    path : ``DIR``, of which the newest complete commit is read, or ``DIR@VERSION``
     tables : name → its entry in the manifest: vocabulary_size, dim, optimizer, slots
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._folder = Folder(path)
-        self.commit = self._folder.read_last(self._folder.checked)
+        version = Version.of(path)
+        self._folder = version.folder
+        self.commit = version.read(self._folder.checked)
         self._where = f"{self._folder.path}, commit {self.commit.number}"
         self.tables = {table["name"]: table for table in self.commit.contents["tables"]}
 
@@ -71,12 +80,7 @@ class SavedTables:
         settings = self.tables[name].get("dynamic")
         if settings is None:
             return None, None
-        state = self._directories[name]
-        clock, after = int(state["numbers"][1]), settings["expire_after"]
-        present = np.ones(len(state["key"]), bool) if after is None else clock - state["last"].astype(np.int64) <= after
-        keys = state["key"][present].view(settings["key_type"])
-        order = np.argsort(keys)
-        return keys[order], state["row"][present][order].astype(np.int64)
+        return keys_and_rows(self._directories[name], settings)
 
     @cached_property
     def _directories(self) -> dict[str, Mapping[str, Array]]:
@@ -98,6 +102,48 @@ def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, list[F
             else:
                 ids = record.arrays["ids"]
             yield record.header["table"], ids, parts
+
+
+def keys_and_rows(state: Mapping[str, Array], settings: Mapping[str, Any]) -> tuple[Array, Int64]:
+    """Return the keys of a directory that are not expired, ascending, and their rows.
+
+    state : of the directory; settings : of its table, as the manifest has them
+    """
+    clock, after = int(state["numbers"][1]), settings["expire_after"]
+    present = np.ones(len(state["key"]), bool) if after is None else clock - state["last"].astype(np.int64) <= after
+    keys = state["key"][present].view(settings["key_type"])
+    order = np.argsort(keys)
+    return keys[order], state["row"][present][order].astype(np.int64)
+
+
+def records_of(folder: Folder, commit: Commit, file: DataFile) -> Iterator[Record]:
+    """Yield the records of a file of a commit. Of a local file, pages are read on demand. Raises StateError."""
+    if not isinstance(folder.path, Path):
+        yield from folder.records(commit, [file])
+        return
+    path = folder.path / file.name
+    try:
+        with open_regular(path) as data:
+            mapped = mmap.mmap(data.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        folder.checked(commit, sizes_only=True)  # raises, with the reason
+        raise
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
+        raise StateError(f"{path}: cannot be read ({error})") from error
+    yield from read_records(mapped, path)
+
+
+def changed_rows(folder: Folder, commit: Commit) -> int | None:
+    """Return how many rows a commit wrote, from the headers of its last files. Raises StateError.
+
+    None: at a URI, where all of the files would be transferred, or if a run has removed one.
+    """
+    if not isinstance(folder.path, Path):
+        return None
+    with contextlib.suppress(CommitGoneError):
+        records = chain.from_iterable(records_of(folder, commit, file) for file in commit.last_files)
+        return sum(len(record.arrays["rows"]) for record in records if record.kind == "rows")
+    return None
 
 
 def slot_dim(table: Mapping[str, Any]) -> int:

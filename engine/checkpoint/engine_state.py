@@ -23,6 +23,7 @@ from penstock.checkpoint.parts import directories_of, files_for
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
+from penstock.checkpoint.versions import Version
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Initializer
@@ -106,8 +107,9 @@ def restore(
     num_required: int | None,
     reduction: str | None,
     share: tuple[int, int] | None = None,
+    version: str | int | None = None,
 ) -> E:
-    """Return an engine with the state of the newest complete commit of a folder. Raises StateError.
+    """Return an engine with the state of a commit, the newest one unless a version is named. Raises StateError.
 
     make : the engine's constructor; the other arguments are those of ``Engine.restore``
     """
@@ -120,7 +122,8 @@ def restore(
             f"the mesh spans {len(processes)} processes, and checkpoints are of one: penstock export {path}, and call "
             "read_tables in every process (docs/meshes.md)"
         )
-    folder = Folder(path)
+    chosen = Version.of(path, version)
+    folder = chosen.folder
 
     def read(commit: Commit) -> E:
         place = f"{folder.path}, commit {commit.number}"
@@ -159,7 +162,7 @@ def restore(
             engine.session.resume_from(folder, commit)
         return engine
 
-    return folder.read_last(read)
+    return chosen.read(read)
 
 
 def check_fits(commit: Commit, config: EmbeddingConfig, place: str) -> None:

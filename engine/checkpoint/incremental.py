@@ -127,13 +127,13 @@ class Saver(StepObserver):
         """
         self.folder.lock()
         try:
-            numbers = self.folder.numbers()
-            self.folder.tidy(max(keep, len(numbers)))
+            self.folder.tidy()
+            next_number = self.folder.next_number()
         except BaseException:
             self.folder.unlock()
             raise
         self._allocate()
-        self._keep, self._next_number = keep, numbers[-1] + 1 if numbers else 1
+        self._keep, self._next_number = keep, next_number
         self._before_open = self.last
 
     def has_committed(self) -> bool:

@@ -15,8 +15,9 @@ from typing import Any
 
 from penstock.errors import PenstockError, StateError
 
-# The version of the format.
-VERSION = 3
+# The version of the format. In a folder with tags commits have the second one: a penstock that reads only the first
+# would remove the files that tags pin.
+VERSION, WITH_TAGS = 3, 4
 
 
 def new_digest() -> hashlib.blake2b:
@@ -70,6 +71,7 @@ _MANIFEST = {
     "pipeline": dict,
     "config": str,
     "python": [str],
+    "tag?": {"name": str, "note": str, "tagged_s": int},
 }
 _WORDS = {int: "an integer of 64 bits", str: "a text", dict: "an object", list: "a list"}
 

@@ -15,8 +15,9 @@ from penstock.checkpoint.parts import PartRows
 from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
+from penstock.checkpoint.versions import check_no_version, make_tag
 from penstock.core import EngineCore, StepObserver
-from penstock.errors import UsageError
+from penstock.errors import StateError, UsageError
 from penstock.filesystem.descriptors import reserve
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
@@ -108,6 +109,22 @@ class CheckpointSession(StepObserver):
         with self._core.still():
             self._save(path)
 
+    def tag(self, name: str, note: str, move: bool) -> None:
+        """Give the last commit a name. Raises StateError if there is none, UsageError for the name."""
+        if self._in_job:
+            raise StateError("tag: this engine holds a share of the rows; penstock tag names a commit of its job")
+
+        def last() -> Commit:
+            with self._core.gate.still():
+                if self._saver is None or self._saver.last is None:
+                    raise StateError("tag: this engine has no commit yet; save it, or run it with checkpoint=")
+                return self._saver.last
+
+        last()
+        assert self._saver is not None
+        # Another object for the folder: the saver may have locked it through its object.
+        make_tag(Folder(self._saver.folder.files.address), last, name, note, move)
+
     def write_part(self, folder: Folder, number: int, attempt: str) -> Commit:
         """Write this share's part of a commit to the folder of its job, which ``join_parts`` completes.
 
@@ -120,7 +137,9 @@ class CheckpointSession(StepObserver):
             return self._saver.write_part(number, attempt)
 
     def _save(self, path: str | os.PathLike[str]) -> None:
-        saver = self._saver_of(Folder(path))
+        folder = Folder(path)
+        self._check_no_version(folder)
+        saver = self._saver_of(folder)
         saver.open()
         try:
             self.positions.check_counted()
@@ -202,6 +221,7 @@ class CheckpointSession(StepObserver):
 
         Raises UsageError if the engine commits to another folder, or the folder holds commits of another engine.
         """
+        self._check_no_version(folder)
         folder.check_place(resume)
         with self._core.gate.still():
             saver, own = self._saver_of(folder), self._saver
@@ -215,6 +235,11 @@ class CheckpointSession(StepObserver):
             saver.open(whole("keep", keep, 1))
             saver.in_use = True
             return saver
+
+    @staticmethod
+    def _check_no_version(folder: Folder) -> None:
+        if "@" in folder.files.address:
+            check_no_version(folder.files.address)
 
     def count_into(self, counters: Counters) -> None:
         """Count into these counters from now on: the totals are those so far plus these."""

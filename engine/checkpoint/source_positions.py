@@ -120,7 +120,6 @@ class Positions:
             raise StaleInputError(problem)
 
     def get_state(self) -> dict[str, Any]:
-        lineage = self.lineage
         sources = [[e.source, e.frames, e.digest, *([] if e.place is None else [e.place])] for e in self.entries]
         return {
             "merge": self._merge,
@@ -128,8 +127,7 @@ class Positions:
             "producers": dict(self.producers),
             "tallies": {name: list(tally) for name, tally in self.tallies.items()},
             "creations": dict(self.creations),
-            "lineage": lineage and lineage.id,
-            "epochs": lineage and [list(epoch) for epoch in lineage.epochs],
+            **({"lineage": None, "epochs": None} if self.lineage is None else self.lineage.get_state()),
             "stale_rows": self.stale_rows,
             "rows": self.rows,
         }
@@ -148,7 +146,7 @@ class Positions:
             name: Tally(stream, int(applied), int(stale), {reason: int(rows) for reason, rows in dropped.items()})
             for name, (stream, applied, stale, dropped) in state.get("tallies", {}).items()
         }
-        positions.lineage = Lineage.from_state(state.get("lineage"), state.get("epochs"))
+        positions.lineage = Lineage.from_state(state)
         positions.stale_rows = int(state.get("stale_rows", 0))
         positions.rows = int(state.get("rows", 0))
         return positions

@@ -28,7 +28,7 @@ Float32 = npt.NDArray[np.float32]
 
 def add(command: Parser) -> None:
     for name in ("a", "b"):
-        command.add_argument(name, metavar=name.upper(), help="a checkpoint, or a folder that --out wrote")
+        command.add_argument(name, metavar=name.upper(), help="a checkpoint, DIR@VERSION, or a folder that --out wrote")
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
@@ -69,12 +69,12 @@ class _Tables:
 
 
 def open_tables(path: str) -> _Tables:
-    """Open a checkpoint's last commit, or a folder of Parquet tables."""
+    """Open a commit of a checkpoint, or a folder of Parquet tables."""
     folder = Path(path)
-    if not Folder(folder).numbers() and (files := sorted(folder.glob("*.parquet"))):
+    if not Folder(path).numbers() and (files := sorted(folder.glob("*.parquet"))):
         names = {unquote(file.stem) for file in files}
         return _Tables(names, partial(_parts_of_parquet, folder), partial(read_keys, folder), None)
-    saved = SavedTables(folder)
+    saved = SavedTables(path)
     return _Tables(set(saved.tables), saved.parts, saved.keys, saved.commit.contents["global_step"])
 
 

@@ -25,7 +25,7 @@ _ROWS_AT_ONCE = 1 << 14
 
 
 def add(command: Parser) -> None:
-    command.add_argument("checkpoint", metavar="CHECKPOINT", help="a folder that replay --checkpoint wrote")
+    command.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or DIR@VERSION")
     command.add_argument("out", metavar="OUT", type=Path, help="parquet, orbax: a folder; safetensors: a file")
     command.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="default: parquet, as --out writes it")
 

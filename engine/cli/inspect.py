@@ -16,7 +16,7 @@ import pyarrow as pa
 import penstock.interrupts as interrupts
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
-from penstock.checkpoint.store import Folder
+from penstock.checkpoint.versions import Version
 from penstock.cli.command_line import Parser, add_flag, columns_of
 from penstock.cli.output import Output, check_writable, count, several
 from penstock.cli.pages.html_report import write_page
@@ -43,7 +43,7 @@ def add(command: Parser) -> None:
     command.add_argument(
         "path",
         metavar="PATH",
-        help="a configuration, an Arrow or Parquet file, a directory, a checkpoint, a URI, or - for stdin",
+        help="a configuration, an Arrow or Parquet file, a directory, a checkpoint, DIR@VERSION, a URI, or -",
     )
     for name in ("columns", "allow_missing_end"):
         add_flag(command, name)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     columns = columns_of(args)
     if args.report is not None:
         check_writable(args.report)
-    if Path(args.path).is_dir() and Folder(args.path).numbers():
+    if "://" not in args.path and Version.of(args.path).folder.numbers():
         check_is_stream(args, "checkpoint")
         with trusting(args.path):
             inspect_checkpoint(args.path, out)
@@ -96,13 +96,15 @@ def is_other_file(path: str) -> bool:
 
 
 def inspect_checkpoint(path: str, out: Output) -> None:
-    """Report the last commit of a checkpoint, after verifying every digest."""
-    folder = Folder(path)
-    commit = folder.read_last(folder.checked)
-    contents, num_bytes = commit.contents, sum(file.num_bytes for file in commit.files)
+    """Report a commit of a checkpoint, the last one or DIR@VERSION, after verifying every digest."""
+    version = Version.of(path)
+    folder = version.folder
+    commit = version.read(folder.checked)
+    contents, num_bytes = commit.contents, commit.num_bytes
     sources = [{"source": name, "frames": frames} for name, frames, *_ in contents["positions"]["sources"]]
     step, pending = contents["global_step"], contents["gate"]["num_accumulated"]
-    out.say(f"{path}: checkpoint, commits {', '.join(map(str, folder.numbers()))}, every digest of the last one fits")
+    listed = f"commits {', '.join(map(str, folder.numbers()))}, every digest of the last one fits"
+    out.say(f"{path}: checkpoint, {f'commit {commit.number}, every digest fits' if version.name else listed}")
     out.say(f"  step {count(step)}, {count(pending)} of {contents['num_required']} frames in the gate")
     bases = sum(file.parent is None for file in commit.files)  # one per process that committed
     out.say(f"  {several(bases, 'base')}, {several(len(commit.files) - bases, 'delta')}, {count(num_bytes)} bytes")

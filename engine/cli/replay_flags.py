@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.store import PASSES, Folder
+from penstock.checkpoint.versions import check_no_version
 from penstock.cli.command_line import MODE_FLAGS, check_mode, check_reading
 from penstock.cli.output import check_writable, place_text
 from penstock.cli.pages.monitoring import check_library
@@ -98,6 +99,7 @@ def check_checkpoint(args: argparse.Namespace) -> None:
             if getattr(args, flag):
                 raise UsageError(f"--{flag}: name a checkpoint: --checkpoint DIR")
     else:
+        check_no_version(args.checkpoint)
         Folder(args.checkpoint).check_place(args.resume)
 
 

@@ -6,7 +6,6 @@ import argparse
 import os
 import ssl
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,7 @@ from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
 from penstock.options import ReadingKeywords
-from penstock.service.auth import admits, certificates, check_protected, tokens_of
+from penstock.service.auth import Tokens, certificates, check_protected, may_read, tokens_of
 from penstock.service.limits import Limits
 from penstock.service.received_memory import keep_freed_memory
 from penstock.service.replica import ReplicaService
@@ -123,7 +122,12 @@ def add(command: Parser) -> None:
     access = command.add_argument_group("access")
     access.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM; for grpc+tls://")
     access.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
-    access.add_argument("--token-file", type=Path, metavar="FILE", help="tokens, one per line: callers must give one")
+    access.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="a line per token: its role (producer, reader, operator) and the token, or a token alone (operator)",
+    )
     access.add_argument(
         "--insecure",
         action="store_true",
@@ -212,7 +216,7 @@ def serve_replica(args: argparse.Namespace, out: Output) -> None:
     out.result(status)
 
 
-def page_access(args: argparse.Namespace, tokens: Sequence[bytes], has_tls: bool) -> PageAccess | None:
+def page_access(args: argparse.Namespace, tokens: Tokens, has_tls: bool) -> PageAccess | None:
     """Return who may read the pages that other machines reach; None: everybody, as ``--insecure`` says.
 
     A service without TLS and tokens has nothing to protect: everybody may already read all of it.
@@ -231,7 +235,7 @@ def page_access(args: argparse.Namespace, tokens: Sequence[bytes], has_tls: bool
     if has_tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(args.tls_cert, args.tls_key)
-    return PageAccess(partial(admits, tokens), context)
+    return PageAccess(partial(may_read, tokens), context)
 
 
 def _serve(args: argparse.Namespace, service: Service, watching: Watching, out: Output) -> None:

@@ -15,14 +15,18 @@ from penstock.validation import MASKED, is_masked
 ANY_INT64, ANY_UINT64 = 0, -1
 
 
+def bounds(vocabulary_size: int) -> tuple[int, int]:
+    """Return the least id and the integer after the largest. vocabulary_size : or ANY_INT64 or ANY_UINT64"""
+    return {ANY_INT64: (-(2**63), 2**63), ANY_UINT64: (0, 2**64)}.get(vocabulary_size, (0, vocabulary_size))
+
+
 def outside(ids: npt.NDArray[Any], vocabulary_size: int | np.int64 | npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Return which integers are no ids. vocabulary_size : of all, or of each; or ANY_INT64 or ANY_UINT64
 
     ids : of any integer type; or Python's, as objects, with one vocabulary_size
     """
     if ids.dtype == object:
-        size = int(vocabulary_size)
-        least, end = {ANY_INT64: (-(2**63), 2**63), ANY_UINT64: (0, 2**64)}.get(size, (0, size))
+        least, end = bounds(int(vocabulary_size))
         return np.asarray((ids < least) | (ids >= end), np.bool_)
     is_uint64 = ids.dtype == np.uint64
     signed = ids.astype(np.int64, copy=False) if is_uint64 else ids

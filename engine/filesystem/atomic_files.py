@@ -27,6 +27,8 @@ BUFFER_BYTES = 1 << 17
 # ``write_along`` starts writeback of this much at a time.
 ALONG_BYTES = 1 << 22
 _SYNC_FILE_RANGE_WRITE = 2
+# Why a file cannot have a second name: another file system, one without links, or too many names.
+_NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class Operations:
@@ -238,6 +240,17 @@ def link(old: Path, new: Path) -> None:
     """Give a file a second name in the same file system, which no file has; durable after ``sync_folder``."""
     with _naming(new):
         operations.link(old, new)
+
+
+def link_if_possible(old: Path, new: Path) -> bool:
+    """Do the same as ``link``. Return False if the file system, or the distance between both, allows no second name."""
+    try:
+        link(old, new)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        return False
+    return True
 
 
 def sync_folder(path: Path) -> None:

@@ -6,6 +6,7 @@ Cloud Storage when all of it was uploaded, on HDFS while it is written. So what 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
@@ -78,6 +79,24 @@ class FileStore(ABC):
         """Write a file that gets its name when the block succeeds."""
 
     @abstractmethod
+    def publish(self, name: str, unfinished: str, data: bytes, check: Callable[[], object], replace: bool) -> None:
+        """Write a file under the name ``unfinished``; then, if ``check`` does not raise, under its name only.
+
+        Raises FileExistsError if there is a file of the name, unless ``replace``. After an error there is no new file.
+        """
+
+    @abstractmethod
+    def adopt(self, name: str, other: FileStore) -> bool:
+        """Give this folder a complete file of another one, without its bytes passing through this machine.
+
+        Return False if that is impossible: between these folders it takes a copy. Replaces a file of the name.
+        """
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Make the names of adopted files durable."""
+
+    @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a file, or see that it is gone."""
 
@@ -137,6 +156,30 @@ class LocalStore(FileStore):
 
     def publishing(self, name: str) -> AbstractContextManager[WritableFile]:
         return atomic_files.publishing(self._path / name)
+
+    def publish(self, name: str, unfinished: str, data: bytes, check: Callable[[], object], replace: bool) -> None:
+        file = atomic_files.File(self._path / name, self._path / unfinished)
+        with file.all_or_nothing():
+            file.write(data)
+            file.complete()
+            check()
+            # A link, unlike a rename, replaces no file of another process.
+            if not replace and atomic_files.link_if_possible(file.part, file.path):
+                atomic_files.discard(file.part)
+            elif not replace and file.path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(file.path))
+            else:
+                file.publish()
+        atomic_files.sync_folder(self._path)
+
+    def adopt(self, name: str, other: FileStore) -> bool:
+        if not isinstance(other, LocalStore):
+            return False
+        atomic_files.remove(self._path / name)
+        return atomic_files.link_if_possible(Path(other.file(name)), self._path / name)
+
+    def sync(self) -> None:
+        atomic_files.sync_folder(self._path)
 
     def remove(self, name: str) -> None:
         atomic_files.remove(self._path / name)
@@ -206,6 +249,33 @@ class RemoteStore(FileStore):
     def publishing(self, name: str) -> Iterator[WritableFile]:
         with self._naming(name), self._fs.open_output_stream(self._at(name)) as stream:
             yield _Upload(stream.write)
+
+    def publish(self, name: str, unfinished: str, data: bytes, check: Callable[[], object], replace: bool) -> None:
+        with self.publishing(unfinished) as file:
+            file.write(data)
+        try:
+            check()
+            if not replace and self.written_s(name) is not None:  # the store has no way to refuse a second writer
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.file(name))
+            with self.publishing(name) as file:
+                file.write(data)
+        finally:
+            self.remove(unfinished)
+
+    def adopt(self, name: str, other: FileStore) -> bool:
+        if not isinstance(other, RemoteStore) or not self._fs.equals(other._fs):
+            return False
+        with other._naming(name):
+            try:
+                self._fs.copy_file(other._at(name), self._at(name))
+            except FileNotFoundError:
+                raise
+            except OSError:  # such as a file above the largest size that S3 copies
+                return False
+        return True
+
+    def sync(self) -> None:
+        """Do nothing: what the store has copied is durable."""
 
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError), self._naming(name):

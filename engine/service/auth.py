@@ -1,4 +1,4 @@
-"""Access to the service: addresses, certificates, tokens, and the number of concurrent calls.
+"""Access to the service: addresses, certificates, tokens with their roles, and the number of concurrent calls.
 
 A service without TLS or tokens on an address that other hosts can reach requires an explicit option.
 """
@@ -9,16 +9,40 @@ import hmac
 import os
 import ssl
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pyarrow.flight as flight
 
-from penstock.errors import UsageError
+from penstock.errors import ConfigError, UsageError
 from penstock.io.flight.connection import Address
 from penstock.service.connections import Connections
+
+
+class Right(Enum):
+    """What a call needs: to send gradients; to read tables, deltas, rows, status and metrics; or to operate."""
+
+    PUT = "put"
+    READ = "read"
+    OPERATE = "operate"
+
+
+class Role(Enum):
+    """The rights of a token, by the word before it in the file."""
+
+    PRODUCER = frozenset({Right.PUT})
+    READER = frozenset({Right.READ})
+    OPERATOR = frozenset(Right)
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+Tokens = Mapping[bytes, Role]
 
 
 def check_protected(address: Address, has_token: bool, insecure: bool) -> None:
@@ -55,12 +79,29 @@ def certificates(address: Address, cert: Path | None, key: Path | None) -> list[
     return [pair]
 
 
-def tokens_of(file: Path | None) -> tuple[bytes, ...]:
-    """Return the tokens in a file, one per line; () without a file. Each of them admits a caller. Raises UsageError."""
+def tokens_of(file: Path | None) -> Tokens:
+    """Return the tokens in a file with their roles; none without a file.
+
+    Each line has a role and a token, or a token alone, which is an operator's. Raises UsageError, and ConfigError for a
+    word that is no role. Messages contain no word of the file: it may be a token.
+    """
     if file is None:
-        return ()
-    tokens = tuple(filter(None, (line.strip() for line in _read(file, "--token-file").splitlines())))
-    if not tokens or not all(token.isascii() and b" " not in token for token in tokens):
+        return {}
+    tokens: dict[bytes, Role] = {}
+    roles = {role.word.encode(): role for role in Role}
+    for number, line in enumerate(_read(file, "--token-file").splitlines(), start=1):
+        *words, token = line.split() or [b""]
+        place = f"--token-file {file}, line {number}"
+        if not token:
+            continue
+        if len(words) > 1 or not token.isascii():
+            raise UsageError(f"{place}: expected ROLE TOKEN, or a token alone, ASCII without spaces")
+        role = roles.get(words[0]) if words else Role.OPERATOR
+        if role is None:
+            raise ConfigError(f"{place}: the first word is no role; expected {', '.join(role.word for role in Role)}")
+        if tokens.setdefault(token, role) is not role:
+            raise UsageError(f"{place}: an earlier line gives this token another role")
+    if not tokens:
         raise UsageError(f"--token-file {file}: expected one token per line, ASCII without spaces")
     return tokens
 
@@ -72,26 +113,32 @@ def _read(file: Path, flag: str) -> bytes:
         raise UsageError(f"{flag} {os.fspath(file)}: cannot be read ({error.strerror})") from None
 
 
-def admits(tokens: Sequence[bytes], authorization: bytes) -> bool:
-    """Return whether a value of the header ``authorization`` contains one of the tokens.
+def role_of(tokens: Tokens, authorization: bytes) -> Role | None:
+    """Return the role of the token in a value of the header ``authorization``; None: it contains none of the tokens.
 
     Compares every token, in a time that does not depend on how much of it matches.
     """
     matches = [hmac.compare_digest(authorization, b"Bearer " + token) for token in tokens]
-    return any(matches)
+    return next((role for role, matched in zip(tokens.values(), matches, strict=True) if matched), None)
+
+
+def may_read(tokens: Tokens, authorization: bytes) -> bool:
+    """Return whether a value of the header ``authorization`` contains a token whose role may read."""
+    role = role_of(tokens, authorization)
+    return role is not None and Right.READ in role.value
 
 
 class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Checks the token of every call, and limits the number of concurrent calls.
 
-    tokens : each of them admits a call; none: every call is admitted
+    tokens : each of them admits the calls of its role; none: every call is admitted, as an operator's
     connections : counts the admitted calls by connection
     """
 
-    def __init__(self, tokens: Sequence[bytes], max_calls: int, connections: Connections) -> None:
+    def __init__(self, tokens: Tokens, max_calls: int, connections: Connections) -> None:
         super().__init__()
         self.connections = connections
-        self._tokens = tuple(tokens)
+        self._tokens = dict(tokens)
         self._max_calls = max_calls
         self._changed = threading.Condition()
         self.num_calls = self.num_idle = 0
@@ -99,14 +146,15 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> _AdmittedCall:
         with self._changed:
-            if not self._is_authorized(headers):
+            role = self._role(headers)
+            if role is None:
                 self.num_refused += 1
                 raise flight.FlightUnauthenticatedError("the token is missing or wrong")
             if self.num_calls >= self._max_calls:
                 self.num_refused += 1
                 raise flight.FlightUnavailableError(f"busy with {self.num_calls} calls (--max-calls); try again")
             self.num_calls += 1
-        return _AdmittedCall(self)
+        return _AdmittedCall(self, role)
 
     def wait_until_empty(self, timeout_s: float) -> bool:
         """Wait until all calls in progress are idle, and return whether that happened within ``timeout_s``."""
@@ -124,19 +172,24 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             self.num_idle += change
             self._changed.notify_all()
 
-    def _is_authorized(self, headers: Mapping[str, list[Any]]) -> bool:
+    def refused(self) -> None:
+        """Count a call that its role does not permit."""
+        with self._changed:
+            self.num_refused += 1
+
+    def _role(self, headers: Mapping[str, list[Any]]) -> Role | None:
         if not self._tokens:
-            return True
+            return Role.OPERATOR
         sent = [value.encode() if isinstance(value, str) else value for value in headers.get("authorization", [])]
-        return any(admits(self._tokens, value) for value in sent)
+        return next((role for value in sent if (role := role_of(self._tokens, value)) is not None), None)
 
 
 class _AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]
     """One admitted call, until it completes."""
 
-    def __init__(self, admission: CallAdmission) -> None:
+    def __init__(self, admission: CallAdmission, role: Role) -> None:
         super().__init__()
-        self._admission = admission
+        self._admission, self._role = admission, role
         self._peer: str | None = None
 
     def set_peer(self, peer: str) -> None:
@@ -155,6 +208,13 @@ class _AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]
         finally:
             self._admission.connections.begin_call(self._peer)
             self._admission.idle(-1)
+
+    def check(self, right: Right) -> None:
+        """Raise FlightUnauthorizedError, PERMISSION_DENIED for the caller, if its role lacks a right."""
+        if right not in self._role.value:
+            self._admission.refused()
+            roles = " or ".join(role.word for role in Role if right in role.value)
+            raise flight.FlightUnauthorizedError(f"the token is a {self._role.word}'s, and this call needs a {roles}'s")
 
     def call_completed(self, exception: BaseException | None) -> None:
         if self._peer is not None:

@@ -29,7 +29,7 @@ from penstock.io.flight.messages import (
     encoded,
     path_of,
 )
-from penstock.service.auth import CallAdmission
+from penstock.service.auth import CallAdmission, Right
 from penstock.service.lookup_streams import REQUEST_SCHEMA, LookupAnswers
 from penstock.service.put_streams import Producers
 from penstock.service.sequencer import Sequencer
@@ -38,6 +38,7 @@ from penstock.service.subscriptions import Answer, Readers
 if TYPE_CHECKING:
     from penstock.engine import Engine
 
+RIGHTS = {"status": Right.READ, "explain": Right.READ, "position": Right.PUT}  # of other actions: to operate
 ACTIONS = {
     "status": "what the service has done and holds, as JSON",
     "explain": "what the gate waits for, in one line",
@@ -58,10 +59,13 @@ class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
         pass
 
     @contextmanager
-    def _serving(self, context: Any) -> Iterator[None]:
-        """Serve an admitted call in the block, on a thread that may be new."""
+    def _serving(self, context: Any, *rights: Right) -> Iterator[None]:
+        """Serve an admitted call in the block, on a thread that may be new. rights : that the caller's role needs"""
         with _answering():
-            context.get_middleware(ADMISSION).set_peer(context.peer())
+            call = context.get_middleware(ADMISSION)
+            call.set_peer(context.peer())
+            for right in rights:
+                call.check(right)
             reserve.open(self._prepare)
             yield
 
@@ -112,17 +116,18 @@ class FlightServer(AnsweringServer):
     # ---- gradients and deltas
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with self._serving(context):
+        with self._serving(context, Right.PUT):
             request = PutRequest.of(descriptor)
             if request.kind != GRADIENTS:
                 raise UsageError(f"put: expected {GRADIENTS}, got {request.kind}, which DoExchange takes")
             self._producers.put(context, request, reader, writer.write)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with self._serving(context):
+        with self._serving(context, Right.READ):
             if path_of(descriptor) == [LOOKUP]:
                 self._lookups().answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
                 return
+            context.get_middleware(ADMISSION).check(Right.PUT)
             request = PutRequest.of(descriptor)
             if request.kind != EXCHANGE:
                 raise UsageError(f"exchange: expected {EXCHANGE}, got {request.kind}, which DoPut takes")
@@ -162,14 +167,14 @@ class FlightServer(AnsweringServer):
             raise failed[0]
 
     def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
-        with self._serving(context):
+        with self._serving(context, Right.READ):
             answer = self._readers.get(decoded(ticket.ticket, "the ticket"), context.is_cancelled)
             return flight.GeneratorStream(answer.schema, answered(answer))
 
     # ---- actions
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
-        with self._serving(context):
+        with self._serving(context, RIGHTS.get(action.type, Right.OPERATE)):
             body = action.body if action.body is not None and action.body.size else b"{}"
             return [json.dumps(self._act(action.type, body)).encode()]
 

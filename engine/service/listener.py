@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import ListenError
 from penstock.io.flight.connection import Address
-from penstock.service.auth import CallAdmission
+from penstock.service.auth import CallAdmission, Tokens
 from penstock.service.connections import Connections
 from penstock.service.limits import Limits
 
@@ -32,7 +32,7 @@ class Listener:
     def __init__(
         self,
         address: Address,
-        tokens: Sequence[bytes],
+        tokens: Tokens,
         limits: Limits,
         create: Callable[[CallAdmission], flight.FlightServerBase],
     ) -> None:

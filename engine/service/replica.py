@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from penstock.errors import UsageError, listed
 from penstock.frames import Float32
 from penstock.io.flight.connection import Address
 from penstock.io.flight.messages import LOOKUP, TABLE, decoded, encoded, path_of
-from penstock.service.auth import CallAdmission
+from penstock.service.auth import CallAdmission, Right, Tokens
 from penstock.service.flight_server import ADMISSION, AnsweringServer, answered
 from penstock.service.limits import Limits
 from penstock.service.listener import Listener
@@ -70,7 +71,7 @@ class ReplicaServer(AnsweringServer):
         super().__init__(address, tls, admission)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with self._serving(context):
+        with self._serving(context, Right.READ):
             if path_of(descriptor) != [LOOKUP]:
                 raise UsageError(f"exchange: expected the path {LOOKUP}; {READS_ONLY}")
             LookupAnswers(self._rows, self._limits).answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
@@ -80,7 +81,7 @@ class ReplicaServer(AnsweringServer):
             raise UsageError(f"put: expected no frames; {READS_ONLY}")
 
     def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
-        with self._serving(context):
+        with self._serving(context, Right.READ):
             request = decoded(ticket.ticket, "the ticket")
             if request.keys() != {TABLE}:
                 got = ", ".join(map(str, request)) or "nothing"
@@ -112,7 +113,7 @@ class ReplicaServer(AnsweringServer):
         raise UsageError(f"table '{layout.name}': it has changed during each of {PASSES} readings; follow the service")
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
-        with self._serving(context):
+        with self._serving(context, Right.READ if action.type == "status" else Right.OPERATE):
             if action.type == "status":
                 return [json.dumps(self._status()).encode()]
             if action.type == "drain":
@@ -168,7 +169,7 @@ class ReplicaService:
         *,
         limits: Limits | None = None,
         tls: list[tuple[bytes, bytes]] | None = None,
-        tokens: tuple[bytes, ...] = (),
+        tokens: Tokens = MappingProxyType({}),
     ) -> None:
         limits = limits or Limits()
         self.wants_to_end = threading.Event()

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from penstock.io.connectors.broker_partition import Partition
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
+from penstock.service.auth import Tokens
 from penstock.service.broker_intake import BrokerIntake
 from penstock.service.delta_log import DeltaLog
 from penstock.service.flight_server import FlightServer
@@ -33,7 +35,7 @@ class Service:
 
     address : to listen at; port 0 selects a free port
     tls : certificate and key
-    tokens : each of them admits a caller; none: every caller is admitted
+    tokens : each of them admits a caller in its role; none: every caller is admitted
     reading : how streams of gradients are decoded
     per_steps : steps per delta; None: one delta per commit, or per step without a checkpoint
     last : whether deltas and tables say when each key of a dynamic table occurred last
@@ -54,7 +56,7 @@ class Service:
         saving: Saving | None = None,
         limits: Limits | None = None,
         tls: list[tuple[bytes, bytes]] | None = None,
-        tokens: tuple[bytes, ...] = (),
+        tokens: Tokens = MappingProxyType({}),
         per_steps: int | None = None,
         last: bool = False,
         partitions: Sequence[Partition] = (),

@@ -22,6 +22,7 @@ import penstock.interrupts as interrupts
 from penstock.checkpoint.engine_state import encoded
 from penstock.checkpoint.parts import join_parts
 from penstock.checkpoint.store import PASSES, Commit, Folder
+from penstock.checkpoint.versions import check_no_version
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions
 from penstock.engine import Engine
@@ -74,6 +75,7 @@ class MultiPass:
     ) -> None:
         check_seekable(sources)
         self._config, self._sources, self._mesh, self._options = config, list(sources), mesh, options
+        check_no_version(options.checkpoint)
         self._folder = Folder(options.checkpoint)
         if not isinstance(self._folder.path, Path):
             raise UsageError(
@@ -219,7 +221,7 @@ class MultiPass:
 
     def _publish(self, base: Commit | None) -> Commit:
         """Commit the parts of all passes, with their deltas merged."""
-        number, done = 1 + (0 if base is None else base.number), False
+        number, done = self._folder.next_number(), False
         parts = self._work.linked_into(self._folder, number)
         contents = {name: parts[0].contents[name] for name in ("positions", "quarantine", "counters")}
         contents["deltas"] = None if base is None else base.contents.get("deltas")

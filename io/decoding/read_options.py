@@ -26,6 +26,7 @@ class ReadOptions(Options, concerns=(ReadingKeywords,)):
     needs_time : the clock of a dynamic table is the column ``time``
     ids_only : read no gradients: frames have rows of no floats, and the dims in ``sizes`` are 0
     unvalidated : return frames before their ids' range and their values are checked; ``Frame.audit`` checks them
+    verifies : check the checksums of what is read, which ``ids_only`` never does
     """
 
     sizes: Mapping[str, tuple[int, int]]
@@ -35,6 +36,7 @@ class ReadOptions(Options, concerns=(ReadingKeywords,)):
     needs_time: bool = False
     ids_only: bool = False
     unvalidated: bool = False
+    verifies: bool = True
 
     @property
     def frame_rows(self) -> int | None:
@@ -44,7 +46,9 @@ class ReadOptions(Options, concerns=(ReadingKeywords,)):
     @classmethod
     def of_config(cls, config: EmbeddingConfig, values: Mapping[str, Any], **others: Any) -> ReadOptions:
         """Return the options for the tables of a configuration. values : options of a run; others : take precedence"""
-        columns = {**config.columns, **(values.get("columns") or {})}
+        own_columns = values.get("columns") or {}
+        check_columns(own_columns)
+        columns = {**config.columns, **own_columns}
         tables = {"sizes": config.id_ranges, "features": config.features, "num_tags": config.num_tags}
         return cls.among(values, **{**tables, "columns": columns, "needs_time": config.needs_time, **others})
 

@@ -158,7 +158,7 @@ class FrameReader:
         with closing(source.parts()) as parts:
             for part in parts:
                 columns = BatchPieces(part, self.options, number in self.continued)
-                part.verifies = not self.options.ids_only
+                part.verifies = self.options.verifies and not self.options.ids_only
                 self._unread.update(dict.fromkeys(columns.unread))
                 with closing(part.batches(columns.names)) as batches:
                     for batch in batches:

@@ -8,6 +8,8 @@ from ipc import write
 from s3_server import SECRET, serving
 
 import penstock as ps
+from penstock.checkpoint.store import Folder
+from penstock.checkpoint.versions import Version, branch, delete_tag
 from penstock.cli.main import main
 
 NUMBERS = itertools.count()
@@ -85,3 +87,30 @@ def test_a_uri_of_the_file_system_is_its_path(tmp_path):
 def test_a_uri_of_an_unknown_kind_is_a_usage_error():
     with pytest.raises(ps.UsageError, match=r"checkpoint: no store that pyarrow.fs opens: .*none://a/b"):
         ps.Engine.restore("none://a/b")
+
+
+def test_tags_and_branches_of_s3(bucket, tmp_path, capsys):
+    engine = engine_of()
+    engine.run(iter(LOG), limit=20, checkpoint=bucket.uri)
+    half = engine.state_hash()
+    ps.tag(bucket.uri, "half")
+    with pytest.raises(ps.UsageError, match=rf"s3://{bucket.name}/runs/a: tag 'half' names step 6 already"):
+        ps.tag(bucket.uri, "half")
+    for step in range(4):
+        engine.run(iter(LOG), limit=24 + 3 * step, checkpoint=bucket.uri, resume=True, keep=1)
+    at_half = bucket.uri.replace("/a?", "/a@half?")
+    assert ps.Engine.restore(at_half).state_hash() == half
+    assert main(["diff", at_half, at_half]) == 0
+    assert main(["history", bucket.uri, "--table", "user", "--id", "1"]) == main(["log", bucket.uri]) == 0
+    assert SECRET not in "".join(capsys.readouterr())
+    new = bucket.uri.replace("/a?", "/b?")
+    branch(Version.of(at_half), new)
+    branch(Version.of(new), tmp_path / "local")
+    for place in (new, tmp_path / "local"):
+        restored = ps.Engine.restore(place)
+        restored.run(iter(LOG), checkpoint=place, resume=True, flush=True)
+        assert restored.state_hash() == unbroken()
+    delete_tag(Folder(bucket.uri), "half")
+    with pytest.raises(ps.StateError, match=rf"^s3://{bucket.name}/runs/a: no tag 'half'; it has no tags") as error:
+        ps.Engine.restore(at_half)
+    assert SECRET not in str(error.value)

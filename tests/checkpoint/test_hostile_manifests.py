@@ -2,15 +2,19 @@
 
 import json
 import os
+import random
+import re
 import shutil
 
 import pytest
 from checkpoints import LOG, config_of, engine_of
-from hostile_manifests import BODIES, NAMES, body_of, sealed
+from evidence import IS_EVIDENCE, more_as_evidence
+from hostile_manifests import BODIES, NAMES, body_of, forged, sealed
 
 import penstock as ps
 from penstock.checkpoint.manifests import digest_of
 from penstock.checkpoint.records import MAGIC
+from penstock.cli import main
 
 COMMANDS = (["inspect", "FOLDER"], ["export", "FOLDER", "OUT"], ["diff", "FOLDER", "FOLDER"], ["replay"])
 
@@ -174,3 +178,27 @@ def test_a_record_with_an_invalid_header_is_refused(folder, header, call):
 def test_inspect_shows_sources_that_can_seek(folder, call):
     forge_manifest(folder, lambda fields: fields["positions"]["sources"].append(["kafka://b/t/0", 6, None, [17]]))
     assert {"source": "kafka://b/t/0", "frames": 6} in call(0, "inspect", folder)[1]["sources"]
+
+
+@more_as_evidence
+@pytest.mark.parametrize("seed", range(400 if IS_EVIDENCE else 40))
+def test_a_forged_tag_is_one_line_for_every_reader_and_stops_no_run(seed, folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    ps.tag("run", "good")
+    change, manifest = forged((folder / "good.tag").read_bytes(), random.Random(seed))
+    (folder / "good.tag").write_bytes(manifest)
+    commands = [["log", "run"], ["inspect", "run@good"], ["export", "run@good", "out"], ["diff", "run", "run@good"]]
+    commands += [["branch", "run@good", "new"], ["tag", "run@good", "same"], ["tag", "run", "good", "--step", "1"]]
+    commands += [["history", "run", "--table", "user", "--id", "1"], ["tag", "run", "good", "--move"]]
+    for command in commands:
+        (folder / "good.tag").write_bytes(manifest)
+        capsys.readouterr()
+        code, error = main(command), capsys.readouterr().err
+        assert code in (0, 1, 2, 5), change
+        assert "Traceback" not in error, change
+        assert code in (0, 1) or re.fullmatch("penstock: [^\n]+\n", error), change
+    (folder / "good.tag").write_bytes(manifest)
+    engine = ps.Engine.restore("run")
+    engine.run(iter(LOG[:9]), checkpoint="run", resume=True)
+    assert ps.Engine.restore("run").state_hash() == engine.state_hash()
+    assert main(["tag", "run", "--delete", "good"]) == 0

@@ -202,7 +202,7 @@ def test_inspect_writes_no_page_of_what_is_no_stream_and_none_over_a_file(config
 def test_inspect_of_rows_without_gradients_says_why_it_counts_no_ids(tmp_path, call):
     log = write(tmp_path / "log.arrows", [pa.RecordBatch.from_pydict({"id": [1, 2]})])
     output, result = call(0, "inspect", log)
-    assert "not a row stream: no column 'gradient'" in output
+    assert "not a row stream: no column for the role 'gradient'" in output
     assert result["parts"][0]["rows"] == 2
 
 

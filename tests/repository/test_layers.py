@@ -200,6 +200,7 @@ def test_every_public_name_exists():
 SHARED_NAMES = {
     "__init__": "every package has one",
     "__main__": "of the command line, and of the bench's report",
+    "log": "a command, named as it is typed, and the format of penstock's logs",
     "rule": "the constants of an update rule in Python, and the same in C",
     "synth": "a command, named as it is typed, and the module that does its work",
 }

@@ -13,6 +13,7 @@ from stores import ITEMS, Shared, config_of, frame, rows_of
 import penstock as ps
 from penstock.io.flight import connect
 from penstock.io.targets.follower import Follower
+from penstock.service.auth import Role
 from penstock.service.replica import ReplicaService
 
 FRAMES = [frame(step) for step in range(30)]
@@ -83,7 +84,7 @@ def test_a_replica_refuses_everything_but_reads_in_one_line(store):
 def test_a_replica_needs_the_token(store):
     with service_of(ps.Engine(config_of()), per_steps=1) as service:
         follow(service, store)
-        with replica_of(store, tokens=(b"s3cret",)) as replica:
+        with replica_of(store, tokens={b"s3cret": Role.READER}) as replica:
             refused = pytest.raises(ps.ServiceError, match="the token is missing or wrong")
             with client_of(replica, token="", patience_s=0.1) as reading, refused:
                 reading.lookup({"item": [1]})

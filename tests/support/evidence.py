@@ -128,10 +128,14 @@ def examples(number: int, sample: int, **others):
     """Return a decorator that sets the random examples of a test: ``number`` as evidence, else ``sample``."""
 
     def decorate(test):
-        test = settings(max_examples=number if IS_EVIDENCE else sample, **others)(test)
-        return pytest.mark.evidence(test) if IS_EVIDENCE else test
+        return more_as_evidence(settings(max_examples=number if IS_EVIDENCE else sample, **others)(test))
 
     return decorate
+
+
+def more_as_evidence(test):
+    """Decorate a test that does more if IS_EVIDENCE: ``make evidence`` runs it, too."""
+    return pytest.mark.evidence(test) if IS_EVIDENCE else test
 
 
 def mark(items) -> None:

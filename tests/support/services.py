@@ -18,6 +18,7 @@ from penstock.io.flight import connect
 from penstock.io.flight.connection import Address
 from penstock.io.flight.messages import PutRequest, decoded
 from penstock.learning_rates import LearningRates
+from penstock.service.auth import Role
 from penstock.service.sequencer import Saving
 from penstock.service.server import Service
 
@@ -60,6 +61,8 @@ def service_of(engine=None, folder=None, every=None, resume=False, grace_s=HANG_
     reading = ReadOptions(
         config.id_ranges, features=config.features, unvalidated=True, on_bad_row=bad, needs_time=config.needs_time
     )
+    if not isinstance(tokens := arguments.get("tokens", {}), dict):
+        arguments["tokens"] = dict.fromkeys(tokens, Role.OPERATOR)
     saving = None if folder is None else Saving(Folder(folder), every, resume)
     service = Service(engine, arguments.pop("address", LOOPBACK), reading, rates, saving=saving, **arguments)
     try:

@@ -73,7 +73,7 @@ class LocalJob:
     def commit(self, path, attempt="a0"):
         folder = Folder(path)
         folder.lock()
-        number = max(folder.numbers(), default=0) + 1
+        number = folder.next_number()
         parts = [engine.session.write_part(folder, number, attempt) for engine in self.engines]
         join_parts(folder, number, parts, {"positions": self.positions.get_state()})
         folder.unlock()

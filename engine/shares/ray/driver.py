@@ -158,7 +158,7 @@ class Driver:
         """Commit the state after the last block."""
         if self._folder is None:
             return
-        number = max(self._folder.numbers(), default=0) + 1
+        number = self._folder.next_number()
         place, attempt = self._folder.files.address, self._attempt
         writes = [owner.write_part.remote(place, number, attempt) for owner in self._actors.owners]
         parts: list[Commit] = self._checked(writes)

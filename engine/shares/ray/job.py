@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.store import Commit, Folder
+from penstock.checkpoint.versions import check_no_version
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import checked_reduction
 from penstock.deltas import DeltaOptions
@@ -20,7 +21,7 @@ from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import RunFiles
 from penstock.io.sources.opening import expanded
 from penstock.learning_rates import LearningRates
-from penstock.options import JOB_CONCERNS, KEEP, with_keywords
+from penstock.options import JOB_CONCERNS, with_keywords
 from penstock.shares import WholeTables
 from penstock.shares.joined_deltas import JoinedDeltas
 from penstock.shares.joined_reports import joined_problems, joined_tables, joined_variants
@@ -144,6 +145,7 @@ class Job:
         began, options = time.perf_counter(), self.options
         folder = None if options.checkpoint is None else Folder(options.checkpoint)
         if folder is not None:
+            check_no_version(folder.files.address)
             folder.check_place(options.resume)
         accelerators = None if options.accelerator is None else (options.accelerator, options.shares)
         ray = started(options.address, options.shares + self._num_readers, accelerators)
@@ -266,7 +268,7 @@ def _locked(folder: Folder | None) -> Any:
         return
     folder.lock()
     try:
-        folder.tidy(max(KEEP, len(folder.numbers())))
+        folder.tidy()
         yield
     finally:
         folder.unlock()

@@ -1,0 +1,114 @@
+"""The values of one row in several commits. Each file is read once, and of a local one little more than its headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.checkpoint.arrays import WEIGHTS, keys_and_rows, records_of, slot_dim
+from penstock.checkpoint.manifests import trusting
+from penstock.checkpoint.parts import directories_of
+from penstock.checkpoint.store import Commit, Folder
+from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, bounds, expected
+from penstock.errors import StateError, UsageError, listed
+from penstock.frames import Float32
+
+
+class RowVersion(NamedTuple):
+    """A row in one commit. parts : the weights and each slot by name; None: the table has no such row
+
+    change : by part, the Euclidean norm of the difference from the commit before that has the row; None: there is none
+    """
+
+    commit: Commit
+    parts: Mapping[str, Float32] | None
+    change: Mapping[str, float] | None
+
+
+def row_history(folder: Folder, commits: Sequence[Commit], table: str, row_id: int) -> list[RowVersion]:
+    """Return the values of a row in some commits, in their order. Digests of files are not verified.
+
+    Raises UsageError for an unknown table and an id out of range, StateError for a damaged commit.
+    """
+    places = [_place(folder, commit, table, row_id) for commit in commits]
+    rows = {place for place in places if place is not None}
+    values: dict[tuple[str, int], Float32] = {}
+    for commit in commits:
+        with trusting(f"{folder.path}, commit {commit.number}"):
+            for file in commit.files:
+                if (file.name, -1) not in values:
+                    values[file.name, -1] = np.empty(0, np.float32)  # it is read
+                    for row, value in _values_in(records_of(folder, commit, file), table, rows):
+                        values[file.name, row] = value
+    history: list[RowVersion] = []
+    last: Mapping[str, Float32] | None = None
+    for commit, place in zip(commits, places, strict=True):
+        parts = None if place is None else _parts(folder, commit, table, place, values)
+        change = None if parts is None or last is None else _norms(parts, last)
+        history.append(RowVersion(commit, parts, change))
+        last = parts or last
+    return history
+
+
+def _entry(folder: Folder, commit: Commit, table: str) -> Mapping[str, Any]:
+    """Return the table's entry in the manifest."""
+    tables: dict[str, Mapping[str, Any]] = {entry["name"]: entry for entry in commit.contents["tables"]}
+    if table not in tables:
+        raise UsageError(f"{folder.path}: no table '{table}'; there are: {listed(tables)}")
+    return tables[table]
+
+
+def _place(folder: Folder, commit: Commit, table: str, row_id: int) -> int | None:
+    """Return the number of the row in the files of a commit; None if its table, a dynamic one, lacks the key."""
+    entry = _entry(folder, commit, table)
+    settings = entry.get("dynamic")
+    with trusting(f"{folder.path}, commit {commit.number}"):
+        size = entry["vocabulary_size"]
+        if settings is not None:
+            size = ANY_UINT64 if settings["key_type"] == "uint64" else ANY_INT64
+        least, end = bounds(size)
+        if not least <= row_id < end:
+            raise UsageError(f"table '{table}': expected {expected(size)}, got {row_id}")
+        if settings is None:
+            return row_id
+        keys, rows = keys_and_rows(directories_of(folder, commit)[table], settings)
+        (matches,) = np.nonzero(keys == np.asarray(row_id, keys.dtype))
+        return int(rows[matches[0]]) if len(matches) else None
+
+
+def _values_in(records: Iterable[Any], table: str, rows: set[int]) -> Iterable[tuple[int, Float32]]:
+    """Yield (row, its values) of those rows that a file contains, later ones last."""
+    for record in records:
+        if record.kind != "rows" or record.header["table"] != table:
+            continue
+        block = record.arrays["rows"]
+        for row in rows:
+            if "first" in record.header:
+                number, rest = divmod(row - record.header["first"], record.header["step"])
+                numbers = [number] if rest == 0 and 0 <= number < len(block) else []
+            else:
+                numbers = np.flatnonzero(record.arrays["ids"] == row).tolist()
+            for number in numbers:
+                yield row, block[number].astype(np.float32)
+
+
+def _parts(
+    folder: Folder, commit: Commit, table: str, place: int, values: Mapping[tuple[str, int], Float32]
+) -> Mapping[str, Float32]:
+    entry = _entry(folder, commit, table)
+    row = next((values[file.name, place] for file in reversed(commit.files) if (file.name, place) in values), None)
+    if row is None:
+        raise StateError(f"{folder.path}, commit {commit.number}: table '{table}' lacks row {place}")
+    dims = {WEIGHTS: entry["dim"], **dict.fromkeys(entry["slots"], slot_dim(entry))}
+    return dict(zip(dims, np.split(row, np.cumsum([*dims.values()])[:-1]), strict=True))
+
+
+def _norms(parts: Mapping[str, Float32], before: Mapping[str, Float32]) -> dict[str, float]:
+    """Return the norm of the difference of every part, in float64."""
+    return {
+        name: float(np.linalg.norm(values.astype(np.float64) - before[name]))
+        for name, values in parts.items()
+        if name in before
+    }

@@ -1,0 +1,235 @@
+"""Tags while processes end and others commit: a tag exists or not, and no file that it needs is ever removed."""
+
+import errno
+import os
+import shutil
+from contextlib import suppress
+from itertools import count
+
+import pytest
+from checkpoints import config_of
+from evidence import IS_EVIDENCE, more_as_evidence
+from faults.operations import Watched, failing
+from versions import HookedStore, Killed, check_tags, files, removed_after, rewrite, saved, step
+
+import penstock as ps
+from penstock.checkpoint import store
+from penstock.checkpoint.store import ABANDONED_S, Folder
+from penstock.filesystem import atomic_files
+from penstock.filesystem.file_stores import LocalStore
+
+STRIDE = 1 if IS_EVIDENCE else 3
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Commits of steps 1 to 3, which are all that it keeps."""
+    saved(tmp_path / "run", range(3))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("move", [False, True])
+def test_a_full_disk_leaves_the_folder_as_it_was(move, folder, monkeypatch):
+    ps.tag(folder, "good", 1)
+    before = files(folder)
+    for number in count(1):
+        operations = failing(number, errno.ENOSPC, also_after=True)
+        monkeypatch.setattr(atomic_files, "operations", operations)
+        with suppress(OSError):
+            ps.tag(folder, "good" if move else "other", 2, move=move)
+            break
+        if operations.calls[number - 1] == "sync_folder":  # which needs no room: then the name is there already
+            break
+        assert files(folder) == before, number
+    assert number > 3
+
+
+@more_as_evidence
+def test_a_process_that_is_killed_at_any_file_operation_leaves_a_tag_or_none(folder, tmp_path, monkeypatch):
+    ps.tag(folder, "moved", 1)
+    for number in count(1, STRIDE):
+        copy = shutil.copytree(folder, tmp_path / str(number))
+        operations = Watched(lambda n, *_, number=number: kill(n >= number))
+        for words in (("new", 2, False), ("moved", 2, True)):
+            with monkeypatch.context() as patch:
+                operations.calls.clear()
+                patch.setattr(atomic_files, "operations", operations)
+                with suppress(Killed):
+                    ps.tag(copy, words[0], words[1], move=words[2])
+            steps = {name: step for name, (step, _) in check_tags(copy).items()}
+            assert steps["moved"] in ((1,) if words[0] == "new" else (1, 2))
+            assert steps.get("new", 2) == 2
+        removed_after(copy)
+        check_tags(copy)
+        ps.tag(copy, "moved", move=True)  # a leftover does not prevent it
+        if len(operations.calls) < number:
+            break
+    assert number > 4
+
+
+def kill(now):
+    if now:
+        raise Killed
+
+
+def test_a_tag_that_a_killed_process_left_pins_its_files_for_a_day(folder, monkeypatch):
+    def killed(number, name, args):
+        kill(name == "link")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic_files, "operations", Watched(killed))
+        patch.setattr(atomic_files, "discard", lambda path: None)
+        with suppress(Killed):
+            ps.tag(folder, "good", 1)
+    (left,) = folder.glob(".good.*.tagging")
+    removed_after(folder)
+    assert (Folder(folder).tag_names(), left.exists()) == ([], True)
+    seconds = left.stat().st_mtime - ABANDONED_S - 1
+    os.utime(left, (seconds, seconds))
+    removed_after(folder, 1)
+    assert not left.exists()
+
+
+class Meeting:
+    """A tag of the oldest commit, and one more, which removes it and its files: a tag that succeeded is whole."""
+
+    def __init__(self, folder):
+        self.folder, self._engine = folder, ps.Engine.restore(folder)
+        self.tagged = None
+        while not self._is_alone(*map(Folder(folder).load, Folder(folder).numbers())):
+            self.commits()
+
+    def _is_alone(self, oldest, *newer):
+        """Whether no newer commit needs a file of the oldest one."""
+        self._step = oldest.step
+        return not {file.name for file in oldest.files} & {file.name for commit in newer for file in commit.files}
+
+    def tag(self):
+        try:
+            ps.tag(self.folder, "oldest", self._step)
+            self.tagged = True
+        except ps.StateError:  # its commit is gone
+            self.tagged = False
+
+    def commits(self):
+        rewrite(self._engine)
+        saved(self.folder, [5], engine=self._engine)
+
+    def order(self, first):
+        """What begins, and what comes in between."""
+        return (self.tag, self.commits) if first == "tag" else (self.commits, self.tag)
+
+    def check(self):
+        assert set(check_tags(self.folder)) == ({"oldest"} if self.tagged else set())
+        assert ps.Engine.restore(self.folder).global_step >= 3
+
+
+@more_as_evidence
+@pytest.mark.parametrize("first", ["tag", "commits"])
+def test_a_tag_and_commits_at_any_moment_of_each_other_lose_no_file(first, folder, tmp_path, monkeypatch):
+    for number in count(1, STRIDE):
+        meeting = Meeting(shutil.copytree(folder, tmp_path / str(number)))
+        begins, comes_between = meeting.order(first)
+
+        def hook(n, *_, number=number, comes_between=comes_between):
+            if n == number:
+                monkeypatch.setattr(atomic_files, "operations", atomic_files.Operations())
+                comes_between()
+
+        operations = Watched(hook)
+        monkeypatch.setattr(atomic_files, "operations", operations)
+        begins()
+        monkeypatch.setattr(atomic_files, "operations", atomic_files.Operations())
+        meeting.check()
+        if len(operations.calls) < number:
+            break
+    assert number > 4
+
+
+@more_as_evidence
+@pytest.mark.parametrize("first", ["tag", "commits"])
+def test_a_store_without_locks_loses_no_file_either(first, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "store_at", HookedStore.at)
+    saved(tmp_path / "run", range(3))
+    for number in count(1, STRIDE):
+        meeting = Meeting(shutil.copytree(tmp_path / "run", tmp_path / str(number)))
+        begins, comes_between = meeting.order(first)
+
+        def hook(n, number=number, comes_between=comes_between):
+            if n == number:
+                HookedStore.hooked(None)
+                comes_between()
+
+        HookedStore.hooked(hook)
+        begins()
+        num_calls = HookedStore.hooked(None)
+        meeting.check()
+        if num_calls < number:
+            break
+    assert number > 4
+
+
+@more_as_evidence
+def test_a_store_without_locks_killed_at_any_request_leaves_a_tag_or_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "store_at", HookedStore.at)
+    saved(tmp_path / "run", range(3))
+    for number in count(1, STRIDE):
+        copy = shutil.copytree(tmp_path / "run", tmp_path / str(number))
+        HookedStore.hooked(lambda n, number=number: kill(n >= number))
+        with suppress(Killed):
+            ps.tag(copy, "good", 1)
+        num_calls = HookedStore.hooked(None)
+        check_tags(copy)
+        removed_after(copy)
+        check_tags(copy)
+        if num_calls < number:
+            break
+    assert number > 4
+
+
+def test_a_listing_that_misses_both_names_of_a_tag_removes_none_of_its_files(folder, monkeypatch):
+    """A large folder is listed in pieces: the tag may get its name when that piece is over, and its other one not."""
+    ps.tag(folder, "good", 1)
+    engine = ps.Engine.restore(folder)
+    for number in range(5):  # until the tag alone needs its files
+        rewrite(engine)
+        saved(folder, [number], engine=engine)
+    names, missed = LocalStore.names, []
+
+    def listed(self):
+        missing = "good.tag" if len(missed) < 2 else None
+        missed.append(missing)
+        return [name for name in names(self) if name != missing]
+
+    monkeypatch.setattr(store, "LISTED_AT_ONCE", 0)
+    locked = Folder(folder)
+    locked.lock()
+    monkeypatch.setattr(LocalStore, "names", listed)
+    locked.tidy(1)
+    monkeypatch.undo()
+    locked.unlock()
+    assert list(check_tags(folder)) == ["good"]
+
+
+def test_a_run_that_uses_no_tags_performs_the_file_operations_of_before(tmp_path, monkeypatch):
+    """A commit lists the folder as often as it did, and reads and writes no other file."""
+    engine, _ = saved(tmp_path / "run", range(4))
+    operations, listings, names = Watched(), [], LocalStore.names
+    monkeypatch.setattr(atomic_files, "operations", operations)
+    monkeypatch.setattr(LocalStore, "names", lambda self: listings.append(self) or names(self))
+    step(engine, 9)
+    engine.save(tmp_path / "run")
+    listings_of_a_save, reads, read = len(listings), [], LocalStore.read
+    monkeypatch.setattr(LocalStore, "read", lambda self, name: reads.append(name) or read(self, name))
+    Folder(tmp_path / "run").tidy(3)
+    assert (listings_of_a_save, len(listings) - listings_of_a_save, len(reads)) == (6, 2, 3)
+    expected = ["open_lock", "create", "write", "sync", "rename", "sync_folder"]
+    expected += ["create", "write", "sync", "rename", "sync_folder", "remove"]
+    assert operations.calls == expected
+    assert b'"penstock.checkpoint": 3' in (tmp_path / "run" / "00000005.commit").read_bytes()
+
+
+def test_tables_of_a_new_configuration_are_checked_against_the_version(folder):
+    ps.tag(folder, "good", 1)
+    with pytest.raises(ps.StateError, match=r"run, commit 1: table 'user' has dim 2 in the checkpoint and 4"):
+        ps.Engine.restore(f"{folder}@good", config=config_of())

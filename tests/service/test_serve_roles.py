@@ -1,0 +1,150 @@
+"""The roles of tokens: a producer puts, a reader reads, an operator does everything."""
+
+import pyarrow.flight as flight
+import pytest
+from services import client_of, config_of, frame, service_of
+
+import penstock as ps
+from penstock.cli.main import main
+from penstock.io.flight.messages import PutRequest, encoded
+from penstock.service.auth import Role, may_read, tokens_of
+
+FRAMES = [frame(number) for number in range(4)]
+TOKENS = {b"p": Role.PRODUCER, b"r": Role.READER, b"o": Role.OPERATOR}
+
+
+@pytest.fixture(scope="module")
+def service():
+    with service_of(tokens=TOKENS) as made:
+        yield made
+
+
+def options_of(token):
+    return flight.FlightCallOptions(headers=[(b"authorization", b"Bearer " + token)])
+
+
+def act(client, kind, options):
+    return list(client.do_action(flight.Action(kind, encoded({"contributor": "w0"})), options))
+
+
+def put(client, options):
+    writer, reader = client.do_put(PutRequest("raw").descriptor(), FRAMES[0].schema, options)
+    writer.write_batch(FRAMES[0])
+    writer.done_writing()
+    while reader.read() is not None:
+        pass
+    writer.close()
+
+
+def exchange(client, options):
+    descriptor = flight.FlightDescriptor.for_path("exchange", "x")
+    writer, reader = client.do_exchange(descriptor, options)
+    writer.begin(FRAMES[0].schema)
+    writer.done_writing()
+    reader.read_all()
+    writer.close()
+
+
+CALLS = {
+    "put": (put, {b"p", b"o"}),
+    "position": (lambda client, options: act(client, "position", options), {b"p", b"o"}),
+    "table": (
+        lambda client, options: client.do_get(flight.Ticket(encoded({"table": "user"})), options).read_all(),
+        {b"r", b"o"},
+    ),
+    "deltas": (
+        lambda client, options: client.do_get(flight.Ticket(encoded({"deltas": {}})), options).read_all(),
+        {b"r", b"o"},
+    ),
+    "status": (lambda client, options: act(client, "status", options), {b"r", b"o"}),
+    "explain": (lambda client, options: act(client, "explain", options), {b"r", b"o"}),
+    "checkpoint": (lambda client, options: act(client, "checkpoint", options), {b"o"}),
+    "unknown action": (lambda client, options: act(client, "nothing", options), {b"o"}),
+    "exchange": (exchange, {b"o"}),
+    "flights": (lambda client, options: list(client.list_flights(options=options)), {b"p", b"r", b"o"}),
+    "actions": (lambda client, options: list(client.list_actions(options)), {b"p", b"r", b"o"}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("token", sorted(TOKENS))
+def test_a_call_is_permitted_to_its_roles_alone(name, token, service):
+    call, permitted = CALLS[name]
+    refused = service.admission.num_refused
+    with flight.connect(service.address.uri) as client:
+        if token in permitted:
+            try:
+                call(client, options_of(token))
+            except flight.FlightServerError as error:  # such as of an action that does not exist
+                assert "token" not in str(error)  # noqa: PT017
+            assert service.admission.num_refused == refused
+        else:
+            with pytest.raises(flight.FlightUnauthorizedError, match=r"the token is a .*'s, and this call needs a "):
+                call(client, options_of(token))
+            assert service.admission.num_refused == refused + 1
+
+
+def test_clients_work_within_their_roles_and_name_them_beyond(tmp_path, capsys, monkeypatch):
+    with service_of(tokens=TOKENS) as service:
+        with client_of(service, token="p") as producer, client_of(service, token="r") as reader:
+            assert producer.put(FRAMES, "w0").position == 4
+            assert reader.table("user").step == 4
+            with pytest.raises(
+                ps.ServiceError, match=r"the token is a reader's, and this call needs a producer or ope"
+            ):
+                reader.put(FRAMES, "w1")
+            with pytest.raises(
+                ps.ServiceError, match=r"the token is a producer's, and this call needs a reader or ope"
+            ):
+                producer.table("user")
+        into = ["follow", service.address.uri, "--into", f"parquet:{tmp_path / 'store'}", "--once"]
+        monkeypatch.setenv("PENSTOCK_FLIGHT_TOKEN", "r")
+        assert main(into) == 0
+        monkeypatch.setenv("PENSTOCK_FLIGHT_TOKEN", "p")
+        assert main(into) == 2
+        assert "the token is a producer's" in capsys.readouterr().err
+    assert service.engine.global_step == 4
+
+
+def test_only_an_operator_drains():
+    with service_of(tokens=TOKENS) as service, flight.connect(service.address.uri) as client:
+        for token in (b"p", b"r"):
+            with pytest.raises(flight.FlightUnauthorizedError):
+                act(client, "drain", options_of(token))
+        assert not service.wants_to_end.is_set()
+        act(client, "drain", options_of(b"o"))
+        assert service.wants_to_end.is_set()
+
+
+# ---- the file
+
+
+def test_a_line_has_a_role_and_a_token_or_a_token_alone(tmp_path):
+    file = tmp_path / "tokens"
+    file.write_bytes(b"producer p\n\n  reader\tr  \r\noperator o\nplain\nreader\noperator o\n")
+    roles = {b"p": Role.PRODUCER, b"r": Role.READER, b"o": Role.OPERATOR, b"plain": Role.OPERATOR}
+    assert tokens_of(file) == {**roles, b"reader": Role.OPERATOR}
+    assert tokens_of(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "text"),
+    [
+        (b"ok\nwriter s3cret\n", 4, "line 2: the first word is no role; expected producer, reader, operator"),
+        (b"s3cret reader\n", 4, "line 1: the first word is no role"),
+        (b"reader s3cret more\n", 2, "line 1: expected ROLE TOKEN, or a token alone"),
+        (b"reader s3cr\xc3\xa9t\n", 2, "line 1: expected ROLE TOKEN"),
+        (b"reader s3cret\nproducer s3cret\n", 2, "line 2: an earlier line gives this token another role"),
+        (b"\n \n", 2, "expected one token per line"),
+    ],
+)
+def test_a_bad_line_is_named_without_its_words(content, code, text, tmp_path, refused):
+    config_of().save(tmp_path / "c.pbtxt")
+    (tmp_path / "tokens").write_bytes(content)
+    line = refused(code, "serve", tmp_path / "c.pbtxt", "--token-file", tmp_path / "tokens")
+    assert text in line
+    assert "s3cr" not in line
+
+
+def test_pages_are_of_readers_and_operators():
+    assert [may_read(TOKENS, b"Bearer " + token) for token in (b"p", b"r", b"o", b"x")] == [False, True, True, False]
