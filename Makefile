@@ -56,7 +56,7 @@ checked: .venv/installed
 
 # The kernels built with ThreadSanitizer, and threads over gate, accumulators and sums. Exit code 66: a race.
 # `make tsan ARGS="--break gate"` removes the gate's lock and must report a race ("--break parts": in a sum; "--break
-# rows": in an update, by ids that are not distinct).
+# rows": in an update, by ids that are not distinct; "--break seqlock": torn rows, without counters of pages).
 tsan: .venv/installed
 	bash tests/support/sanitize/tsan.sh $(BIN)/python $(ARGS)
 
@@ -77,7 +77,7 @@ mutations: .venv/installed
 	PYTHONPATH=tests/support $(BIN)/python -m mutations $(ARGS)
 
 # Fault injection: 1,000 kills at random moments, and a kill and an error at every file operation. `--only NAME` repeats
-# one; `--passes 3` or `--placement cached` does it to replays of that kind. Then 500 signals in the first two seconds of a command; `make faults SIGNALS="--cases 50"`.
+# one; `--passes 3`, `--placement cached` or `shared` does it to replays of that kind. Then 500 signals in the first two seconds of a command; `make faults SIGNALS="--cases 50"`.
 faults: .venv/installed
 	$(BIN)/python tests/support/faults/run.py $(ARGS)
 	$(BIN)/python tests/support/faults/signals.py $(SIGNALS)

@@ -39,6 +39,8 @@ KERNELS = [
     "initial_rows",
     "part_memory",
     "partition",
+    "row_keys",
+    "row_reads",
     "row_sums",
     "row_updates",
     "run_lengths",

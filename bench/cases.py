@@ -20,7 +20,7 @@ KINDS = ("coalesce", "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl", "repla
 COMPARED = tuple(f"{workload}/{kind}" for workload in WORKLOADS for kind in KINDS)
 GROWTH = tuple(f"growth/{size}" for size in ("vocabulary", "rows", "dim", "reuse", "tables", "threads", "batch"))
 KEYS = tuple(f"keys/{kind}" for kind in ("lookup", "insert", "stream", "admit", "evict"))
-CASES = (*COMPARED, *KEYS, *GROWTH, "latency")
+CASES = (*COMPARED, *KEYS, *GROWTH, "latency", "frames", "startup", "reads")
 
 LATENCY_ROWS, LATENCY_STEPS = 100, 200
 NUM_KEYS, KEYS_DIM = 10_000_000, 16
@@ -73,7 +73,7 @@ def select(patterns: Sequence[str]) -> list[str]:
             meant = f"; did you mean {near[0]}?" if near else ""
             raise UsageError(
                 f"case '{pattern}': there is none of that name{meant} "
-                "(w1 to w4 with /coalesce, /sgd, /adagrad …, keys/…, growth/…, latency; penstock bench --list)"
+                "(w1 to w4 with /coalesce, /sgd, /adagrad …, keys/…, growth/…, latency, reads …; penstock bench --list)"
             )
     return [c for c in CASES if (any(fnmatchcase(c, p) for p in patterns) if patterns else c in COMPARED)]
 
@@ -86,6 +86,10 @@ def points(case: str, sizes: Sizes, cpus: int) -> list[Point]:
     if case == "latency":
         workload = one_table("latency", "100 rows a step", 1_000_000, 32, LATENCY_ROWS, zipf(1.1), LATENCY_STEPS)
         return [Point(case, "latency", workload)]
+    if case in ("frames", "startup"):
+        return [Point(case, case, one_table("frames", "frames of 100 rows", 1_000_000, 16, 100, zipf(1.1), 64))]
+    if case == "reads":
+        return [Point(case, case, one_table("reads", "reads of 100 rows", 1_000_000, 32, 100, uniform, 1))]
     subject = case.split("/")[1]
     if case in KEYS:
         num_keys, num_steps = max(1024, round(NUM_KEYS * sizes.scale)), 1 if subject == "evict" else 3

@@ -40,8 +40,8 @@ def measure(order: dict[str, Any], say: Any) -> None:
     pa.set_cpu_count(order["threads"])
     pa.set_io_thread_count(max(1, order["threads"]))
     ways = load_ways(order, say)
-    settings = compare.Settings(order["threads"], order["rounds"], ways, say)
     sizes = Sizes(**order["sizes"])
+    settings = compare.Settings(order["threads"], order["rounds"], ways, say, sizes.short)
     candidates = [p for case in order["cases"] for p in points(case, sizes, order["cpus"])]
     ordered = [p for p in candidates if [p.case, p.x] in order["points"]]
     current: tuple[Any, list[Any], roofline.Rates | None] = (None, [], None)

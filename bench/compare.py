@@ -35,6 +35,8 @@ from penstock.bench.doput import Discarded, DoPut
 from penstock.bench.dynamic_tables import STEPS_PER_ROUND, ByKey, key_sides
 from penstock.bench.interleave import Timing, take_turns
 from penstock.bench.penstock_adapter import Coalesce, Latency, Replay, Update
+from penstock.bench.reads import SECONDS, SHORT_SECONDS, measured
+from penstock.bench.small_frames import FRAMES, SHORT_FRAMES, frames_sides, startup_sides
 from penstock.bench.workloads import Step
 
 SHARE_OF_FREE_MEMORY = 0.8  # that the peers of a wave may take together
@@ -44,13 +46,16 @@ Say = Callable[..., None]
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a measurement. ways : of the peers, all kinds; say : called with each attempt before it begins, so
-    that the parent can name the one that killed the process"""
+    """Settings of a measurement. ways : of the peers, all kinds; short : fewer frames and shorter times of reads
+
+    say : called with each attempt before it begins, so that the parent can name the one that killed the process
+    """
 
     threads: int
     rounds: int
     ways: Sequence[AnyWay]
     say: Say
+    short: bool = False
 
 
 def measure(point: Point, steps: Sequence[Step], rates: roofline.Rates | None, settings: Settings) -> dict[str, Any]:
@@ -58,6 +63,10 @@ def measure(point: Point, steps: Sequence[Step], rates: roofline.Rates | None, s
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         if point.kind == "latency":
             result = latency(point, steps, settings)
+        elif point.kind in ("frames", "startup"):
+            result = small_frames(point, steps, settings, Path(folder))
+        elif point.kind == "reads":
+            result = reads(settings, Path(folder))
         elif point.case.startswith("keys/"):
             result = keys(point, steps, settings)
         else:
@@ -209,6 +218,33 @@ def latency(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str
             sides[name] = side
     turns: Mapping[str, Timing] = take_turns(sides, LATENCY_STEPS, settings.rounds) if OURS in sides else {}
     return {"sides": sides_of([(0, name, timing) for name, timing in turns.items()]), "failed": failed}
+
+
+def small_frames(point: Point, steps: Sequence[Step], settings: Settings, folder: Path) -> dict[str, Any]:
+    """Measure a file of small frames next to a bare consumer, or the start of a replay next to the import of jax."""
+    failed: dict[str, str] = {}
+    sides: dict[str, Runner] = {}
+    frames = SHORT_FRAMES if settings.short else FRAMES
+    with tried(OURS, settings.say, failed):
+        if point.kind == "startup":
+            sides, frames = startup_sides(steps[0], folder), 1
+        else:
+            sides = frames_sides(steps, settings.threads, folder, frames)
+    turns = take_turns(sides, frames, settings.rounds) if sides else {}
+    return {"sides": sides_of([(0, name, timing) for name, timing in turns.items()]), "failed": failed}
+
+
+def reads(settings: Settings, folder: Path) -> dict[str, Any]:
+    """Measure reads, one way after the other: each has its percentiles."""
+    failed: dict[str, str] = {}
+    sides: dict[str, Any] = {}
+    with tried(OURS, settings.say, failed):
+        seconds, scale = (SHORT_SECONDS, 1 / 16) if settings.short else (SECONDS, 1.0)
+        for name, latencies in measured(folder, seconds, scale):
+            sides[name] = latencies.as_json()
+            if name != OURS:
+                sides[name]["ratio"] = sides[name]["median_ms"] / sides[OURS]["median_ms"]
+    return {"sides": sides, "failed": failed}
 
 
 def keys(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str, Any]:

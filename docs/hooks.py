@@ -20,7 +20,7 @@ FLAGS = re.compile(r"(<!-- flags: (\w+) -->).*?(<!-- end -->)", re.DOTALL)
 MODULES = {
     "penstock.accumulators.frame_gate": ("FrameGate",),
     "penstock.config.specs": ("TableSpec",),
-    "penstock.io.flight": ("connect", "Client", "Producer", "Ack", "Delta", "TableAt"),
+    "penstock.io.flight": ("Client", "Producer", "Ack", "Delta", "TableAt", "LookupResult"),
     "penstock.io.log": ("LogWriter",),
     "penstock.io.quarantine": ("QuarantineWriter",),
     "penstock.io.targets.follower": ("Follower", "Progress"),

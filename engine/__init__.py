@@ -35,6 +35,7 @@ _NAMES = {
         "InputError",
         "PeerError",
         "PenstockError",
+        "ReadTimeoutError",
         "ServiceError",
         "StateError",
         "TakeTimeoutError",
@@ -44,6 +45,8 @@ _NAMES = {
     ),
     "penstock.io.decoding.string_ids": ("hash_ids",),
     "penstock.dataflow": ("BlockStage", "StageFunction", "stage_fn"),
+    "penstock.io.flight": ("connect",),
+    "penstock.shared.table_reader": ("Reader",),
     "penstock.stats": ("Report", "TableReport"),
     "penstock.updates": ("DynamicLearningRate",),
 }

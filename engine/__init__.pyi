@@ -34,6 +34,7 @@ from penstock.errors import (
     InputError as InputError,
     PeerError as PeerError,
     PenstockError as PenstockError,
+    ReadTimeoutError as ReadTimeoutError,
     ServiceError as ServiceError,
     StateError as StateError,
     TakeTimeoutError as TakeTimeoutError,
@@ -41,6 +42,8 @@ from penstock.errors import (
     UsageError as UsageError,
     UsageTypeError as UsageTypeError,
 )
+from penstock.io.flight import connect as connect
+from penstock.shared.table_reader import Reader as Reader
 from penstock.stats import Report as Report, TableReport as TableReport
 from penstock.updates import DynamicLearningRate as DynamicLearningRate
 from penstock.updates.adagrad_family import *  # noqa: F403

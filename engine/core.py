@@ -49,6 +49,9 @@ class StepObserver:
     def before_load(self) -> None:
         """Prepare for a load, which may set any rows."""
 
+    def load_refused(self) -> None:
+        """Handle a load that had no room, and has changed nothing."""
+
     def loaded(self, name: str, ids: Int64 | None) -> None:
         """Handle a load that has set rows of a table. ids : int64, shape (n,); None: all rows"""
 
@@ -207,7 +210,12 @@ class EngineCore:
         with self.still(), self._whole():
             for observer in reversed(self.observers):
                 observer.before_load()
-            write()
+            try:
+                write()
+            except CapacityError:
+                for observer in self.observers:
+                    observer.load_refused()
+                raise
             for observer in self.observers:
                 for name, of_table in ids.items():
                     observer.loaded(name, of_table)

@@ -19,9 +19,11 @@ from penstock.errors import listed
 from penstock.frames import Contributor, time_given
 from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.learning_rates import Rates
+from penstock.live_reads import LiveReads
 from penstock.lockstep import create_core, sharing_errors
 from penstock.options import RUN, AnyPath, RunKeywords, StageKeywords, with_defaults, with_keywords
 from penstock.run import RunOptions, SourceRun
+from penstock.shared.folder import SharedFolder
 from penstock.stats import Report
 from penstock.table_access import TableAccess
 from penstock.tables.table_programs import Variant
@@ -58,6 +60,9 @@ class Engine(TableAccess, ActivationAccess):
         (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md).
     variant : str or mapping of str to str
         Of the programs that update rows, or table → variant (docs/tpu.md); PENSTOCK_VARIANT takes precedence.
+    shared : str, path or None
+        A folder of this machine, best in memory (/dev/shm): tables on the host lie in files there, which other
+        processes read with ``Reader`` (docs/readers.md). None: in memory of this process.
 
     Attributes
     ----------
@@ -106,12 +111,15 @@ class Engine(TableAccess, ActivationAccess):
         threads: int | None = None,
         share: tuple[int, int] | None = None,
         variant: Variant = "auto",
+        shared: AnyPath | SharedFolder | None = None,
     ) -> None:
         self.reduction = checked_reduction(config, mesh, reduction)
         self.config, self.seed = config, whole("seed", seed)
         num_required = None if num_required is None else whole("num_required", num_required, 1)
         team = ThreadTeam(threads)
-        tables = TableSet(config, mesh, self.seed, team, share, variant)
+        self._folder = shared if isinstance(shared, SharedFolder) or shared is None else SharedFolder(shared)
+        allocate = None if self._folder is None else self._folder.allocate
+        tables = TableSet(config, mesh, self.seed, team, share, variant, allocate)
         self.core = create_core(config, tables, num_required, self.reduction, self.seed, team)
         # The first observer is the innermost: telemetry times the step alone.
         self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.ids)
@@ -121,11 +129,39 @@ class Engine(TableAccess, ActivationAccess):
         self.core.observe(self.session)
         self.gate = FrameGate(self.core.gate, self.apply)
         self._exchange = Exchange(config, self._looked_up, self.core.take_in, self.core.gate)
+        self._reads: LiveReads | None = None
+        if self._folder is not shared:
+            _ = self.reads  # publishes the rows; if the caller opened the folder, it does so once all are set
 
     def __repr__(self) -> str:
         devices = self.core.tables.devices
         kinds = listed(sorted({device.platform for device in devices}))
         return f"Engine(tables: {listed(self.config.table_names)}; step {self.global_step}; {len(devices)} {kinds})"
+
+    # ---- readers without the lock
+
+    @property
+    def reads(self) -> LiveReads:
+        """Lookups of tables on the host that wait for no step; from the first use on, steps count what they write.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> rows, step = engine.reads.lookup_tables({"user": [5, 3]}, consistent=True)
+        >>> rows["user"].tolist(), step
+        ([[1.0, 1.0], [1.0, 1.0]], 0)
+        """
+        if self._reads is None:
+            with self.core.still():
+                if self._reads is None:
+                    last, lineage = self.session.last, self.session.positions.lineage
+                    durable_step = 0 if last is None else int(last[0].contents["global_step"])
+                    history = ("", "") if lineage is None else (lineage.id, lineage.current.id)
+                    self._reads = LiveReads(self.core, self._folder, durable_step, history)
+                    self.session.on_durable = self._reads.durable
+        return self._reads
 
     # ---- gradients in
 
@@ -347,6 +383,7 @@ class Engine(TableAccess, ActivationAccess):
         num_required: int | None = None,
         reduction: str | None = None,
         share: tuple[int, int] | None = None,
+        shared: AnyPath | None = None,
         version: str | int | None = None,
     ) -> Engine:
         """Return an engine in the state of a commit of a checkpoint folder, on any mesh.
@@ -368,6 +405,8 @@ class Engine(TableAccess, ActivationAccess):
             None: as saved; else it must be the same.
         share : (int, int) or None
             (rank, count): only a share of the rows, whatever the number of shares that made the commit.
+        shared : str, path or None
+            As for ``Engine``; readers get the restored rows.
         version : str, int or None
             A tag, or the step of a commit. None: the last commit, or the version in ``path``.
 
@@ -392,7 +431,12 @@ class Engine(TableAccess, ActivationAccess):
         >>> restored.global_step, restored.state_hash() == engine.state_hash()
         (1, True)
         """
-        return restore(cls, path, config, mesh, threads, num_required, reduction, share, version)
+        if shared is None:
+            return restore(cls, path, config, mesh, threads, num_required, reduction, share, version)
+        make = partial(cls, shared=SharedFolder(shared))
+        engine = restore(make, path, config, mesh, threads, num_required, reduction, share, version)
+        _ = engine.reads  # publishes the rows
+        return engine
 
     def tag(self, name: str, *, note: str = "", move: bool = False) -> None:
         """Give the last commit of this engine a name, which keeps it; commits nothing (docs/versions.md).

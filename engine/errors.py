@@ -143,6 +143,17 @@ class TakeTimeoutError(PenstockError, TimeoutError):
     """A take waited for its whole timeout. It consumed nothing; the message says what it waited for."""
 
 
+class ReadTimeoutError(PenstockError, TimeoutError):
+    """Rows could not be read in time: steps of their writer left no time for rows of one step, or it has stopped.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> issubclass(ps.ReadTimeoutError, TimeoutError)
+    True
+    """
+
+
 class CancelledError(PenstockError, concurrent.futures.CancelledError):
     """The accumulator was closed before the call, or while a take waited."""
 

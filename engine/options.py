@@ -361,6 +361,14 @@ class ThreadKeywords(TypedDict, total=False):
     ]
 
 
+class SharedKeywords(TypedDict, total=False):
+    shared: Annotated[
+        AnyPath | None,
+        Option("a folder of this machine, best in /dev/shm, whose files have the tables for other processes to read"),
+        Flag("DIR", folder_or_uri, pages=("readers.md",)),
+    ]
+
+
 class PassKeywords(TypedDict, total=False):
     passes: Annotated[
         int | str | None,
@@ -412,6 +420,7 @@ CONCERNS: dict[type, tuple[str, frozenset[str]]] = {
     WatchingKeywords: ("watching", COMMANDS - PASSES),
     DeviceKeywords: ("machine", COMMANDS - JOB),
     ThreadKeywords: ("machine", ENGINES),
+    SharedKeywords: ("machine", frozenset({"run", "serve"})),
     PassKeywords: ("tables larger than memory (docs/placement.md)", PASSES),
     ClusterKeywords: ("a job on a Ray cluster (docs/ray.md)", JOB),
 }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,6 +127,64 @@ class TableAccess:
         """
         with self.core.still():
             return self.core.tables.lookup(name, self.core.tables.valid_ids(name, ids), forward)
+
+    def view(self, name: str) -> Float32:
+        """Return the weights of a table on the host without a copy.
+
+        Parameters
+        ----------
+        name : str
+            The table.
+
+        Returns
+        -------
+        numpy.ndarray
+            float32, shape (vocabulary_size, dim), in id order; read-only, and not contiguous: slots lie between rows.
+
+        Raises
+        ------
+        UsageError
+            If the rows are on other devices, or do not lie in the order of their ids: sharded by MOD, or over several
+            CPU devices.
+
+        Notes
+        -----
+        Steps change the rows while they are read, and ``still`` prevents that. The array keeps the memory alive.
+
+        Examples
+        --------
+        >>> import jax
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> one = jax.make_mesh((1,), ("rows",), devices=jax.devices()[:1])
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), one)
+        >>> weights = engine.view("user")
+        >>> engine.apply({"user": ([5], [[1.0, 2.0]])})
+        True
+        >>> weights[5]
+        array([0.9, 0.8], dtype=float32)
+        """
+        return self.core.tables.view(name)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Keep all rows unchanged while in the context: steps and loads of other threads wait.
+
+        Returns
+        -------
+        context manager
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> with engine.still():
+        ...     float(engine.lookup("user", range(8)).sum())
+        16.0
+        """
+        with self.core.still():
+            yield
 
     def keys(self, name: str) -> pa.Array:
         """Return the keys of a dynamic table that have a row, ascending.

@@ -16,6 +16,10 @@ cdef extern from "rule.h" nogil:
         int64_t num_rows, num_known, dim, ahead, row_bytes
     ctypedef void (*UpdateRows)(const Rule*, const Batch*) noexcept nogil
 
+cdef extern from "page_counters.h" nogil:
+    enum: PAGES_BEGIN
+    int page_bits_of(int64_t num_rows)
+
 cdef enum:
     # Rows whose addresses lie on the stack of the thread that updates them.
     CHUNK = 1024
@@ -48,6 +52,8 @@ cdef struct Table:              # what is fixed for a table, the same on all its
     int64_t num_parts, dim, slot_dim    # floats of the weights, and of each slot, of a row
     int64_t first_float         # of the array that a device's tables lie in
     int64_t row_floats, num_rows, ahead
+    int page_bits               # the logarithm of the rows of a page
+    int64_t first_page          # of the counters of a device's tables
     float starts[MAX_PARTS]
     const float* zeros
 
@@ -88,6 +94,8 @@ cdef struct StepContext:        # one step on one device, shared by the threads 
     bint is_sweep               # whether the items are those of the sweeps
     int64_t num_items, next_item
     const Table* bad_id_table   # an id was no row of this one
+    uint64_t* counters          # of the batches of all threads (page_counters.h); NULL: none are counted
+    int64_t counters_per_thread, next_thread
 
 
 cdef void work(StepContext* p) noexcept nogil
@@ -100,3 +108,57 @@ cdef inline int64_t part_begin(const Table* t, int64_t part) noexcept nogil:
 
 cdef inline int64_t chunks(int64_t num_rows) noexcept nogil:
     return (num_rows + CHUNK - 1) // CHUNK
+
+
+cdef inline int64_t num_pages(const Table* t) noexcept nogil:
+    """Pages of rows whose writes are counted together."""
+    return ((t.num_rows - 1) >> t.page_bits) + 1
+
+
+# ---- where a row lives
+
+
+cdef inline void set_layout(Table* t, int64_t vocabulary_size, int64_t num_shards, bint mod, int64_t rows_per_shard,
+                            int64_t shards_per_device) noexcept nogil:
+    """Arguments as in partition.place."""
+    t.vocabulary_size, t.num_shards, t.mod = vocabulary_size, num_shards, mod
+    t.rows_per_shard, t.shards_per_device = rows_per_shard, shards_per_device
+    t.whole = not mod and shards_per_device >= num_shards
+    t.num_rows = rows_per_shard * shards_per_device
+    t.page_bits = page_bits_of(t.num_rows)
+    t.quotient = vocabulary_size // num_shards
+    t.longer = vocabulary_size % num_shards * (t.quotient + 1)
+    t.per_shards, t.per_longer = 1.0 / num_shards, 1.0 / (t.quotient + 1)
+    t.per_quotient = 1.0 / max(<int64_t>1, t.quotient)
+
+
+cdef inline int64_t divided(int64_t a, int64_t b, double per_b) noexcept nogil:
+    """a // b for 0 <= a < 2**52: off by one at most after the multiplication, and a division costs ten times that."""
+    cdef int64_t quotient = <int64_t>(<double>a * per_b)
+    cdef int64_t left = a - quotient * b
+    if left < 0:
+        return quotient - 1
+    return quotient + 1 if left >= b else quotient
+
+
+cdef inline int64_t place(const Table* t, int64_t first_shard, id_t key) noexcept nogil:
+    """The row of an id on the device with these shards; -1 where it lives on another one, -2 where outside the table."""
+    cdef int64_t shard, row
+    if <uint64_t>key >= <uint64_t>t.vocabulary_size:
+        return -2
+    if t.whole:
+        return key
+    if t.mod:
+        row = divided(key, t.num_shards, t.per_shards)
+        shard = key - row * t.num_shards
+    elif key < t.longer:
+        shard = divided(key, t.quotient + 1, t.per_longer)
+        row = key - shard * (t.quotient + 1)
+    else:
+        shard = divided(key - t.longer, t.quotient, t.per_quotient)
+        row = key - t.longer - shard * t.quotient
+        shard += t.vocabulary_size - t.quotient * t.num_shards
+    shard -= first_shard
+    if <uint64_t>shard >= <uint64_t>t.shards_per_device:
+        return -1
+    return shard * t.rows_per_shard + row

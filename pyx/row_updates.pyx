@@ -18,6 +18,12 @@ cdef extern from "<fenv.h>" nogil:
     int fesetenv(const fenv_t* environment)
 
 
+cdef extern from "page_counters.h" nogil:
+    enum: ROWS_MARKED
+    void begin_batch(uint64_t* counters, int64_t first_page, int page_bits, const int64_t* rows, int64_t n)
+    void end_batch(uint64_t* counters)
+
+
 cdef extern from *:
     """
     #define prefetch(address) __builtin_prefetch(address)
@@ -30,41 +36,6 @@ cdef extern from *:
     void set_bit(uint64_t* words, int64_t bit) nogil
     void note(const Table** place, const Table* table) nogil
     int64_t take(int64_t* counter) nogil
-
-
-# ---- where a row lives
-
-
-cdef inline int64_t divided(int64_t a, int64_t b, double per_b) noexcept nogil:
-    """a // b for 0 <= a < 2**52: off by one at most after the multiplication, and a division costs ten times that."""
-    cdef int64_t quotient = <int64_t>(<double>a * per_b)
-    cdef int64_t left = a - quotient * b
-    if left < 0:
-        return quotient - 1
-    return quotient + 1 if left >= b else quotient
-
-
-cdef inline int64_t place(const Table* t, int64_t first_shard, id_t key) noexcept nogil:
-    """The row of an id on the device with these shards; -1 where it lives on another one, -2 where outside the table."""
-    cdef int64_t shard, row
-    if <uint64_t>key >= <uint64_t>t.vocabulary_size:
-        return -2
-    if t.whole:
-        return key
-    if t.mod:
-        row = divided(key, t.num_shards, t.per_shards)
-        shard = key - row * t.num_shards
-    elif key < t.longer:
-        shard = divided(key, t.quotient + 1, t.per_longer)
-        row = key - shard * (t.quotient + 1)
-    else:
-        shard = divided(key - t.longer, t.quotient, t.per_quotient)
-        row = key - t.longer - shard * t.quotient
-        shard += t.vocabulary_size - t.quotient * t.num_shards
-    shard -= first_shard
-    if <uint64_t>shard >= <uint64_t>t.shards_per_device:
-        return -1
-    return shard * t.rows_per_shard + row
 
 
 # ---- one work item
@@ -82,7 +53,7 @@ cdef inline const Segment* segment_of(const StepPlan* o, int64_t item) noexcept 
     return &o.segments[low]
 
 
-cdef void touch_item(StepContext* p, int64_t item) noexcept nogil:
+cdef void touch_item(StepContext* p, int64_t item, uint64_t* counters) noexcept nogil:
     """The rows of one item of a segment, chunk by chunk: found, then updated, written or read in order."""
     cdef const StepPlan* o = p.plan
     cdef const Segment* segment = segment_of(o, item)
@@ -92,6 +63,7 @@ cdef void touch_item(StepContext* p, int64_t item) noexcept nogil:
     cdef uint64_t* touched = NULL
     cdef float* rows[CHUNK + MOST_AHEAD]
     cdef float* values[CHUNK + MOST_AHEAD]
+    cdef int64_t numbers[CHUNK + MOST_AHEAD]
     cdef int64_t i, row, upto, done, n = 0, begin = (item - segment.first_item) * segment.rows_per_item
     cdef int64_t end = min(begin + segment.rows_per_item, segment.num_rows)
     if p.touched != NULL and segment.sweep >= 0:
@@ -103,6 +75,7 @@ cdef void touch_item(StepContext* p, int64_t item) noexcept nogil:
             if row >= 0:
                 rows[n] = first_row + row * t.row_floats
                 values[n] = segment.values + i * segment.row_floats
+                numbers[n] = row
                 if n < t.ahead:
                     prefetch(rows[n])
                 n += 1
@@ -111,13 +84,31 @@ cdef void touch_item(StepContext* p, int64_t item) noexcept nogil:
             elif row == -2:
                 note(&p.bad_id_table, t)
         begin, done = upto, n if upto == end else max(<int64_t>0, n - t.ahead)
-        if o.op == UPDATE:
-            update(t, segment.lr, rows, <const float**>values, done, n)
-        else:
+        if o.op == READ:
             copy(t, o, rows, values, done, n)
+        else:
+            change(o, t, segment.lr, counters, numbers, rows, values, done, n)
         n -= done
         memmove(rows, rows + done, n * sizeof(rows[0]))
         memmove(values, values + done, n * sizeof(values[0]))
+        memmove(numbers, numbers + done, n * sizeof(numbers[0]))
+
+
+cdef void change(const StepPlan* o, const Table* t, float lr, uint64_t* counters, const int64_t* numbers, float** rows,
+                 float** values, int64_t n, int64_t known) noexcept nogil:
+    """Update or write rows, in batches that readers can see. counters : of this thread; NULL: none; numbers : of the rows"""
+    cdef int64_t first = 0, count = n
+    while first < n:
+        if counters != NULL:
+            count = min(n - first, <int64_t>ROWS_MARKED)
+            begin_batch(counters, t.first_page, t.page_bits, numbers + first, count)
+        if o.op == WRITE:
+            copy(t, o, rows + first, values + first, count, known - first)
+        else:
+            update(t, lr, rows + first, <const float**>values + first, count, known - first)
+        if counters != NULL:
+            end_batch(counters)
+        first += count
 
 
 cdef void update(const Table* t, float lr, float** rows, const float** grads, int64_t n, int64_t known) noexcept nogil:
@@ -143,13 +134,14 @@ cdef void copy(const Table* t, const StepPlan* o, float** rows, float** values, 
             memcpy(values[i], rows[i] + first, o.num_copied * sizeof(float))
 
 
-cdef void sweep_chunk(StepContext* p, int64_t item) noexcept nogil:
+cdef void sweep_chunk(StepContext* p, int64_t item, uint64_t* counters) noexcept nogil:
     """A gradient of 0 for those of the next CHUNK rows of a table that the step has not touched."""
     cdef const Sweep* sweep = p.plan.sweeps
     cdef const Table* t
     cdef const uint64_t* touched
     cdef float* rows[CHUNK]
     cdef const float* grads[CHUNK]
+    cdef int64_t numbers[CHUNK]
     cdef int64_t row, first, n = 0
     while item >= sweep.first_item + chunks(sweep.table.num_rows):
         sweep += 1
@@ -158,12 +150,13 @@ cdef void sweep_chunk(StepContext* p, int64_t item) noexcept nogil:
         if not touched[row >> 6] >> (row & 63) & 1:
             rows[n] = p.floats + t.first_float + row * t.row_floats
             grads[n] = t.zeros
+            numbers[n] = row
             n += 1
-    update(t, sweep.lr, rows, grads, n, n)
+    change(p.plan, t, sweep.lr, counters, numbers, rows, <float**>grads, n, n)
 
 
 cdef void start_item(StepContext* p, int64_t item) noexcept nogil:
-    """Every part of the next rows of a table filled with the value it starts with."""
+    """Every part of the next rows of a table filled with the value it starts with, before anybody reads them."""
     cdef const Segment* segment = segment_of(p.plan, item)
     cdef const Table* t = segment.table
     cdef int64_t row, part, c, first = (item - segment.first_item) * segment.rows_per_item
@@ -185,15 +178,18 @@ cdef void work(StepContext* p) noexcept nogil:
     """
     cdef fenv_t before
     cdef int64_t item
+    cdef uint64_t* counters = NULL
+    if p.counters != NULL:
+        counters = p.counters + take(&p.next_thread) * p.counters_per_thread
     fegetenv(&before)
     fesetenv(FE_DFL_ENV)
     item = take(&p.next_item)
     while item < p.num_items:
         if p.is_sweep:
-            sweep_chunk(p, item)
+            sweep_chunk(p, item, counters)
         elif p.plan.op == START:
             start_item(p, item)
         else:
-            touch_item(p, item)
+            touch_item(p, item, counters)
         item = take(&p.next_item)
     fesetenv(&before)

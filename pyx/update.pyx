@@ -15,7 +15,7 @@ from ._types cimport grad_t, id_t
 from .buffer_pool cimport Sums
 from .row_updates cimport (
     CHUNK, MOST_AHEAD, MOST_CHUNKS, READ, START, UPDATE, WRITE, Op, Rule, Segment, StepContext, StepPlan, Sweep, Table,
-    UpdateRows, chunks, part_begin, work,
+    PAGES_BEGIN, UpdateRows, chunks, num_pages, part_begin, set_layout, work,
 )
 
 
@@ -84,22 +84,31 @@ cdef class Plan:
         self.zeros = np.zeros(max(1, dim), np.float32)
         zeros = self.zeros
         t.zeros = &zeros[0]
-        t.vocabulary_size, t.num_shards, t.mod = vocabulary_size, num_shards, mod
-        t.rows_per_shard, t.shards_per_device = rows_per_shard, shards_per_device
-        t.whole = not mod and shards_per_device >= num_shards
-        t.num_rows, t.first_float = rows_per_shard * shards_per_device, first_float
+        set_layout(t, vocabulary_size, num_shards, mod, rows_per_shard, shards_per_device)
+        t.first_float = first_float
         t.row_floats = part_begin(t, t.num_parts)
         t.ahead = max(4, min(<int64_t>MOST_AHEAD, BYTES_AHEAD // (t.row_floats * <int64_t>sizeof(float) + 1)))
-        t.quotient = vocabulary_size // num_shards
-        t.longer = vocabulary_size % num_shards * (t.quotient + 1)
-        t.per_shards, t.per_longer = 1.0 / num_shards, 1.0 / (t.quotient + 1)
-        t.per_quotient = 1.0 / max(1, t.quotient)
         t.rule = {**dict.fromkeys(NUMBERS, 0), **numbers}
 
     @property
     def end(self):
         """Where the table ends in that array."""
         return self.table.first_float + self.table.num_rows * self.table.row_floats
+
+    @property
+    def first_float(self):
+        """Where the table begins in that array."""
+        return self.table.first_float
+
+    @property
+    def row_floats(self):
+        """Floats of a row: the weights first, then the slots."""
+        return self.table.row_floats
+
+    @property
+    def first_page(self):
+        """Where the table's pages begin in the counters of a thread."""
+        return self.table.first_page
 
 
 # The fields of Rule: a struct becomes a dict, and a dict a struct.
@@ -118,6 +127,8 @@ cdef const RuleEntry* entry_of(str rule, str target) except NULL:
     raise ValueError(f"no rule '{rule}'")
 
 
+# Counters of a cache line: two threads share none.
+cdef int64_t LINE_COUNTERS = 8
 # A step of fewer rows is done on the calling thread; with more, each thread has at least a chunk.
 cdef int64_t ROWS_WORTH_SHARING = 4 * CHUNK
 
@@ -132,8 +143,10 @@ cdef class Step:
     cdef StepContext context
     cdef Py_ssize_t room, room_for_sweeps
     cdef int64_t num_rows, num_swept_rows
-    cdef tuple plans, floats
+    cdef tuple plans, floats, counted
     cdef float** memory         # of each device, that of floats
+    cdef uint64_t** counters    # of each device, those of counted; NULL: none
+    cdef int64_t num_counting   # threads that have counters
     cdef object arrays, interrupt
     cdef bint is_open
     cdef int64_t num_helping
@@ -144,7 +157,8 @@ cdef class Step:
         self.plan.segments, self.plan.sweeps = NULL, NULL
         self.context.plan = &self.plan
         self.memory = <float**>PyMem_Calloc(len(self.floats), sizeof(float*))
-        if self.memory == NULL:
+        self.counters = <uint64_t**>PyMem_Calloc(len(self.floats), sizeof(uint64_t*))
+        if self.memory == NULL or self.counters == NULL:
             raise MemoryError("no memory for a step")
         end = max((<Plan?>plan).end for plan in self.plans)
         for device, memory in enumerate(self.floats):
@@ -154,8 +168,34 @@ cdef class Step:
 
     def __dealloc__(self):
         PyMem_Free(self.memory)
+        PyMem_Free(self.counters)
         PyMem_Free(self.plan.segments)
         PyMem_Free(self.plan.sweeps)
+
+    @property
+    def counters_per_thread(self):
+        """Counters that each thread needs for the pages of all tables of a device."""
+        cdef int64_t n = PAGES_BEGIN
+        for plan in self.plans:
+            (<Plan>plan).table.first_page = n - PAGES_BEGIN
+            n += num_pages(&(<Plan>plan).table)
+        return (n + LINE_COUNTERS - 1) // LINE_COUNTERS * LINE_COUNTERS
+
+    def count_pages(self, counters):
+        """From now on, count the writes of every page of rows, for readers without a lock (row_reads.pyx).
+
+        counters : of each device, zeros, uint64 (threads + 1, counters_per_thread): that many threads may run the step
+        """
+        cdef uint64_t[:, ::1] of_device
+        per_thread, self.counted = self.counters_per_thread, tuple(counters)
+        if len(self.counted) != len(self.floats):
+            raise ValueError(f"expected counters of {len(self.floats)} devices, got {len(self.counted)}")
+        for device, of_device in enumerate(self.counted):
+            if of_device.shape[1] != per_thread or of_device.shape[0] < 2:
+                raise ValueError(f"expected {per_thread} counters of each thread, got {of_device.shape[1]}")
+            self.counters[device] = &of_device[0, 0]
+            self.num_counting = of_device.shape[0]
+        self.context.counters_per_thread = per_thread
 
     def run(self, run_tasks, int64_t threads):
         """Do what was prepared, on one device after the other, and release its arrays.
@@ -167,13 +207,15 @@ cdef class Step:
         cdef StepContext* context = &self.context
         cdef uint64_t* touched = NULL
         context.bad_id_table = NULL
+        if self.counted is not None:
+            threads = min(threads, self.num_counting - 1)
         if self.plan.num_words:
             touched = <uint64_t*>PyMem_Calloc(self.plan.num_words, sizeof(uint64_t))
             if touched == NULL:
                 raise MemoryError("no memory for a bit per row of a table")
         context.touched, self.interrupt = touched, None
         for context.device in range(len(self.floats)):
-            context.floats = self.memory[context.device]
+            context.floats, context.counters = self.memory[context.device], self.counters[context.device]
             self._share(run_tasks, threads, False, self.plan.num_items, self.num_rows)
             if touched != NULL:
                 self._share(run_tasks, threads, True, self.plan.num_sweep_items, self.num_swept_rows)
@@ -201,7 +243,8 @@ cdef class Step:
 
     cdef int _share(self, run_tasks, int64_t threads, bint is_sweep, int64_t num_items, int64_t num_rows) except -1:
         """Do all items, whatever the team does: no row is missed, and no helper is at work afterwards."""
-        self.context.is_sweep, self.context.num_items, self.context.next_item = is_sweep, num_items, 0
+        self.context.is_sweep, self.context.num_items = is_sweep, num_items
+        self.context.next_item = self.context.next_thread = 0
         self.is_open = True
         if threads > 1 and num_rows >= ROWS_WORTH_SHARING:
             try:

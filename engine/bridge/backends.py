@@ -25,7 +25,7 @@ from penstock.bridge import host_tables
 from penstock.bridge.backend_tables import BackendTables, quoted
 from penstock.bridge.cached_tables import CachedTables
 from penstock.bridge.devices import HOST, AnyMesh, check_memory, platform
-from penstock.bridge.host_tables import HostTables
+from penstock.bridge.host_tables import Allocate, HostTables
 from penstock.bridge.mesh_selection import on_jax
 from penstock.bridge.row_cache import RowCache
 from penstock.bridge.row_format import BY_ROW
@@ -54,6 +54,7 @@ def create_tables(
     preferred: Mapping[str, str] = MappingProxyType({}),
     processes: Processes | None = None,
     moving: bool = False,
+    allocate: Allocate | None = None,
 ) -> list[BackendTables]:
     """Create tables on the devices of a mesh, with weights of 0; those that share arrays are one object.
 
@@ -63,6 +64,7 @@ def create_tables(
     preferred : table → the variant that the caller prefers
     processes : that the mesh spans; None: only this one
     moving : whether steps also write and read rows; then no tables share arrays
+    allocate : the memory of rows in the host's; None: anonymous
     """
     on_cpu: list[TableDefinition] = []
     others: list[TableDefinition] = []
@@ -88,7 +90,7 @@ def create_tables(
     created: list[BackendTables] = []
     for group in filter(None, groups):
         with _allocating(group):
-            created.append(HostTables(mesh, group, team))
+            created.append(HostTables(mesh, group, team, allocate=allocate))
     if not others:
         return created
     mesh = on_jax(mesh)
@@ -255,10 +257,11 @@ def create_placed(
     team: ThreadTeam,
     preferred: Mapping[str, str],
     processes: Processes | None,
+    allocate: Allocate | None = None,
 ) -> tuple[list[BackendTables], dict[str, CachedTables]]:
     """Create tables, with weights of 0. Returns all, of which some are stacks, and the cached ones by name.
 
-    team, preferred, processes : as for ``create_tables``
+    team, preferred, processes, allocate : as for ``create_tables``
     """
     on_devices: list[TableDefinition] = []
     on_host: list[TableDefinition] = []
@@ -279,17 +282,20 @@ def create_placed(
         cache = RowCache(spec.vocabulary_size, spec.places, is_tolerant=spec.dynamic is not None)
         cached[name] = CachedTables(of_host, of_device, cache)
     # The devices first: they update their tables while the host updates its own.
-    created = create_tables(devices, on_devices, team, preferred=preferred, processes=processes)
-    return [*created, *cached.values(), *create_on_host(on_host, team)], cached
+    created = create_tables(devices, on_devices, team, preferred=preferred, processes=processes, allocate=allocate)
+    return [*created, *cached.values(), *create_on_host(on_host, team, allocate)], cached
 
 
-def create_on_host(definitions: Sequence[TableDefinition], team: ThreadTeam) -> list[BackendTables]:
+def create_on_host(
+    definitions: Sequence[TableDefinition], team: ThreadTeam, allocate: Allocate | None = None
+) -> list[BackendTables]:
     """Create tables in the host's memory, by the variant that suits each: an override is for devices."""
     by_variant: dict[str, list[TableDefinition]] = {"host": [], "xla": []}
     for definition in definitions:
         variant = next(name for name in by_variant if possible(name, HOST, definition.layout, definition.rule))
         by_variant[variant].append(definition)
-    return [table for variant, group in by_variant.items() for table in create_tables(HOST, group, team, variant)]
+    created = (create_tables(HOST, group, team, variant, allocate=allocate) for variant, group in by_variant.items())
+    return [table for group in created for table in group]
 
 
 def places_layout(layout: Layout, places: int, mesh: AnyMesh) -> Layout:

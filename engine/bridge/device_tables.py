@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.bridge.backend_tables import BackendTables
 from penstock.bridge.devices import AnyMesh
+from penstock.bridge.host_tables import HostTables
 from penstock.bridge.mesh_selection import on_jax
 from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS
 from penstock.frames import Float32, Int64
@@ -53,6 +54,11 @@ class DeviceTable:
     @property
     def arrays(self) -> tuple[Any, ...]:
         return self._tables.arrays
+
+    @property
+    def on_host(self) -> tuple[HostTables, int] | None:
+        """The tables in the host's memory that this is one of, and its index there; None: it is elsewhere."""
+        return (self._tables, self._member) if isinstance(self._tables, HostTables) else None
 
     def apply(self, ids: Int64, grads: Float32, learning_rate: float) -> None:
         """Apply the optimizer once to the rows of distinct ids. grads : float32 (n, dim)

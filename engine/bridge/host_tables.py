@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.bridge.devices import AnyMesh, platform
 from penstock.bridge.sharding import NUM_SHARDS, Layout, TableDefinition
@@ -24,6 +25,9 @@ from penstock.frames import Float32, Int64
 from penstock.pyx import update
 from penstock.threads import ThreadTeam
 from penstock.updates import UpdateRule
+
+# Allocates an array of zeros: (what it is for, length, dtype) → array.
+Allocate = Callable[[str, int, npt.DTypeLike], npt.NDArray[Any]]
 
 # Floats per cache line.
 LINE_FLOATS = 16
@@ -75,6 +79,10 @@ class HostTables:
     Rows lie where ``Layout.place`` says; with DIV sharding on one device, in the order of their ids.
 
     team : the threads that update rows; target : of ``update.targets()``; "": the best
+    allocate : the memory of rows and of the counters of their pages
+
+    arrays : of each device, float32 (n,); plans : where in them each table lies
+    counters : of the pages of each device, uint64 (threads, n), once they are counted
     """
 
     variant, compiler = "host", "penstock's kernels"
@@ -82,7 +90,12 @@ class HostTables:
     copies_any_number = True
 
     def __init__(
-        self, mesh: AnyMesh, definitions: Sequence[TableDefinition], team: ThreadTeam, target: str = ""
+        self,
+        mesh: AnyMesh,
+        definitions: Sequence[TableDefinition],
+        team: ThreadTeam,
+        target: str = "",
+        allocate: Allocate | None = None,
     ) -> None:
         self.mesh, self.layouts = mesh, [definition.layout for definition in definitions]
         self._starts = [definition.starts for definition in definitions]
@@ -91,7 +104,9 @@ class HostTables:
             # Start at a cache line, so that no two tables share one.
             first = -(-plans[-1].end // LINE_FLOATS) * LINE_FLOATS if plans else 0
             plans.append(_plan(definition, first, target))
-        self.arrays = tuple(_zeros(plans[-1].end) for _ in range(self.layouts[0].num_devices))
+        self._allocate, num_parts = allocate or zeros, self.layouts[0].num_devices
+        self.plans, self.counters = plans, tuple[npt.NDArray[np.uint64], ...]()
+        self.arrays = tuple(self._allocate("rows", plans[-1].end, np.float32) for _ in range(num_parts))
         self._step, self._team = update.Step(plans, self.arrays), team
         self._lock = threading.Lock()
         self._run(self._step.start)
@@ -129,6 +144,23 @@ class HostTables:
     def key_by(self, member: int, keys: Callable[[Int64], Int64]) -> None:
         """Do nothing: no table here has 16-bit weights."""
 
+    def count_pages(self) -> None:
+        """Count the writes of every page of rows from now on, so that rows can be read without a lock."""
+        if not self.counters:
+            with self._lock:
+                shape = (self._team.threads + 1, self._step.counters_per_thread)
+                size = shape[0] * shape[1]
+                self.counters = tuple(self._allocate("pages", size, np.uint64).reshape(shape) for _ in self.arrays)
+                self._step.count_pages(self.counters)
+
+    def view(self, member: int) -> Float32:
+        """Return the weights of a table that has one part, in id order: read-only, without a copy."""
+        plan, layout = self.plans[member], self.layouts[member]
+        rows = self.arrays[0][plan.first_float : plan.end].reshape(-1, plan.row_floats)
+        weights = rows[: layout.vocabulary_size, : layout.dim]
+        weights.flags.writeable = False
+        return weights
+
     def wait(self) -> None:
         """Do nothing: every call waits."""
 
@@ -146,13 +178,13 @@ class HostTables:
             self._step.run(self._team.run, self._team.threads)
 
 
-def _zeros(count: int) -> Float32:
-    """Return float32 (count,) of 0, in huge pages where they are many. Pages that are never written take no memory."""
-    memory = mmap.mmap(-1, max(1, count) * np.dtype(np.float32).itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def zeros(kind: str, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return an array of 0, in huge pages where they are many. Pages that are never written take no memory."""
+    memory = mmap.mmap(-1, max(1, count) * np.dtype(dtype).itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # the kernel has none
             memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.float32)
+    return np.frombuffer(memory, dtype, count)
 
 
 def _plan(definition: TableDefinition, first_float: int, target: str) -> update.Plan:

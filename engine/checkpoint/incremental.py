@@ -77,6 +77,7 @@ class Saver(StepObserver):
     timed : context manager around work that a step has to wait for
     part : the rows that the tables have
     in_use : whether a run or a service commits with it; it is not replaced until it is closed
+    on_commit : called with every commit that has become durable
 
     Call every method under the gate's lock, and commit only between ``open`` and ``close``.
     """
@@ -92,7 +93,9 @@ class Saver(StepObserver):
         delta: bool = True,
         timed: Callable[[], AbstractContextManager[Any]] = nullcontext,
         part: PartRows = ALL_ROWS,
+        on_commit: Callable[[Commit], None] = lambda commit: None,
     ) -> None:
+        self._on_commit = on_commit
         self.folder, self._tables, self._describe, self._timed, self._part = folder, tables, describe, timed, part
         self._attempt: str | None = None
         self._marks = {name: RowMarks(saved.num_rows, saved.table.stride) for name, saved in tables.items()}
@@ -211,6 +214,7 @@ class Saver(StepObserver):
             while not self._closed:
                 self._copy_next()
             self.last, self._delta = self._writer.result(), True
+            self._on_commit(self.last)
         except BaseException:
             self._give_up()
             raise

@@ -34,6 +34,7 @@ class CheckpointSession(StepObserver):
     in_job : whether the engine is a share of a job, which alone writes manifests; then only ``write_part`` commits
 
     positions : of the last run in its sources
+    on_durable : called with the step of every commit that has become durable
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class CheckpointSession(StepObserver):
         self._before, self._running = Counters(), Counters()
         self._runs: list[RunCommits] = []  # in progress, in the order in which they began
         self.positions = Positions()
+        self.on_durable: Callable[[int], None] = lambda step: None
         self.files = RunFiles(core.gate.still)
 
     @property
@@ -269,9 +271,12 @@ class CheckpointSession(StepObserver):
 
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
         tables = tables_to_save(self._core)
-        saver = Saver(folder, tables, self._described, last, delta, self._timed, self._part)
+        saver = Saver(folder, tables, self._described, last, delta, self._timed, self._part, self._committed)
         self._core.observe(saver)
         return saver
+
+    def _committed(self, commit: Commit) -> None:
+        self.on_durable(int(commit.contents["global_step"]))
 
     def _described(self) -> CommitContents:
         return describe(self._core, self.positions, self.files.commit(), self.totals)

@@ -22,7 +22,7 @@ def add(command: Parser) -> None:
         "sources",
         nargs="*",
         metavar="CASE",
-        help="names or globs, such as w1/adagrad, '*/coalesce', 'keys/*', latency (default: w1 to w4, every kind)",
+        help="names or globs, such as w1/adagrad, '*/coalesce', latency, reads (default: w1 to w4, every kind)",
     )
     command.add_argument("--list", action="store_true", help="list the cases, and measure nothing")
     command.add_argument("--threads", metavar="N,N", help="thread counts to measure with (default: all CPUs)")
@@ -194,9 +194,9 @@ def say_run(out: Output, run: dict[str, Any]) -> None:
     sides = dict(run["sides"])
     ours = sides.pop("penstock", None)
     if ours is not None:
-        rows_per_s = run["workload"]["rows"] / ours["median_ms"] * 1e3
+        rate = f"{run['workload']['rows'] / ours['median_ms'] / 1e3:.3g} Mrow/s" if run["kind"] != "startup" else ""
         limit = f"  {run['limit_ms'] / ours['median_ms']:4.0%} of the limit of {threads}" if "limit_ms" in run else ""
-        out.say(f"\n{title}, {threads}: {spread(ours)}  {rows_per_s / 1e6:.3g} Mrow/s{limit}")
+        out.say(f"\n{title}, {threads}: {spread(ours)}  {rate}{limit}")
         for name, side in sorted(sides.items(), key=lambda item: item[1]["median_ms"]):
             ratio = f"{side['ratio']:6.2f} times ours" if "ratio" in side else "  ids only, no gradients"
             out.say(f"    {name:28} {spread(side)}  {ratio}")
@@ -205,6 +205,8 @@ def say_run(out: Output, run: dict[str, Any]) -> None:
 
 
 def spread(side: dict[str, Any]) -> str:
+    if "p99_ms" in side:
+        return f"{side['median_ms']:9.4f} ms, of 99 % {side['p99_ms']:.4f} at most ({side['reads']:,} reads)"
     few = "" if side["clean"] * 2 >= len(side["samples_ms"]) else " (disturbed)"
     return f"{side['median_ms']:9.3f} ms ({side['min_ms']:.3f}–{side['max_ms']:.3f}){few}"
 

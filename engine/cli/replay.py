@@ -28,6 +28,7 @@ from penstock.errors import InputError, StaleInputError, UsageError
 from penstock.io.registry import either
 from penstock.io.sources.source_kinds import source_kind, source_kinds
 from penstock.options import JOB_CONCERNS, SOURCE
+from penstock.shared.folder import SharedFolder
 
 EXAMPLE = "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables"
 
@@ -140,8 +141,11 @@ def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     mesh = make_devices(args.devices)
     gate = {"num_required": args.num_required, "reduction": args.reduction}
     if args.resume and Folder(args.checkpoint).numbers():
-        return Engine.restore(args.checkpoint, mesh, args.threads, config=config, **gate)
-    engine = Engine(config, mesh, seed=args.seed, threads=args.threads, **gate)
+        return Engine.restore(args.checkpoint, mesh, args.threads, config=config, shared=args.shared, **gate)
+    folder = None if args.shared is None else SharedFolder(args.shared)
+    engine = Engine(config, mesh, seed=args.seed, threads=args.threads, shared=folder, **gate)
     if args.init is not None:
         engine.read_tables(args.init)
+    if folder is not None:
+        _ = engine.reads  # publishes the rows
     return engine

@@ -41,8 +41,10 @@ from penstock.options import ReadingKeywords
 from penstock.service.auth import Tokens, certificates, check_protected, may_read, tokens_of
 from penstock.service.limits import Limits
 from penstock.service.received_memory import keep_freed_memory
+from penstock.service.replica import ReplicaService
 from penstock.service.sequencer import Saving
 from penstock.service.server import Service
+from penstock.shared.table_reader import Reader
 from penstock.validation import is_loopback
 
 EXAMPLE = "penstock serve tables.pbtxt --listen grpc://127.0.0.1:8815 --checkpoint state --every 100 --resume"
@@ -63,19 +65,31 @@ LIMITS: LimitFlags = {
     "--queued-memory": ("queued_bytes", "MB", "memory of incomplete frames, over all producers", ""),
 }
 DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", "MB", "memory of the deltas kept for readers", "")}
+# The arguments that a replica uses.
+REPLICA_FLAGS: tuple[str, ...] = ("replica", "listen", "tls_cert", "tls_key", "token_file", "insecure", "grace", "json")
+REPLICA_FLAGS += tuple(flag[2:].replace("-", "_") for flag in LIMITS)
 # Seconds between two checks for a signal.
 TICK_S = 0.1
 
 
 def add(command: Parser) -> None:
-    command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
+    command.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="TPUEmbeddingConfiguration or EngineConfig, text or binary"
+    )
+    command.add_argument(
+        "--replica",
+        type=Path,
+        metavar="DIR",
+        help="in place of CONFIG: answer lookups from the files of penstock follow --into shared:DIR",
+    )
     command.add_argument(
         "--listen",
         default="grpc://127.0.0.1:0",
         metavar="URI",
         help="grpc://HOST:PORT or grpc+tls://HOST:PORT (default grpc://127.0.0.1:0: a free port, printed at the start)",
     )
-    command.set_defaults(report=None)  # a service has no end at which to write a page
+    # A service has no end at which to write a page.
+    command.set_defaults(report=None, serve_command=command)
     reading = add_flags(command, "serve")["reading"]
     for kind in topic_kinds():
         reading.add_argument(
@@ -137,6 +151,11 @@ def run(args: argparse.Namespace, out: Output) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     raise_limit()
     keep_freed_memory()
+    if args.replica is not None:
+        serve_replica(args, out)
+        return
+    if args.config is None:
+        raise UsageError("give CONFIG, or --replica DIR")
     check_library(args)
     config = EmbeddingConfig.load(args.config)
     # Report invalid flags and missing files before allocating the tables.
@@ -172,6 +191,29 @@ def run(args: argparse.Namespace, out: Output) -> None:
         )
     with watching:
         _serve(args, service, watching, out)
+
+
+def serve_replica(args: argparse.Namespace, out: Output) -> None:
+    """Serve shared files until a caller requests a drain (exit code 0) or a signal arrives (130)."""
+    for action in args.serve_command._actions:
+        if action.dest not in (*REPLICA_FLAGS, "help") and getattr(args, action.dest) != action.default:
+            raise UsageError(f"{(action.option_strings or [action.metavar])[0]}: has no effect with --replica; omit it")
+    address, tokens = Address.of(args.listen), tokens_of(args.token_file)
+    tls = certificates(address, args.tls_cert, args.tls_key)
+    check_protected(address, bool(tokens), args.insecure)
+    reader = Reader(args.replica)
+    service = ReplicaService(reader, address, limits=_limits(args), tls=tls, tokens=tokens)
+    out.say(f"listening {service.address.uri}, step {count(reader.step)}")
+    (sys.stderr if args.json else sys.stdout).flush()
+    try:
+        while not service.wants_to_end.wait(TICK_S):
+            interrupts.check()
+    finally:
+        interrupts.ignore()
+        status = service.status()
+        if not service.close(args.grace):
+            args.leave_at_once()
+    out.result(status)
 
 
 def page_access(args: argparse.Namespace, tokens: Tokens, has_tls: bool) -> PageAccess | None:

@@ -7,6 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import UsageError
+from penstock.frames import Int64
+from penstock.validation import MASKED, is_masked
+
 # In place of a vocabulary_size: every int64, or every uint64, is a key. A uint64 key is stored as an int64 of its bits.
 ANY_INT64, ANY_UINT64 = 0, -1
 
@@ -54,3 +58,23 @@ def expected(vocabulary_size: int, name: str = "id") -> str:
     if vocabulary_size == ANY_INT64:
         return f"an int64 {name}"
     return f"0 <= {name} < {2**64 if vocabulary_size == ANY_UINT64 else vocabulary_size}"
+
+
+def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
+    """Return ids as int64, shape (n,). Raises UsageError for an id outside the table.
+
+    vocabulary_size : or ANY_INT64 or ANY_UINT64
+    """
+    if is_masked(ids):
+        raise UsageError(f"table '{table}', ids: {MASKED}")
+    try:
+        array = np.asarray(ids)
+    except ValueError as error:
+        raise UsageError(f"table '{table}': expected integer ids: {error}") from None
+    exact = exact_integers(ids, array)
+    if exact is None:
+        raise UsageError(f"table '{table}': expected integer ids, got {array.dtype}")
+    array = exact.reshape(-1)
+    if array.size and (bad := outside(array, vocabulary_size)).any():
+        raise UsageError(f"table '{table}': expected {expected(vocabulary_size)}, got {array[bad][0]}")
+    return array.astype(np.uint64 if vocabulary_size == ANY_UINT64 else np.int64).view(np.int64)

@@ -9,7 +9,8 @@ import hmac
 import os
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._tokens = dict(tokens)
         self._max_calls = max_calls
         self._changed = threading.Condition()
-        self.num_calls = 0
+        self.num_calls = self.num_idle = 0
         self.num_refused = 0
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> _AdmittedCall:
@@ -156,13 +157,19 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         return _AdmittedCall(self, role)
 
     def wait_until_empty(self, timeout_s: float) -> bool:
-        """Wait until no call is in progress, and return whether that happened within ``timeout_s``."""
+        """Wait until all calls in progress are idle, and return whether that happened within ``timeout_s``."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.num_calls == 0, timeout_s)
+            return self._changed.wait_for(lambda: self.num_calls == self.num_idle, timeout_s)
 
     def call_ended(self) -> None:
         with self._changed:
             self.num_calls -= 1
+            self._changed.notify_all()
+
+    def idle(self, change: int) -> None:
+        """Count a call that begins (1) or ends (-1) to be idle."""
+        with self._changed:
+            self.num_idle += change
             self._changed.notify_all()
 
     def refused(self) -> None:
@@ -189,6 +196,18 @@ class _AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]
         """Set the peer of the call's connection, which ``start_call`` does not receive."""
         self._admission.connections.begin_call(peer)
         self._peer = peer
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Wait for a request in the block: its connection may be closed as idle, and the service may end meanwhile."""
+        assert self._peer is not None
+        self._admission.idle(1)
+        self._admission.connections.end_call(self._peer)
+        try:
+            yield
+        finally:
+            self._admission.connections.begin_call(self._peer)
+            self._admission.idle(-1)
 
     def check(self, right: Right) -> None:
         """Raise FlightUnauthorizedError, PERMISSION_DENIED for the caller, if its role lacks a right."""

@@ -21,6 +21,7 @@ from penstock.io.flight.messages import (
     DELTAS,
     EXCHANGE,
     GRADIENTS,
+    LOOKUP,
     TABLE,
     PutRequest,
     as_flight,
@@ -29,6 +30,7 @@ from penstock.io.flight.messages import (
     path_of,
 )
 from penstock.service.auth import CallAdmission, Right
+from penstock.service.lookup_streams import REQUEST_SCHEMA, LookupAnswers
 from penstock.service.put_streams import Producers
 from penstock.service.sequencer import Sequencer
 from penstock.service.subscriptions import Answer, Readers
@@ -47,7 +49,43 @@ ACTIONS = {
 ADMISSION = "admission"
 
 
-class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
+    """A Flight server that answers errors in one line. ``_prepare`` prepares the thread of a call."""
+
+    def __init__(self, address: Address, tls: list[tuple[bytes, bytes]], admission: CallAdmission) -> None:
+        super().__init__(address.uri, tls_certificates=tls, middleware={ADMISSION: admission})
+
+    def _prepare(self) -> None:
+        pass
+
+    @contextmanager
+    def _serving(self, context: Any, *rights: Right) -> Iterator[None]:
+        """Serve an admitted call in the block, on a thread that may be new. rights : that the caller's role needs"""
+        with _answering():
+            call = context.get_middleware(ADMISSION)
+            call.set_peer(context.peer())
+            for right in rights:
+                call.check(right)
+            reserve.open(self._prepare)
+            yield
+
+    def _flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        """Return a flight that callers can get or put. Raises UsageError for an unknown one."""
+        raise NotImplementedError
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
+        with self._serving(context):
+            return self._flight(descriptor)
+
+    def get_schema(self, context: Any, descriptor: Any) -> flight.SchemaResult:
+        try:
+            with self._serving(context):
+                return flight.SchemaResult(self._flight(descriptor).schema)
+        except flight.FlightError as error:
+            raise _SchemaError(str(error)) from None
+
+
+class FlightServer(AnsweringServer):
     """The Flight server of a service. It listens once it is constructed.
 
     status : returns the status as plain data; drain : lets the service commit and end
@@ -63,23 +101,17 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         sequencer: Sequencer,
         producers: Producers,
         readers: Readers,
+        lookups: Callable[[], LookupAnswers],
         status: Callable[[], dict[str, Any]],
         drain: Callable[[], None],
     ) -> None:
         self._engine, self._sequencer, self._producers, self._readers = engine, sequencer, producers, readers
+        self._lookups = lookups
         self._status, self._drain = status, drain
-        super().__init__(address.uri, tls_certificates=tls, middleware={ADMISSION: admission})
+        super().__init__(address, tls, admission)
 
-    @contextmanager
-    def _serving(self, context: Any, *rights: Right) -> Iterator[None]:
-        """Serve an admitted call in the block, on a thread that may be new. rights : that the caller's role needs"""
-        with _answering():
-            call = context.get_middleware(ADMISSION)
-            call.set_peer(context.peer())
-            for right in rights:
-                call.check(right)
-            reserve.open(self._engine.core.tables.prepare_thread)
-            yield
+    def _prepare(self) -> None:
+        self._engine.core.tables.prepare_thread()
 
     # ---- gradients and deltas
 
@@ -91,7 +123,11 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             self._producers.put(context, request, reader, writer.write)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with self._serving(context, Right.PUT, Right.READ):
+        with self._serving(context, Right.READ):
+            if path_of(descriptor) == [LOOKUP]:
+                self._lookups().answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
+                return
+            context.get_middleware(ADMISSION).check(Right.PUT)
             request = PutRequest.of(descriptor)
             if request.kind != EXCHANGE:
                 raise UsageError(f"exchange: expected {EXCHANGE}, got {request.kind}, which DoPut takes")
@@ -133,7 +169,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
         with self._serving(context, Right.READ):
             answer = self._readers.get(decoded(ticket.ticket, "the ticket"), context.is_cancelled)
-            return flight.GeneratorStream(answer.schema, _answered(answer))
+            return flight.GeneratorStream(answer.schema, answered(answer))
 
     # ---- actions
 
@@ -176,19 +212,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def list_flights(self, context: Any, criteria: Any) -> Iterator[flight.FlightInfo]:
         with self._serving(context):
-            for path in ((GRADIENTS,), (DELTAS,), *((TABLE, name) for name in self._engine.core.tables.specs)):
+            for path in (
+                (GRADIENTS,),
+                (LOOKUP,),
+                (DELTAS,),
+                *((TABLE, name) for name in self._engine.core.tables.specs),
+            ):
                 yield self._flight(flight.FlightDescriptor.for_path(*path))
-
-    def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
-        with self._serving(context):
-            return self._flight(descriptor)
-
-    def get_schema(self, context: Any, descriptor: Any) -> flight.SchemaResult:
-        try:
-            with self._serving(context):
-                return flight.SchemaResult(self._flight(descriptor).schema)
-        except flight.FlightError as error:
-            raise _SchemaError(str(error)) from None
 
     def _flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         """Return a flight that callers can get or put. Raises UsageError for an unknown one."""
@@ -196,6 +226,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if path is None or path[0] in (GRADIENTS, EXCHANGE):
             PutRequest.of(descriptor)
             return flight.FlightInfo(self._gradient_schema(), descriptor, [], -1, -1)
+        if path == [LOOKUP]:
+            return flight.FlightInfo(REQUEST_SCHEMA, descriptor, [], -1, -1)
         if path == [DELTAS]:
             ticket: dict[str, Any] = {DELTAS: {}}
             schema, rows = self._readers.delta_schema, -1
@@ -203,7 +235,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             ticket, schema = {TABLE: path[1]}, self._readers.snapshots.schema(path[1])
             rows = self._readers.snapshots.num_rows(path[1])
         else:
-            raise UsageError(f"no flight {'/'.join(path)}: expected {GRADIENTS}, {DELTAS} or {TABLE}/NAME")
+            raise UsageError(f"no flight {'/'.join(path)}: expected {GRADIENTS}, {LOOKUP}, {DELTAS} or {TABLE}/NAME")
         return flight.FlightInfo(schema, descriptor, [flight.FlightEndpoint(encoded(ticket), [])], rows, -1)
 
     def _gradient_schema(self) -> pa.Schema:
@@ -238,7 +270,8 @@ def _answering() -> Iterator[None]:
         raise as_flight(error) from None
 
 
-def _answered(answer: Answer) -> Iterator[tuple[pa.RecordBatch, bytes] | flight.FlightDataStream]:
+def answered(answer: Answer) -> Iterator[tuple[pa.RecordBatch, bytes] | flight.FlightDataStream]:
+    """Yield the messages of an answer, as ``GeneratorStream`` takes them."""
     has_dictionary = any(pa.types.is_dictionary(field.type) for field in answer.schema)
     with _answering():
         for batch, metadata in answer.messages:

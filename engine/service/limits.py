@@ -21,11 +21,11 @@ class Limits:
     calls : concurrent calls of all kinds
     connections : open connections; above it those without a call in progress are closed
     idle_s : how long a connection may stay without a call
-    message_bytes : of one record batch
+    message_bytes : of one record batch, also of the rows of one lookup
     queued_rows, queued_bytes : of unfinished frames, over all streams
     producers : names whose positions are stored
     delta_bytes : of the deltas retained for readers
-    rows_asked : ids in one request for rows
+    rows_asked : ids in one lookup
     """
 
     calls: int = 256

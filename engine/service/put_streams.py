@@ -14,7 +14,7 @@ import pyarrow.flight as flight
 
 from penstock.errors import InputError, ServiceError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.io.flight.messages import Ack, PutRequest, read_metadata
+from penstock.io.flight.messages import Ack, PutRequest, read_metadata, schema_of
 from penstock.io.flight.source import Chunk, chunks_part
 from penstock.io.sources.opening import Source
 from penstock.service.limits import Budget, Limits, Queue
@@ -63,7 +63,7 @@ class Producers:
     def _apply_all(self, context: flight.ServerCallContext, stream: Stream, reader: Any, name: str, ends: bool) -> None:
         queue = Queue(self.budget, name)
         try:
-            every = not ends and self._batches_are_frames(_schema_of(reader, name))
+            every = not ends and self._batches_are_frames(schema_of(reader, name))
             checked = _CheckedReader(context, stream, reader, queue, every, ends)
             part = chunks_part(reader, name, checked.read_chunk, ends)
             frames = FrameReader(Source(name, lambda: (each for each in (part,))), self._options)
@@ -81,13 +81,6 @@ class Producers:
     def _batches_are_frames(self, schema: pa.Schema) -> bool:
         step, rows = self._options.columns.get("step", "step"), self._options.contribution_rows
         return rows == "batch" or (rows is None and step not in schema.names)
-
-
-def _schema_of(reader: Any, name: str) -> pa.Schema:
-    try:
-        return reader.schema
-    except OSError as error:
-        raise InputError(f"the stream has no schema: {error}", source=name) from None
 
 
 @dataclass

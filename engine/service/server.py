@@ -7,33 +7,27 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.flight as flight
-
-from penstock.errors import ListenError
 from penstock.io.connectors.broker_partition import Partition
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
-from penstock.service.auth import CallAdmission, Tokens
+from penstock.service.auth import Tokens
 from penstock.service.broker_intake import BrokerIntake
-from penstock.service.connections import Connections
 from penstock.service.delta_log import DeltaLog
 from penstock.service.flight_server import FlightServer
 from penstock.service.limits import Limits
+from penstock.service.listener import Listener
+from penstock.service.lookup_streams import EngineRows, LookupAnswers
 from penstock.service.put_streams import Producers
 from penstock.service.sequencer import Saving, Sequencer
 from penstock.service.subscriptions import Readers
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
-
-# At the end: how long connections without a call have to answer gRPC, which would wait 20 s for one that does not; and
-# for how long, and how often, the remaining ones are shut down.
-LEAVE_S, CUT_S, CUT_EVERY_S = 1.0, 10.0, 0.05
 
 
 class Service:
@@ -48,6 +42,7 @@ class Service:
     partitions : of brokers, which are producers from the start; patience_s : how long to retry while a broker is gone
 
     wants_to_end : set when a caller requests the end or the service cannot continue; then call ``end`` and ``close``
+    close : as of a Listener
     Raises ListenError if it cannot listen at the address, OSError if it cannot commit its start.
     """
 
@@ -73,35 +68,31 @@ class Service:
         self.log = DeltaLog(engine, per_steps, limits.delta_bytes, durable=saving is not None, last=last)
         self.sequencer = Sequencer(engine, rates, self.log, limits.producers, self.wants_to_end.set, saving)
         self.producers = Producers(self.sequencer, reading, limits)
-        self.readers = Readers(engine, self.sequencer, self.log, limits)
-        self.connections = Connections(limits)
-        self.admission = CallAdmission(tokens, limits.calls, self.connections)
+        self.readers = Readers(engine, self.sequencer, self.log)
         self._started_s = time.monotonic()
         self._watched = ExitStack()
         self._watched.enter_context(engine.watch.run(self.sequencer.counters, lambda: None, self.sequencer.first_bad))
         engine.watch.queued_rows = lambda: self.producers.budget.num_rows
+        create = partial(
+            FlightServer,
+            address,
+            tls or [],
+            engine=engine,
+            sequencer=self.sequencer,
+            producers=self.producers,
+            readers=self.readers,
+            lookups=partial(LookupAnswers, EngineRows(engine, self.sequencer), limits),
+            status=self.status,
+            drain=self.wants_to_end.set,
+        )
         try:
-            self._server = FlightServer(
-                address,
-                tls or [],
-                self.admission,
-                engine=engine,
-                sequencer=self.sequencer,
-                producers=self.producers,
-                readers=self.readers,
-                status=self.status,
-                drain=self.wants_to_end.set,
-            )
-        except BaseException as error:
+            self._listener = Listener(address, tokens, limits, create)
+        except BaseException:
             self.sequencer.end()
             self._watched.close()
-            self.connections.close()
-            if isinstance(error, pa.ArrowException | flight.FlightError | OSError):
-                reason = " ".join(str(error).split())[:200]
-                raise ListenError(f"cannot listen at {address.uri}: {reason}; is it taken?") from error
             raise
-        self.address = Address(address.host, self._server.port, address.tls)
-        self.connections.watch(self._server.port)
+        self.address, self.close = self._listener.address, self._listener.close
+        self.admission, self.connections = self._listener.admission, self._listener.connections
         messages = replace(reading, max_message=limits.message_bytes)
         self._intake = BrokerIntake(self.sequencer, messages, partitions, patience_s, self.wants_to_end.set)
 
@@ -114,24 +105,6 @@ class Service:
                 raise error
         finally:
             self._watched.close()
-
-    def close(self, grace_s: float) -> bool:
-        """Wait for calls to complete, shut down the other connections, and stop listening. Call it after ``end``.
-
-        grace_s : how long to wait for calls
-        Returns whether that succeeded. Otherwise gRPC still serves a call, which only the end of the process ends.
-        """
-        has_left = self.admission.wait_until_empty(grace_s)
-        leaving = threading.Thread(target=self._server.shutdown, name="penstock-shutdown", daemon=True)
-        leaving.start()
-        if has_left:  # the last answers may still be in flight
-            leaving.join(LEAVE_S)
-        until_s = time.monotonic() + CUT_S
-        while leaving.is_alive() and time.monotonic() < until_s:
-            self.connections.shut_down_all()
-            leaving.join(CUT_EVERY_S)
-        self.connections.close()
-        return not leaving.is_alive()
 
     def status(self) -> dict[str, Any]:
         """Return the status as plain data, for JSON."""

@@ -1,4 +1,4 @@
-"""The service's answers to readers: tables, rows by id, deltas. A slow reader delays no other, and keeps one batch."""
+"""The service's answers to readers: tables, deltas. A slow reader delays no other, and keeps one batch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from penstock.errors import UsageError
-from penstock.io.flight.messages import DELTAS, TABLE, ReaderPosition, encoded
+from penstock.io.flight.messages import DELTAS, TABLE, ReaderPosition
 from penstock.service.delta_log import DeltaLog
-from penstock.service.limits import Limits
 from penstock.service.sequencer import Sequencer
 from penstock.service.snapshots import Messages, TableSnapshots
 
@@ -29,8 +28,8 @@ class Answer(NamedTuple):
 class Readers:
     """Answers the requests of readers."""
 
-    def __init__(self, engine: Engine, sequencer: Sequencer, log: DeltaLog, limits: Limits) -> None:
-        self._engine, self._sequencer, self.log, self._limits = engine, sequencer, log, limits
+    def __init__(self, engine: Engine, sequencer: Sequencer, log: DeltaLog) -> None:
+        self._engine, self._sequencer, self.log = engine, sequencer, log
         self.snapshots = TableSnapshots(engine, sequencer, log)
 
     def get(self, request: Mapping[str, Any], is_cancelled: Callable[[], bool]) -> Answer:
@@ -45,7 +44,7 @@ class Readers:
             raise UsageError(f"the ticket: expected table or deltas, got {', '.join(map(str, request)) or 'nothing'}")
         self._engine.core.tables.table(name)
         if "ids" in request:
-            return self._rows(name, request["ids"])
+            raise UsageError("the ticket: expected no ids; look up rows with DoExchange, path lookup (docs/serve.md)")
         return Answer(self.snapshots.schema(name), self.snapshots.read(name))
 
     @property
@@ -72,19 +71,3 @@ class Readers:
             for delta in self.log.after(since, until, is_cancelled):
                 for batch in delta.batches:
                     yield batch, b""
-
-    def _rows(self, name: str, ids: Any) -> Answer:
-        if isinstance(ids, list) and len(ids) > self._limits.rows_asked:
-            raise UsageError(f"ids: {len(ids)} rows in one call; ask for {self._limits.rows_asked} at most")
-        if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-            raise UsageError("ids: expected a list of whole numbers")
-        tables = self._engine.core.tables
-        valid = tables.valid_ids(name, ids)
-        with self._engine.gate.still():
-            rows = tables.lookup(name, valid, forward=False)
-            lineage, step = self._sequencer.streams.lineage, self._engine.global_step
-            epoch = lineage.epoch_of(step)
-            metadata = {"step": step, "published_step": self.log.step, "lineage": lineage.id, "epoch": epoch}
-        values = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
-        batch = pa.RecordBatch.from_arrays([pa.array(valid.view(tables.specs[name].id_type)), values], ["id", "row"])
-        return Answer(batch.schema, iter([(batch, encoded(metadata))]))

@@ -1,4 +1,4 @@
-"""Arguments with which the rows of a table are read and set: ids, and values of every part."""
+"""The values of every part with which the rows of a table are set."""
 
 from __future__ import annotations
 
@@ -7,31 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.config.id_ranges import ANY_UINT64, exact_integers, expected, outside
 from penstock.errors import UsageError
-from penstock.frames import Float32, Int64
+from penstock.frames import Float32
 from penstock.tables.orbax import WEIGHTS
 from penstock.validation import MASKED, is_masked
-
-
-def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
-    """Return ids as int64, shape (n,). Raises UsageError for an id outside the table.
-
-    vocabulary_size : or ANY_INT64 or ANY_UINT64
-    """
-    if is_masked(ids):
-        raise UsageError(f"table '{table}', ids: {MASKED}")
-    try:
-        array = np.asarray(ids)
-    except ValueError as error:
-        raise UsageError(f"table '{table}': expected integer ids: {error}") from None
-    exact = exact_integers(ids, array)
-    if exact is None:
-        raise UsageError(f"table '{table}': expected integer ids, got {array.dtype}")
-    array = exact.reshape(-1)
-    if array.size and (bad := outside(array, vocabulary_size)).any():
-        raise UsageError(f"table '{table}': expected {expected(vocabulary_size)}, got {array[bad][0]}")
-    return array.astype(np.uint64 if vocabulary_size == ANY_UINT64 else np.int64).view(np.int64)
 
 
 def checked_parts(

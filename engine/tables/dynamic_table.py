@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.stochastic_rounding import nearest
-from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
+from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, valid_ids
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, StateError
 from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
 from penstock.pyx.keys.directory_plan import Plan
+from penstock.pyx.row_keys import RowKeys
 from penstock.stats import KeyReport
-from penstock.tables.arguments import valid_ids
 from penstock.tables.initializers import Run, scattered_rows
 from penstock.tables.key_directory import (
     clock_at,
@@ -49,6 +49,7 @@ class DynamicTable:
     share : (rank, count): only the keys of one of ``count`` shares
 
     run : runs tasks on the engine's threads; None: on the caller's
+    row_keys : the keys with their rows for readers without a lock, once there are any
     id_range : ANY_INT64 or ANY_UINT64
     num_removed : how many keys the step or load has removed
     """
@@ -58,6 +59,7 @@ class DynamicTable:
         assert settings is not None
         self.spec, self.settings, self._table, self._seed = spec, settings, table, seed
         self.run: Run | None = None
+        self.row_keys: RowKeys | None = None
         self.directory = make_directory(spec, seed, share=share)
         self._has_opened = False
         if table.layout.bfloat16:
@@ -134,9 +136,15 @@ class DynamicTable:
         plan, before = self._plan, self.directory.clock
         assert plan is not None
         fresh = plan.fresh
+        if self.row_keys is not None:
+            self.row_keys.remove(plan.removed()[0])
         self._table.create_rows(plan.key_rows[fresh], self._starts(plan.keys[fresh]))
         self.num_removed += plan.num_expired + plan.num_evicted
         plan.commit()
+        if self.row_keys is not None:
+            self.row_keys.stamp(plan.key_rows, self.directory.clock)
+            self.row_keys.set_clock(self.directory.clock)
+            self.row_keys.insert(plan.keys[fresh], plan.key_rows[fresh])
         self._carried_out.append(plan)
         self._plan = None
         if opens and not self._has_opened:
@@ -165,6 +173,17 @@ class DynamicTable:
         if len(self.directory) and clock != before:
             state = self.directory.get_state()
             self.directory.set_state({**state, "last": np.full_like(state["last"], clock)})
+            if self.row_keys is not None:
+                self.row_keys.stamp(self.directory.state()["row"].astype(np.int64), clock)
+
+    def share_keys(self, row_keys: RowKeys) -> None:
+        """Keep the keys with their rows in ``row_keys``, which has none, from now on."""
+        state = self.directory.state()
+        rows = state["row"].astype(np.int64)
+        row_keys.stamp(rows, state["last"].astype(np.int64))
+        row_keys.set_clock(self.directory.clock)
+        row_keys.insert(state["key"], rows)
+        self.row_keys = row_keys
 
     def _starts(self, keys: Int64) -> Iterator[Float32]:
         """Yield the initial weights of keys in blocks that fit in a cache."""

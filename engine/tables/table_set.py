@@ -15,13 +15,15 @@ import numpy as np
 from penstock.bridge.backends import check_placed, create_placed, layouts_of, reasons_for_xla
 from penstock.bridge.device_tables import DeviceTable
 from penstock.bridge.devices import AnyMesh
+from penstock.bridge.host_tables import Allocate
 from penstock.bridge.mesh_selection import make_mesh, processes_of
 from penstock.config.embedding import EmbeddingConfig
+from penstock.config.id_ranges import valid_ids
 from penstock.config.specs import TableSpec
 from penstock.errors import UsageError, listed
 from penstock.frames import Array, Coalesced, Float32, Frame, Int64
 from penstock.stats import CacheReport
-from penstock.tables.arguments import checked_parts, valid_ids
+from penstock.tables.arguments import checked_parts
 from penstock.tables.dynamic_table import DynamicTable, TableKeys
 from penstock.tables.initializers import start_of
 from penstock.tables.key_directory import bytes_of_directories
@@ -41,6 +43,7 @@ class TableSet:
     team : the threads that update rows in the host's memory, or lay them out for the devices
     share : (rank, count): hold the rows of share ``rank`` of ``count`` only; None: hold all rows
     variant : as ``Engine`` takes it
+    allocate : the memory of tables on the host; None: anonymous
 
     specs : name → the spec of the whole table
     dynamic : name → DynamicTable, of the tables that are dynamic
@@ -64,6 +67,7 @@ class TableSet:
         team: ThreadTeam,
         share: tuple[int, int] | None = None,
         variant: Variant = "auto",
+        allocate: Allocate | None = None,
     ) -> None:
         self.specs = {spec.name: spec for spec in config.tables}
         mod = config.sharding_strategy == "MOD"
@@ -77,7 +81,7 @@ class TableSet:
         dynamic_specs = [(spec, 0) for spec in self.specs.values() if spec.dynamic]
         check_placed(specs, layouts, devices, bytes_of_directories(dynamic_specs, 1 if share is None else share[1]))
         preference = preferred(self.specs, variant)
-        self._groups, self.cached = create_placed(specs, layouts, devices, team, preference, self.processes)
+        self._groups, self.cached = create_placed(specs, layouts, devices, team, preference, self.processes, allocate)
         members = [(group, member) for group in self._groups for member in range(len(group.layouts))]
         created = {group.layouts[member].name: DeviceTable(group, member, mesh or devices) for group, member in members}
         self._tables = {name: created[name] for name in self.specs}
@@ -300,6 +304,20 @@ class TableSet:
                 "or read the tables of the whole job"
             )
         return table
+
+    def view(self, name: str) -> Float32:
+        """Return the weights of a table in the host's memory without a copy. Raises UsageError if it cannot."""
+        table = self.whole_table(name)
+        on_host, layout = table.on_host, table.layout
+        if on_host is None:
+            raise UsageError(f"table '{name}' is not in the host's memory; copy it, with table() or lookup()")
+        if layout.mod or layout.num_devices > 1:
+            order = "by MOD sharding" if layout.mod else f"in {layout.num_devices} parts"
+            raise UsageError(
+                f"table '{name}' lies {order}, not in the order of its ids; copy it, with table() or lookup()"
+            )
+        tables, member = on_host
+        return tables.view(member)
 
     def dynamic_table(self, name: str) -> DynamicTable:
         """Return a dynamic table. Raises UsageError for a static table."""

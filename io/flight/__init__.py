@@ -10,7 +10,7 @@ After a failure the client reconnects for ``patience_s`` and resumes after the l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,14 +19,14 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 import penstock.interrupts as interrupts
-from penstock.errors import ServiceError, UsageError
+from penstock.errors import ServiceError
 from penstock.io.flight.connection import Address, Connection
+from penstock.io.flight.lookup_client import LookupRequest, LookupResult, LookupStream
 from penstock.io.flight.messages import TABLE, Ack, ReaderPosition, decoded
 from penstock.io.flight.producer import WINDOW_BYTES, Producer
 from penstock.io.flight.put_frames import ArrowStream, Frame, frames_of
 from penstock.io.patience import Patience
 from penstock.lineage import FIRST_EPOCH
-from penstock.validation import MASKED, is_masked
 
 Float32 = npt.NDArray[np.float32]
 
@@ -109,12 +109,12 @@ def connect(uri: str, token: str | None = None, *, roots: str | None = None, pat
 
     Examples
     --------
+    >>> import penstock as ps
     >>> import pyarrow as pa
-    >>> from penstock.io.flight import connect
     >>> frame = pa.table({"step": [0, 0], "id": [5, 3], "gradient": [[1.0, 2.0], [2.0, 2.0]]})
-    >>> with connect("grpc://127.0.0.1:8815") as service:
+    >>> with ps.connect("grpc://127.0.0.1:8815") as service:
     ...     service.put([frame], "worker-0").applied
-    ...     service.rows("user", [5, 3])
+    ...     service.lookup({"user": [5, 3]})["user"]
     1
     array([[0.75, 0.5 ],
            [0.5 , 0.5 ]], dtype=float32)
@@ -137,6 +137,7 @@ class Client:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self._lookups: dict[pa.DataType, LookupStream] = {}  # open ones, by the type of their ids
 
     # ---- gradients in
 
@@ -332,33 +333,50 @@ class Client:
         """
         return self.connection.retried(lambda: self._table(name))
 
-    def rows(self, name: str, ids: Any) -> Float32:
-        """Fetch the current values of some rows.
+    def lookup(self, ids: Mapping[str, Any], consistent: bool = False, *, timeout_ms: int = 1000) -> LookupResult:
+        """Fetch the current values of rows of one or several tables, in one request.
 
         Parameters
         ----------
-        name : str
-            The table.
-        ids : array_like of int, shape (n,)
-            Repeats allowed; of a dynamic table, keys.
+        ids : mapping of str to array_like of int, shape (n,)
+            The ids by table; of a dynamic table, keys. Any array or Arrow array; repeats allowed.
+        consistent : bool
+            Rows of one step, of all tables. Otherwise rows may be of different steps.
+        timeout_ms : int
+            How long the service may wait for such a step.
 
         Returns
         -------
-        numpy.ndarray
-            float32, shape (n, dim).
+        LookupResult
+            A dict of the rows, float32, shape (n, dim), with the attribute ``step``. An absent key of a dynamic table
+            reads what its ``missing`` specifies.
+
+        Raises
+        ------
+        InputError
+            If a table is unknown, or an id outside it; the next lookup may use the same connection.
+        ReadTimeoutError
+            If there are no rows of one step in time.
+        ServiceError
+            If the service stays unreachable.
+
+        Notes
+        -----
+        The first lookup opens a stream, which later ones use, so that one takes a message in each direction.
 
         Examples
         --------
-        >>> from penstock.io.flight import connect
-        >>> with connect("grpc://127.0.0.1:8815") as service:
-        ...     service.rows("user", [5, 5])
+        >>> import penstock as ps
+        >>> with ps.connect("grpc://127.0.0.1:8815") as service:
+        ...     looked_up = service.lookup({"user": [5, 5]})
+        >>> looked_up["user"]
         array([[1., 1.],
                [1., 1.]], dtype=float32)
+        >>> looked_up.step
+        0
         """
-        if is_masked(ids):
-            raise UsageError(f"table '{name}', ids: {MASKED}")
-        ticket = {TABLE: name, "ids": np.asarray(ids).reshape(-1).tolist()}
-        return self.connection.retried(lambda: self._rows(name, ticket))
+        request = LookupRequest(ids, consistent, timeout_ms)
+        return self.connection.retried(lambda: self._looked_up(request))
 
     def tables(self) -> dict[str, pa.Schema]:
         """Return the schema of each table's rows, in the configuration's order: ``id`` and ``row``.
@@ -420,6 +438,9 @@ class Client:
 
     def close(self) -> None:
         """Close the connection."""
+        for stream in self._lookups.values():
+            stream.close()
+        self._lookups.clear()
         self.connection.close()
 
     def __enter__(self) -> Client:
@@ -430,10 +451,14 @@ class Client:
 
     # ---- inside
 
-    def _rows(self, name: str, ticket: dict[str, Any]) -> Float32:
-        for chunk in self.connection.get(ticket):
-            return _matrix(chunk.data)
-        raise ServiceError(f"{self.connection.uri}: rows of table '{name}' were asked for, and none came")
+    def _looked_up(self, request: LookupRequest) -> LookupResult:
+        schema = request.batch.schema
+        stream = self._lookups.pop(schema.field("ids").type, None)
+        if stream is None or stream.client is not self.connection.opened()[0]:
+            stream = LookupStream(self.connection, schema)
+        answer = stream.ask(request)
+        self._lookups[schema.field("ids").type] = stream
+        return request.result(*answer, self.connection.uri)
 
     def _tables(self) -> dict[str, pa.Schema]:
         client, options = self.connection.opened()

@@ -20,6 +20,7 @@ from penstock.errors import (
     DeltasGoneError,
     InputError,
     PenstockError,
+    ReadTimeoutError,
     ServiceError,
     StateError,
     UsageError,
@@ -28,7 +29,7 @@ from penstock.errors import (
 
 END = "penstock.end"
 FRAME = "penstock.frame"
-GRADIENTS, EXCHANGE, DELTAS, TABLE = "gradients", "exchange", "deltas", "table"
+GRADIENTS, EXCHANGE, DELTAS, TABLE, LOOKUP = "gradients", "exchange", "deltas", "table", "lookup"
 
 # The key in the schema metadata of a stream of deltas.
 _START = "penstock.start"
@@ -46,7 +47,7 @@ _NO_JSON = (ValueError, RecursionError)
 
 # The name of an error's class is sent along, so that both sides raise the same.
 _KINDS: dict[str, type[PenstockError]] = {
-    kind.__name__: kind for kind in (UsageError, InputError, ConfigError, DeltasGoneError, StateError)
+    kind.__name__: kind for kind in (UsageError, InputError, ConfigError, DeltasGoneError, StateError, ReadTimeoutError)
 }
 
 
@@ -238,6 +239,14 @@ def decoded(text: Any, name: str) -> dict[str, Any]:
     return message
 
 
+def schema_of(reader: Any, name: str) -> pa.Schema:
+    """Return the schema of an incoming stream. Raises InputError if it has none."""
+    try:
+        return reader.schema
+    except OSError as error:
+        raise InputError(f"the stream has no schema: {error}", source=name) from None
+
+
 def path_of(descriptor: flight.FlightDescriptor) -> list[str] | None:
     """Return a descriptor's path; None for a command."""
     if descriptor.descriptor_type == flight.DescriptorType.CMD:
@@ -272,7 +281,11 @@ def _bounded(text: str) -> str:
 def from_flight(error: BaseException, address: str) -> PenstockError:
     """Convert an error of the other side or of the connection to one of penstock's."""
     text = str(error).split(". Detail: ")[0].split(", with message: ")[-1]
-    kind = (getattr(error, "extra_info", None) or b"").decode("utf-8", "replace")
+    return received((getattr(error, "extra_info", None) or b"").decode("utf-8", "replace"), text, address)
+
+
+def received(kind: str, text: str, address: str) -> PenstockError:
+    """Return the error whose class and text the other side has sent."""
     if kind == "InputError":
         return InputError(text, source=address)
     return _KINDS.get(kind, ServiceError)(f"{address}: {text}")

@@ -13,7 +13,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from penstock.filesystem import atomic_files
 from penstock.filesystem.state_files import parsed_json
 from penstock.io.flight import Client, Delta
 from penstock.lineage import FIRST_EPOCH
+from penstock.shared.header import AbsentRows
 
 Float32 = npt.NDArray[np.float32]
 
@@ -46,19 +47,26 @@ class TableForm(NamedTuple):
 
 @dataclass(frozen=True)
 class FollowedJob:
-    """Identifies the origin of rows. lineage : of the history of steps; tables : in the configuration's order"""
+    """Identifies the origin of rows. lineage : of the history of steps; tables : in the configuration's order
+
+    absent : table → what keys without a row read, as the service describes it; targets need not store it
+    """
 
     lineage: str
     tables: Mapping[str, TableForm]
+    absent: Mapping[str, AbsentRows] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, client: Client) -> FollowedJob:
         """Return the job of a service. Raises ServiceError."""
-        tables = {}
+        tables, absent = {}, {}
         for name, schema in client.tables().items():
-            key_type = (schema.metadata or {}).get(b"penstock.key_type")
+            metadata = schema.metadata or {}
+            key_type = metadata.get(b"penstock.key_type")
             tables[name] = TableForm(schema.field("row").type.list_size, key_type and key_type.decode())
-        return cls(client.status()["lineage"], tables)
+            if b"penstock.absent" in metadata:
+                absent[name] = AbsentRows(*json.loads(metadata[b"penstock.absent"]))
+        return cls(client.status()["lineage"], tables, absent)
 
     def encoded(self) -> str:
         tables = {name: list(form) for name, form in self.tables.items()}

@@ -52,6 +52,27 @@ def test_the_command_measures_and_reports(tmp_path, call):
     assert "<svg" in page
 
 
+def test_reads_small_frames_and_the_start_are_measured(call):
+    text, result = call(0, "bench", "latency", "frames", "startup", "reads", *SMALL, "--peers", "none")
+    sides = {run["case"]: run["sides"] for run in result["runs"]}
+    assert set(sides["frames"]) == {"penstock", "bare_consumer"}
+    assert set(sides["startup"]) == {"penstock", "import_jax"}
+    assert sides["reads"].keys() >= {
+        "penstock",
+        "rows_1024",
+        "during_updates",
+        "unlocked_during_updates",
+        "flight",
+        "flight_consistent",
+    }
+    assert sides["reads"].keys() >= {"reader_rows_1024", "reader_during_updates", "reader_consistent_during_updates"}
+    assert sides["reads"].keys() >= {"flight_during_updates", "flight_consistent_during_updates"}
+    for side in sides["reads"].values():
+        assert 0 < side["min_ms"] <= side["median_ms"] <= side["p99_ms"] <= side["max_ms"]
+    assert all(run["failed"] == {} for run in result["runs"])
+    assert "of 99 %" in text
+
+
 def test_a_case_that_cannot_fit_is_one_line_before_anything_is_measured(capsys, monkeypatch):
     monkeypatch.setattr(machine, "free_bytes", lambda: 10**9)
     assert main(["bench", "w2/adam", "--rows", "1000", "--peers", "none"]) == 6

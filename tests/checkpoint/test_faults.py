@@ -48,6 +48,19 @@ def test_a_replay_with_rows_in_flight_that_ended_early_resumes_to_the_same_state
     of_cached_tables.check(name)
 
 
+@pytest.fixture(scope="module")
+def of_shared_tables(tmp_path_factory):
+    with Harness(tmp_path_factory.mktemp("shared"), placement="shared") as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    "name", ["moment:2", "moment:5", "kill:20", "kill-half:40", "eio:30", "enospc:50", "limit:20000"]
+)
+def test_a_replay_with_shared_tables_that_ended_early_resumes_to_the_same_state_and_shares_it(of_shared_tables, name):
+    of_shared_tables.check(name)
+
+
 @pytest.mark.parametrize("limit", [2000, 40_000])
 def test_files_may_not_grow_beyond_a_limit(harness, limit):
     assert harness.check(f"limit:{limit}")

@@ -114,13 +114,19 @@ def run_commands(block, capsys):
 
 
 def test_the_python_of_the_page_on_services_runs():
-    (block,) = blocks("docs/serve.md", "py")
-    with service_of() as service:
-        assert block.count("grpc://127.0.0.1:8815") == 1
-        frames, ids = [frame(1), frame(2), frame(3)], [1, 2]
-        code = block.replace("grpc://127.0.0.1:8815", service.address.uri)
-        exec(compile(code, "docs/serve.md", "exec"), {"frames": frames[:2], "frame": frames[2], "ids": ids})
+    tables = [penstock.TableConfig(500, dim, name=name) for name, dim in (("user", 4), ("item", 2))]
+    config = penstock.EmbeddingConfig.from_tables(tables, optimizer=penstock.SGD(0.1))
+    frames = [frame(number, table="user") for number in range(3)]
+    namespace = {"frames": frames[:2], "frame": frames[2], "ids": [1, 2]}
+    with service_of(penstock.Engine(config)) as service:
+        for block in blocks("docs/serve.md", "py"):
+            assert block.count("grpc://127.0.0.1:8815") == 1
+            code = block.replace("grpc://127.0.0.1:8815", service.address.uri)
+            exec(compile(code, "docs/serve.md", "exec"), namespace)
         assert service.status()["frames"] == 3
+        for name, ids in (("user", [3, 8]), ("item", [7])):
+            np.testing.assert_array_equal(namespace[name], service.engine.lookup(name, ids))
+        assert namespace["step"] == 3
 
 
 def test_every_command_on_a_page_parses():

@@ -19,6 +19,7 @@ KEYS = {
     "batch",
     "closed",
     "crc",
+    "dims",
     "end",
     "epoch",
     "full_copy",

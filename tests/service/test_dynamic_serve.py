@@ -164,13 +164,13 @@ def test_rows_are_looked_up_by_key(key_type):
     with service_of(engine) as service, client_of(service) as client:
         client.put([pa.record_batch({"id": keys, "gradient": [np.ones(4, np.float32)] * 2})], "w0")
         asked = np.array([7, largest, 7, 9], key_type)
-        np.testing.assert_array_equal(client.rows("user", asked), engine.lookup("user", asked))
+        np.testing.assert_array_equal(client.lookup({"user": asked})["user"], engine.lookup("user", asked))
         snapshot = client.table("user")
         assert snapshot.keys.dtype == key_type
         assert snapshot.keys.tolist() == sorted(keys.tolist())
         outside = -1 if key_type == "uint64" else 2**63
-        with pytest.raises(ps.UsageError, match=f"table 'user': expected .*, got {outside}"):
-            client.rows("user", [outside])
+        with pytest.raises(ps.InputError, match=f"table 'user': expected .*, got {outside}"):
+            client.lookup({"user": [outside]})
         info = client.connection.opened()[0].get_flight_info(flight.FlightDescriptor.for_path("table", "user"))
         assert info.total_records == 2
         assert info.schema.field("id").type == pa.type_for_alias(key_type)

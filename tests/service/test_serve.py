@@ -222,7 +222,7 @@ def test_the_actions_and_flights_are_listed():
         client = flight.connect(service.address.uri)
         assert {a.type for a in client.list_actions()} == {"status", "explain", "position", "checkpoint", "drain"}
         paths = [[p.decode() for p in info.descriptor.path] for info in client.list_flights()]
-        assert paths == [["gradients"], ["deltas"], ["table", "user"], ["table", "item"]]
+        assert paths == [["gradients"], ["lookup"], ["deltas"], ["table", "user"], ["table", "item"]]
         info = client.get_flight_info(flight.FlightDescriptor.for_path("table", "item"))
         assert info.total_records == VOCABULARY
         assert client.get_schema(flight.FlightDescriptor.for_path("table", "item")).schema.names == ["id", "row"]

@@ -181,8 +181,6 @@ def test_producers_that_send_first_are_kept_within_the_limit():
         (b"", "expected a JSON object"),
         (b"[1]", "expected a JSON object, got list"),
         (b'{"x": 1}', "expected table or deltas, got x"),
-        (b'{"table": "user", "ids": [1.5]}', "ids: expected a list of whole numbers"),
-        (b'{"table": "user", "ids": [99999999999999999999]}', "expected 0 <= id"),
         (b'{"deltas": {"since": "x"}}', "since: expected a step, got 'x'"),
         (b'{"deltas": {"since": -1}}', "deltas are kept from step 0 on, not from -1"),
     ],

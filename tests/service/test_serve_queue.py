@@ -43,7 +43,7 @@ def test_a_queued_row_does_not_retain_its_whole_message(tmp_path, monkeypatch):
     rows = [with_column(frame(n, 1, step=0), 6 * MB) for n in range(150)]
     with Process(tmp_path / "c.pbtxt", "--max-message", "16", "--max-queued-rows", "1000") as service:
         with connect(service.uri, patience_s=HANG_S) as client, flight.connect(service.uri) as raw:
-            client.rows("user", [0])
+            client.lookup({"user": [0]})
             before = resident(service.process)
             writer, _ = begin(raw, rows)
             until(lambda: client.status()["queued_rows"] == len(rows))

@@ -26,17 +26,14 @@ def apply(rows, delta):
         rows[batch.column("id").to_numpy()] = values
 
 
-def test_a_table_and_rows_are_those_of_the_engine():
+def test_a_table_is_that_of_the_engine():
     with service_of() as service, client_of(service) as client:
         client.put(FRAMES, "w0")
         snapshot = client.table("user")
         assert (snapshot.step, snapshot.lineage) == (12, service.sequencer.streams.lineage.id)
         np.testing.assert_array_equal(snapshot.rows, np.asarray(service.engine.table("user")))
-        np.testing.assert_array_equal(client.rows("user", [3, 3, 499]), snapshot.rows[[3, 3, 499]])
         with pytest.raises(ps.UsageError, match="no table 'x' in the configuration"):
             client.table("x")
-        with pytest.raises(ps.UsageError, match="expected 0 <= id < 500, got 500"):
-            client.rows("user", [500])
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -238,22 +235,6 @@ def test_a_reader_that_leaves_leaves_no_trace_in_the_log(tmp_path):
         client.drain()
         code, _, err = service.wait()
     assert (code, err) == (0, "")
-
-
-class Empty(flight.FlightServerBase):
-    """Answers with a schema and no batch."""
-
-    def do_get(self, context, ticket):
-        return flight.RecordBatchStream(pa.table({"row": pa.array([], pa.list_(pa.float32(), DIM))}))
-
-
-def test_an_empty_answer_for_rows_is_an_error_of_one_line():
-    server = Empty("grpc://127.0.0.1:0")
-    client = connect(f"grpc://127.0.0.1:{server.port}", patience_s=0.1)
-    with pytest.raises(ps.ServiceError, match="rows of table 'user' were asked for, and none came"):
-        client.rows("user", [1])
-    client.close()
-    server.shutdown()
 
 
 def test_a_flight_is_a_source(tmp_path):

@@ -23,12 +23,8 @@ BAD_REQUESTS = [
     b'{"gradients":{"contributor":"\\ud800"}}',
     b'{"deltas":{"since":"x"}}',
     b'{"table":7}',
-    b'{"table":"user","ids":"x"}',
-    b'{"table":"user","ids":[true]}',
-    b'{"table":"user","ids":[-1]}',
+    b'{"table":"user","ids":[1]}',
     b'{"table":"\xc3\xa9"}',
-    b'{"table":"user","ids":[%d]}' % 2**70,
-    b'{"table":"user","ids":{}}',
     b'{"contributor":7}',
     b'{"contributor":null}',
 ]
@@ -56,7 +52,7 @@ def test_every_method_answers_a_bad_request_with_one_line(method):
     requests = {
         "do_get": [flight.Ticket(ticket) for ticket in BAD_REQUESTS],
         "do_action": [flight.Action(kind, body) for kind in ("position", "x" * 9000, "\0") for body in BAD_REQUESTS],
-        "do_exchange": [*descriptors, flight.FlightDescriptor.for_path("exchange")],  # without a schema
+        "do_exchange": [*descriptors, *(flight.FlightDescriptor.for_path(path) for path in ("exchange", "lookup"))],
     }
     call = {"do_put": put, "do_exchange": exchange, "do_get": lambda client, ticket: client.do_get(ticket).read_all()}
     call["do_action"] = lambda client, action: list(client.do_action(action))

@@ -100,6 +100,9 @@ SAMPLED = {
     "test_row_format.py::test_the_kernel_gives_the_same_bits_with_and_without_whole_tiles": ["24-1024-1-205"],
     "test_row_format.py::test_the_kernel_updates_tables_smaller_than_a_block_and_steps_without_rows": ["0", "600"],
     "test_serve_acknowledgements.py::test_counts_of_a_put_are_right_after_the_service_was_killed": ["3"],
+    "test_shared_processes.py::test_a_writer_killed_at_any_moment_leaves_rows_that_are_right_or_refused": ["6"],
+    "test_shared_processes.py::test_killed_readers_change_nothing_for_the_writer_and_the_others": ["6"],
+    "test_shared_processes.py::test_no_row_that_other_processes_read_is_torn_or_of_two_steps": ["1.5"],
     "test_shares.py::test_rows_that_were_summed_before_they_were_sent_change_nothing": [
         "counted-3",
         "chance-5",

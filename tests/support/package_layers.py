@@ -23,8 +23,8 @@ ALLOWED |= {library: {"bench.peers"} for library in PEERS}
 LAYERS = """
 __main__   cli   bench
 service   ray   shares   dataflow   functional   metrics
-engine   activation_access   table_access   run   lockstep   deltas   checkpoint   telemetry   planning
-core   tables   io
+engine   activation_access   table_access   run   lockstep   live_reads   deltas   checkpoint   telemetry   planning
+core   tables   io   shared
 options   activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads
 validation   flag_values   lineage   filesystem   svg   updates   frames   pyx   interrupts   errors

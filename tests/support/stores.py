@@ -324,6 +324,29 @@ class Parquet(_FileStore):
         pass
 
 
+class Shared(_FileStore):
+    """Files of this machine, which penstock's reader maps: there is no other one."""
+
+    extra = None
+
+    def __init__(self, folder):
+        self.path = folder / "rows"
+        self.target = f"shared:{self.path}"
+
+    def read(self):
+        with ps.Reader(self.path) as reader:
+            ids = {"item": np.arange(ITEMS), "user": reader.keys("user")}
+            rows, _ = reader.lookup_tables(ids, consistent=True)
+        return {name: {int(id_): row.tobytes() for id_, row in zip(ids[name], rows[name], strict=True)} for name in ids}
+
+    def step(self):
+        with ps.Reader(self.path) as reader:
+            return reader.step
+
+    def close(self):
+        pass
+
+
 class Kafka(_Store):
     """A topic of librdkafka's mock cluster. A consumer reads it as a log-compacted topic."""
 
@@ -423,6 +446,7 @@ class Function(_Store):
 
 
 STORES = {"redis": Redis, "kafka": Kafka, "lmdb": Lmdb, "lance": Lance, "delta": Delta, "parquet": Parquet}
+STORES |= {"shared": Shared}
 STORES_AND_FUNCTION = {**STORES, "function": Function}
 
 

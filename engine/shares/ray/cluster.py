@@ -15,7 +15,7 @@ import penstock.interrupts as interrupts
 from penstock.errors import PeerError, UsageError
 from penstock.frames import Float32, Int64
 from penstock.shares.ray.owners import Owner
-from penstock.shares.ray.readers import Reader
+from penstock.shares.ray.readers import JobReader
 from penstock.tables.state_hash import KeyArrays
 
 # How long to wait for the port of a cluster.
@@ -138,7 +138,7 @@ def _check_reachable(address: str | None) -> None:
 class Actors:
     """The readers and owners of a job. Ray starts one again that has died, without its state: ``begin`` creates that.
 
-    readers, owners : arguments of each ``Reader`` and ``Owner``
+    readers, owners : arguments of each ``JobReader`` and ``Owner``
     reader_options, owner_options : of Ray, such as resources
 
     interruptible : whether a signal ends waiting
@@ -158,7 +158,7 @@ class Actors:
         lasting = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 1}
         reader, owner = (
             ray.remote(kind).options(**{**lasting, "scheduling_strategy": "SPREAD", **options})
-            for kind, options in ((Reader, reader_options), (Owner, owner_options))
+            for kind, options in ((JobReader, reader_options), (Owner, owner_options))
         )
         self.readers = [reader.remote(*arguments, **named) for arguments, named in readers]
         self.owners = [owner.remote(*arguments) for arguments in owners]

@@ -53,7 +53,7 @@ class ReaderPart:
     notes: dict[str, None] = field(default_factory=dict)
 
 
-class Reader:
+class JobReader:
     """Reads sources ``rank``, ``rank + count``, … of a job.
 
     sources : of the whole job, in order; options : of all of them

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet
 from checkpoints import config_of, log_of
 from ipc import log, messages
 from quarantines import read
@@ -52,7 +53,8 @@ class Harness:
 
     folder : for everything that is written
     passes : replays of the cases read the log so many times, each for a share of the rows; the unbroken run does not
-    placement : of all tables in the cases; those of the unbroken run lie on the devices
+    placement : of all tables in the cases; those of the unbroken run lie on the devices; "shared": on the host, in
+        files that a reader reads after each case
     """
 
     def __init__(self, folder, seed=0, passes=None, placement="device"):
@@ -62,8 +64,8 @@ class Harness:
         self.config, self.log = self.folder / "tables.pbtxt", self.folder / "log.arrows"
         config = config_of(more=[VISITOR])
         config.save(self.config)
-        self.placed = self.folder / "placed.pbtxt"
-        placed(config, placement).save(self.placed)
+        self.placed, self.is_shared = self.folder / "placed.pbtxt", placement == "shared"
+        placed(config, "host" if self.is_shared else placement).save(self.placed)
         self.tables = sorted(f"{table}.parquet" for table in config.table_names)
         self.batches = [with_visitors(with_bad_row(batch)) for batch in log_of(range(STEPS))]
         self.log.write_bytes(log(self.batches))
@@ -101,6 +103,7 @@ class Harness:
     def argv(self, name, *flags, log=None):
         line = ["replay", self.placed, log or self.log, "--num-required", "3", "--threads", "1", "--json", *flags]
         line += ["--flush", "--out", self.folder / f"{name}-out", *self._files(name), *self._options]
+        line += ["--shared", self.folder / f"{name}-shared"] if self.is_shared else []
         return [*line, "--checkpoint", self.folder / name, "--every", "1", "--resume"]
 
     def _files(self, name):
@@ -150,13 +153,15 @@ class Harness:
         self._expect(name, state_hash == self.unbroken, f"state {state_hash}, unbroken {self.unbroken}", resumed)
         tables = sorted(os.listdir(f"{folder}-out"))
         self._expect(name, tables == self.tables, f"--out holds {tables}, not {self.tables}", resumed)
+        if self.is_shared:
+            self._expect(name, reads_its_rows(folder), "the shared tables are not those of --out", resumed)
         same = self._content(folder.name) == self.content
         self._expect(name, same, "the deltas or the bad rows are not those of the unbroken run", resumed)
         self._remove(folder)
         return answer["code"] != 0
 
     def _remove(self, folder):
-        for used in (folder, f"{folder}-out"):
+        for used in (folder, f"{folder}-out", f"{folder}-shared"):
             shutil.rmtree(used, ignore_errors=True)
         for kind in ("deltas", "bad-rows"):
             for path in folder.parent.glob(f"*{folder.name}-{kind}*"):
@@ -167,6 +172,17 @@ class Harness:
             options = "".join(f" {word}" for word in self._again)
             again = f"python {HERE.relative_to(HERE.parents[2])}/run.py --seed {self.seed} --only {name}{options}"
             raise PromiseError(f"{name}: {problem}\n{answer['err']}\nagain: {again}")
+
+
+def reads_its_rows(folder):
+    """Whether the files of ``--shared`` have the rows of ``--out``, of the step of the last commit."""
+    with ps.Reader(f"{folder}-shared") as reader:
+        for name in reader.tables:
+            table = pa.parquet.read_table(f"{folder}-out/{name}.parquet")
+            rows = np.array(table["row"].to_pylist(), np.float32).reshape(len(table), -1)
+            if len(rows) and not np.array_equal(reader.lookup(name, table["id"].to_numpy(), consistent=True), rows):
+                return False
+        return reader.step == reader.durable_step
 
 
 def placed(config, placement):

@@ -45,7 +45,9 @@ def main():
     parser.add_argument("--stride", type=int, default=1, help="of the file operations, every so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--passes", type=int, metavar="K", help="of the replays, each over a share of the rows")
-    parser.add_argument("--placement", choices=("device", "host", "cached"), default="device", help="of all tables")
+    parser.add_argument(
+        "--placement", choices=("device", "host", "cached", "shared"), default="device", help="of all tables"
+    )
     parser.add_argument("--only", metavar="NAME", help="one case, such as moment:17 or eio:3")
     args = parser.parse_args()
     done, happened, failed, started = Counter(), Counter(), 0, time.monotonic()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the kernels with ThreadSanitizer into build/tsan and drives them from threads: `make tsan`.
-#   tests/support/sanitize/tsan.sh PYTHON [--break gate|parts|rows]
+#   tests/support/sanitize/tsan.sh PYTHON [--break gate|parts|rows|seqlock]
 # Exit code 0: no race was reported; 66: at least one was, in full on stderr.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
@@ -25,7 +25,9 @@ halt=0
 [ $# -eq 0 ] || halt=1  # something is broken on purpose: one report is enough
 watched() {
     "${still[@]}" env LD_PRELOAD="$library" PYTHONPATH=build/tsan/lib:build/tsan/broken:tests/support \
-        TSAN_OPTIONS="exitcode=66 halt_on_error=$halt history_size=7" "$python" "$@"
+        TSAN_OPTIONS="exitcode=66 halt_on_error=$halt history_size=7 suppressions=tests/support/sanitize/tsan_suppressions.txt" \
+        "$python" "$@"
 }
-[ "${2:-}" = rows ] || watched tests/support/sanitize/threads.py "$@"
-[ "${2:-rows}" != rows ] || watched tests/support/sanitize/updates.py "$@"
+case "${2:-all}" in all | gate | parts) watched tests/support/sanitize/threads.py "$@" ;; esac
+case "${2:-all}" in all | rows) watched tests/support/sanitize/updates.py "$@" ;; esac
+case "${2:-all}" in all | seqlock) watched tests/support/sanitize/reads.py "$@" ;; esac

@@ -1,0 +1,170 @@
+"""An engine's tables for reads without its lock: by threads of this process, and by others from shared files.
+
+``LiveReads`` observes the steps of a core, so that a read of several tables can be of one step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.bridge.sharding import NUM_SHARDS
+from penstock.checkpoint.engine_state import encoded
+from penstock.config.specs import TableSpec
+from penstock.config.tables import Constant, RowIdInitializer, TruncatedNormal, Uniform
+from penstock.core import EngineCore, StepObserver, Stepped
+from penstock.errors import ConfigError, UsageError, listed
+from penstock.frames import Float32, Int64
+from penstock.pyx.row_keys import RowKeys, num_words
+from penstock.pyx.row_reads import StepWords
+from penstock.shared.folder import SharedFolder
+from penstock.shared.header import AbsentRows, KeyFile, TableLayout
+from penstock.shared.lookups import Deadline, TableReads, checked_ids, checked_out, read_tables
+from penstock.tables.initializers import start_key
+
+_NUM_WORDS = 8
+
+
+class LiveReads(StepObserver):
+    """Reads rows of an engine while its steps run: ``Engine.reads`` returns the only one of an engine.
+
+    core : of the engine; folder : of its shared tables, to publish; None: only threads of this process read
+    history : lineage and epoch; durable_step : the last step of a commit
+
+    The first one switches the counters of pages on, for all steps to come. Call it while no step runs.
+    Raises ConfigError if a table is not in the host's memory, or the engine has only a share of the rows.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        folder: SharedFolder | None = None,
+        durable_step: int = 0,
+        history: tuple[str, str] = ("", ""),
+    ) -> None:
+        check_on_host(core)
+        self._core, self._folder = core, folder
+        self._file_of: Callable[[npt.NDArray[Any]], str] = (lambda array: "") if folder is None else folder.name
+        self._tables = {name: self._reads(spec) for name, spec in core.tables.specs_here.items()}
+        self._words = StepWords(np.zeros(_NUM_WORDS, np.uint64))
+        self._words.end(core.global_step)
+        if folder is not None:
+            layouts = [table.layout for table in self._tables.values()]
+            config = hashlib.sha256(encoded(core.config).encode()).hexdigest()
+            threads = core.pipeline.team.threads + 1
+            self._words = folder.publish(layouts, threads, core.global_step, durable_step, config, history)
+        core.observe(self)
+
+    def lookup_tables(
+        self, ids: Mapping[str, Any], consistent: bool = False, timeout_ms: int = 1000
+    ) -> tuple[dict[str, Float32], int]:
+        """Return the weights of ids of several tables and their step, as ``Reader.lookup_tables`` does."""
+        deadline = Deadline(timeout_ms)
+        wanted = checked_ids(self._tables, ids, "in the configuration")
+        self._core.check_whole()
+        rows = {name: checked_out(name, None, len(wanted[name]), self._tables[name].layout.dim) for name in wanted}
+
+        def check(reason: str) -> None:
+            self._core.check_whole()
+            deadline.check(reason)
+
+        return rows, read_tables(self._tables, self._words, wanted, rows, consistent, check)
+
+    def durable(self, step: int) -> None:
+        """A commit of a step is on disk."""
+        self._words.durable_step = step
+
+    # ---- the core's steps and loads
+
+    def before_step(self, coalesced: Stepped) -> None:
+        self._words.begin()
+
+    def after_step(self, coalesced: Stepped) -> None:
+        self._words.end(self._core.global_step + 1)
+
+    def step_failed(self, error: BaseException) -> None:
+        if self._folder is not None:
+            self._folder.fail()
+
+    def before_load(self) -> None:
+        self._words.begin()
+
+    def load_refused(self) -> None:
+        self._words.end(self._core.global_step)
+
+    def loaded(self, name: str, ids: Int64 | None) -> None:
+        self._words.end(self._core.global_step)
+
+    # ---- inside
+
+    def _reads(self, spec: TableSpec) -> TableReads:
+        on_host = self._core.tables.table(spec.name).on_host
+        assert on_host is not None
+        tables, member = on_host
+        tables.count_pages()
+        plan, layout = tables.plans[member], tables.layouts[member]
+        keys, file = self._keys(spec)
+        described = TableLayout(
+            spec.name,
+            layout.dim,
+            layout.vocabulary_size,
+            NUM_SHARDS,
+            layout.mod,
+            layout.rows_per_shard,
+            layout.shards_per_device,
+            plan.row_floats,
+            plan.first_float,
+            plan.first_page,
+            tuple(map(self._file_of, tables.arrays)),
+            tuple(map(self._file_of, tables.counters)),
+            spec.id_type,
+            file,
+        )
+        return TableReads(described, list(zip(tables.arrays, tables.counters, strict=True)), keys)
+
+    def _keys(self, spec: TableSpec) -> tuple[RowKeys | None, KeyFile | None]:
+        if spec.dynamic is None:
+            return None, None
+        capacity, salt = spec.vocabulary_size, secrets.randbits(64)
+        expire_after = -1 if spec.dynamic.expire_after is None else spec.dynamic.expire_after
+        if self._folder is None:
+            memory = np.zeros(num_words(capacity), np.uint64)
+        else:
+            memory = self._folder.allocate("keys", num_words(capacity), np.uint64)
+        keys = RowKeys(memory, capacity, salt, expire_after)
+        self._core.tables.dynamic[spec.name].share_keys(keys)
+        return keys, KeyFile(self._file_of(memory), salt, expire_after, absent_rows(spec, self._core.seed))
+
+
+def check_on_host(core: EngineCore) -> None:
+    """Raise ConfigError unless all rows of all tables are in the host's memory; UsageError for a share of the rows."""
+    tables = core.tables
+    tables.check_all_rows("reading without a lock")
+    others = [name for name in tables.specs if tables.table(name).on_host is None]
+    if others:
+        raise ConfigError(
+            f"table {listed(others)}: its rows are not in the host's memory (devices, a cache, 16-bit weights or an "
+            "optimizer without a kernel), and only such rows can be shared; place the table on HOST, or omit --shared"
+        )
+
+
+def absent_rows(spec: TableSpec, seed: int) -> AbsentRows:
+    """Return what a key of a dynamic table reads that has no row, as its settings say."""
+    assert spec.dynamic is not None
+    start, key = spec.initializer, start_key(seed, spec.name).hex()
+    if spec.dynamic.missing != "initial":
+        return AbsentRows()
+    if isinstance(start, Constant):
+        return AbsentRows("constant", start.value)
+    if isinstance(start, RowIdInitializer):
+        return AbsentRows("row_id", start.offset)
+    if isinstance(start, TruncatedNormal):
+        return AbsentRows("normal", start.stddev, start.mean, key)
+    if not isinstance(start, Uniform):
+        raise UsageError(f"table '{spec.name}': the rows of absent keys come from a Python callable")
+    return AbsentRows("uniform", start.maximum - start.minimum, start.minimum, key)

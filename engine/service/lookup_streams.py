@@ -1,0 +1,245 @@
+"""Lookups over DoExchange: requests with ids of several tables in, their rows out, on the thread of each call.
+
+A bad request is answered with its error, and the stream continues; columns of other types end it. No lock is held
+while a message is read or written, so a slow reader delays no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import ConfigError, InputError, ReadTimeoutError, ServiceError, UsageError, listed
+from penstock.frames import Float32
+from penstock.io.flight.messages import MAX_METADATA_BYTES, as_flight, decoded, encoded, schema_of
+from penstock.service.limits import Limits
+from penstock.service.sequencer import Sequencer
+
+if TYPE_CHECKING:
+    from penstock.engine import Engine
+
+Ids = npt.NDArray[Any]
+LookUp = Callable[[Mapping[str, Ids], bool, int], tuple[dict[str, Float32], int]]
+# How long a consistent request waits if it does not say.
+TIMEOUT_MS = 1000
+# The columns of requests, as penstock's client sends them.
+REQUEST_SCHEMA = pa.schema([("table", pa.dictionary(pa.int32(), pa.utf8())), ("ids", pa.int64())])
+
+
+class RowSource(Protocol):
+    """Answers lookups. Its methods are called by several threads."""
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        """Return table → dim."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Return whether lookups end now."""
+
+    def lookup_tables(
+        self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int
+    ) -> tuple[dict[str, Float32], int]:
+        """Return table → rows, float32 (n, dim), and the step that no row is older than.
+
+        consistent : whether all rows must be of that step; timeout_ms : how long to wait for it
+        Raises UsageError for an id outside its table.
+        """
+
+    def stamp(self, step: int) -> dict[str, Any]:
+        """Return what identifies rows of a step: ``durable_step``, ``lineage`` and ``epoch``."""
+
+
+class EngineRows:
+    """The rows of an engine: of tables on the host without a lock, else between two steps, under the gate's lock.
+
+    The first lookup decides which: without any, steps need not count the pages that they write.
+    """
+
+    def __init__(self, engine: Engine, sequencer: Sequencer) -> None:
+        self._engine, self._sequencer = engine, sequencer
+        self.dims = {name: spec.dim for name, spec in engine.core.tables.specs.items()}
+        self._look_up: LookUp | None = None
+
+    @property
+    def is_ending(self) -> bool:
+        return self._sequencer.is_closing
+
+    def lookup_tables(
+        self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int
+    ) -> tuple[dict[str, Float32], int]:
+        if self._look_up is None:
+            try:
+                self._look_up = self._engine.reads.lookup_tables
+            except (ConfigError, UsageError):  # not all tables are on the host
+                self._look_up = self._locked
+        return self._look_up(ids, consistent, timeout_ms)
+
+    def _locked(self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int) -> tuple[dict[str, Float32], int]:
+        tables = self._engine.core.tables
+        valid = {name: tables.valid_ids(name, array) for name, array in ids.items()}
+        with self._engine.core.still():
+            rows = {name: tables.lookup(name, array, forward=False) for name, array in valid.items()}
+            return rows, self._engine.global_step
+
+    def stamp(self, step: int) -> dict[str, Any]:
+        streams = self._sequencer.streams
+        durable_step = streams.durable_step if streams.is_durable else None
+        return {"durable_step": durable_step, "lineage": streams.lineage.id, "epoch": streams.lineage.epoch_of(step)}
+
+
+class Lookup(NamedTuple):
+    """One request. ids : by table
+
+    places : of these ids, table after table, in the request; None: they are in order
+    """
+
+    ids: Mapping[str, Ids]
+    places: npt.NDArray[np.intp] | None
+
+
+class LookupAnswers:
+    """Answers the lookups of one stream."""
+
+    def __init__(self, rows: RowSource, limits: Limits) -> None:
+        self._rows, self._limits, self._dims = rows, limits, rows.dims
+        dims = set(self._dims.values())
+        row = pa.list_(pa.float32(), *dims) if len(dims) == 1 else pa.list_(pa.float32())
+        self._schema = pa.schema([("row", row)], {"penstock.dims": encoded(self._dims)})
+
+    def answer_all(self, reader: Any, writer: Any, idle: Callable[[], AbstractContextManager[None]]) -> None:
+        """Answer all requests.
+
+        idle : the context in which the stream waits for a request
+        Raises InputError if the columns are others, ServiceError if the service ends.
+        """
+        check_columns(schema_of(reader, "lookups"), self._dims)
+        writer.begin(self._schema)
+        for chunk in _chunks(reader, idle):
+            if self._rows.is_ending:
+                raise ServiceError("the service is ending; look the rows up again later")
+            if self._rows.dims != self._dims:
+                raise ServiceError("the service has other tables now; look the rows up again")
+            if chunk.data is not None:
+                writer.write_with_metadata(*self._answer(chunk))
+
+    def _answer(self, chunk: Any) -> tuple[pa.RecordBatch, bytes]:
+        try:
+            options = _options(chunk.app_metadata)
+            lookup = self._parsed(chunk.data)
+            self._check_size(lookup)
+            rows, step = self._rows.lookup_tables(lookup.ids, *options)
+        except (InputError, UsageError, ReadTimeoutError) as error:
+            kind = "ReadTimeoutError" if isinstance(error, ReadTimeoutError) else "InputError"
+            problem = {"kind": kind, "message": str(as_flight(error))}
+            return pa.RecordBatch.from_pylist([], self._schema), encoded({"error": problem})
+        column = self._column([rows[name] for name in lookup.ids])
+        if lookup.places is not None:
+            column = column.take(pa.array(np.argsort(lookup.places)))
+        return pa.RecordBatch.from_arrays([column], schema=self._schema), encoded(
+            {"step": step, **self._rows.stamp(step)}
+        )
+
+    def _parsed(self, batch: pa.RecordBatch) -> Lookup:
+        """Return a request. Raises InputError."""
+        size, most = batch.get_total_buffer_size(), self._limits.message_bytes
+        if size > most:
+            raise InputError(f"a request of {size:,} bytes; this service takes {most:,} at most (--max-message)")
+        if batch.num_rows > self._limits.rows_asked:
+            raise InputError(f"{batch.num_rows:,} ids in one request; send {self._limits.rows_asked:,} at most")
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise InputError(f"the request is damaged: {error}") from None
+        for column, name in zip(batch.columns, batch.schema.names, strict=True):
+            if name in ("table", "ids") and column.null_count:
+                row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+                raise InputError("expected a value, got null", row=row, column=name)
+        ids = batch.column("ids").to_numpy()
+        if "table" not in batch.schema.names:
+            return Lookup(dict.fromkeys(self._dims, ids), None)
+        return _by_table(batch.column("table"), ids)
+
+    def _check_size(self, lookup: Lookup) -> None:
+        """Raise InputError if the answer is too large."""
+        size = 4 * sum(len(ids) * self._dims.get(table, 0) for table, ids in lookup.ids.items())
+        if size > self._limits.message_bytes:
+            most = f"this service sends {self._limits.message_bytes:,} at most in one answer (--max-message)"
+            raise InputError(f"rows of {size:,} bytes; {most}: send fewer ids")
+
+    def _column(self, rows: list[Float32]) -> pa.Array:
+        """Return the rows of several tables as one column."""
+        values = [matrix.reshape(-1) for matrix in rows]
+        flat = pa.array(values[0] if len(values) == 1 else np.concatenate([np.zeros(0, np.float32), *values]))
+        kind = self._schema.field("row").type
+        if pa.types.is_fixed_size_list(kind):
+            return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+        lengths = np.concatenate([np.zeros(1, np.int32), *(np.full(len(m), m.shape[1], np.int32) for m in rows)])
+        return pa.ListArray.from_arrays(pa.array(np.cumsum(lengths, dtype=np.int32)), flat)
+
+
+def check_columns(schema: pa.Schema, tables: Mapping[str, Any]) -> None:
+    """Raise InputError unless the columns are those of requests."""
+    names = schema.names
+    needed = ("table", "ids") if len(tables) != 1 else ("ids",)
+    for name in needed:
+        if names.count(name) != 1:
+            raise InputError(f"lookups: expected the columns table and ids, got {listed(names) or 'none'}")
+    if names.count("table") > 1:
+        raise InputError(f"lookups: expected one column table, got {listed(names)}")
+    kind = schema.field("ids").type
+    if kind not in (pa.int64(), pa.uint64()):
+        raise InputError(f"expected int64 or uint64, got {kind}", column="ids")
+    if "table" in names:
+        kind = schema.field("table").type
+        text = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if text not in (pa.utf8(), pa.large_utf8(), pa.string_view()):
+            raise InputError(f"expected utf8, or a dictionary of utf8, got {kind}", column="table")
+
+
+def _chunks(reader: Any, idle: Callable[[], AbstractContextManager[None]]) -> Iterator[Any]:
+    while True:
+        try:
+            with idle():
+                chunk = reader.read_chunk()
+        except StopIteration:
+            return
+        yield chunk
+
+
+def _options(metadata: Any) -> tuple[bool, int]:
+    """Parse the metadata of a request: whether it is consistent, and its time limit in ms. Raises UsageError."""
+    if metadata is None or not len(metadata):
+        return False, TIMEOUT_MS
+    if len(metadata) > MAX_METADATA_BYTES:
+        raise UsageError(f"the request's metadata: {len(metadata):,} bytes; expected {MAX_METADATA_BYTES:,} at most")
+    options = decoded(metadata, "the request's metadata")
+    consistent, timeout_ms = options.get("consistent", False), options.get("timeout_ms", TIMEOUT_MS)
+    if type(consistent) is not bool:
+        raise UsageError(f"consistent: expected true or false, got {str(consistent)[:50]!r}")
+    if type(timeout_ms) is not int or not 0 <= timeout_ms < 2**31:
+        raise UsageError(f"timeout_ms: expected a whole number from 0 to {2**31 - 1}, got {str(timeout_ms)[:50]!r}")
+    return consistent, timeout_ms
+
+
+def _by_table(names: pa.Array, ids: Ids) -> Lookup:
+    """Return the ids by table, of the column with their tables."""
+    column = names if isinstance(names, pa.DictionaryArray) else names.dictionary_encode()
+    used, codes = np.unique(column.indices.to_numpy(), return_inverse=True)
+    tables = [column.dictionary[number].as_py() for number in used.tolist()]
+    distinct = list(dict.fromkeys(tables))
+    if len(distinct) < len(tables):  # the dictionary repeats a name
+        numbers = {table: number for number, table in enumerate(distinct)}
+        codes = np.array([numbers[table] for table in tables])[codes]
+    places = None
+    if (np.diff(codes) < 0).any():
+        places = np.argsort(codes, kind="stable")
+        ids, codes = ids[places], codes[places]
+    ends = np.searchsorted(codes, np.arange(len(distinct) + 1)).tolist()
+    return Lookup({table: ids[begin:end] for table, (begin, end) in zip(distinct, pairwise(ends), strict=True)}, places)

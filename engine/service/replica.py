@@ -1,0 +1,209 @@
+"""``penstock serve --replica``: a Flight service of shared files, which a follower writes. It takes no gradients."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from penstock.errors import UsageError, listed
+from penstock.frames import Float32
+from penstock.io.flight.connection import Address
+from penstock.io.flight.messages import LOOKUP, TABLE, decoded, encoded, path_of
+from penstock.service.auth import CallAdmission, Right, Tokens
+from penstock.service.flight_server import ADMISSION, AnsweringServer, answered
+from penstock.service.limits import Limits
+from penstock.service.listener import Listener
+from penstock.service.lookup_streams import REQUEST_SCHEMA, Ids, LookupAnswers
+from penstock.service.snapshots import BLOCK_BYTES, PASSES, Messages
+from penstock.service.subscriptions import Answer
+from penstock.shared.header import TableLayout
+from penstock.shared.table_reader import Reader
+
+ACTIONS = {"status": "which rows the replica has, as JSON", "drain": "end"}
+READS_ONLY = "a replica takes no gradients: push them to the service that it follows"
+
+
+class ReplicaRows:
+    """The rows of shared files."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.is_ending = False
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        return {layout.name: layout.dim for layout in self.reader.layouts}
+
+    def lookup_tables(
+        self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int
+    ) -> tuple[dict[str, Float32], int]:
+        return self.reader.lookup_tables(ids, consistent, timeout_ms)
+
+    def stamp(self, step: int) -> dict[str, Any]:
+        lineage, epoch = self.reader.history
+        return {"durable_step": self.reader.durable_step, "lineage": lineage, "epoch": epoch}
+
+
+class ReplicaServer(AnsweringServer):
+    """The Flight server of a replica: lookups, schemas of the tables, and its status."""
+
+    def __init__(
+        self,
+        address: Address,
+        tls: list[tuple[bytes, bytes]],
+        admission: CallAdmission,
+        *,
+        rows: ReplicaRows,
+        limits: Limits,
+        status: Callable[[], dict[str, Any]],
+        drain: Callable[[], None],
+    ) -> None:
+        self._rows, self._limits, self._status, self._drain = rows, limits, status, drain
+        super().__init__(address, tls, admission)
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with self._serving(context, Right.READ):
+            if path_of(descriptor) != [LOOKUP]:
+                raise UsageError(f"exchange: expected the path {LOOKUP}; {READS_ONLY}")
+            LookupAnswers(self._rows, self._limits).answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with self._serving(context):
+            raise UsageError(f"put: expected no frames; {READS_ONLY}")
+
+    def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
+        with self._serving(context, Right.READ):
+            request = decoded(ticket.ticket, "the ticket")
+            if request.keys() != {TABLE}:
+                got = ", ".join(map(str, request)) or "nothing"
+                raise UsageError(f"the ticket: expected table, got {got}; the followed service has deltas")
+            layout = self._layout(request[TABLE])
+            schema = schema_of(layout)
+            return flight.GeneratorStream(schema, answered(Answer(schema, self._read(layout, schema))))
+
+    def _read(self, layout: TableLayout, schema: pa.Schema) -> Messages:
+        """Yield all rows of a table, again if a transaction changed them meanwhile, then the step that they are of."""
+        reader, at_once = self._rows.reader, max(1, BLOCK_BYTES // (4 * layout.dim))
+        for number in range(PASSES):
+            if number and layout.keys is not None:
+                yield schema.empty_table().to_batches()[0], encoded({"changed": True, "full_copy": True})
+            step, steps = reader.step, set[int]()
+            ids = np.arange(layout.num_rows) if layout.keys is None else reader.keys(layout.name)
+            for first in range(0, len(ids), at_once):
+                block = ids[first : first + at_once]
+                rows, block_step = reader.lookup_tables({layout.name: block}, consistent=True)
+                values = pa.FixedSizeListArray.from_arrays(pa.array(rows[layout.name].reshape(-1)), layout.dim)
+                steps.add(block_step)
+                batch = pa.RecordBatch.from_arrays([pa.array(block), values], schema=schema)
+                yield batch, encoded({"changed": number > 0})
+            if steps <= {step}:
+                lineage, epoch = reader.history
+                end = {"step": step, "lineage": lineage, "epoch": epoch, "clock": None}
+                yield pa.RecordBatch.from_pylist([], schema), encoded(end)
+                return
+        raise UsageError(f"table '{layout.name}': it has changed during each of {PASSES} readings; follow the service")
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        with self._serving(context, Right.READ if action.type == "status" else Right.OPERATE):
+            if action.type == "status":
+                return [json.dumps(self._status()).encode()]
+            if action.type == "drain":
+                self._drain()
+                return [b'{"ending": true}']
+            raise UsageError(f"action '{action.type}': expected one of {', '.join(ACTIONS)}; {READS_ONLY}")
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        with self._serving(context):
+            return list(ACTIONS.items())
+
+    def list_flights(self, context: Any, criteria: Any) -> Iterator[flight.FlightInfo]:
+        with self._serving(context):
+            for path in ((LOOKUP,), *((TABLE, name) for name in self._rows.dims)):
+                yield self._flight(flight.FlightDescriptor.for_path(*path))
+
+    def _flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
+        path = path_of(descriptor)
+        if path == [LOOKUP]:
+            return flight.FlightInfo(REQUEST_SCHEMA, descriptor, [], -1, -1)
+        if path is None or len(path) != 2 or path[0] != TABLE:
+            raise UsageError(f"no flight {'/'.join(path or ())}: expected {LOOKUP} or {TABLE}/NAME; {READS_ONLY}")
+        endpoint = flight.FlightEndpoint(encoded({TABLE: path[1]}), [])
+        return flight.FlightInfo(schema_of(self._layout(path[1])), descriptor, [endpoint], -1, -1)
+
+    def _layout(self, name: Any) -> TableLayout:
+        """Return where a table lies. Raises UsageError for an unknown one."""
+        layouts = {layout.name: layout for layout in self._rows.reader.layouts}
+        if not isinstance(name, str) or name not in layouts:
+            raise UsageError(f"no table '{name}' in the replica ({listed(layouts)})")
+        return layouts[name]
+
+
+def schema_of(layout: TableLayout) -> pa.Schema:
+    """Return the schema of a table's rows."""
+    fields = [("id", pa.type_for_alias(layout.id_type)), ("row", pa.list_(pa.float32(), layout.dim))]
+    metadata = {"penstock.table": layout.name}
+    if layout.keys is not None:
+        metadata["penstock.key_type"] = layout.id_type
+    return pa.schema(fields, metadata)
+
+
+class ReplicaService:
+    """A replica that listens once it is constructed. Arguments as of Service.
+
+    reader : of the files; wants_to_end : set when a caller requests the end; then call ``close``
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        address: Address,
+        *,
+        limits: Limits | None = None,
+        tls: list[tuple[bytes, bytes]] | None = None,
+        tokens: Tokens = MappingProxyType({}),
+    ) -> None:
+        limits = limits or Limits()
+        self.wants_to_end = threading.Event()
+        self._rows = ReplicaRows(reader)
+        create = partial(
+            ReplicaServer,
+            address,
+            tls or [],
+            rows=self._rows,
+            limits=limits,
+            status=self.status,
+            drain=self.wants_to_end.set,
+        )
+        self._started_s = time.monotonic()
+        self._listener = Listener(address, tokens, limits, create)
+        self.address = self._listener.address
+
+    def close(self, grace_s: float) -> bool:
+        """End all lookups, and stop listening, as ``Listener.close`` does."""
+        self._rows.is_ending = True
+        return self._listener.close(grace_s)
+
+    def status(self) -> dict[str, Any]:
+        """Return the status as plain data, for JSON."""
+        reader, admission = self._rows.reader, self._listener.admission
+        lineage, epoch = reader.history
+        return {
+            "global_step": reader.step,
+            "committed_step": reader.durable_step,
+            "lineage": lineage,
+            "epoch": epoch,
+            "tables": list(reader.tables),
+            "connections": self._listener.connections.num_open,
+            "calls": admission.num_calls,
+            "refused": admission.num_refused,
+            "seconds": time.monotonic() - self._started_s,
+        }

@@ -1,0 +1,142 @@
+"""The client's side of lookups over DoExchange: requests with ids of several tables, and the rows of their answers.
+
+One stream carries many requests. It stays open between them, because a new call per lookup takes several times as
+long. docs/serve.md describes the messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.flight as flight
+
+import penstock.interrupts as interrupts
+from penstock.config.id_ranges import exact_integers
+from penstock.errors import ServiceError, UsageError, UsageTypeError
+from penstock.io.flight.connection import Connection
+from penstock.io.flight.messages import LOOKUP, decoded, encoded, received
+from penstock.validation import MASKED, is_masked, whole
+
+Float32 = npt.NDArray[np.float32]
+
+
+class LookupResult(dict[str, Float32]):
+    """The rows of a lookup: table → float32, shape (n, dim), in the order of its ids.
+
+    Attributes
+    ----------
+    step : int
+        No row is older than this step. With ``consistent=True``, every row is of this step.
+    durable_step : int or None
+        The step of the last commit: a crash of the service may take back later changes. None: there is no checkpoint.
+    lineage, epoch : str
+        Of ``step``.
+    """
+
+    step: int
+    durable_step: int | None
+    lineage: str
+    epoch: str
+
+
+class LookupRequest:
+    """The ids of one lookup, as a batch. Raises UsageError for anything but integer ids by table.
+
+    counts : table → the number of its ids
+    """
+
+    def __init__(self, ids: Mapping[str, Any], consistent: bool, timeout_ms: int) -> None:
+        if not isinstance(ids, Mapping):
+            raise UsageTypeError(f"ids: expected a mapping from tables to ids, got {type(ids).__name__}")
+        arrays = {name: _integers(name, values) for name, values in ids.items()}
+        self.counts = {name: len(array) for name, array in arrays.items()}
+        options = {"consistent": True, "timeout_ms": whole("timeout_ms", timeout_ms, 0)} if consistent else {}
+        self.metadata = encoded(options)
+        codes = np.repeat(np.arange(len(arrays), dtype=np.int32), list(self.counts.values()))
+        names = pa.DictionaryArray.from_arrays(codes, pa.array(list(arrays), pa.utf8()))
+        self.batch = pa.RecordBatch.from_arrays([names, pa.array(_joined(arrays))], ["table", "ids"])
+
+    def result(self, answer: flight.FlightStreamChunk, schema: pa.Schema, address: str) -> LookupResult:
+        """Return the rows of the answer. Raises the error that it contains."""
+        stamp = decoded(answer.app_metadata, "the metadata of rows")
+        if (error := stamp.get("error")) is not None:
+            raise received(str(error.get("kind")), str(error.get("message")), address)
+        dims, rows = json.loads(schema.metadata[b"penstock.dims"]), answer.data.column("row")
+        ends = np.cumsum([0, *(count * dims[name] for name, count in self.counts.items())]).tolist()
+        values: Float32 = rows.flatten().to_numpy()
+        if len(values) != ends[-1]:
+            raise ServiceError(f"{address}: expected {ends[-1]:,} values of rows, got {len(values):,}")
+        parts = {
+            name: values[begin:end].reshape(-1, dims[name])
+            for name, (begin, end) in zip(self.counts, pairwise(ends), strict=True)
+        }
+        result = LookupResult(parts)
+        result.step, result.durable_step = stamp["step"], stamp["durable_step"]
+        result.lineage, result.epoch = stamp["lineage"], stamp["epoch"]
+        return result
+
+
+def _integers(table: str, ids: Any) -> npt.NDArray[Any]:
+    """Return ids as integers, shape (n,). Raises UsageError."""
+    if not isinstance(table, str):
+        raise UsageTypeError(f"ids: expected the names of tables, got {table!r}")
+    if is_masked(ids):
+        raise UsageError(f"table '{table}', ids: {MASKED}")
+    try:
+        array = np.asarray(ids)
+    except ValueError as error:
+        raise UsageError(f"table '{table}': expected integer ids: {error}") from None
+    exact = exact_integers(ids, array)
+    if exact is None or exact.ndim != 1:
+        raise UsageError(f"table '{table}': expected integer ids of shape (n,), got {array.dtype} of {array.shape}")
+    return exact
+
+
+def _joined(arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return the ids of all tables, as int64 if it holds them all, else as uint64."""
+    if all(array.dtype.kind == "i" for array in arrays.values()):
+        return np.concatenate([np.zeros(0, np.int64), *arrays.values()], dtype=np.int64)
+    least = min((int(array.min()) for array in arrays.values() if len(array)), default=0)
+    most = max((int(array.max()) for array in arrays.values() if len(array)), default=0)
+    if least < -(2**63) or most >= 2**64 or (least < 0 and most >= 2**63):
+        raise UsageError(
+            f"ids: {least} and {most} are not both an int64 or an uint64; look up the tables of such ids in "
+            "separate calls"
+        )
+    kind = np.uint64 if most >= 2**63 else np.int64
+    return np.concatenate([np.zeros(0, kind), *(array.astype(kind) for array in arrays.values())])
+
+
+class LookupStream:
+    """An open exchange for ids of one type. client : that it is open on"""
+
+    def __init__(self, connection: Connection, schema: pa.Schema) -> None:
+        self.client, options = connection.opened()
+        self._writer, self._reader = self.client.do_exchange(flight.FlightDescriptor.for_path(LOOKUP), options)
+        self._writer.begin(schema)
+
+    def ask(self, request: LookupRequest) -> tuple[flight.FlightStreamChunk, pa.Schema]:
+        """Send a request, and return its answer and the schema of the answers. Ends with any error."""
+        try:
+            self._writer.write_with_metadata(request.batch, request.metadata)
+            answer = self._reader.read_chunk()
+            interrupts.check()
+        except StopIteration:
+            self._writer.close()  # raises the error that ended the stream
+            raise flight.FlightUnavailableError("the service has ended the lookups") from None
+        except BaseException:
+            self.close()
+            raise
+        return answer, self._reader.schema
+
+    def close(self) -> None:
+        self._reader.cancel()
+        with suppress(pa.ArrowException, flight.FlightError, OSError):  # Arrow would print them on standard error
+            self._writer.close()

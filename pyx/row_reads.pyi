@@ -1,0 +1,41 @@
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import disjoint_base
+
+from penstock.pyx.row_keys import RowKeys
+
+_Float32 = npt.NDArray[np.float32]
+
+@disjoint_base
+class StepWords:
+    durable_step: int
+    state: int
+    def __init__(self, memory: npt.NDArray[np.uint64]) -> None: ...
+    def begin(self) -> None: ...
+    def end(self, step: int) -> None: ...
+    @property
+    def sequence(self) -> int: ...
+    def settled(self) -> int: ...
+    def is_still(self, sequence: int) -> bool: ...
+    @property
+    def step(self) -> int: ...
+
+@disjoint_base
+class RowReads:
+    def __init__(
+        self,
+        dim: int,
+        vocabulary_size: int,
+        num_shards: int,
+        mod: bool,
+        rows_per_shard: int,
+        shards_per_device: int,
+        row_floats: int,
+        parts: Iterable[tuple[_Float32, npt.NDArray[np.uint64]]],
+        first_float: int = 0,
+        first_page: int = 0,
+        keys: RowKeys | None = None,
+    ) -> None: ...
+    def read(self, ids: npt.NDArray[np.int64], out: _Float32, absent: npt.NDArray[np.uint8], first: int = 0) -> int: ...

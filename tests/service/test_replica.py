@@ -1,0 +1,126 @@
+"""``penstock serve --replica``: lookups from the files that a follower writes, on other machines too."""
+
+import signal
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow.flight as flight
+import pytest
+from cli import outcome
+from services import LOOPBACK, Process, client_of, service_of
+from stores import ITEMS, Shared, config_of, frame, rows_of
+
+import penstock as ps
+from penstock.io.flight import connect
+from penstock.io.targets.follower import Follower
+from penstock.service.auth import Role
+from penstock.service.replica import ReplicaService
+
+FRAMES = [frame(step) for step in range(30)]
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Shared(tmp_path)
+
+
+def follow(service, store):
+    follower = Follower(client_of(service), store.open_target(), patience_s=0.1, interval_s=0.01)
+    follower.run(once=True)
+    follower.target.close()
+
+
+@contextmanager
+def replica_of(store, **arguments):
+    service = ReplicaService(ps.Reader(store.path), LOOPBACK, **arguments)
+    try:
+        yield service
+    finally:
+        assert service.close(0)
+
+
+def test_a_replica_answers_what_the_engine_has_at_each_step_that_was_followed(store):
+    with service_of(ps.Engine(config_of()), per_steps=1) as service, client_of(service) as client:
+        follow(service, store)
+        with replica_of(store) as replica, client_of(replica) as reading:
+            for end in (1, 5, 30):
+                client.put(FRAMES[:end], "w0", first=1)
+                follow(service, store)  # by another follower each time, so that there are new files
+                rows = rows_of(service.engine)
+                keys = np.array(list(rows["user"]), np.uint64)
+                answer = reading.lookup({"item": np.arange(ITEMS), "user": keys}, consistent=True)
+                assert [row.tobytes() for row in answer["item"]] == list(rows["item"].values())
+                assert [row.tobytes() for row in answer["user"]] == list(rows["user"].values())
+                assert (answer.step, answer.durable_step) == (end, end)
+                assert answer.lineage == service.status()["lineage"]
+                table = reading.table("user")
+                actual = {int(key): row.tobytes() for key, row in zip(table.keys, table.rows, strict=True)}
+                assert (actual, table.step) == (rows["user"], end)
+                np.testing.assert_array_equal(reading.table("item").rows, answer["item"])
+            assert reading.tables()["user"].field("id").type == "uint64"
+            assert reading.status()["global_step"] == 30
+
+
+def test_a_replica_refuses_everything_but_reads_in_one_line(store):
+    with service_of(ps.Engine(config_of()), per_steps=1) as service:
+        follow(service, store)
+        with replica_of(store) as replica, client_of(replica, patience_s=0.1) as reading:
+            for call, problem in [
+                (lambda: reading.put(FRAMES[:1], "w0", first=1), "a replica takes no gradients"),
+                (lambda: list(reading.deltas(0)), "the ticket: expected table, got deltas"),
+                (lambda: reading.table("x"), r"no table 'x' in the replica \(item, user\)"),
+                (lambda: reading.lookup({"x": [1]}), "no table 'x'"),
+                (lambda: reading.lookup({"item": [ITEMS]}), "expected 0 <= id < 30, got 30"),
+                (lambda: reading.checkpoint(), "action 'checkpoint': expected one of status, drain"),
+            ]:
+                with pytest.raises(ps.PenstockError, match=problem) as caught:
+                    call()
+                assert "\n" not in str(caught.value)
+            refused = pytest.raises(flight.FlightServerError, match="expected lookup or table/NAME; a replica takes no")
+            with flight.connect(replica.address.uri) as raw, refused:
+                raw.get_flight_info(flight.FlightDescriptor.for_path("gradients"))
+
+
+def test_a_replica_needs_the_token(store):
+    with service_of(ps.Engine(config_of()), per_steps=1) as service:
+        follow(service, store)
+        with replica_of(store, tokens={b"s3cret": Role.READER}) as replica:
+            refused = pytest.raises(ps.ServiceError, match="the token is missing or wrong")
+            with client_of(replica, token="", patience_s=0.1) as reading, refused:
+                reading.lookup({"item": [1]})
+            with client_of(replica, token="s3cret") as reading:
+                assert reading.lookup({"item": [1]}).step == 0
+
+
+def test_the_command_serves_a_folder_until_a_drain_or_a_signal(store):
+    with service_of(ps.Engine(config_of()), per_steps=1) as service:
+        follow(service, store)
+        for end in ("drain", "signal"):
+            with Process("--replica", store.path) as replica, connect(replica.uri) as reading:
+                expected = service.engine.lookup("item", [3, 4])
+                np.testing.assert_array_equal(reading.lookup({"item": [3, 4]})["item"], expected)
+                if end == "drain":
+                    reading.drain()
+                    code, _, err = replica.wait()
+                    assert (code, err) == (0, "")
+                else:
+                    code, _, err = replica.end(signal.SIGTERM)
+                    assert code == 130
+                    assert err.count("\n") <= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        ([], 2, "give CONFIG, or --replica DIR"),
+        (["--replica", "missing"], 5, "missing: has no shared tables; start their writer first"),
+        (["tables.pbtxt", "--replica", "x"], 2, "CONFIG: has no effect with --replica; omit it"),
+        (["--replica", "x", "--checkpoint", "c"], 2, "--checkpoint: has no effect with --replica; omit it"),
+        (["--replica", "x", "--listen", "grpc://0.0.0.0:1"], 2, "others can reach this address"),
+    ],
+)
+def test_a_replica_that_cannot_start_is_one_line(words, code, problem, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    actual, _, text = outcome(capsys, "serve", *words)
+    assert (actual, text.count("\n")) == (code, 1)
+    assert problem in text

@@ -1,0 +1,85 @@
+"""``--shared`` of replay and serve: readers see the rows of the run, and what is impossible is one line."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from cli import TWO_TABLES, error_line, frame
+from ipc import write
+from services import Process
+
+import penstock as ps
+from penstock.cli import main
+from penstock.io.flight import connect
+from penstock.shared.table_writer import SharedWriter
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A configuration of two tables, and a log of ten steps of the first one."""
+    (tmp_path / "tables.pbtxt").write_text(TWO_TABLES)
+    log = write(tmp_path / "log.arrows", [frame(step, table=["user"] * 4) for step in range(10)])
+    return tmp_path / "tables.pbtxt", log
+
+
+def test_a_replay_leaves_the_rows_that_it_writes(job, tmp_path, capsys):
+    reader = None
+    for turn in range(2):
+        flags = ["--shared", tmp_path / "shared", "--out", tmp_path / f"out{turn}"]
+        assert main(["replay", *map(str, [*job, *flags])]) == 0
+        reader = reader or ps.Reader(tmp_path / "shared")
+        out = pq.read_table(tmp_path / f"out{turn}" / "user.parquet")
+        assert reader.lookup("user", range(50), consistent=True).tolist() == out["row"].to_pylist()
+        assert (reader.tables, reader.step, reader.durable_step) == (("user", "item"), 10, 0)
+
+
+def test_a_replay_shares_the_tables_that_it_begins_with(job, tmp_path, capsys):
+    config, log = map(str, job)
+    start, shared = str(tmp_path / "start"), str(tmp_path / "shared")
+    assert main(["replay", config, log, "--out", start]) == 0
+    assert main(["replay", config, log, "--init", start, "--limit", "0", "--shared", shared]) == 0
+    rows = pq.read_table(tmp_path / "start" / "user.parquet")["row"].to_pylist()
+    assert ps.Reader(shared).lookup("user", range(50)).tolist() == rows
+
+
+def test_a_resumed_replay_shares_the_commit(job, tmp_path, capsys):
+    words = ["replay", *map(str, job), "--checkpoint", str(tmp_path / "state"), "--shared", str(tmp_path / "shared")]
+    assert main([*words, "--limit", "4"]) == 0
+    reader = ps.Reader(tmp_path / "shared")
+    assert (reader.step, reader.durable_step) == (4, 4)
+    assert main([*words, "--resume"]) == 0
+    assert (reader.step, reader.durable_step) == (10, 10)
+
+
+def test_a_folder_in_use_is_exit_5(job, tmp_path, capsys):
+    writer = SharedWriter(tmp_path / "shared")
+    line = error_line(capsys, 5, "replay", *job, "--shared", tmp_path / "shared")
+    assert "another program writes the shared tables of this folder; stop it first" in line
+    writer.close()
+
+
+def test_devices_jobs_and_passes_are_refused(job, tmp_path, capsys, monkeypatch):
+    shared = ("--shared", tmp_path / "shared")
+    assert "--shared: not with --passes" in error_line(capsys, 2, "replay", *job, *shared, "--passes", "2")
+    assert "--shared" in error_line(capsys, 2, "replay", *job, *shared, "--ray", "local", "--shares", "2")
+    monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
+    line = error_line(capsys, 4, "replay", *job, *shared)
+    assert "table user, item: its rows are not in the host's memory" in line
+
+
+def test_a_folder_at_a_uri_is_exit_2(job, capsys):
+    line = error_line(capsys, 2, "replay", *job, "--shared", "s3://bucket/tables")
+    assert "shared tables are in a folder of this machine, such as /dev/shm/tables" in line
+
+
+def test_a_services_rows_are_read_while_it_runs_and_after_it(job, tmp_path):
+    config, _ = job
+    with Process(config, "--shared", tmp_path / "shared") as service:
+        reader = ps.Reader(tmp_path / "shared")
+        with connect(service.uri) as client:
+            client.put([frame(step, table=["user"] * 4) for step in range(3)], "worker")
+            assert reader.step == 3
+            wanted = client.rows("user", [1, 2, 3])
+            assert np.array_equal(reader.lookup("user", [1, 2, 3]), wanted)
+            client.drain()
+        assert service.wait()[0] == 0
+    assert np.array_equal(reader.lookup("user", [1, 2, 3], consistent=True), wanted)
