@@ -383,8 +383,8 @@ class Engine(TableAccess, ActivationAccess):
         num_required: int | None = None,
         reduction: str | None = None,
         share: tuple[int, int] | None = None,
-        shared: AnyPath | None = None,
         version: str | int | None = None,
+        shared: AnyPath | None = None,
     ) -> Engine:
         """Return an engine in the state of a commit of a checkpoint folder, on any mesh.
 
@@ -405,10 +405,10 @@ class Engine(TableAccess, ActivationAccess):
             None: as saved; else it must be the same.
         share : (int, int) or None
             (rank, count): only a share of the rows, whatever the number of shares that made the commit.
-        shared : str, path or None
-            As for ``Engine``; readers get the restored rows.
         version : str, int or None
             A tag, or the step of a commit. None: the last commit, or the version in ``path``.
+        shared : str, path or None
+            As for ``Engine``; readers get the restored rows.
 
         Returns
         -------

@@ -153,11 +153,9 @@ class TableAccess:
 
         Examples
         --------
-        >>> import jax
         >>> import penstock as ps
         >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
-        >>> one = jax.make_mesh((1,), ("rows",), devices=jax.devices()[:1])
-        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), one)
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
         >>> weights = engine.view("user")
         >>> engine.apply({"user": ([5], [[1.0, 2.0]])})
         True

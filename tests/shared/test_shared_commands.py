@@ -1,5 +1,9 @@
 """``--shared`` of replay and serve: readers see the rows of the run, and what is impossible is one line."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -83,3 +87,22 @@ def test_a_services_rows_are_read_while_it_runs_and_after_it(job, tmp_path):
             client.drain()
         assert service.wait()[0] == 0
     assert np.array_equal(reader.lookup("user", [1, 2, 3], consistent=True), wanted)
+
+
+NO_JAX = """
+import sys
+from penstock.cli.main import main
+code = main(sys.argv[1:])
+import penstock as ps
+ps.Reader(sys.argv[-1]).lookup("user", [1])
+print(code, [name for name in ("jax", "jaxlib") if name in sys.modules], file=sys.stderr)
+"""
+
+
+def test_neither_sharing_nor_reading_loads_jax(job, tmp_path):
+    words = ["replay", *map(str, job), "--shared", str(tmp_path / "shared")]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", NO_JAX, *words], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stderr.splitlines()[-1] == "0 []"
