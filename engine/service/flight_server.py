@@ -123,11 +123,11 @@ class FlightServer(AnsweringServer):
             self._producers.put(context, request, reader, writer.write)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        is_lookup = path_of(descriptor) == [LOOKUP]
-        with self._serving(context, *((Right.READ,) if is_lookup else (Right.PUT, Right.READ))):
-            if is_lookup:
+        with self._serving(context, Right.READ):
+            if path_of(descriptor) == [LOOKUP]:
                 self._lookups().answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
                 return
+            context.get_middleware(ADMISSION).check(Right.PUT)
             request = PutRequest.of(descriptor)
             if request.kind != EXCHANGE:
                 raise UsageError(f"exchange: expected {EXCHANGE}, got {request.kind}, which DoPut takes")

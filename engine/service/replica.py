@@ -19,7 +19,7 @@ from penstock.frames import Float32
 from penstock.io.flight.connection import Address
 from penstock.io.flight.messages import LOOKUP, TABLE, decoded, encoded, path_of
 from penstock.service.auth import CallAdmission, Right, Tokens
-from penstock.service.flight_server import ADMISSION, RIGHTS, AnsweringServer, answered
+from penstock.service.flight_server import ADMISSION, AnsweringServer, answered
 from penstock.service.limits import Limits
 from penstock.service.listener import Listener
 from penstock.service.lookup_streams import REQUEST_SCHEMA, Ids, LookupAnswers
@@ -113,7 +113,7 @@ class ReplicaServer(AnsweringServer):
         raise UsageError(f"table '{layout.name}': it has changed during each of {PASSES} readings; follow the service")
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
-        with self._serving(context, RIGHTS.get(action.type, Right.OPERATE)):
+        with self._serving(context, Right.READ if action.type == "status" else Right.OPERATE):
             if action.type == "status":
                 return [json.dumps(self._status()).encode()]
             if action.type == "drain":

@@ -14,6 +14,7 @@ from services import Process, client_of, config_of, frame, free_port, service_of
 
 import penstock as ps
 from penstock.io.flight import connect
+from penstock.service.auth import Role
 from penstock.service.limits import Limits
 
 FRAMES = [frame(n) for n in range(12)]
@@ -356,9 +357,12 @@ def test_lookups_continue_after_the_service_was_killed(tmp_path):
 
 
 def test_lookups_need_a_token():
-    with service_of(tokens=(b"s3cret",)) as service:
+    with service_of(tokens={b"s3cret": Role.READER, b"other": Role.PRODUCER}) as service:
         refused = pytest.raises(ps.ServiceError, match="the token is missing or wrong")
         with client_of(service, token="wrong", patience_s=0.1) as client, refused:
+            client.lookup({"user": [1]})
+        refused = pytest.raises(ps.ServiceError, match="the token is a producer's, and this call needs a reader or operator's")
+        with client_of(service, token="other", patience_s=0.1) as client, refused:
             client.lookup({"user": [1]})
         with client_of(service, token="s3cret") as client:
             assert client.lookup({"user": [1]}).step == 0
