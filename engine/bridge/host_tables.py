@@ -166,7 +166,7 @@ class HostTables:
     def view(self, member: int) -> Float32:
         """Return the weights of a table that has one part, in id order: read-only, without a copy."""
         plan, layout = self.plans[member], self.layouts[member]
-        floats = np.frombuffer(memoryview(self.arrays[0]).toreadonly(), np.float32)  # for good
+        floats = np.frombuffer(self.arrays[0].data.toreadonly(), np.float32)  # for good
         rows = floats[plan.first_float : plan.end].reshape(-1, plan.row_floats)
         return rows[: layout.vocabulary_size, : layout.dim]
 

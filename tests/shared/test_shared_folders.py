@@ -247,7 +247,7 @@ def test_a_reader_continues_with_the_tables_of_the_next_start(tmp_path):
 
 
 @pytest.mark.parametrize("removed", [True, False])
-def test_a_reader_continues_where_nobody_closed_the_tables_that_it_has(tmp_path, monkeypatch, removed):
+def test_a_reader_finds_new_tables_if_those_before_were_not_closed(tmp_path, monkeypatch, removed):
     monkeypatch.setattr(table_reader, "_LOOK_S", 0.0)
     folder = tmp_path / "tables"
     engine = engine_of(shared=folder)
