@@ -37,8 +37,8 @@ from penstock.shared.locks import boot_id, is_locked, is_written
 from penstock.shared.lookups import Deadline, TableReads, checked_ids, checked_out, read_tables, table_of
 from penstock.validation import place
 
-# How often a reader looks whether the folder has other tables: those before are not marked as closed if their writer was
-# killed in between, or the folder was removed.
+# How often a reader looks whether the folder has other tables: those before are not marked as closed if their writer
+# was killed in between, or the folder was removed.
 _LOOK_S = 1.0
 # How often a folder is opened whose files go while they are opened: a writer publishes the next generation.
 _ATTEMPTS = 20
