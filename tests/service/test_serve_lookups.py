@@ -361,9 +361,7 @@ def test_lookups_need_a_token():
         refused = pytest.raises(ps.ServiceError, match="the token is missing or wrong")
         with client_of(service, token="wrong", patience_s=0.1) as client, refused:
             client.lookup({"user": [1]})
-        refused = pytest.raises(
-            ps.ServiceError, match="the token is a producer's, and this call needs a reader or operator's"
-        )
+        refused = pytest.raises(ps.ServiceError, match="the token is a producer's, and this call needs")
         with client_of(service, token="other", patience_s=0.1) as client, refused:
             client.lookup({"user": [1]})
         with client_of(service, token="s3cret") as client:
