@@ -34,6 +34,8 @@ KERNELS = [
     "coalesce",
     "dirty_bits",
     "frame_accumulate",
+    "frame_steps",
+    "gate_counts",
     "gradient_blocks",
     "id_table",
     "initial_rows",

@@ -7,20 +7,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import ref
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import CapacityError, ConfigError, StateError, UsageError
-from penstock.frames import MAX_TIME, Coalesced, Frame, Int64
+from penstock.frames import MAX_TIME, Coalesced, Float64, Frame, FrameRun, Int64
 from penstock.gate import Gate
 from penstock.learning_rates import LearningRates, Rates
 from penstock.pipeline import BadRowsError, Pipeline, TableStore
+from penstock.pyx.frame_steps import SMALL_ROWS, FrameSteps
 from penstock.stats import Counters, TableReport
 from penstock.tables.table_set import TableSet
+from penstock.validation import INT64_MAX
 
 Stepped = Mapping[str, Sequence[Coalesced]]
+
+# What ``StepObserver.most_unseen`` returns: steps, and changes of rows.
+NONE, UNLIMITED = (0, 0), (INT64_MAX, INT64_MAX)
+
+
+@dataclass(frozen=True, eq=False)
+class Passed:
+    """Frames of a run that have entered the gate together, and the steps in which it opened.
+
+    first, stop : the numbers of the frames in the run
+    ids : int64, those of every step, one step after the other; seconds : float64, of every step
+    counters : of the run that the frames belong to
+    """
+
+    run: FrameRun
+    first: int
+    stop: int
+    ids: Int64
+    seconds: Float64
+    counters: Counters
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.run.bounds[self.stop] - self.run.bounds[self.first])
 
 
 class StepObserver:
@@ -37,6 +64,13 @@ class StepObserver:
         frame : without its dropped rows; counters : of the run that the frame belongs to
         """
 
+    def most_unseen(self) -> tuple[int, int]:
+        """Return how many steps, and changes of rows, may pass that only ``frames_passed`` reports."""
+        return NONE
+
+    def frames_passed(self, passed: Passed) -> None:
+        """Handle admitted frames and completed steps, in place of every other method."""
+
     def before_step(self, coalesced: Stepped) -> None:
         """Prepare for a step that changes these rows, and all rows of tables whose optimizer is not lazy."""
 
@@ -45,6 +79,9 @@ class StepObserver:
 
     def step_failed(self, error: BaseException) -> None:
         """Handle a step that raised; it may have changed any of its rows."""
+
+    def core_failed(self) -> None:
+        """Handle an error after which the core refuses further steps: it has failed half way."""
 
     def before_load(self) -> None:
         """Prepare for a load, which may set any rows."""
@@ -84,6 +121,7 @@ class EngineCore:
         self.rates = self._own_rates = LearningRates(config.num_tags, None, config.schedules)
         self.last_rates: tuple[float, ...] | None = None
         self.changed_step, self.counters = 0, Counters()
+        self._frame_steps: dict[str, FrameSteps | None] = {}
         self._observers: list[ref[StepObserver]] = []
         self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
         self.gate.open_into(self._step)
@@ -155,6 +193,49 @@ class EngineCore:
                 return frame, admitted
             raise full
         return self.push(frame.audited(), rates, counters)
+
+    def push_run(self, run: FrameRun, rates: LearningRates, counters: Counters, most: int) -> int:
+        """Push the next frames of a run in native code, up to an event. Returns how many entered the gate.
+
+        0: the next frame is an event, and needs ``push``: it is stale, bad or large, its step takes new learning rates,
+        or an observer has to see it. most : frames at most
+        """
+        began = False
+
+        def take(native: FrameSteps, values: Sequence[float], limits: Sequence[int]) -> int:
+            nonlocal began
+            began = True
+            rate = self.tables.rate_of(run.table, values)
+            num = self.pipeline.add_run(native, run, most, limits[0], limits[1], rate)
+            began = num > 0
+            return num
+
+        try:
+            with self.gate.still():
+                native, values = self._native(run), rates.constant
+                if native is None or values is None or self.gate.is_due():
+                    return 0
+                observers = self.observers
+                unseen = [observer.most_unseen() for observer in observers]
+                limits = [min(limit) for limit in zip(*unseen, UNLIMITED, strict=True)]
+                if min(most, *limits) <= 0:
+                    return 0
+                self.check_ready()
+                if not (num := self.gate.admit_run(partial(take, native, values, limits))):
+                    return 0
+                passed = Passed(run, run.next, run.next + num, native.ids, native.seconds, counters)
+                counters.count_run(passed.num_rows, num, native.num_steps)
+                if native.num_steps:
+                    counters.held_bytes = max(counters.held_bytes, self.pipeline.nbytes + native.more_bytes)
+                    self.changed_step, self.last_rates = self.global_step, values
+                for observer in observers:
+                    observer.frames_passed(passed)
+                run.next = passed.stop
+                return num
+        except BaseException as error:
+            if began:
+                self.fail(error)
+            raise
 
     def take_in(self, frame: Frame, learning_rates: Rates) -> bool:
         """Push one frame that belongs to no run. Returns False if it was stale."""
@@ -231,6 +312,8 @@ class EngineCore:
     def fail(self, error: BaseException) -> None:
         """Mark the engine as failed: its tables are no longer those of a whole step."""
         self.failed = f"{type(error).__name__}: {error}"
+        for observer in self.observers:
+            observer.core_failed()
 
     def check_whole(self) -> None:
         """Raise StateError after a step that failed half way."""
@@ -253,6 +336,16 @@ class EngineCore:
         except BaseException as error:
             self.fail(error)
             raise
+
+    def _native(self, run: FrameRun) -> FrameSteps | None:
+        """Return the way of the next frames of a run without Python; None if there is none, now or ever."""
+        table = run.table
+        if run.bounds[run.next + 1] - run.bounds[run.next] > SMALL_ROWS:
+            return None
+        if table not in self._frame_steps:
+            sums = self.pipeline.stores[table].accumulator
+            self._frame_steps[table] = self.tables.frame_steps(table, self.gate, sums, self.reduction == "mean")
+        return self._frame_steps[table] if not self.gate.num_accumulated or self.pipeline.has_only(table) else None
 
     # ---- the step
 

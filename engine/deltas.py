@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.checkpoint.dirty_rows import TouchedKeys, TouchedRows
-from penstock.core import EngineCore, StepObserver, Stepped
+from penstock.core import NONE, UNLIMITED, EngineCore, Passed, StepObserver, Stepped
 from penstock.errors import ConfigError, UsageError
 from penstock.frames import Int64
 from penstock.io.delta_format import DeltaBlock, DeltaForm, KeyChanges, Piece, Shape, checksum_begin
@@ -181,6 +181,20 @@ class Deltas(StepObserver):
         return [DeltaBlock(name, keys, KeyChanges(absent, table.directory.clock, last))] if len(keys) else []
 
     # ---- StepObserver
+
+    def most_unseen(self) -> tuple[int, int]:
+        """Return the steps and changes up to the next delta."""
+        if self._delta is not None:
+            return NONE
+        steps, changes = UNLIMITED
+        if self._steps is not None:
+            steps = (self._emitted_step // self._steps + 1) * self._steps - self._core.global_step
+        if self._rows is not None:
+            changes = self._rows - self.num_changes
+        return steps, changes
+
+    def frames_passed(self, passed: Passed) -> None:
+        self._touched[passed.run.table].add(passed.ids)
 
     def before_step(self, coalesced: Stepped) -> None:
         self.before_load()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 UInt32 = npt.NDArray[np.uint32]
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 Contributor = int | str | None
 Place = tuple[int, ...]  # in a source that can seek: the number of a message; or a version, a file and a row
 
@@ -35,6 +36,8 @@ ROLES = ("id", "gradient", "table", "step", "contributor", "learning_rates", "ti
 MAX_CONTRIBUTORS = 1000
 
 MAX_TIME = 2**32 - 2  # seconds: the largest clock of a dynamic table
+
+_START = np.zeros(1, np.int64)
 
 # These classes are immutable by convention, not ``frozen``: there are thousands a second, and a frozen Frame takes six
 # times as long to create.
@@ -119,6 +122,84 @@ class Frame:
     def audited(self) -> Frame:
         """Return this frame, fully validated. Raises InputError."""
         return self if self.audit is None else self.audit()
+
+
+@dataclass(eq=False)
+class FrameRun:
+    """Several whole frames of a source, one after the other: rows of one table, of which none is audited.
+
+    None of them has a contributor, learning rates, a time or dropped rows.
+
+    blocks : the rows of all frames, in order, without gains; starts : int64, (blocks,), the rows before each block
+    bounds : int64, shape (frames + 1,), the rows before each frame, which lies in one block
+    steps : int64, shape (frames,), the local step of each; None: none has one
+    frame_at : returns one of the frames
+
+    next : the first frame that was not handled yet. The source yields the run again until all frames are handled; a
+        consumer that handles several at once increases it
+    """
+
+    table: str
+    blocks: Sequence[Rows]
+    starts: Int64
+    bounds: Int64
+    steps: Int64 | None
+    frame_at: Callable[[int], Frame]
+    next: int = 0
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def frame(self) -> Frame:
+        """Return the next frame."""
+        return self.frame_at(self.next)
+
+    def handled(self) -> Iterator[FrameRun]:
+        """Yield the run until all frames are handled."""
+        num_frames = len(self)
+        while self.next < num_frames:
+            first = self.next
+            yield self
+            self.next = max(self.next, first + 1)
+
+    @classmethod
+    def of_block(
+        cls, table: str, rows: Rows, bounds: Int64, steps: Int64 | None, frame_at: Callable[[int], Frame]
+    ) -> FrameRun:
+        return cls(table, (rows,), _START, bounds, steps, frame_at)
+
+    def may_join(self, other: FrameRun) -> bool:
+        return self.table == other.table and (self.steps is None) == (other.steps is None)
+
+    @classmethod
+    def joined(cls, runs: Sequence[FrameRun]) -> FrameRun:
+        """Return the frames of several runs, of one block each, as one. They may join."""
+        if len(runs) == 1:
+            return runs[0]
+        counts = [len(run.bounds) - 1 for run in runs]
+        frames_before, rows_before = (
+            np.cumsum([0, *sizes]) for sizes in (counts, [len(run.blocks[0].ids) for run in runs])
+        )
+        bounds = np.concatenate([_START, *[run.bounds[1:] for run in runs]])
+        bounds[1:] += np.repeat(rows_before[:-1], counts)
+
+        def frame_at(number: int) -> Frame:
+            index = int(np.searchsorted(frames_before, number, side="right")) - 1
+            return runs[index].frame_at(number - int(frames_before[index]))
+
+        return cls(
+            runs[0].table,
+            [block for run in runs for block in run.blocks],
+            rows_before[:-1],
+            bounds,
+            None if runs[0].steps is None else np.concatenate([run.steps for run in runs if run.steps is not None]),
+            frame_at,
+        )
+
+
+def as_frame(frame: Frame | FrameRun) -> Frame:
+    """Return a frame itself, and of a run the next one."""
+    return frame.frame() if isinstance(frame, FrameRun) else frame
 
 
 def fingerprint(frame: Frame) -> str:

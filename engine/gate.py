@@ -3,7 +3,7 @@
 Source: TensorFlow's conditional_accumulator_base.{h,cc}. One class for the public accumulators and for the engine. The
 gate never sees a gradient: the sums lie in a store, which the gate reaches only through callables (add, produce, put).
 They run under its lock, so that counts and sums always agree, and must not change the gate. A taker's Future completes
-after the lock is released, so that its callbacks may use the gate.
+after the lock is released, so that its callbacks may use the gate. The rule and its counters are ``pyx.gate_counts``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import CancelledError, StateError, UsageError
 from penstock.frames import Contributor, count_by, largest_counts
+from penstock.pyx.gate_counts import GateCounts
 from penstock.stats import Stale
-from penstock.validation import INT64_MAX, whole
+from penstock.validation import whole
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class _Ticket(NamedTuple):
     since: float
 
 
-class Gate:
+class Gate(GateCounts):
     """Opens when enough has arrived since it last opened, for the taker whose turn it is.
 
     num_required : of the consumer that ``open_into`` sets; None: the gate opens only for takers in the queue
@@ -57,10 +58,7 @@ class Gate:
     ) -> None:
         if num_required is not None and num_required < 1:
             raise UsageError(f"num_required: expected at least 1, got {num_required}")
-        self.num_required = num_required
-        self.global_step = global_step
-        self.steps = range(-INT64_MAX - 1, INT64_MAX)
-        self.num_accumulated = 0
+        super().__init__(num_required, global_step)
         self._counted = counted
         self._clock = clock
         self._lock = threading.RLock()  # re-entrant: a schedule runs under it and may read the gate
@@ -72,14 +70,6 @@ class Gate:
         self._stale = Stale()
         self._last_stale = 0.0
         self._closed = False
-
-    def is_stale(self, local_step: int | None) -> bool:
-        """Return whether a contribution of this step is behind the global step; one without a step never is."""
-        return local_step is not None and local_step < self.global_step
-
-    def is_due(self, more: int = 0) -> bool:
-        """Return whether the gate opens into its consumer with so many more contributions than it has."""
-        return self.num_required is not None and self.num_accumulated + more >= self.num_required
 
     def admit(
         self,
@@ -102,9 +92,28 @@ class Gate:
                 self._last_stale = self._clock()
                 return False
             add()
-            self.num_accumulated += 1
+            self.count_contribution()
             count_by(self._contributors, contributor)
             return True
+
+        return self._change(change)
+
+    def admit_run(self, take: Callable[[], int]) -> int:
+        """Admit several contributions without a name: call ``take()``, which counts them and opens the gate itself.
+
+        take : returns how many it admitted. It opens as ``admit`` does; none is admitted while takers are queued
+        """
+
+        def change() -> int:
+            self._check_open()
+            if self._queue:
+                return 0
+            step, num = self.global_step, take()
+            if self.global_step != step:
+                self._contributors.clear()
+            for _ in range(min(num, self.num_accumulated)):
+                count_by(self._contributors, None)
+            return num
 
         return self._change(change)
 
@@ -115,7 +124,7 @@ class Gate:
 
     def check_may_open(self) -> None:
         """Raise StateError if the global step is none of ``steps``."""
-        if self.global_step not in self.steps:
+        if not self.can_open():
             raise StateError(
                 f"the global step is {self.global_step}, and the gate opens only from {self.steps[0]} to "
                 f"{self.steps[-1]}; set_global_step to one of these"
@@ -208,7 +217,7 @@ class Gate:
     def set_state(self, state: Mapping[str, Any], put: Callable[[], None] = lambda: None) -> None:
         """Restore the state that ``get_state`` returned and the store's (``put``), and serve the takers it allows."""
         try:
-            step, num = whole("global_step", state["global_step"]), int(state["num_accumulated"])
+            step, num = whole("global_step", state["global_step"]), whole("num_accumulated", state["num_accumulated"])
             contributors = Counter({who: int(n) for who, n in state["contributors"]})
             stale = Stale.from_state(state["stale"])
         except (KeyError, TypeError, ValueError) as error:
@@ -282,8 +291,7 @@ class Gate:
 
     def _pass_through(self) -> None:
         """Count the step and reset the contributions, which the taker has consumed."""
-        self.num_accumulated = 0
-        self.global_step += 1
+        self.count_opening()
         self._contributors.clear()
 
     def _leave(self, future: Future[Any]) -> None:

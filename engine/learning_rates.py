@@ -74,6 +74,12 @@ class LearningRates:
             )
         return self
 
+    @cached_property
+    def constant(self) -> tuple[float, ...] | None:
+        """One value per tag, if neither frames nor steps change them; else None."""
+        tags = range(self.num_tags)
+        return tuple(self._constants[tag] for tag in tags) if all(tag in self._constants for tag in tags) else None
+
     def at(self, global_step: int, frame_rates: Sequence[float] | None) -> tuple[float, ...]:
         """Return one value per tag. frame_rates : of the frame that opens the gate. Raises ConfigError, UsageError."""
         if frame_rates is not None and len(frame_rates) != self.num_tags:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.bridge.host_tables import MOST_COUNTING
 from penstock.bridge.sharding import NUM_SHARDS
 from penstock.checkpoint.engine_state import encoded
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Constant, RowIdInitializer, TruncatedNormal, Uniform
-from penstock.core import EngineCore, StepObserver, Stepped
+from penstock.core import UNLIMITED, EngineCore, StepObserver, Stepped
 from penstock.errors import ConfigError, UsageError, listed
 from penstock.frames import Float32, Int64
 from penstock.pyx.row_keys import RowKeys, num_words
@@ -56,8 +57,12 @@ class LiveReads(StepObserver):
         if folder is not None:
             layouts = [table.layout for table in self._tables.values()]
             config = hashlib.sha256(encoded(core.config).encode()).hexdigest()
-            threads = core.pipeline.team.threads + 1
+            threads = min(core.pipeline.team.threads + 1, MOST_COUNTING)
             self._words = folder.publish(layouts, threads, core.global_step, durable_step, config, history)
+        for spec in core.tables.specs_here.values():
+            on_host = core.tables.table(spec.name).on_host
+            assert on_host is not None
+            on_host[0].note_steps(self._words.memory)
         core.observe(self)
 
     def lookup_tables(
@@ -81,13 +86,17 @@ class LiveReads(StepObserver):
 
     # ---- the core's steps and loads
 
+    def most_unseen(self) -> tuple[int, int]:
+        """Return any number: steps in native code begin and end in the same words (``HostTables.note_steps``)."""
+        return UNLIMITED
+
     def before_step(self, coalesced: Stepped) -> None:
         self._words.begin()
 
     def after_step(self, coalesced: Stepped) -> None:
         self._words.end(self._core.global_step + 1)
 
-    def step_failed(self, error: BaseException) -> None:
+    def core_failed(self) -> None:
         if self._folder is not None:
             self._folder.fail()
 

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import EngineCore, StepObserver, stores_of
 from penstock.errors import PenstockError, UsageError
-from penstock.frames import Coalesced, Float32, Frame, Int64, SummedArrays
+from penstock.frames import Coalesced, Float32, Frame, FrameRun, Int64, SummedArrays
 from penstock.learning_rates import LearningRates
 from penstock.pipeline import Pipeline, TableStore
 from penstock.stats import Counters
@@ -79,6 +79,10 @@ class LockstepCore(EngineCore):
                 for observer in self.observers:
                     observer.frame_applied(frame, admitted, counters)
             return frame, admitted
+
+    def push_run(self, run: FrameRun, rates: LearningRates, counters: Counters, most: int) -> int:
+        """Return 0: every frame is part of a round."""
+        return 0
 
     def open_early(self, rates: LearningRates, counters: Counters) -> bool:
         with self.gate.still(), self.processes.sharing_errors():

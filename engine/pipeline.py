@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import StateError
-from penstock.frames import Array, Coalesced, Contributor, Frame, Int64, Rows, Summed, SummedArrays
+from penstock.frames import Array, Coalesced, Contributor, Frame, FrameRun, Int64, Rows, Summed, SummedArrays
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.buffer_pool import Sums
 from penstock.pyx.frame_accumulate import Intake, bytes_held
+from penstock.pyx.frame_steps import FrameSteps
 from penstock.threads import ThreadTeam
 
 # Below this many rows a second thread costs more than it saves.
@@ -216,9 +217,35 @@ class Pipeline:
         self._num_added += 1
         self._last, self.last_rates = (frame.local_step, frame.contributor), frame.learning_rates
 
+    def add_run(
+        self, steps: FrameSteps, run: FrameRun, most: int, most_steps: int, most_changes: int, rate: float
+    ) -> int:
+        """Let the next frames of a run pass, with the steps that they open the gate for. Returns how many.
+
+        most, most_steps, most_changes, rate : as ``FrameSteps.take`` takes them
+        """
+        arrays = run.blocks, run.starts, run.bounds, run.steps
+        try:
+            num = steps.take(*arrays, run.next, most, most_steps, most_changes, rate, self._num_added + 1)
+        except MemoryError:  # for several frames; nothing has changed
+            return 0
+        if num:
+            last_step = None if run.steps is None else int(run.steps[run.next + num - 1])
+            self._num_added += num
+            self._last, self.last_rates = (last_step, None), None
+        return num
+
+    def has_only(self, table: str) -> bool:
+        """Return whether no other table has sums."""
+        others = [store for name, store in self.stores.items() if name != table]
+        return not any(len(store.accumulator) or store.nbytes_apart for store in others)
+
     def drain(self) -> dict[str, list[Coalesced]]:
         """Return and reset the sums of every table."""
-        return {name: store.drain() for name, store in self.stores.items()}
+        drained = {}
+        for name, store in self.stores.items():
+            drained[name] = store.drain()
+        return drained
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +20,7 @@ from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.session import CheckpointSession
 from penstock.core import EngineCore
 from penstock.deltas import Deltas
-from penstock.frames import Frame
+from penstock.frames import Frame, FrameRun, as_frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.delta_sink import DeltaWriter, open_deltas
 from penstock.io.quarantine import parse_on_bad_row
@@ -35,6 +34,8 @@ from penstock.telemetry import Telemetry
 from penstock.validation import function, place, share, whole
 
 log = logging.getLogger("penstock")
+
+Frames = Iterator[tuple[int, Frame | FrameRun]]
 
 
 class RunOptions(Options, concerns=SOURCE):
@@ -80,6 +81,7 @@ class SourceRun:
         self._open_deltas: OpenDeltas | None = None
         self._writer: DeltaWriter | None = None
         self._num_skipped = 0
+        self._left: int | None = None  # frames up to the limit; None: there is none
         self._started_s = time.perf_counter()
 
     def run(self) -> Report:
@@ -115,44 +117,44 @@ class SourceRun:
         """
         core, counters = self._core, self._counters
         reading, summing, committing = map(self._telemetry.timed, ("read", "sum", "save"))
-        limited = _limited if self._options.follow else islice
         with self._opened() as saving:
             try:
                 with (
-                    closing(self._reader.numbered()) as numbered,
+                    closing(self._reader.numbered_runs()) as numbered,
                     sharing_errors(core),
                     ExitStack() as stack,
                 ):
-                    frames = rounds(core, limited(numbered, saving.remaining(self._limit)), self._rates, counters)
+                    limited = self._limited(numbered, saving.remaining(self._limit))
+                    frames: Frames = rounds(core, limited, self._rates, counters)
                     with reading:
-                        saving.skip(frames, self._limit)
+                        saving.skip(single(frames), self._limit)
                     if core.gate.is_due():  # a full table refused the step, when it had fewer rows
                         with summing:
                             core.open_early(self._rates, counters)
                         if self._deltas is not None:
                             yield from self._deltas.due()
                     if self._ahead is not None:
-                        frames = stack.enter_context(closing(self._ahead.frames(frames)))
+                        frames = stack.enter_context(closing(self._ahead.frames(single(frames))))
                     while True:
                         with reading:
                             saving.source, frame = next(frames, (0, None))
                         if frame is None:
                             break
-                        if frame.is_void:
+                        if isinstance(frame, Frame) and frame.is_void:
                             if frame.place:
                                 saving.pass_over(frame)
                             elif self._reader.is_idle:
                                 saving.idle()
                             continue
                         with summing:
-                            frame, _ = core.push(frame, self._rates, counters)
+                            last = self._push(frame)
                         try:
                             if self._deltas is not None:
                                 yield from self._deltas.due()
                         finally:
                             with committing:
                                 saving.advance()
-                        self._applied(frame)
+                        self._applied(last)
                 if self._options.flush:
                     core.open_early(core.rates, counters)
             except GeneratorExit:
@@ -195,9 +197,32 @@ class SourceRun:
             self._telemetry.num_skipped = self._num_skipped = saving.num_skipped
             yield saving
 
-    def _applied(self, frame: Frame) -> None:
-        """Sample and report a frame that was applied."""
-        self._telemetry.sample(frame, self._core.gate, self._core.last_rates or ())
+    def _push(self, frame: Frame | FrameRun) -> Frame | None:
+        """Push a frame, or the next frames of a run. Return it without bad rows; None if they were several."""
+        core, counters = self._core, self._counters
+        if isinstance(frame, FrameRun):
+            most = len(frame) if self._left is None else self._left
+            if core.push_run(frame, self._rates, counters, 1 if self._progress is not None else most):
+                return None
+            frame = frame.frame()
+        return core.push(frame, self._rates, counters)[0]
+
+    def _limited(self, frames: Frames, most: int | None) -> Iterator[tuple[int, Frame | FrameRun]]:
+        """Yield the first frames, and the pauses between them: void frames without a place. most : None: all"""
+        self._left = most
+        while self._left != 0:
+            number, frame = next(frames, (0, None))
+            if frame is None:
+                return
+            first = frame.next if isinstance(frame, FrameRun) else 0
+            yield number, frame
+            if self._left is not None:
+                self._left -= _num_handled(frame, first)
+
+    def _applied(self, frame: Frame | None) -> None:
+        """Sample and report frames that were applied. frame : None: they were not observed one by one"""
+        if frame is not None:
+            self._telemetry.sample(frame, self._core.gate, self._core.last_rates or ())
         if self._progress is not None:
             self._progress(self._counters, self._gate, self._fraction())
         interrupts.check()
@@ -232,14 +257,13 @@ class SourceRun:
             )
 
 
-def _limited(frames: Iterator[tuple[int, Frame]], most: int | None) -> Iterator[tuple[int, Frame]]:
-    """Yield the first frames, and the pauses between them: void frames without a place. most : None: all"""
-    if most is None:
-        yield from frames
-        return
-    while most:
-        number, frame = next(frames, (0, None))
-        if frame is None:
-            return
-        most -= not frame.is_void or bool(frame.place)
-        yield number, frame
+def single(frames: Frames) -> Iterator[tuple[int, Frame]]:
+    """Return the frames one by one, also those of runs."""
+    return ((number, as_frame(frame)) for number, frame in frames)
+
+
+def _num_handled(frame: Frame | FrameRun, first: int) -> int:
+    """Return how many frames were handled. first : of a run, the one that was next before"""
+    if isinstance(frame, FrameRun):
+        return max(1, frame.next - first)
+    return int(not frame.is_void or bool(frame.place))

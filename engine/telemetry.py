@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core import StepObserver, Stepped
+from penstock.core import NONE, UNLIMITED, Passed, StepObserver, Stepped
 from penstock.frames import Frame
 from penstock.gate import Gate
 from penstock.sampling import KnownAs, Moment, Probe, Read
@@ -137,6 +137,16 @@ class Telemetry(StepObserver):
     def timed(self, stage: str) -> AbstractContextManager[Any]:
         """Return a context that counts its time as a stage: "sum" without the time of steps and saving."""
         return _Timed(self, stage)
+
+    def most_unseen(self) -> tuple[int, int]:
+        return UNLIMITED if self.probe is None and self.tracer is None else NONE
+
+    def frames_passed(self, passed: Passed) -> None:
+        self.num_steps += len(passed.seconds)
+        self.recent_s.extend(passed.seconds[-RECENT_STEPS:].tolist())
+        self.stage_s["step"] += float(passed.seconds.sum())
+        if len(passed.ids):
+            self.updated[passed.run.table] += len(passed.ids)
 
     def before_step(self, coalesced: Stepped) -> None:
         if self.probe is not None:

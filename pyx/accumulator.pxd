@@ -11,8 +11,10 @@ cdef class Accumulator(PartMemory):
     cdef Py_ssize_t rows_begun
     cdef bint wide
     cdef GradientBlocks blocks           # the frame between begin and end
-    cdef int begin(self, list blocks, index_t frame, Py_ssize_t num_parts) except -1
+    cdef int begin(self, list blocks, index_t frame, Py_ssize_t num_parts, Py_ssize_t room=*,
+                   Py_ssize_t longest=*, Py_ssize_t most=*) except -1
     cdef int end(self) except -1
+    cdef int end_steps(self, Py_ssize_t num_rows, Py_ssize_t most_ids) except -1
     cdef int cancel(self) except -1
     cdef int undo(self) except -1
     cpdef tuple drain(self, bint mean=*)

@@ -12,7 +12,7 @@ from .gradient_blocks cimport GradientBlocks
 from .id_table cimport IdBits, IdMap, best_isa
 from .buffer_pool cimport Block, Sums
 from .buffer_pool import divide
-from .coalesce cimport part_carry, part_clear, part_find, part_undo
+from .coalesce cimport Mark, part_carry, part_clear, part_find, part_undo
 from .part_memory cimport MOST_PARTS, PartMemory
 from .row_sums cimport part_fold
 
@@ -76,12 +76,15 @@ cdef class Accumulator(PartMemory):
 
     # ---- a frame in: for Intake
 
-    cdef int begin(self, list blocks, index_t frame, Py_ssize_t num_parts) except -1:
+    cdef int begin(self, list blocks, index_t frame, Py_ssize_t num_parts, Py_ssize_t room=-1,
+                   Py_ssize_t longest=-1, Py_ssize_t most=-1) except -1:
         """Make room for one more frame, or for more of the last one.
 
         blocks : (ids, grads, row_index, scales) each, as ``Intake.begin`` describes them
         frame : its number; an id that occurs twice in one frame counts once
         num_parts : a power of two; the number of parts from the next time on that nothing is held
+        room : where the blocks have several frames: the rows between two openings, at most; longest : those of one
+            frame; most : of all that are added
         Raises MemoryError or ValueError: nothing has changed then.
         """
         cdef Py_ssize_t p, num_rows, held = self.held()
@@ -94,11 +97,11 @@ cdef class Accumulator(PartMemory):
                 self.set_parts(num_parts)
             self.first_frame = frame
         if self.map is not None:
-            self.map.make_room(num_rows)
+            self.map.make_room(held + (num_rows if most < 0 else most))
             self.vocabulary.base, self.vocabulary.run_base = self.map.base, self.map.run_base
         for p in range(self.num_parts):
-            self.reserve(p, num_rows)
-            self.reserve_slots(p, num_rows)
+            self.reserve(p, num_rows if room < 0 else room)
+            self.reserve_slots(p, num_rows if longest < 0 else longest)
             if self.count and frame != self.first_frame:
                 self.start_marks(p)
         self.rows_begun = num_rows
@@ -115,6 +118,25 @@ cdef class Accumulator(PartMemory):
         self.rows_begun = 0
         self.blocks.clear()
         return 0
+
+    cdef int end_steps(self, Py_ssize_t num_rows, Py_ssize_t most_ids) except -1:
+        """Count the rows of several frames, of which some were taken out by steps without a drain.
+
+        most_ids : of one step
+        """
+        cdef Py_ssize_t p
+        cdef Block block
+        for p in range(self.num_parts):
+            for blocks, width in ((self._ids, sizeof(id_t)), (self._sums, self.row_bytes), (self._marks, sizeof(Mark))):
+                block = blocks[p]
+                if block is not None:
+                    block.touched = max(block.touched, min(block.size, most_ids * <Py_ssize_t>width))
+            if not self.parts[p].num_ids:
+                self._marks[p], self.parts[p].marks = None, NULL
+        if self.map is not None:
+            self.map.base = self.vocabulary.base
+        self.num_rows += num_rows
+        return self.cancel()
 
     cdef int undo(self) except -1:
         """Remove what was added of the frame; only where nothing was held before it."""

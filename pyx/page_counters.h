@@ -71,4 +71,11 @@ static inline void read_again(int times) {
     (__atomic_store_n(word, *(word) | 1, __ATOMIC_RELAXED), __atomic_thread_fence(__ATOMIC_RELEASE))
 #define end_word(word) __atomic_store_n(word, (*(word) + 1) & ~(uint64_t)1, __ATOMIC_RELEASE)
 
+/* The words of all tables (StepWords): whether a step runs, the last step, the last durable one, and a state. */
+enum { NUM_WORDS = 8 };
+static inline void end_step(uint64_t *words, uint64_t step) {
+    store_word(words + 1, step);
+    end_word(words);
+}
+
 #endif

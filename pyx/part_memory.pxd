@@ -23,6 +23,7 @@ cdef class PartMemory:
     cdef Pool _pool
     cdef Py_ssize_t held(self) noexcept
     cdef Py_ssize_t distinct(self) noexcept
+    cdef Py_ssize_t bytes_per_id(self) noexcept
     cdef Py_ssize_t num_bytes(self) noexcept
     cdef int set_parts(self, Py_ssize_t num_parts) except -1
     cdef int reserve(self, Py_ssize_t p, Py_ssize_t num_rows) except -1

@@ -37,12 +37,14 @@ cdef class PartMemory:
             n += self.parts[p].num_distinct
         return n
 
+    cdef Py_ssize_t bytes_per_id(self) noexcept:
+        return self.row_bytes + 9 + self.count * sizeof(Mark) + self.count_rows * sizeof(index_t)
+
     cdef Py_ssize_t num_bytes(self) noexcept:
         cdef Py_ssize_t p, buckets = 0
-        cdef Py_ssize_t per_id = self.row_bytes + 9 + self.count * sizeof(Mark) + self.count_rows * sizeof(index_t)
         for p in range(self.num_parts):
             buckets += self.parts[p].buckets.reserved
-        return (self.held() * per_id + buckets * sizeof(Bucket) + (self.map.num_bytes if self.map is not None else 0)
+        return (self.held() * self.bytes_per_id() + buckets * sizeof(Bucket) + (self.map.num_bytes if self.map is not None else 0)
                 + self._pool.touched_bytes())
 
     cdef int set_parts(self, Py_ssize_t num_parts) except -1:

@@ -21,7 +21,8 @@ cdef extern from "page_counters.h" nogil:
     uint64_t load_word(const uint64_t* word)
     void store_word(uint64_t* word, uint64_t value)
     void begin_word(uint64_t* word)
-    void end_word(uint64_t* word)
+    enum: NUM_WORDS
+    void end_step(uint64_t* words, uint64_t step)
 
 cdef extern from *:
     """
@@ -43,7 +44,6 @@ cdef enum:
     MOST_AHEAD = 16     # of which the memory is requested early
     MOST_TRIES = 2000   # to copy a row, about a millisecond: the caller then looks whether its writer is alive
     MOST_PAUSES = 20    # of 50 microseconds, until a step has ended
-    NUM_WORDS = 8
     MAX_TABLE_PARTS = 1024
 
 
@@ -55,7 +55,7 @@ cdef class StepWords:
 
     memory : uint64 (NUM_WORDS,), of zeros or as another one left it; read-only for a reader
     """
-    cdef object memory
+    cdef readonly object memory
     cdef uint64_t* words        # sequence, step, durable step, state
 
     def __init__(self, memory not None):
@@ -73,10 +73,9 @@ cdef class StepWords:
         """A step, or a load, begins to change rows."""
         begin_word(self.writable())
 
-    def end(self, uint64_t step):
+    def end(self, int64_t step):
         """It has ended. step : the number of steps since the tables began"""
-        store_word(self.writable() + 1, step)
-        end_word(self.words)
+        end_step(self.writable(), <uint64_t>step)
 
     @property
     def sequence(self):
@@ -102,7 +101,7 @@ cdef class StepWords:
 
     @property
     def step(self):
-        return load_word(&self.words[1])
+        return <int64_t>load_word(&self.words[1])
 
     @property
     def durable_step(self):

@@ -19,6 +19,12 @@ from .row_updates cimport (
 )
 
 
+cdef extern from "page_counters.h" nogil:
+    enum: NUM_WORDS
+    void begin_word(uint64_t* word)
+    void end_step(uint64_t* words, uint64_t step)
+
+
 cdef extern from "update_rules.h" nogil:
     enum: NUM_RULES
     ctypedef struct RuleEntry:
@@ -64,10 +70,6 @@ cdef class Plan:
     first_float : where the table begins in the array of floats that every device has
     name : in errors
     """
-    cdef Table table
-    cdef readonly object zeros
-    cdef bytes name
-
     def __init__(self, str rule, numbers, starts, int64_t dim, int64_t vocabulary_size, int64_t num_shards, bint mod,
                  int64_t rows_per_shard, int64_t shards_per_device, bint non_lazy, str target="", int64_t first_float=0,
                  str name=""):
@@ -139,21 +141,9 @@ cdef class Step:
     plans : of the tables, which are called by their numbers here
     floats : float32 (n,) of each device, in which its part of the tables lies
     """
-    cdef StepPlan plan
-    cdef StepContext context
-    cdef Py_ssize_t room, room_for_sweeps
-    cdef int64_t num_rows, num_swept_rows
-    cdef tuple plans, floats, counted
-    cdef float** memory         # of each device, that of floats
-    cdef uint64_t** counters    # of each device, those of counted; NULL: none
-    cdef int64_t num_counting   # threads that have counters
-    cdef object arrays, interrupt
-    cdef bint is_open
-    cdef int64_t num_helping
-
     def __cinit__(self, plans, floats):
         cdef float[::1] memory
-        self.plans, self.floats = tuple(plans), tuple(floats)
+        self.plans, self.floats, self.num_devices = tuple(plans), tuple(floats), len(floats)
         self.plan.segments, self.plan.sweeps = NULL, NULL
         self.context.plan = &self.plan
         self.memory = <float**>PyMem_Calloc(len(self.floats), sizeof(float*))
@@ -196,6 +186,13 @@ cdef class Step:
             self.counters[device] = &of_device[0, 0]
             self.num_counting = of_device.shape[0]
         self.context.counters_per_thread = per_thread
+
+    def note_steps(self, words not None):
+        """From now on, let ``update_small`` begin and end its steps in these words. words : the memory of StepWords"""
+        cdef uint64_t[::1] noted = words
+        if noted.shape[0] < NUM_WORDS:
+            raise ValueError(f"expected {NUM_WORDS} words, got {noted.shape[0]}")
+        self.noted, self.words = words, &noted[0]
 
     def run(self, run_tasks, int64_t threads):
         """Do what was prepared, on one device after the other, and release its arrays.
@@ -260,6 +257,34 @@ cdef class Step:
             with nogil:
                 usleep(20)
         return 0
+
+    cdef const Table* begin_small(self, Py_ssize_t number) except NULL:
+        """Prepare for ``update_small`` of a table, until ``_release``. Raises MemoryError."""
+        cdef const Table* table = &(<Plan?>self.plans[number]).table
+        self._begin(UPDATE)
+        self._next(table, 1, 0, -1)
+        self.context.is_sweep, self.context.touched = False, NULL
+        return table
+
+    cdef void update_small(self, const id_t* ids, const grad_t* grads, int64_t num_rows, float lr,
+                           uint64_t step) noexcept nogil:
+        """One optimizer application to rows of the table of ``begin_small``, on the calling thread, without Python.
+
+        ids : rows of the table, distinct; grads : one row after the other; step : the number of steps afterwards
+        """
+        cdef Segment* segment = self.plan.segments
+        cdef StepContext* context = &self.context
+        segment.ids, segment.values, segment.row_floats = ids, <grad_t*>grads, segment.table.dim
+        segment.num_rows, segment.rows_per_item, segment.lr = num_rows, num_rows, lr
+        context.num_items = 1
+        if self.words != NULL:
+            begin_word(self.words)
+        for context.device in range(self.num_devices):
+            context.floats, context.counters = self.memory[context.device], self.counters[context.device]
+            context.next_item = context.next_thread = 0
+            work(context)
+        if self.words != NULL:
+            end_step(self.words, step)
 
     def start(self):
         """Every row of every table as it begins."""

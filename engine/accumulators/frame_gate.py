@@ -10,6 +10,7 @@ from penstock.errors import StateError
 from penstock.frames import Contributor
 from penstock.gate import Gate
 from penstock.stats import Stale
+from penstock.validation import whole
 
 
 class FrameGate:
@@ -130,7 +131,7 @@ class FrameGate:
         >>> engine.gate.is_stale(4), engine.gate.is_stale(5), engine.gate.is_stale(None)
         (True, False, False)
         """
-        return self._gate.is_stale(local_step)
+        return self._gate.is_stale(None if local_step is None else whole("local_step", local_step))
 
     def set_global_step(self, global_step: int) -> None:
         """Set the step to any int64, also a smaller one. Frames already admitted stay.

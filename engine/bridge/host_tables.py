@@ -23,6 +23,9 @@ from penstock.bridge.devices import AnyMesh, platform
 from penstock.bridge.sharding import NUM_SHARDS, Layout, TableDefinition
 from penstock.frames import Float32, Int64
 from penstock.pyx import update
+from penstock.pyx.accumulator import Accumulator
+from penstock.pyx.frame_steps import FrameSteps
+from penstock.pyx.gate_counts import GateCounts
 from penstock.threads import ThreadTeam
 from penstock.updates import UpdateRule
 
@@ -31,6 +34,8 @@ Allocate = Callable[[str, int, npt.DTypeLike], npt.NDArray[Any]]
 
 # Floats per cache line.
 LINE_FLOATS = 16
+# Threads that count the pages that they write (MOST_WRITERS in pyx/page_counters.h); no more update tables then.
+MOST_COUNTING = 1025
 # The terms of a row-wise sum are on a thread's stack (MAX_SUMMED_DIM in pyx/update_equations.h).
 MAX_SUMMED_DIM = 4096
 
@@ -148,18 +153,26 @@ class HostTables:
         """Count the writes of every page of rows from now on, so that rows can be read without a lock."""
         if not self.counters:
             with self._lock:
-                shape = (self._team.threads + 1, self._step.counters_per_thread)
+                shape = (min(self._team.threads + 1, MOST_COUNTING), self._step.counters_per_thread)
                 size = shape[0] * shape[1]
                 self.counters = tuple(self._allocate("pages", size, np.uint64).reshape(shape) for _ in self.arrays)
                 self._step.count_pages(self.counters)
 
+    def note_steps(self, words: npt.NDArray[np.uint64]) -> None:
+        """Begin and end the steps of ``frame_steps`` in words of StepWords from now on."""
+        with self._lock:
+            self._step.note_steps(words)
+
     def view(self, member: int) -> Float32:
         """Return the weights of a table that has one part, in id order: read-only, without a copy."""
         plan, layout = self.plans[member], self.layouts[member]
-        rows = self.arrays[0][plan.first_float : plan.end].reshape(-1, plan.row_floats)
-        weights = rows[: layout.vocabulary_size, : layout.dim]
-        weights.flags.writeable = False
-        return weights
+        floats = np.frombuffer(self.arrays[0].data.toreadonly(), np.float32)  # for good
+        rows = floats[plan.first_float : plan.end].reshape(-1, plan.row_floats)
+        return rows[: layout.vocabulary_size, : layout.dim]
+
+    def frame_steps(self, member: int, gate: GateCounts, sums: Accumulator, mean: bool) -> FrameSteps:
+        """Return the way of frames of one table without Python. gate, sums : which they enter; mean : of the sums"""
+        return FrameSteps(gate, sums, self._step, self._lock, member, mean)
 
     def wait(self) -> None:
         """Do nothing: every call waits."""

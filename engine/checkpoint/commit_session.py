@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from penstock.checkpoint.incremental import Saver
 from penstock.core import EngineCore
+from penstock.validation import INT64_MAX
 
 # Pause between two checks of the thread whether frames arrive.
 PAUSE_S = 0.01
@@ -66,6 +67,13 @@ class CommitSession:
         return self._every is not None and self._core.global_step - self._step >= self._every
 
     @property
+    def most_unseen(self) -> int:
+        """Return how many steps may pass before frames are counted one by one again, up to the next commit."""
+        if self._asked or self._saver.is_busy:
+            return 0
+        return INT64_MAX if self._every is None else self._every - (self._core.global_step - self._step)
+
+    @property
     def may_begin(self) -> bool:
         """Return whether a commit can begin without waiting for one in flight."""
         return not self._saver.is_busy
@@ -75,10 +83,10 @@ class CommitSession:
         """Return whether a step has changed the tables since the last commit began."""
         return self._core.global_step != self._step
 
-    def frame_counted(self) -> None:
-        """Record that a frame was applied and that the positions count it."""
+    def frame_counted(self, num_frames: int = 1) -> None:
+        """Record that frames were applied and that the positions count them."""
         self.has_changes = True
-        self._num_frames += 1
+        self._num_frames += num_frames
 
     def ask(self, again: bool = False) -> bool:
         """Request a commit of the current state. Return False if all of it is durable already.

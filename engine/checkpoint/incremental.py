@@ -21,7 +21,7 @@ from penstock.checkpoint.parts import ALL_ROWS, PartRows
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.store import REPEATS, Commit, Folder
 from penstock.checkpoint.writer import CommitWriter
-from penstock.core import StepObserver, Stepped
+from penstock.core import NONE, UNLIMITED, Passed, StepObserver, Stepped
 from penstock.frames import Float32, Int64
 from penstock.options import KEEP
 
@@ -159,6 +159,13 @@ class Saver(StepObserver):
                         self._put(name, marks.change(ids))
         # ``advance`` need not copy these rows any more, so this time counts against its share.
         self._spent_s += time.perf_counter() - began
+
+    def most_unseen(self) -> tuple[int, int]:
+        """Return 0 while a commit is in flight: every step copies its pending rows first."""
+        return NONE if self.is_busy else UNLIMITED
+
+    def frames_passed(self, passed: Passed) -> None:
+        self._marks[passed.run.table].change(passed.ids)
 
     def before_load(self) -> None:
         """Copy all pending rows, and mark all rows as dirty: unknown rows are about to change."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.incremental import Saver
 from penstock.checkpoint.source_positions import Positions
-from penstock.core import EngineCore
+from penstock.core import EngineCore, Passed
 from penstock.errors import UsageError
 from penstock.frames import Frame, Place
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import RunFiles
 from penstock.io.sources.seekable_source import SeekableSource
 from penstock.stats import Counters
+from penstock.validation import INT64_MAX
 
 
 class RunCommits(CommitListener):
@@ -98,17 +100,33 @@ class RunCommits(CommitListener):
 
         ``check`` raises its error later: the frame has been applied. Nothing is committed from then on.
         """
+        self._count(1, lambda: self.positions.count(self.source, frame, admitted, self._creation), frame.bad_rows)
+
+    def count_passed(self, passed: Passed) -> None:
+        """Count frames of a run that have entered the gate, as ``count`` does."""
+        run, first, stop = passed.run, passed.first, passed.stop
+        self._count(stop - first, lambda: self.positions.count_run(self.source, run, first, stop, self._creation))
+
+    def _count(self, num_frames: int, count: Callable[[], None], bad_rows: Sequence[Any] = ()) -> None:
         try:
             if self.files.bad_rows is not None:
-                self.files.bad_rows.append(frame.bad_rows)
-            source = self._reader.sources[self.source]
-            creation = source.creation if isinstance(source, SeekableSource) else None
-            self.positions.count(self.source, frame, admitted, creation)
+                self.files.bad_rows.append(bad_rows)
+            count()
             if self._commits is not None:
-                self._commits.frame_counted()
+                self._commits.frame_counted(num_frames)
         except BaseException as error:
             self.failed, self._error = True, error
             self.positions.uncounted = f"{type(error).__name__}: {error}".removesuffix(": ")
+
+    @property
+    def _creation(self) -> str | None:
+        source = self._reader.sources[self.source]
+        return source.creation if isinstance(source, SeekableSource) else None
+
+    @property
+    def most_unseen(self) -> int:
+        """Return how many steps may pass before ``advance`` has something to do."""
+        return INT64_MAX if self._commits is None else self._commits.most_unseen
 
     def advance(self) -> None:
         """Begin a commit if one is due, and copy some rows."""

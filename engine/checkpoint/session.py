@@ -16,7 +16,7 @@ from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.versions import check_no_version, make_tag
-from penstock.core import EngineCore, StepObserver
+from penstock.core import EngineCore, Passed, StepObserver
 from penstock.errors import StateError, UsageError
 from penstock.filesystem.descriptors import reserve
 from penstock.frames import Frame
@@ -24,7 +24,7 @@ from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import OpenDeltas, RunFiles
 from penstock.options import KEEP, Options
 from penstock.stats import Counters
-from penstock.validation import whole
+from penstock.validation import INT64_MAX, whole
 
 
 class CheckpointSession(StepObserver):
@@ -87,14 +87,33 @@ class CheckpointSession(StepObserver):
         return bool(commit.contents["config"] == encoded(self._core.config))
 
     def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
-        """Notify the run with these counters, if any: else a commit could contain frames that its position omits."""
+        run = self._run_of(counters)
+        if run is not None:
+            with self._counting:
+                run.count(frame, admitted)
+            self._counted(run)
+
+    def frames_passed(self, passed: Passed) -> None:
+        run = self._run_of(passed.counters)
+        if run is not None:
+            with self._counting:
+                run.count_passed(passed)
+            self._counted(run)
+
+    def _run_of(self, counters: Counters) -> RunCommits | None:
+        """Return the run with these counters, to be notified: else a commit could contain frames that its position
+        omits."""
         for run in self._runs:
             if run.counters is counters:
-                with self._counting:
-                    run.count(frame, admitted)
-                if self.positions is not run.positions and self._stores(run):
-                    self.positions = run.positions
-                return
+                return run
+        return None
+
+    def _counted(self, run: RunCommits) -> None:
+        if self.positions is not run.positions and self._stores(run):
+            self.positions = run.positions
+
+    def most_unseen(self) -> tuple[int, int]:
+        return min((run.most_unseen for run in self._runs), default=INT64_MAX), INT64_MAX
 
     # ---- commits
 

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from penstock.errors import StaleInputError, StateError
-from penstock.frames import Frame, Place, fingerprint
+from penstock.frames import Frame, FrameRun, Place, fingerprint
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.sources.seekable_source import SeekableSource
 from penstock.lineage import Lineage
@@ -104,6 +104,16 @@ class Positions:
                 self.creations[entry.source] = creation
         if self._hashing and entry.digest is not None:
             entry.digest = _digest_with(entry.digest, frame)
+
+    def count_run(self, number: int, run: FrameRun, first: int, stop: int, creation: str | None = None) -> None:
+        """Count several frames of a run, none of them stale, as ``count`` does. first, stop : their numbers"""
+        entry = self.entries[number]
+        if entry.place is not None or (self._hashing and entry.digest is not None):
+            for frame in map(run.frame_at, range(first, stop)):
+                self.count(number, frame, True, creation)
+        else:
+            self.rows += int(run.bounds[stop] - run.bounds[first])
+            entry.frames += stop - first
 
     def check_counted(self) -> None:
         """Raise StateError if a frame was applied that no position counts: a resumed run would apply it again."""

@@ -38,7 +38,7 @@ from penstock.shared.header import (
     packed,
     unpacked,
 )
-from penstock.shared.locks import LOCK, boot_id, lock, note_generation
+from penstock.shared.locks import LOCK, boot_id, lock, note_generation, unlock
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 
@@ -69,7 +69,7 @@ class SharedFolder:
         self._published = self._newest()
         self._files: dict[str, int] = {}  # of the next generation
         self._names: dict[int, str] = {}  # address of an array → its file
-        self._end = weakref.finalize(self, _end, self._lock, self.path, self._files)
+        self._end = weakref.finalize(self, _end, os.getpid(), self._lock, self.path, self._files)
         self._begin()
 
     def _check_names(self) -> None:
@@ -182,7 +182,7 @@ class SharedFolder:
     def lock(self) -> None:
         """Lock the folder again after ``close``. Raises StateError if another program writes it."""
         self._lock = lock(self.path)
-        self._end = weakref.finalize(self, _end, self._lock, self.path, self._files)
+        self._end = weakref.finalize(self, _end, os.getpid(), self._lock, self.path, self._files)
         note_generation(self._lock, self._published)
 
     def close(self) -> None:
@@ -190,9 +190,10 @@ class SharedFolder:
         self._end()
 
 
-def _end(lock_file: int, path: Path, files: dict[str, int]) -> None:
-    _remove(path, files)
-    os.close(lock_file)
+def _end(process: int, lock_file: int, path: Path, files: dict[str, int]) -> None:
+    if os.getpid() == process:  # else in a process that it has forked, which ends
+        _remove(path, files)
+        unlock(lock_file)
 
 
 def _remove(path: Path, files: dict[str, int]) -> None:

@@ -16,11 +16,12 @@ from pathlib import Path
 from penstock.errors import StateError, UsageError
 
 LOCK = ".lock"
+_held = set[int]()  # the locks of this process
 _FLOCK = struct.Struct("@hhqqi4x")  # type, whence, start, length, process
 
 
 def lock(path: Path) -> int:
-    """Lock the folder until ``os.close`` of the result. Raises StateError if another program writes its tables."""
+    """Lock the folder until ``unlock`` of the result. Raises StateError if another program writes its tables."""
     if not hasattr(fcntl, "F_OFD_SETLK"):
         raise UsageError(f"{path}: shared tables need Linux")
     place = os.fspath(path / LOCK)
@@ -35,7 +36,24 @@ def lock(path: Path) -> int:
             ) from None
         error.filename = place
         raise
+    _held.add(file)
     return file
+
+
+def unlock(file: int) -> None:
+    """Unlock the folder."""
+    _held.discard(file)
+    os.close(file)
+
+
+def _leave() -> None:
+    """Close the locks of the process that has forked this one: they would outlive it."""
+    while _held:
+        os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave)
 
 
 def note_generation(file: int, generation: int) -> None:

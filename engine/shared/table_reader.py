@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +37,9 @@ from penstock.shared.locks import boot_id, is_locked, is_written
 from penstock.shared.lookups import Deadline, TableReads, checked_ids, checked_out, read_tables, table_of
 from penstock.validation import place
 
+# How often a reader looks whether the folder has other tables: those before are not marked as closed if their writer
+# was killed in between, or the folder was removed.
+_LOOK_S = 1.0
 # How often a folder is opened whose files go while they are opened: a writer publishes the next generation.
 _ATTEMPTS = 20
 
@@ -77,6 +81,7 @@ class Reader:
         self._path = place("path", path)
         self._reopening = threading.Lock()
         self._tables: _Generation | None = _opened(self._path)
+        self._looked_s = time.monotonic()
 
     def __repr__(self) -> str:
         if self._tables is None:
@@ -263,7 +268,7 @@ class Reader:
         if generation is None:
             raise UsageError(f"{self._path}: this reader is closed")
         state = generation.words.state
-        if state == CLOSED:
+        if state == CLOSED or self._is_replaced(generation):
             with self._reopening:
                 if self._tables is generation:
                     self._tables = generation = _opened(self._path)
@@ -271,6 +276,17 @@ class Reader:
         if state == FAILED:
             raise StateError(f"{self._path}: a step of its writer failed half way; start the writer again")
         return generation
+
+    def _is_replaced(self, generation: _Generation) -> bool:
+        """Look from time to time whether the folder has another header."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_S:
+            return False
+        self._looked_s = now_s
+        try:
+            return not os.path.samestat(generation.stat, os.stat(self._path / HEADER, follow_symlinks=False))
+        except OSError:
+            return False  # the folder is gone: these rows are the last ones
 
 
 class _ClosedError(Exception):
@@ -280,7 +296,7 @@ class _ClosedError(Exception):
 class _Generation:
     """The files of one generation, mapped.
 
-    header : the header's memory; arrays : name of a file → its bytes
+    stat, header : of the header's file, and its memory; arrays : name of a file → its bytes
     Raises StateError if the layout of a table does not fit its files.
     """
 
@@ -288,10 +304,11 @@ class _Generation:
         self,
         path: Path,
         description: Description,
+        stat: os.stat_result,
         header: npt.NDArray[np.uint8],
         arrays: Mapping[str, npt.NDArray[np.uint8]],
     ) -> None:
-        self._path, self.description = path, description
+        self._path, self.description, self.stat = path, description, stat
         self.words = StepWords(header[WORDS_BEGIN:HISTORY_BEGIN].view(np.uint64))
         self.history = header[HISTORY_BEGIN : HISTORY_BEGIN + 128]
         try:
@@ -349,7 +366,7 @@ def _opened(path: Path) -> _Generation:
 
 def _mapped(path: Path) -> _Generation:
     with open_regular(path / HEADER) as file:
-        data = file.read(DESCRIPTION_BEGIN + MOST_BYTES)
+        data, stat = file.read(DESCRIPTION_BEGIN + MOST_BYTES), os.fstat(file.fileno())
         description = unpacked(data, path / HEADER)
         header = np.frombuffer(mmap.mmap(file.fileno(), DESCRIPTION_BEGIN, access=mmap.ACCESS_READ), np.uint8)
     if description.boot != boot_id():
@@ -365,4 +382,4 @@ def _mapped(path: Path) -> _Generation:
                     f"{path / name}: {size:,} bytes, expected {num_bytes:,}: truncated, or of another header"
                 )
             arrays[name] = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
-    return _Generation(path, description, header, arrays)
+    return _Generation(path, description, stat, header, arrays)

@@ -15,13 +15,16 @@ import numpy as np
 from penstock.bridge.backends import check_placed, create_placed, layouts_of, reasons_for_xla
 from penstock.bridge.device_tables import DeviceTable
 from penstock.bridge.devices import AnyMesh
-from penstock.bridge.host_tables import Allocate
+from penstock.bridge.host_tables import Allocate, HostTables
 from penstock.bridge.mesh_selection import make_mesh, processes_of
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.id_ranges import valid_ids
 from penstock.config.specs import TableSpec
 from penstock.errors import UsageError, listed
 from penstock.frames import Array, Coalesced, Float32, Frame, Int64
+from penstock.pyx.accumulator import Accumulator
+from penstock.pyx.frame_steps import FrameSteps
+from penstock.pyx.gate_counts import GateCounts
 from penstock.stats import CacheReport
 from penstock.tables.arguments import checked_parts
 from penstock.tables.dynamic_table import DynamicTable, TableKeys
@@ -172,8 +175,7 @@ class TableSet:
             # applications[i] has the i-th update of each table of the group.
             applications: list[list[tuple[int, Sequence[Any], float]]] = []
             for member, spec in enumerate(specs):
-                name, rate = spec.name, spec.learning_rate if spec.tag is None else rates[spec.tag]
-                assert rate is not None  # a valid configuration has one or the other
+                name, rate = spec.name, self.rate_of(spec.name, rates)
                 table_updates: Sequence[Coalesced] = coalesced.get(name, ()) or self._empty_updates.get(name, ())
                 for number, rows in enumerate(table_updates):
                     if number == len(applications):
@@ -183,6 +185,25 @@ class TableSet:
             for number, updates in enumerate(applications):
                 group.apply(updates, step, number)
         return changed
+
+    def frame_steps(self, name: str, gate: GateCounts, sums: Accumulator, mean: bool) -> FrameSteps | None:
+        """Return the way of a table's frames without Python; None if there is none, or a step concerns other tables.
+
+        gate, sums : which the frames enter; mean : divide sums by the number of frames
+        """
+        if self.dynamic or self.is_share or self._empty_updates or not self.specs[name].accumulate:
+            return None
+        for group, specs in self._members:
+            if isinstance(group, HostTables) and self.specs[name] in specs:
+                return group.frame_steps(specs.index(self.specs[name]), gate, sums, mean)
+        return None
+
+    def rate_of(self, name: str, rates: Sequence[float]) -> float:
+        """Return the learning rate of a table. rates : of each tag"""
+        spec = self.specs[name]
+        rate = spec.learning_rate if spec.tag is None else rates[spec.tag]
+        assert rate is not None  # a valid configuration has one or the other
+        return rate
 
     def start_counting(self) -> None:
         """Reset the counts of the keys of dynamic tables, and of the rows that cached tables moved."""

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import closing
 
 from penstock.errors import InputError
-from penstock.frames import Frame
+from penstock.frames import Frame, as_frame
 from penstock.io.connectors.broker_partition import Message
 from penstock.io.decoding.batch_pieces import BatchPieces
 from penstock.io.decoding.framing import FrameBuilder
@@ -59,8 +59,8 @@ class MessageFrames:
                 batch.after = lambda _: place
                 if batch.data.num_rows:
                     for piece in columns.pieces(batch):
-                        frames += builder.add(piece)
-        frames += builder.end()
+                        frames += map(as_frame, builder.add(piece))
+        frames += map(as_frame, builder.end())
         if len(frames) > 1:
             places = [f"({frame.local_step}, {frame.contributor})" for frame in frames[:2]]
             problem = f"rows of several (step, contributor), {' and '.join(places)}; send one frame per message"

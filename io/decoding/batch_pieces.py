@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, InputError
 from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve_examples
-from penstock.io.decoding.framing import FramePiece
+from penstock.io.decoding.framing import FramePiece, PlainPieces
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.role_guesses import missing_roles
 from penstock.io.decoding.row_columns import decode_rows
@@ -46,7 +46,7 @@ class BatchPieces:
         self.batches_are_frames = takes_batches or rows == "batch"
         self._decode, self._plain = self._decoder(), self._plain_columns()
 
-    def pieces(self, batch: Batch) -> Iterator[FramePiece]:
+    def pieces(self, batch: Batch) -> Iterator[FramePiece | PlainPieces]:
         """Split a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
         if self._needs_boundaries and not self._has_boundaries and not batch.ends_frame:
             raise missing_roles(self._part.schema, batch.source, ["step"], self._options.columns, batch.data)
@@ -56,9 +56,7 @@ class BatchPieces:
         plain = None if self._plain is None else self._plain.read(batch.data)
         if plain is not None:
             rows, runs = plain
-            source = SourceBatch(batch, self._roles, self._decode, True, rows)
-            for start, stop, step in runs:
-                yield FramePiece(source, start, stop, (step, None))
+            yield PlainPieces(SourceBatch(batch, self._roles, self._decode, True, rows), *runs)
             return
         content, sizes = self._decode(batch), self._options.sizes
         unvalidated = self._options.unvalidated and not content.may_be_bad(sizes)

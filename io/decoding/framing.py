@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from penstock.frames import Frame, Place, Rows, time_problem
+from penstock.frames import Frame, FrameRun, Place, Rows, time_problem
 from penstock.io.decoding.bad_rows import quarantined
 from penstock.io.decoding.columns import Int64
 from penstock.io.decoding.frame_columns import Key
@@ -60,6 +60,31 @@ class FramePiece:
 
     def validated(self, sizes: Sizes) -> FramePiece:
         return replace(self, batch=self.batch.validated(sizes))
+
+
+@dataclass(eq=False)
+class PlainPieces:
+    """All rows of a plain batch, which has at least one.
+
+    bounds : int64 (pieces + 1,), where the key changes; steps : int64 (pieces,), None: there are none
+    """
+
+    batch: SourceBatch
+    bounds: Int64
+    steps: Int64 | None
+
+    def key(self, number: int) -> Key:
+        return None if self.steps is None else int(self.steps[number]), None
+
+    def piece(self, number: int) -> FramePiece:
+        """Return one of the pieces; -1 is the last one."""
+        number %= len(self.bounds) - 1
+        return FramePiece(self.batch, int(self.bounds[number]), int(self.bounds[number + 1]), self.key(number))
+
+    def of_rows(self, num_rows: int, first: int) -> PlainPieces:
+        """Return pieces of so many rows each, as many as are whole, from a row on. Only without steps."""
+        bounds = np.arange(first, int(self.bounds[-1]) + 1, num_rows)
+        return PlainPieces(self.batch, bounds, None)
 
 
 class PartialFrame:
@@ -182,26 +207,99 @@ class FrameBuilder:
 
     def __init__(self, options: ReadOptions, first_bad: dict[str, str]) -> None:
         self._options, self._first_bad = options, first_bad
+        self._plain: PlainPieces | None = None  # whose last piece is the buffered frame so far
         self._begin()
 
-    def add(self, piece: FramePiece) -> Iterator[Frame]:
-        """Add a piece; yield the frames that it completes. Raises InputError at a bad row."""
+    def add(self, piece: FramePiece | PlainPieces, is_whole: bool = False) -> Iterator[Frame | FrameRun]:
+        """Add a piece; yield the frames that it completes.
+
+        is_whole : whether the frame of the batch's last row ends with it; ``end`` must follow
+        Raises InputError at a bad row.
+        """
+        if not isinstance(piece, PlainPieces):
+            return self._add_piece(piece)
+        limit = self._options.frame_rows
+        return self._add_plain(piece, is_whole) if limit is None else self._add_limited(piece, limit)
+
+    def _add_piece(self, piece: FramePiece) -> Iterator[Frame | FrameRun]:
+        self._take_last()
         if self._frame.num_units and piece.key != self._frame.key:
-            yield self._completed()
+            yield self._build()
         limit = self._options.frame_rows
         rest: FramePiece | None = piece
         while rest is not None:
             here, rest = rest.split(None if limit is None else limit - self._frame.num_units)
             self._add(here)
             if self._frame.num_units == limit:
-                yield self._completed()
+                yield self._build()
 
-    def end(self) -> Iterator[Frame]:
+    def end(self) -> Iterator[Frame | FrameRun]:
         """Complete the buffered frame, if any."""
-        if self._frame.num_units:
-            yield self._completed()
+        if self._plain is not None:
+            plain, self._plain = self._plain, None
+            num_pieces = len(plain.bounds) - 1
+            yield self._run(plain, num_pieces - 1, num_pieces)
+        elif self._frame.num_units:
+            yield self._build()
 
-    def _completed(self) -> Frame:
+    def _add_plain(self, pieces: PlainPieces, is_whole: bool) -> Iterator[Frame | FrameRun]:
+        """Add pieces: the first may continue a frame, and the last may be continued. Those between are whole frames."""
+        first, stop = 0, len(pieces.bounds) - 1
+        if self._plain is not None and self._plain.key(-1) == pieces.key(0):
+            self._take_last()
+        if self._frame.num_units and self._frame.key == pieces.key(0):
+            self._add(pieces.piece(0))
+            first = 1
+        if first < stop and (self._plain is not None or self._frame.num_units):
+            yield from self.end()
+        last = stop if is_whole else stop - 1
+        if first < last:
+            yield self._run(pieces, first, last)
+        if max(first, last) < stop:
+            self._plain = pieces
+
+    def _add_limited(self, pieces: PlainPieces, limit: int) -> Iterator[Frame | FrameRun]:
+        """Add pieces, of which no more than ``limit`` rows are a frame."""
+        if pieces.steps is not None:
+            for number in range(len(pieces.steps)):
+                yield from self._add_piece(pieces.piece(number))
+            return
+        whole = pieces.piece(0)
+        first = limit - self._frame.num_units if self._frame.num_units else 0
+        if first + limit > whole.num_units:  # at most one frame ends here
+            yield from self._add_piece(whole)
+            return
+        if first:
+            yield from self._add_piece(replace(whole, stop=first))
+        limited = pieces.of_rows(limit, first)
+        yield self._run(limited, 0, len(limited.bounds) - 1)
+        rest = replace(whole, start=int(limited.bounds[-1]))
+        if rest.num_units:
+            yield from self._add_piece(rest)
+
+    def _take_last(self) -> None:
+        """Buffer the piece that may be continued as those of other frames."""
+        if self._plain is not None:
+            plain, self._plain = self._plain, None
+            self._add(plain.piece(-1))
+
+    def _run(self, pieces: PlainPieces, first: int, stop: int) -> FrameRun:
+        """Return pieces that are whole frames."""
+
+        def frame_at(number: int) -> Frame:
+            builder = FrameBuilder(self._options, self._first_bad)
+            builder._add(pieces.piece(first + number))
+            return builder._build()
+
+        assert pieces.batch.plain is not None
+        table, rows = pieces.batch.plain
+        bounds, steps = pieces.bounds, pieces.steps
+        if first or stop < len(bounds) - 1 or bounds[0]:
+            bounds, steps = bounds[first : stop + 1], None if steps is None else steps[first:stop]
+            rows, bounds = rows.span(int(bounds[0]), int(bounds[-1])), bounds - bounds[0]
+        return FrameRun.of_block(table, rows, bounds, steps, frame_at)
+
+    def _build(self) -> Frame:
         frame = self._frame.build(partial(self._audited, tuple(self._pieces)) if self._unvalidated else None)
         self._begin()
         return frame

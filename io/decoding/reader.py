@@ -11,11 +11,11 @@ import heapq
 from collections.abc import Collection, Container, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, TypeVar
 
 import penstock.interrupts as interrupts
 from penstock.errors import InputError, listed
-from penstock.frames import Frame
+from penstock.frames import Frame, FrameRun, as_frame
 from penstock.io.decoding.batch_pieces import BatchPieces
 from penstock.io.decoding.framing import FrameBuilder
 from penstock.io.decoding.read_options import ReadOptions
@@ -25,11 +25,16 @@ from penstock.validation import INT64_MIN
 
 __all__ = ["FrameReader", "ReadOptions"]
 
+# Read at most so many rows ahead to pass several small frames at once, where a source need not be waited for.
+ROWS_OF_A_RUN = 1 << 13
 # Rows of a frame that has no step: few producers send so many at once.
 MANY_ROWS = 65_536
 
 Frames = Generator[Frame, None, None]
+FramesAndRuns = Generator[Frame | FrameRun, None, None]
 Numbered = Generator[tuple[int, Frame], None, None]
+Item = TypeVar("Item", Frame, Frame | FrameRun)
+NumberedRuns = Generator[tuple[int, Frame | FrameRun], None, None]
 
 
 class FrameReader:
@@ -63,21 +68,33 @@ class FrameReader:
 
     def numbered(self) -> Numbered:
         """Return the frames, each with the number of its source. They may include void ones."""
+        with closing(self.numbered_runs()) as numbered:
+            for number, frame in numbered:
+                yield number, as_frame(frame)
+
+    def numbered_runs(self) -> NumberedRuns:
+        """Return the frames, also as runs of frames, each until all of its frames are handled.
+
+        All frames of a run are read, and the next one of each source is the one after it.
+        """
         self._verified = []
         self.checksums = set()
         seekable = {number: source for number, source in enumerate(self.sources) if isinstance(source, SeekableSource)}
         return self._growing_sources(seekable) if seekable else self._in_order(range(len(self.sources)))
 
-    def _in_order(self, only: Container[int]) -> Numbered:
+    def _in_order(self, only: Container[int]) -> NumberedRuns:
         """Return the frames that the sources have now. only : numbers of the sources to read"""
         by_source = [
             self._frames(number, source) if number in only else _nothing() for number, source in enumerate(self.sources)
         ]
+        if self.options.merge is None:
+            return in_order(by_source, None)
+        one_by_one = [_one_by_one(frames) for frames in by_source]
         if self.options.merge == "step":
-            by_source = [sorted_by_step(frames) for frames in by_source]
-        return in_order(by_source, self.options.merge, self.first_source)
+            one_by_one = [sorted_by_step(frames) for frames in one_by_one]
+        return in_order(one_by_one, self.options.merge, self.first_source)
 
-    def _growing_sources(self, growing: Mapping[int, SeekableSource]) -> Numbered:
+    def _growing_sources(self, growing: Mapping[int, SeekableSource]) -> NumberedRuns:
         """Yield what the sources have and, if the run follows them, what those that grow have got since."""
         only: Container[int] = range(len(self.sources))
         longest_s = min(source.pause_s for source in growing.values())
@@ -144,8 +161,19 @@ class FrameReader:
         if columns.batches_are_frames and num_rows > MANY_ROWS:
             self._maybe_step.update(dict.fromkeys(columns.maybe_step))
 
-    def _frames(self, number: int, source: Source) -> Frames:
+    def _frames(self, number: int, source: Source) -> FramesAndRuns:
+        """Return the frames of a source, and each run of them until it is handled."""
         self._reading = number
+        # With rows to drop, the first of each kind would be one of a later batch.
+        joins = source.is_ready and self.options.on_bad_row == "error"
+        with closing(self._decoded(number, source)) as frames:
+            for frame in joined(frames) if joins else frames:
+                if isinstance(frame, FrameRun):
+                    yield from frame.handled()
+                else:
+                    yield frame
+
+    def _decoded(self, number: int, source: Source) -> FramesAndRuns:
         if isinstance(source, SeekableSource):
             frames = source.frames(self.options, self.first_bad)
             if frames is not None:
@@ -164,11 +192,12 @@ class FrameReader:
                     for batch in batches:
                         interrupts.check()
                         self.checksums.add(part.has_checksums)
+                        is_whole = batch.ends_frame or columns.batches_are_frames
                         if batch.data.num_rows:
                             self._doubt(columns, batch.data.num_rows)
                             for piece in columns.pieces(batch):
-                                yield from builder.add(piece)
-                        if batch.ends_frame or columns.batches_are_frames:
+                                yield from builder.add(piece, is_whole)
+                        if is_whole:
                             yield from builder.end()
                 self.checksums.add(part.has_checksums)
                 verified.append(part.verified)
@@ -176,7 +205,31 @@ class FrameReader:
         yield from builder.end()
 
 
-def in_order(sources: Sequence[Frames], merge: str | None, first: int = 0) -> Numbered:
+def joined(frames: FramesAndRuns) -> FramesAndRuns:
+    """Join the runs of several batches. An error is raised after the frames before it."""
+    runs: list[FrameRun] = []
+    num_rows, error = 0, None
+    while error is None:
+        try:
+            frame = next(frames, None)
+        except Exception as raised:
+            frame, error = None, raised
+        if runs and not (isinstance(frame, FrameRun) and num_rows < ROWS_OF_A_RUN and runs[0].may_join(frame)):
+            yield FrameRun.joined(runs)
+            runs, num_rows = [], 0
+        if isinstance(frame, FrameRun):
+            runs.append(frame)
+            num_rows += len(frame.blocks[0].ids)
+        elif frame is not None:
+            yield frame
+        elif error is None:
+            return
+    raise error
+
+
+def in_order(
+    sources: Sequence[Generator[Item, None, None]], merge: str | None, first: int = 0
+) -> Generator[tuple[int, Item], None, None]:
     """Yield the frames of several sources in the order that ``merge`` selects, each with the number of its source.
 
     merge : "step": by step, then by source, each sorted by step; "round": the next frame of every source in turn,
@@ -188,7 +241,7 @@ def in_order(sources: Sequence[Frames], merge: str | None, first: int = 0) -> Nu
             stack.enter_context(closing(frames))
         numbered = [zip(repeat(number), frames, strict=False) for number, frames in enumerate(sources)]
         if merge == "step":
-            yield from heapq.merge(*numbered, key=lambda frame: (frame[1].local_step, frame[0]))
+            yield from heapq.merge(*numbered, key=lambda item: (as_frame(item[1]).local_step, item[0]))
         elif merge == "round":
             numbered = numbered[first:] + numbered[:first]
             while numbered:
@@ -204,6 +257,12 @@ def in_order(sources: Sequence[Frames], merge: str | None, first: int = 0) -> Nu
 
 def _nothing() -> Frames:
     yield from ()
+
+
+def _one_by_one(frames: FramesAndRuns) -> Frames:
+    with closing(frames):
+        for frame in frames:
+            yield as_frame(frame)
 
 
 def sorted_by_step(frames: Frames) -> Frames:

@@ -29,9 +29,10 @@ from penstock.io.decoding.frame_columns import FrameColumns
 from penstock.io.decoding.schema import Roles
 from penstock.io.sources.batch import RAISED
 from penstock.pyx.arrow_c_data import plain_rows
-from penstock.pyx.run_lengths import equal_runs
+from penstock.pyx.run_lengths import run_bounds
 
-StepRuns = Sequence[tuple[int, int, int | None]]  # (start, stop, step) of rows of one step; None: there are no steps
+# int64 (runs + 1,), where the step changes, and int64 (runs,), the steps; None: there are none, and one run.
+StepRuns = tuple[Int64, Int64 | None]
 
 
 @dataclass(eq=False)
@@ -220,6 +221,7 @@ class PlainColumns:
         self._table, self._width = table, 0 if roles.ids_only else roles.gradient.type.list_size
         gradient = None if roles.ids_only else roles.gradient.name
         self._names = roles.id.name, gradient, None if roles.step is None else roles.step.name
+        self._whole = np.zeros(2, np.int64)  # the bounds of the last batch without steps; many have the same
         self._indices: tuple[int, int, int, int] | None = None  # columns and their indices: the same in all batches
 
     def read(self, batch: pa.RecordBatch) -> tuple[tuple[str, Rows], StepRuns] | None:
@@ -236,9 +238,12 @@ class PlainColumns:
         if columns is None or (columns[2] is None) != (self._names[2] is None):
             return None
         ids, gradients, steps = columns
-        everything: StepRuns = [(0, len(ids), None)]
-        runs: StepRuns | None = everything if steps is None else equal_runs(steps, len(steps))
-        return None if runs is None else ((self._table, Rows(ids, gradients)), runs)
+        if steps is not None:
+            bounds = run_bounds(steps)
+            return (self._table, Rows(ids, gradients)), (bounds, steps[bounds[:-1]])
+        if self._whole[-1] != len(ids):
+            self._whole = np.array([0, len(ids)])
+        return (self._table, Rows(ids, gradients)), (self._whole, None)
 
 
 def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]]) -> PlainColumns | None:

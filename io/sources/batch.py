@@ -148,8 +148,15 @@ def arrow_errors(problem: str, source: str, batch: int | None = None, column: st
     except PenstockError:
         raise
     except RAISED as error:
-        interrupts.check()  # a signal ends Arrow's network calls with an error
-        raise InputError(f"{problem}: {reason(error)}", source=source, batch=batch, column=column) from error
+        raise input_error(error, problem, source, batch, column) from error
+
+
+def input_error(
+    error: BaseException, problem: str, source: str, batch: int | None = None, column: str | None = None
+) -> InputError:
+    """Return the InputError of an error about damaged bytes. Raises KeyboardInterrupt after a signal."""
+    interrupts.check()  # a signal ends Arrow's network calls with an error
+    return InputError(f"{problem}: {reason(error)}", source=source, batch=batch, column=column)
 
 
 def reason(error: BaseException) -> str:

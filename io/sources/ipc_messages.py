@@ -92,6 +92,7 @@ class Messages:
     def __init__(self, source: str) -> None:
         self._source = source
         self.is_compressed = False
+        self._plain = b""  # all before the body of the last record batch without compression; many have the same
         self._unpacked = self._packed = 0  # of all dictionaries so far
 
     def check(self, metadata: bytes, body: Callable[[], Any]) -> bool:
@@ -120,7 +121,12 @@ class Messages:
         """Check the messages that Arrow reads next, up to a record batch. The position stays."""
         start, is_dictionary = file.tell(), True
         try:
+            if self._plain and file.read(len(self._plain)) == self._plain:
+                self.is_compressed = False
+                return
+            file.seek(start)
             while is_dictionary:
+                start_of_message = file.tell()
                 head = bytes(file.read(4))
                 if head == _CONTINUATION:
                     head = bytes(file.read(4))
@@ -130,6 +136,9 @@ class Messages:
                 metadata = bytes(file.read(length))
                 start_of_body, num_bytes = file.tell(), body_bytes(metadata)
                 is_dictionary = self.check(metadata, partial(file.read_buffer, num_bytes))
+                if not is_dictionary and not self.is_compressed:
+                    file.seek(start_of_message)
+                    self._plain = file.read(start_of_body - start_of_message)
                 file.seek(start_of_body + num_bytes)
         except InputError:
             raise

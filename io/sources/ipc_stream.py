@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.errors import InputError, PenstockError, TruncatedInputError
-from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
+from penstock.io.sources.batch import RAISED, Batch, Batches, Part, arrow_errors, ends_frame, input_error
 from penstock.io.sources.checksums import Pieces, RawBytes, is_log, log_check
 from penstock.io.sources.ipc_file import ARROW_FILE, ipc_file_part
 from penstock.io.sources.ipc_messages import Framing, Messages
@@ -226,7 +226,7 @@ def ipc_stream_part(
 def _next_batch(
     reader: pa.ipc.RecordBatchStreamReader, file: pa.NativeFile, raw: RawBytes, name: str, index: int
 ) -> tuple[pa.RecordBatch, Any] | None:
-    with arrow_errors("corrupt Arrow IPC stream", name, index):
+    try:  # no context manager: batches may be small
         raw.check_next()
         try:
             batch, metadata = reader.read_next_batch_with_custom_metadata()
@@ -236,7 +236,11 @@ def _next_batch(
             problem = "the stream was cut inside this batch"
             _raise_where_cut(file, error, TruncatedInputError(problem, source=name, batch=index))
             raise
-        return batch, metadata
+    except PenstockError:
+        raise
+    except RAISED as error:
+        raise input_error(error, "corrupt Arrow IPC stream", name, index) from error
+    return batch, metadata
 
 
 def _raise_where_cut(file: pa.NativeFile, error: Exception, cut: TruncatedInputError) -> None:

@@ -84,12 +84,20 @@ def test_a_replica_refuses_everything_but_reads_in_one_line(store):
 def test_a_replica_needs_the_token(store):
     with service_of(ps.Engine(config_of()), per_steps=1) as service:
         follow(service, store)
-        with replica_of(store, tokens={b"s3cret": Role.READER}) as replica:
+        tokens = {b"s3cret": Role.READER, b"pr0ducer": Role.PRODUCER}
+        with replica_of(store, tokens=tokens) as replica:
             refused = pytest.raises(ps.ServiceError, match="the token is missing or wrong")
             with client_of(replica, token="", patience_s=0.1) as reading, refused:
                 reading.lookup({"item": [1]})
             with client_of(replica, token="s3cret") as reading:
                 assert reading.lookup({"item": [1]}).step == 0
+                with pytest.raises(ps.ServiceError, match="the token is a reader's, and this call needs a operator's"):
+                    reading.drain()
+            refused = pytest.raises(
+                ps.ServiceError, match="the token is a producer's, and this call needs a reader or operator's"
+            )
+            with client_of(replica, token="pr0ducer", patience_s=0.1) as reading, refused:
+                reading.lookup({"item": [1]})
 
 
 def test_the_command_serves_a_folder_until_a_drain_or_a_signal(store):

@@ -6,8 +6,9 @@ from services import client_of, config_of, frame, service_of
 
 import penstock as ps
 from penstock.cli.main import main
-from penstock.io.flight.messages import PutRequest, encoded
+from penstock.io.flight.messages import LOOKUP, PutRequest, encoded
 from penstock.service.auth import Role, may_read, tokens_of
+from penstock.service.lookup_streams import REQUEST_SCHEMA
 
 FRAMES = [frame(number) for number in range(4)]
 TOKENS = {b"p": Role.PRODUCER, b"r": Role.READER, b"o": Role.OPERATOR}
@@ -45,7 +46,16 @@ def exchange(client, options):
     writer.close()
 
 
+def look_up(client, options):
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_path(LOOKUP), options)
+    writer.begin(REQUEST_SCHEMA)
+    writer.done_writing()
+    reader.read_all()
+    writer.close()
+
+
 CALLS = {
+    "lookup": (look_up, {b"r", b"o"}),
     "put": (put, {b"p", b"o"}),
     "position": (lambda client, options: act(client, "position", options), {b"p", b"o"}),
     "table": (

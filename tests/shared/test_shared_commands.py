@@ -82,7 +82,7 @@ def test_a_services_rows_are_read_while_it_runs_and_after_it(job, tmp_path):
         with connect(service.uri) as client:
             client.put([frame(step, table=["user"] * 4) for step in range(3)], "worker")
             assert reader.step == 3
-            wanted = client.rows("user", [1, 2, 3])
+            wanted = client.lookup({"user": [1, 2, 3]})["user"]
             assert np.array_equal(reader.lookup("user", [1, 2, 3]), wanted)
             client.drain()
         assert service.wait()[0] == 0

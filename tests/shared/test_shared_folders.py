@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 from engines import engine_of
 
 import penstock as ps
+import penstock.shared.folder as shared_folder
+import penstock.shared.table_reader as table_reader
 from penstock.shared.table_writer import SharedTable, SharedWriter
 
 
@@ -40,6 +43,32 @@ def test_a_second_writer_is_refused_until_the_first_has_ended(tmp_path):
         engine_of(shared=tmp_path)
     writer.close()
     SharedWriter(tmp_path).close()
+
+
+# jax warns of any fork.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:os.fork:RuntimeWarning")
+def test_a_forked_process_neither_keeps_the_lock_nor_removes_files(tmp_path):
+    writer = SharedWriter(tmp_path)
+    writer.create([SharedTable("t", 2, 100)])
+    (ready, say), (end, go) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(go)
+        del writer  # as at the child's end
+        os.write(say, b"r")
+        os.read(end, 1)  # until its parent closes the pipe
+        os._exit(0)
+    try:
+        assert os.read(ready, 1) == b"r"
+        writer.publish(0)  # the files are there
+        assert np.array_equal(ps.Reader(tmp_path).lookup("t", [3]), [[0, 0]])
+        writer.close()
+        SharedWriter(tmp_path).close()
+    finally:
+        os.close(go)
+        os.waitpid(child, 0)
+        for file in (ready, say, end):
+            os.close(file)
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):
@@ -215,6 +244,25 @@ def test_a_reader_continues_with_the_tables_of_the_next_start(tmp_path):
     assert (reader.step, len(reader.lookup("t", [1999]))) == (0, 1)
     assert reader.lookup("t", [3]).tolist() == following.lookup("t", [3]).tolist()
     assert {path.name.split("-")[1] for path in tmp_path.iterdir() if "-" in path.name} == {"2"}
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_reader_finds_new_tables_if_those_before_were_not_closed(tmp_path, monkeypatch, removed):
+    monkeypatch.setattr(table_reader, "_LOOK_S", 0.0)
+    folder = tmp_path / "tables"
+    engine = engine_of(shared=folder)
+    reader = ps.Reader(folder)
+    if removed:
+        del engine
+        shutil.rmtree(folder)
+        assert reader.step == 0  # the rows that there were
+    else:  # a writer is killed after the rename of the next header, before it has closed the one before
+        monkeypatch.setattr(shared_folder, "_closes", lambda path: lambda: None)
+        del engine
+    engine = engine_of(shared=folder)
+    engine.apply({"t": ([3], np.ones((1, 2)))})
+    assert reader.step == 1
+    assert np.array_equal(reader.lookup("t", [3]), engine.lookup("t", [3]))
 
 
 def test_restored_rows_are_shared_before_any_reader_sees_their_start(tmp_path):

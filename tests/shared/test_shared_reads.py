@@ -1,14 +1,18 @@
 """Reads of shared tables give the rows of the engine, wherever they lie."""
 
+from functools import partial
+from weakref import ref
+
 import jax
 import numpy as np
 import pytest
 import reference_reads
-from engines import engine_of, stored
+from engines import engine_of, frame, stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.core import StepObserver
 
 ONE_DEVICE = jax.make_mesh((1,), ("rows",), devices=jax.devices()[:1])
 
@@ -112,6 +116,40 @@ def test_a_step_that_failed_half_way_is_refused(tmp_path, monkeypatch):
         reader.lookup("t", [3])
 
 
+@pytest.mark.parametrize("moment", ["before_step", "after_step", "loaded"])
+def test_a_step_or_load_is_refused_whose_other_observer_fails(tmp_path, moment):
+    class Failing(StepObserver):
+        pass
+
+    def fail(*arguments):
+        raise RuntimeError("no memory for a copy of the rows")
+
+    setattr(Failing, moment, fail)
+    observer = Failing()
+    engine = engine_of(shared=tmp_path, rows=10)
+    engine.core._observers.insert(0, ref(observer))  # as the session, which began to observe before the reads
+    reader = ps.Reader(tmp_path)
+    load, step = partial(engine.load_parameters, "t", np.ones((1, 2)), ids=[4]), frame([3])
+    with pytest.raises(RuntimeError, match="no memory"):
+        load() if moment == "loaded" else engine.apply({"t": step})
+    with pytest.raises(ps.StateError, match="a step of its writer failed half way; start the writer again"):
+        reader.lookup("t", [3], consistent=True, timeout_ms=100)
+
+
+def test_a_load_that_fails_half_way_is_refused(tmp_path, monkeypatch):
+    engine = engine_of(shared=tmp_path, rows=10)
+    reader = ps.Reader(tmp_path)
+
+    def fail(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.core.tables, "set_rows", fail)
+    with pytest.raises(KeyboardInterrupt):
+        engine.load_parameters("t", np.ones((1, 2)), ids=[4])
+    with pytest.raises(ps.StateError, match="a step of its writer failed half way; start the writer again"):
+        reader.lookup("t", [3])
+
+
 def test_loads_are_read_and_a_step_is_durable_once_it_is_committed(tmp_path):
     engine = engine_of(shared=tmp_path / "shared", rows=10)
     reader = ps.Reader(tmp_path / "shared")
@@ -121,6 +159,19 @@ def test_loads_are_read_and_a_step_is_durable_once_it_is_committed(tmp_path):
     assert (reader.step, reader.durable_step) == (1, 0)
     engine.save(tmp_path / "checkpoint")
     assert (reader.step, reader.durable_step) == (1, 1)
+
+
+def test_more_threads_than_have_counters_are_not_used(tmp_path):
+    engine = engine_of(shared=tmp_path, rows=10_000, threads=1030)
+    engine.apply({"t": frame(range(10_000))})
+    assert np.array_equal(ps.Reader(tmp_path).lookup("t", range(10_000)), engine.lookup("t", range(10_000)))
+
+
+def test_a_global_step_below_0_is_read(tmp_path):
+    engine = engine_of(shared=tmp_path)
+    engine.gate.set_global_step(-5)
+    engine.apply({"t": frame([3])})
+    assert ps.Reader(tmp_path).step == engine.global_step == -4
 
 
 # ---- in this process
@@ -145,6 +196,8 @@ def test_a_view_shows_every_step_without_a_copy_and_cannot_be_written():
         assert np.array_equal(view, engine.table("t"))
     with pytest.raises(ValueError, match="read-only"):
         view[0] = 0
+    with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+        view.flags.writeable = True
 
 
 def test_a_view_of_rows_in_another_order_is_refused():

@@ -2,7 +2,7 @@
 
 A run reads a plain Arrow IPC stream with a limit, commits to a checkpoint, and ends. ``Engine.restore`` loads the
 commit, and ``Engine.run`` resumes the stream without a limit. The path begins with this call, and ends when the run
-pushes its first frame into the core.
+pushes its first frames into the core.
 
 What counts, by ``sys.setprofile`` on the thread of the run:
 
@@ -30,7 +30,7 @@ class CheckpointCall(NamedTuple):
 
 
 class ResumeProfiler:
-    """Collects the calls up to the first frame. push : the code of ``EngineCore.push``"""
+    """Collects the calls up to the first frame. push : the code of ``EngineCore.push_run``"""
 
     def __init__(self, push) -> None:
         self._push = push
@@ -57,7 +57,7 @@ def path_of_a_resume():
         write_stream(path)
         ps.Engine(config, threads=1).run(path, checkpoint=checkpoint, limit=FRAMES_BEFORE)
         engine = ps.Engine.restore(checkpoint, threads=1)
-        profiler = ResumeProfiler(EngineCore.push.__code__)
+        profiler = ResumeProfiler(EngineCore.push_run.__code__)
         sys.setprofile(profiler)
         try:
             report = engine.run(path, checkpoint=checkpoint, resume=True)

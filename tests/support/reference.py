@@ -32,6 +32,12 @@ def equal_runs(codes: npt.NDArray[Any], max_runs: int) -> list[tuple[int, int, i
     return runs if len(runs) <= max_runs else None
 
 
+def run_bounds(codes: Int64) -> Int64:
+    """Twin of ``run_lengths.run_bounds``."""
+    starts = [0, *(np.flatnonzero(np.diff(codes)) + 1)] if len(codes) else []
+    return np.array([*starts, len(codes)], np.int64)
+
+
 def length_runs(offsets: npt.NDArray[Any], num_values: int, max_runs: int) -> list[tuple[int, int, int]] | None:
     """Return the runs of equally long lists as (start, stop, length); None also if the offsets are invalid.
 
@@ -217,3 +223,55 @@ def coalesce_expanded(
     """
     written = ((ids, row_gradients(gradients, samples, by)) for ids, gradients, samples, by in frames)
     return coalesce(written, dim, mean)
+
+
+class FrameSteps:
+    """Twin of ``frame_steps.FrameSteps`` for SGD: one frame after the other, in dicts.
+
+    step, num_accumulated : of the gate; table : float32 (vocabulary_size, dim), updated in place
+    """
+
+    def __init__(self, table: Float32, num_required: int, mean: bool) -> None:
+        self.table, self.num_required, self.mean = table, num_required, mean
+        self.step = self.num_accumulated = 0
+        self.sums: dict[int, Float32] = {}
+        self.frames: dict[int, int] = {}  # in which an id of the sums occurred
+        self.ids: list[int] = []
+
+    def take(
+        self,
+        ids: Int64,
+        grads: Float32,
+        bounds: Int64,
+        steps: Int64 | None,
+        first: int,
+        most_frames: int,
+        most_steps: int,
+        most_changes: int,
+        rate: float,
+    ) -> int:
+        num_taken = num_steps = 0
+        self.ids = []
+        for number in range(first, min(len(bounds) - 1, first + most_frames)):
+            rows = range(bounds[number], bounds[number + 1])
+            opens = self.num_accumulated + 1 >= self.num_required
+            is_stale = steps is not None and steps[number] < self.step
+            is_bad = not np.isfinite(grads[rows]).all() or not all(0 <= ids[row] < len(self.table) for row in rows)
+            if is_stale or is_bad or (opens and num_steps == most_steps) or len(self.ids) >= most_changes:
+                break
+            for row in rows:
+                row_id = int(ids[row])
+                self.sums[row_id] = self.sums[row_id] + grads[row] if row_id in self.sums else grads[row].copy()
+            for row_id in {int(ids[row]) for row in rows}:
+                self.frames[row_id] = self.frames.get(row_id, 0) + 1
+            self.num_accumulated += 1
+            num_taken += 1
+            if opens:
+                for row_id, total in self.sums.items():
+                    mean = total / np.float32(self.frames[row_id]) if self.mean else total
+                    self.table[row_id] -= np.float32(rate) * mean
+                self.ids += list(self.sums)
+                self.sums, self.frames, self.num_accumulated = {}, {}, 0
+                self.step += 1
+                num_steps += 1
+        return num_taken

@@ -114,11 +114,11 @@ def test_a_column_with_a_bitmap_is_plain_where_no_bit_of_its_rows_is_unset(num_r
     # A hole in the floats of rows that the slice leaves out counts too: the general path then finds no bad row.
     assert seen is None if holes or floats.null_count else seen is not None
     if seen is not None:
-        (table, rows), runs = seen
+        (table, rows), (bounds, steps) = seen
         assert table == "t"
         assert rows.ids.tolist() == rows_batch.column("id").to_pylist()
         assert rows.grads.tolist() == rows_batch.column("gradient").to_pylist()
-        assert runs == [(0, len(rows.ids), None)]
+        assert (bounds.tolist(), steps) == ([0, len(rows.ids)], None)
 
 
 def test_batches_of_common_logs_are_plain():

@@ -8,6 +8,7 @@ import ctypes
 import sys
 
 import numpy as np
+from frame_way import Way, frames_of
 from sanitize.updates import Tables
 
 import penstock as ps
@@ -215,6 +216,21 @@ def restored():
     return opened(1)[0], lambda directory: directory.set_state(saved), Directory.get_state
 
 
+def small_frames(known):
+    """A run of small frames, whose ids are looked up in a map or hashed."""
+    frames = frames_of([50] * 40, vocabulary=1000)
+
+    def work(way):
+        first = 0
+        while first < 40:  # a call ends early where no memory is left to hash the next ids
+            first += way.take(*frames, None, first=first)
+
+    def look(way):
+        return way.table().tobytes(), way.gate.global_step, way.sums.num_rows, way.sums.num_distinct, len(way.sums)
+
+    return lambda: Way(known=known, vocabulary=1000), work, look
+
+
 def step(rule, non_lazy):
     """An optimizer's step: a list of many segments, and a bit per row where it changes every row."""
     gradient = unique_gradient(8)
@@ -244,6 +260,8 @@ SCENARIOS = {
     "a frame more": lambda: frame(1),
     "a frame that makes it grow": lambda: frame(3),
     "a table's sums": drained,
+    "a run of small frames": lambda: small_frames(known=True),
+    "a run of small frames of hashed ids": lambda: small_frames(known=False),
     "ids to shards and rows to devices": placed,
     "marks of rows": marked,
     "the index of a table's ids": mapped_ids,

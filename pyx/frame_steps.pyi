@@ -1,0 +1,50 @@
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import disjoint_base
+
+from penstock.pyx.accumulator import Accumulator
+from penstock.pyx.gate_counts import GateCounts
+from penstock.pyx.update import Step
+
+SMALL_ROWS: int
+
+_Int64 = npt.NDArray[np.int64]
+
+@disjoint_base
+class FrameSteps:
+    def __init__(
+        self,
+        gate: GateCounts,
+        accumulator: Accumulator,
+        step: Step,
+        lock: AbstractContextManager[Any],
+        table: int,
+        mean: bool,
+    ) -> None: ...
+    @property
+    def num_frames(self) -> int: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def more_bytes(self) -> int: ...
+    @property
+    def ids(self) -> _Int64: ...
+    @property
+    def seconds(self) -> npt.NDArray[np.float64]: ...
+    def take(
+        self,
+        blocks: Sequence[Any],
+        starts: _Int64,
+        bounds: _Int64,
+        steps: _Int64 | None,
+        first: int,
+        most_frames: int,
+        most_steps: int,
+        most_changes: int,
+        rate: float,
+        number: int,
+    ) -> int: ...
