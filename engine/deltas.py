@@ -184,7 +184,7 @@ class Deltas(StepObserver):
 
     def most_unseen(self) -> tuple[int, int]:
         """Return the steps and changes up to the next delta."""
-        if self._delta is not None:
+        if self._delta is not None or self._seconds == 0:
             return NONE
         steps, changes = UNLIMITED
         if self._steps is not None:

@@ -168,14 +168,12 @@ cdef Py_ssize_t fitting(GateCounts gate, const index_t[::1] bounds, Py_ssize_t f
     cdef Py_ssize_t num_rows, waiting = 0, i = first
     cdef index_t accumulated = gate.num_accumulated
     room[0] = longest[0] = 0
-    while i < first + most:
+    while i < first + most and most_steps:
         num_rows = bounds[i + 1] - bounds[i]
         if num_rows <= 0 or bounds[i] < 0:
             raise ValueError(f"expected ascending bounds, got {bounds[i]} and {bounds[i + 1]}")
         waiting += num_rows
         if held + waiting > MOST_SMALL_ROWS or bounds[i + 1] - bounds[first] > MOST_ROWS:
-            break
-        if accumulated + 1 >= gate.required and not most_steps:
             break
         room[0], longest[0] = max(room[0], waiting), max(longest[0], num_rows)
         accumulated += 1

@@ -128,9 +128,10 @@ class TouchedRows:
 
     def _mark(self) -> npt.NDArray[np.bool_]:
         marks = self._marks = np.zeros(self._num_rows, bool) if self._marks is None else self._marks
-        for ids in self._held:  # the ids of one step are distinct
-            self._num_marked += len(ids) - int(np.count_nonzero(marks[ids]))
-            marks[ids] = True
+        for ids in self._held:
+            fresh = np.unique(ids[~marks[ids]])  # those of several steps may occur twice
+            self._num_marked += len(fresh)
+            marks[fresh] = True
         self._held = []
         return marks
 

@@ -265,6 +265,8 @@ class FrameBuilder:
                 yield from self._add_piece(pieces.piece(number))
             return
         whole = pieces.piece(0)
+        if self._frame.num_units and self._frame.key != whole.key:
+            yield self._build()
         first = limit - self._frame.num_units if self._frame.num_units else 0
         if first + limit > whole.num_units:  # at most one frame ends here
             yield from self._add_piece(whole)

@@ -206,7 +206,7 @@ class FrameReader:
 
 
 def joined(frames: FramesAndRuns) -> FramesAndRuns:
-    """Join the runs of several batches. An error is raised after the frames before it."""
+    """Join the runs of several small batches. An error is raised after the frames before it."""
     runs: list[FrameRun] = []
     num_rows, error = 0, None
     while error is None:
@@ -214,12 +214,15 @@ def joined(frames: FramesAndRuns) -> FramesAndRuns:
             frame = next(frames, None)
         except Exception as raised:
             frame, error = None, raised
-        if runs and not (isinstance(frame, FrameRun) and num_rows < ROWS_OF_A_RUN and runs[0].may_join(frame)):
+        if runs and not (isinstance(frame, FrameRun) and runs[0].may_join(frame)):
             yield FrameRun.joined(runs)
             runs, num_rows = [], 0
         if isinstance(frame, FrameRun):
             runs.append(frame)
             num_rows += len(frame.blocks[0].ids)
+            if num_rows >= ROWS_OF_A_RUN:
+                yield FrameRun.joined(runs)
+                runs, num_rows = [], 0
         elif frame is not None:
             yield frame
         elif error is None:

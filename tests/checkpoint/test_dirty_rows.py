@@ -18,6 +18,14 @@ ROWS = 30
 IDS = st.sets(st.integers(0, ROWS - 1)).map(lambda ids: np.array(sorted(ids, key=lambda n: n * 7 % ROWS), np.int64))
 
 
+def test_rows_that_several_steps_of_a_run_touched_are_marked_once(monkeypatch):
+    monkeypatch.setattr("penstock.checkpoint.dirty_rows.MERGE_IDS", 4)
+    touched = TouchedRows(ROWS)
+    touched.add(np.array([3, 1, 3, 1, 3, 2]))
+    assert (touched.num_ids, touched.num_changes) == (3, 6)
+    assert touched.take().tolist() == [1, 2, 3]
+
+
 @given(st.lists(st.tuples(st.sampled_from(["step", "load all", "take"]), IDS)), st.sampled_from([1, 8, 1 << 16]))
 @settings(max_examples=200, deadline=None)
 def test_a_commit_and_a_delta_hold_the_same_rows(changes, merge_ids):

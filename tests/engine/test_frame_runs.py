@@ -15,6 +15,8 @@ from penstock import interrupts
 from penstock.checkpoint.commit_session import CommitSession
 from penstock.core import EngineCore, StepObserver
 from penstock.errors import InputError
+from penstock.frames import Frame, FrameRun, Rows
+from penstock.io.decoding.reader import ROWS_OF_A_RUN, joined
 
 ROWS, DIM = 20, 2
 OPTIMIZERS = {"adagrad": ps.Adagrad, "sgd": ps.SGD, "adam": ps.Adam}
@@ -141,6 +143,33 @@ def test_batches_that_are_frames_are_runs_of_one_frame(passed):
     assert passed[5:] == [5]  # which need not be waited for, so that they pass together
 
 
+@pytest.mark.parametrize("steps", [True, False])
+def test_files_without_a_step_follow_files_with_one(tmp_path, steps):
+    logs = [log_of([2, 1, 1]), log_of([2] * 20, seed=1).drop_columns(["step"])][:: 1 if steps else -1]
+    for number, log in enumerate(logs):
+        with pa.OSFile(str(tmp_path / f"{number}.arrows"), "wb") as file, pa.ipc.new_stream(file, log.schema) as stream:
+            stream.write(log)
+    engine, other = engine_of(), engine_of()
+    report = engine.run(tmp_path, contribution_rows=4)
+    for log in logs:  # the end of a source ends its frame, and a change of the step does so too
+        other.run(iter([log]), contribution_rows=4)
+    assert report.rows == 44
+    assert state_of(engine)[:2] == state_of(other)[:2]
+
+
+def test_large_batches_are_not_read_ahead():
+    read = []
+
+    def runs():
+        for number in range(3):
+            read.append(number)
+            rows = Rows(np.zeros(ROWS_OF_A_RUN, np.int64), np.zeros((ROWS_OF_A_RUN, DIM), np.float32))
+            yield FrameRun.of_block("t", rows, np.array([0, ROWS_OF_A_RUN]), None, lambda _: Frame({}, 0))
+
+    for number, _ in enumerate(joined(runs())):
+        assert read == list(range(number + 1))
+
+
 def test_a_damaged_batch_is_reported_after_the_frames_before_it():
     log = log_of([3] * 5).drop_columns(["step"])
     batches = [log.slice(row, 3) for row in range(0, 15, 3)]
@@ -176,7 +205,9 @@ def test_progress_is_reported_after_every_frame():
     assert frames == list(range(1, 8))
 
 
-@pytest.mark.parametrize("options", [{"per_steps": 3}, {"per_rows": 7}, {"per_steps": 4, "per_rows": 9}, {}])
+@pytest.mark.parametrize(
+    "options", [{"per_steps": 3}, {"per_rows": 7}, {"per_steps": 4, "per_rows": 9}, {"per_seconds": 0}, {}]
+)
 @pytest.mark.parametrize("num_required", [1, 2])
 def test_deltas_are_cut_where_they_are_cut_frame_by_frame(tmp_path, options, num_required):
     log, files = log_of([1, 4, 2, 3, 5, 1, 1, 2, 3, 4, 5, 2, 1]), []
@@ -214,6 +245,19 @@ def test_commits_are_made_in_the_middle_of_a_batch(tmp_path, begun, num_required
         begun.clear()
     assert states[0] == states[1] == states[2]
     assert states[0][2][:3] == [4, 8, 12]
+
+
+def test_a_commit_has_no_frame_after_the_one_that_made_it_due(tmp_path, monkeypatch):
+    begin, gates = CommitSession.begin, []
+
+    def begin_at(self):
+        gates.append((self._core.global_step, self._core.gate.num_accumulated))
+        begin(self)
+        self._notified(self._saver.finish)
+
+    monkeypatch.setattr(CommitSession, "begin", begin_at)
+    engine_of(num_required=3).run(iter([log_of([2] * 31)]), checkpoint=tmp_path, every=4)
+    assert gates == [(4, 0), (8, 0), (10, 1)]
 
 
 def test_a_commit_in_flight_has_the_rows_of_its_step(tmp_path):

@@ -257,7 +257,7 @@ class FrameSteps:
             opens = self.num_accumulated + 1 >= self.num_required
             is_stale = steps is not None and steps[number] < self.step
             is_bad = not np.isfinite(grads[rows]).all() or not all(0 <= ids[row] < len(self.table) for row in rows)
-            if is_stale or is_bad or (opens and num_steps == most_steps) or len(self.ids) >= most_changes:
+            if is_stale or is_bad or num_steps == most_steps or len(self.ids) >= most_changes:
                 break
             for row in rows:
                 row_id = int(ids[row])
