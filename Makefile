@@ -21,8 +21,9 @@ demo-train: .venv/installed
 test: .venv/installed
 	$(BIN)/python -m pytest -m "not evidence" -n auto --dist worksteal --junitxml=build/outcomes/test.xml $(ARGS)
 
+EVIDENCE ?= 1
 evidence: .venv/installed
-	PENSTOCK_EVIDENCE=1 $(BIN)/python -m pytest -m evidence -n auto --dist worksteal \
+	PENSTOCK_EVIDENCE=$(EVIDENCE) $(BIN)/python -m pytest -m evidence -n auto --dist worksteal \
 		--junitxml=build/outcomes/evidence.xml $(ARGS)
 
 # The tests that the last `make test` and `make evidence` skipped, with the libraries of .ci/neighbours.txt. A test that

@@ -10,7 +10,7 @@ import random
 from contextlib import suppress
 
 import pytest
-from evidence import IS_EVIDENCE, more_as_evidence
+from evidence import IS_EVIDENCE, IS_LONG, more_as_evidence
 from faults.operations import Watched, failing
 from versions import CONFIG, Killed, check_tags, rewrite, step
 
@@ -21,7 +21,7 @@ from penstock.filesystem import atomic_files
 
 NAMES = ("a", "b", "c.d")
 LENGTH = 24
-HISTORIES = range(600 if IS_EVIDENCE else 8)
+HISTORIES = range(600 if IS_LONG else 40 if IS_EVIDENCE else 8)
 
 
 class Line:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import shared_processes
+from evidence import IS_LONG
 from limits import HANG_S
 
 import penstock as ps
@@ -16,8 +17,8 @@ import penstock as ps
 SCRIPT = Path(shared_processes.__file__)
 FOREVER = 10**6
 # The longer ones are for ``make evidence``.
-SECONDS = pytest.mark.parametrize("seconds", [1.5, 60.0])
-KILLS = pytest.mark.parametrize("kills", [6, 200])
+SECONDS = pytest.mark.parametrize("seconds", [1.5, 60.0 if IS_LONG else 6.0])
+KILLS = pytest.mark.parametrize("kills", [6, 200 if IS_LONG else 20])
 
 
 def started(*arguments):

@@ -11,7 +11,9 @@ import os
 import pytest
 from hypothesis import settings
 
-IS_EVIDENCE = os.environ.get("PENSTOCK_EVIDENCE") == "1"
+IS_EVIDENCE = os.environ.get("PENSTOCK_EVIDENCE") in ("1", "long")
+# `make evidence EVIDENCE=long`: hundreds of histories and kills, for which .ci/run has no time.
+IS_LONG = os.environ.get("PENSTOCK_EVIDENCE") == "long"
 
 # Test → the ids of the cases that ``make test`` runs. An empty list: none; the behaviour has another test.
 SAMPLED = {
