@@ -19,7 +19,7 @@ from penstock.io.decoding.role_types import fits, nearest
 # Why a role is needed that not every stream plays.
 _WHY = {
     "step": "its batches are arbitrary, so frames need 'step', or --contribution-rows N",
-    "table": "the configuration has several tables, so rows need 'table', or --table",
+    "table": "the configuration has several tables ({tables}), so rows need 'table', or --table",
     "time": "the clock of a dynamic table needs 'time'",
 }
 # Words in the names that others use.
@@ -52,7 +52,7 @@ def missing_roles(
     has = listed(f"{field.name}: {field.type}" for field in schema) if len(schema) else "no columns"
     names = " and ".join(filter(None, (", ".join(map(repr, missing[:-1])), repr(missing[-1]))))
     problem = f"no column for the role{'s' if len(missing) > 1 else ''} {names} (the stream has: {has})"
-    reasons = "".join(f"; {_WHY[role]}" for role in missing if role in _WHY)
+    reasons = "".join(f"; {_WHY[role].format(tables=listed(tables))}" for role in missing if role in _WHY)
     flags = " ".join(f"--column {role}={guesses[role]}" for role in missing if role in guesses)
     return InputError(problem + reasons + (f"; try {flags}" if flags else ""), source=source)
 

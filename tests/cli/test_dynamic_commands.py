@@ -200,7 +200,7 @@ def test_a_clock_without_its_column_is_found_before_anything_is_applied(tmp_path
     problem = "; the clock of a dynamic table needs 'time'"
     _, result = call(3, "validate", config, log)
     assert problem in result["sources"][0]["errors"][0]
-    assert f"{problem} (the stream has: " in refused(3, "replay", config, log)  # 'step' is not suggested
+    assert refused(3, "replay", config, log).endswith(f"{problem}\n")  # 'step' is not suggested
     renamed = timed([1], [5]).rename_columns(["id", "gradient", "step", "ts"])
     other = write(tmp_path / "other.arrows", [renamed])
     call(0, "replay", config, other, "--column", "time=ts")

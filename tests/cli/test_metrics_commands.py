@@ -105,14 +105,15 @@ def test_runs_are_logged_by_the_logging_module(caplog):
         report = engine.run(batches(), on_bad_row="drop")
         with pytest.raises(ps.InputError):
             engine.run(batches())
-    began, ended, _, failed = caplog.records
+    began, *notes, ended, _, failed = caplog.records
     assert (began.message, ended.message) == ("run began", "run ended")
+    assert tuple(note.message for note in notes) == report.notes
     assert ended.penstock["rows"] == report.rows
     assert failed.levelno == logging.WARNING
     assert "run ended by InputError" in failed.message
 
 
-def test_nothing_is_printed_without_logging_configured():
-    code = "import penstock.telemetry as w; w.log.warning('run ended by a bug')"
+def test_only_warnings_are_printed_without_logging_configured():
+    code = "import penstock.telemetry as w; w.log.info('run began'); w.log.warning('2 of 3 frames were stale')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("", "")
+    assert (done.stdout, done.stderr) == ("", "2 of 3 frames were stale\n")

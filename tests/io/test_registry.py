@@ -99,7 +99,8 @@ def test_only_flights_load_grpc():
     code = """
 import sys
 from penstock.errors import PenstockError
-from penstock.io.sources.opening import open_sources, source_kinds
+from penstock.io.sources.opening import open_sources
+from penstock.io.sources.source_kinds import source_kinds
 for kind in sorted(source_kinds(), key=lambda kind: "grpc://" in kind.schemes):
     try:
         open_sources([kind.example], patience_s=0)

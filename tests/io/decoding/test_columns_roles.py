@@ -84,7 +84,7 @@ def test_without_a_table_column_the_metadata_then_the_option_then_the_only_table
     assert list(frames_of([batch_of()], same, table="user")[0].rows) == ["user"]
     assert list(frames_of([batch_of()])[0].rows) == ["user"]
     problem = str(error_of([batch_of(Table=pa.array(["user"] * 2))], same))
-    assert "the configuration has several tables, so rows need 'table', or --table" in problem
+    assert "the configuration has several tables (user, item), so rows need 'table', or --table" in problem
     assert problem.endswith("; try --column table=Table")
     error = error_of([batch_of().replace_schema_metadata({"penstock.table": "usr"})])
     assert place_of(error) == (0, 0, None, "unknown_table")
