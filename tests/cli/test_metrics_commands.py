@@ -105,7 +105,7 @@ def test_runs_are_logged_by_the_logging_module(caplog):
         report = engine.run(batches(), on_bad_row="drop")
         with pytest.raises(ps.InputError):
             engine.run(batches())
-    began, *notes, ended, _, failed = caplog.records
+    began, ended, *notes, _, failed = caplog.records
     assert (began.message, ended.message) == ("run began", "run ended")
     assert tuple(note.message for note in notes) == report.notes
     assert ended.penstock["rows"] == report.rows
