@@ -163,6 +163,11 @@ class Engine(TableAccess, ActivationAccess):
                     self.session.on_durable = self._reads.durable
         return self._reads
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may read the rows of this engine."""
+        return self._folder is not None
+
     # ---- gradients in
 
     @with_keywords("run", *RUN)

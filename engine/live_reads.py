@@ -80,6 +80,13 @@ class LiveReads(StepObserver):
 
         return rows, read_tables(self._tables, self._words, wanted, rows, consistent, check)
 
+    def set_history(self, lineage: str, epoch: str) -> None:
+        """Tell readers of the files whose steps follow. Call it while no step runs."""
+        if self._folder is not None:
+            self._words.begin()
+            self._folder.set_history(lineage, epoch)
+            self._words.end(self._core.global_step)
+
     def durable(self, step: int) -> None:
         """A commit of a step is on disk."""
         self._words.durable_step = step

@@ -77,6 +77,10 @@ class Sequencer(CommitListener):
         if saving is not None:
             self._commits = engine.session.commits(saving.folder, saving.every, saving.resume, self)
             self._commits.commit_start()
+        if engine.is_shared:
+            lineage = self.streams.lineage
+            with engine.gate.still():
+                engine.reads.set_history(lineage.id, lineage.current.id)
 
     # ---- streams
 

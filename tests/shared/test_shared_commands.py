@@ -82,7 +82,9 @@ def test_a_services_rows_are_read_while_it_runs_and_after_it(job, tmp_path):
         with connect(service.uri) as client:
             client.put([frame(step, table=["user"] * 4) for step in range(3)], "worker")
             assert reader.step == 3
-            wanted = client.lookup({"user": [1, 2, 3]})["user"]
+            answer = client.lookup({"user": [1, 2, 3]})
+            wanted = answer["user"]
+            assert reader.history == (answer.lineage, answer.epoch)
             assert np.array_equal(reader.lookup("user", [1, 2, 3]), wanted)
             client.drain()
         assert service.wait()[0] == 0
