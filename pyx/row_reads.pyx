@@ -4,6 +4,7 @@ What the memory of another process holds is not trusted: rows and slots are chec
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.string cimport memset
 from posix.unistd cimport usleep
 
 from ._types cimport grad_t, id_t
@@ -136,6 +137,11 @@ cdef struct ReadTable:
     const KeySlots* keys        # NULL: ids are rows
 
 
+cdef struct LastBatches:        # complete ones of the threads of a part, as far as they were read
+    int part
+    uint64_t[MOST_WRITERS] batches
+
+
 cdef class RowReads:
     """The weights of one table, for reads without a lock from any number of threads.
 
@@ -208,9 +214,8 @@ cdef int64_t read_rows(const ReadTable* t, const id_t* ids, float* out, uint8_t*
     cdef int parts[BLOCK]
     cdef int64_t k, count, key_row, dim = t.layout.dim
     cdef int outcome
-    cdef uint64_t complete[MOST_WRITERS]
-    for k in range(t.num_threads):
-        complete[k] = 0
+    cdef LastBatches complete
+    complete.part = -1
     while first < n:
         count = min(<int64_t>BLOCK, n - first)
         if t.keys != NULL:
@@ -229,11 +234,11 @@ cdef int64_t read_rows(const ReadTable* t, const id_t* ids, float* out, uint8_t*
                 prefetch_row(t, parts[k + MOST_AHEAD], rows[k + MOST_AHEAD])
             if t.keys != NULL:
                 outcome = copy_by_key(t, <uint64_t>ids[first + k], out + (first + k) * dim, &absent[first + k],
-                                      complete)
+                                      &complete)
             elif rows[k] < 0:
                 return -1 - (first + k)
             else:
-                outcome = copy_row(t, parts[k], rows[k], out + (first + k) * dim, complete)
+                outcome = copy_row(t, parts[k], rows[k], out + (first + k) * dim, &complete)
             if not outcome:
                 return first + k
         first += count
@@ -250,9 +255,12 @@ cdef inline int part_of(const ReadTable* t, id_t key, int64_t* row) noexcept nog
     return 0
 
 
-cdef inline uint64_t version_of(const ReadTable* t, int part, int64_t row, uint64_t* complete) noexcept nogil:
-    """Of a row's page."""
-    return page_version(t.parts[part].counters, page_of(t, row), t.num_threads, t.per_thread, complete)
+cdef inline uint64_t version_of(const ReadTable* t, int part, int64_t row, LastBatches* complete) noexcept nogil:
+    """Of a row's page. The batches of each part are numbered for themselves."""
+    if complete.part != part:
+        complete.part = part
+        memset(complete.batches, 0, t.num_threads * sizeof(uint64_t))
+    return page_version(t.parts[part].counters, page_of(t, row), t.num_threads, t.per_thread, complete.batches)
 
 
 cdef inline int64_t page_of(const ReadTable* t, int64_t row) noexcept nogil:
@@ -269,7 +277,7 @@ cdef inline void prefetch_row(const ReadTable* t, int part, int64_t row) noexcep
         prefetch(t.parts[part].rows + row * t.layout.row_floats + k)
 
 
-cdef bint copy_row(const ReadTable* t, int part, int64_t row, float* out, uint64_t* complete) noexcept nogil:
+cdef bint copy_row(const ReadTable* t, int part, int64_t row, float* out, LastBatches* complete) noexcept nogil:
     """Returns False if its page was being written all the time."""
     cdef uint64_t version
     cdef int tries
@@ -284,7 +292,7 @@ cdef bint copy_row(const ReadTable* t, int part, int64_t row, float* out, uint64
     return False
 
 
-cdef bint copy_by_key(const ReadTable* t, uint64_t key, float* out, uint8_t* absent, uint64_t* complete) noexcept nogil:
+cdef bint copy_by_key(const ReadTable* t, uint64_t key, float* out, uint8_t* absent, LastBatches* complete) noexcept nogil:
     """The row of a key, which may pass to another key: it counts if the key has it between two equal versions."""
     cdef const KeySlot* slot
     cdef uint64_t version, state
