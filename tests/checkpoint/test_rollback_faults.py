@@ -1,7 +1,14 @@
 """Rollbacks that meet damage, a full disk, readers and kills; and rollbacks of jobs."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
+from evidence import IS_EVIDENCE, IS_LONG, more_as_evidence
 from faults.operations import full_disk
 from limits import in_thread, until
 from rollbacks import CONFIGS, bits, push, rows_of_frame, trained
@@ -11,6 +18,8 @@ import penstock as ps
 from penstock.checkpoint.rollbacks import roll_back_folder
 from penstock.checkpoint.store import Folder
 from penstock.filesystem import atomic_files
+
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.fixture
@@ -153,3 +162,20 @@ def test_readers_without_the_lock_see_all_of_a_rollback_or_nothing(shared, folde
     gone = np.setdiff1d(keys, good.keys("user"))
     absent, _ = reader.lookup_tables({"user": gone}, True, 60_000)
     assert absent["user"].tobytes() == good.lookup("user", gone).tobytes()
+
+
+# ---- kills
+
+
+@more_as_evidence
+@pytest.mark.parametrize("kind", ["folder", "engine", "service", "job"])
+def test_a_rollback_that_is_killed_has_happened_or_not(kind, tmp_path):
+    """In a process whose children are killed; a failure names the number that repeats it."""
+    count = 250 if IS_LONG else 16 if IS_EVIDENCE else 3
+    command = [sys.executable, "-m", "faults.rollbacks", kind, "0", str(count), str(tmp_path)]
+    path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    counts = json.loads(ended.stdout)
+    assert sum(counts.values()) == count
+    assert any(name.startswith("killed") for name in counts)
