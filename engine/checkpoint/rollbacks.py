@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.checkpoint.arrays import records_of, rows_in
 from penstock.checkpoint.manifests import CLOCK_OFFSET, new_digest, trusting
@@ -70,15 +71,14 @@ class SavedState:
             needed = (rows >= 0) & unread[name][rows]
             if not needed.any():
                 continue
-            rows, parts = rows[needed], [values[needed] for values in parts]
+            rows, parts = _selected(rows, parts, needed)
             unread[name][rows] = False
             differs = np.zeros(len(rows), bool)
             for part, values in enumerate(parts):
-                now = tables.read_rows(name, part, rows)
-                differs |= (now.view(np.int32) != np.ascontiguousarray(values).view(np.int32)).any(axis=1)
+                differs |= (tables.read_rows(name, part, rows).view(np.int32) != values.view(np.int32)).any(axis=1)
             if differs.any():
-                rows = rows[differs]
-                tables.set_stored_rows(name, rows, {part: values[differs] for part, values in enumerate(parts)})
+                rows, parts = _selected(rows, parts, differs)
+                tables.set_stored_rows(name, rows, dict(enumerate(parts)))
                 changed[name].append(rows)
         joined = {name: np.concatenate([np.zeros(0, np.int64), *several]) for name, several in changed.items()}
         return {
@@ -89,6 +89,13 @@ class SavedState:
         """Yield blocks as ``rows_of`` does, those of newer files first: no row occurs twice in one file."""
         for file in reversed(self.commit.files):
             yield from rows_in(self._mapped.get(file) or records_of(self._folder, self.commit, file))
+
+
+def _selected(rows: Int64, parts: list[Float32], mask: npt.NDArray[np.bool_]) -> tuple[Int64, list[Float32]]:
+    """Return the rows of a mask, and their values in C order; without a copy if it has all of them."""
+    if mask.all():
+        return rows, [np.ascontiguousarray(values) for values in parts]
+    return rows[mask], [values[mask] for values in parts]
 
 
 class Rollback(NamedTuple):
