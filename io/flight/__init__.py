@@ -447,11 +447,13 @@ class Client:
 
         Raises
         ------
-        PeerError
+        StateError
+            If there is no such version, it is damaged, or its tables are others.
+        UsageError
+            If the service has no checkpoint.
+        ServiceError
             If the service cannot be reached. If the connection is lost meanwhile, it may have rolled back: see
             ``status()``.
-        UsageError
-            If the service has no checkpoint, or there is no such version, or its tables are others.
         """
         return self.connection.act_once("rollback", to=version)
 

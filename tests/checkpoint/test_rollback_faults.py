@@ -123,7 +123,10 @@ def test_a_job_of_shares_is_rolled_back_in_its_folder(kind, before, after, folde
     assert rolled.state_hash() == alone.state_hash()
     rolled.commit(folder, attempt="b1")
     assert ps.Engine.restore(folder).state_hash() == alone.state_hash()
-    assert bits(ps.Engine.restore(folder, version="good")) != bits(alone)
+    whole = ps.Engine.restore(folder)
+    assert whole.rollback("good") == 13
+    whole.save(folder)
+    assert bits(whole) == bits(ps.Engine.restore(folder)) == bits(ps.Engine.restore(folder, version="good"))
 
 
 # ---- readers

@@ -108,6 +108,16 @@ def test_no_frame_is_applied_twice_and_older_steps_are_stale(folder):
         assert (again.position, service.engine.global_step) == (6, 11)
 
 
+def test_the_command_rolls_a_service_back(serving, folder, refused, capsys):
+    service, _ = serving
+    address = service.address.uri
+    assert "no tag 'god'; did you mean 'good'?" in refused(5, "rollback", address, "--to", "god")
+    code, done, text = outcome(capsys, "rollback", address, "--to", "good")
+    assert (code, done) == (0, {"global_step": 25, "to_step": 12, "rolled_back": 0}), text
+    assert text == f"rolled back  {address}: step 25, with the rows of step 12\n"
+    assert "another run is writing checkpoints there" in refused(2, "rollback", folder, "--to", "good")
+
+
 def test_a_rollback_is_durable_once_it_is_answered_and_resumed(serving, folder):
     service, client = serving
     client.rollback("good")
@@ -219,8 +229,8 @@ def test_a_service_without_a_checkpoint_and_unknown_versions_are_refused(serving
         pytest.raises(ps.UsageError, match="this service has no checkpoint, so no earlier commit"),
     ):
         other.rollback("good")
-    with pytest.raises(ps.PenstockError, match="no tag 'god'; did you mean 'good'"):
+    with pytest.raises(ps.StateError, match="no tag 'god'; did you mean 'good'"):
         client.rollback("god")
-    with pytest.raises(ps.PenstockError, match="rollback: expected a tag or a step, got None"):
+    with pytest.raises(ps.UsageError, match="rollback: expected a tag or a step, got None"):
         client.connection.act_once("rollback")
     assert client.status()["global_step"] == 24
