@@ -166,7 +166,7 @@ class Report:
     steps : int
         Openings of the gate in this run.
     global_step : int
-        Openings in total.
+        Openings in total, and rollbacks.
     seconds, rows_per_s : float
         Of the run, including reading.
     dropped : mapping of str to int

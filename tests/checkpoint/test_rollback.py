@@ -31,6 +31,16 @@ def test_a_rollback_has_the_bits_of_the_version_and_so_has_training_on(kind, fol
     check_continues(engine, folder)
 
 
+@pytest.mark.parametrize("kind", ["plain", "16 bits", "lru", "cached"])
+def test_tables_on_devices_that_xla_updates_roll_back_too(kind, folder, mesh_of):
+    engine = trained(kind, folder, mesh=mesh_of(3), variant="xla")
+    assert engine.rollback("good") == 13
+    good = ps.Engine.restore(folder, version="good", mesh=mesh_of(3))
+    assert bits(engine) == bits(good)
+    engine.save(folder)
+    assert bits(ps.Engine.restore(folder, mesh=mesh_of(3))) == bits(good)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_rollback_restores_to_the_same_bits(kind, folder):
     engine = trained(kind, folder)
