@@ -470,6 +470,45 @@ class Engine(TableAccess, ActivationAccess):
         """
         self.session.tag(name, note, move)
 
+    def rollback(self, version: str | int) -> int:
+        """Step forward to the rows of an earlier commit of this engine's checkpoint (docs/versions.md).
+
+        Parameters
+        ----------
+        version : str or int
+            A tag, or the step of a commit.
+
+        Returns
+        -------
+        int
+            The global step, which is one more than before.
+
+        Raises
+        ------
+        StateError
+            If this engine has no commit, there is no such version, it is damaged, or its tables are others.
+        UsageError
+            If the version is neither a tag nor a step.
+
+        Notes
+        -----
+        Weights, slots and keys become those of the commit. Frames in the gate are dropped and counted as
+        ``rolled_back``; positions in sources stay. It is durable with the next commit.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.save("run1")
+        >>> engine.tag("good")
+        >>> engine.apply({"user": ([5], [[900.0, 900.0]])})
+        True
+        >>> engine.rollback("good"), engine.lookup("user", [5]).tolist()
+        (2, [[1.0, 1.0]])
+        """
+        return self.session.roll_back(self.session.saved(version)).step
+
     # ---- internal
 
     def _source_run(self, source: Any, options: RunOptions, deltas: Deltas | None = None) -> SourceRun:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock.bridge.variants import VARIANTS, current
 from penstock.checkpoint.arrays import rows_of
 from penstock.checkpoint.incremental import CommitContents, Saved
-from penstock.checkpoint.manifests import trusting
+from penstock.checkpoint.manifests import CLOCK_OFFSET, trusting
 from penstock.checkpoint.parts import directories_of, files_for
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.source_positions import Positions
@@ -62,10 +62,10 @@ def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], t
 
     positions, totals : of the runs so far; files : those that the run in progress writes, with their lengths
     """
-    plain = {
+    plain: dict[str, Any] = {
         "global_step": core.global_step,
         "changed_step": core.changed_step,
-        "tables": [_described(spec) for spec in core.config.tables],
+        "tables": [described(spec) for spec in core.config.tables],
         "programs": core.tables.programs.get_state(),
         "num_required": core.gate.num_required,
         "reduction": core.reduction,
@@ -80,9 +80,13 @@ def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], t
         "python": _only_in_python(core.config),
     }
     stores = core.pipeline.stores.items()
+    if core.clock_offset or totals.rolled_back:
+        plain[CLOCK_OFFSET] = core.clock_offset
     records = [Record("store", {"table": name}, core.tables.by_id(name, store.get_state())) for name, store in stores]
     dynamic = core.tables.dynamic.items()
     records += [Record("directory", {"table": name}, table.get_state()) for name, table in dynamic]
+    # Two rollbacks to one commit write equal rows: the record tells their files apart.
+    records += [Record("clock", {"offset": core.clock_offset})] if core.clock_offset else []
     return CommitContents(plain, records)
 
 
@@ -173,7 +177,7 @@ def check_fits(commit: Commit, config: EmbeddingConfig, place: str) -> None:
         has, lacks = ("checkpoint", "configuration") if name in saved else ("configuration", "checkpoint")
         raise StateError(f"{place}: table '{name}' is in the {has} and not in the {lacks}; give the same tables")
     for name, spec in specs.items():
-        new, old = _described(spec), saved[name]
+        new, old = described(spec), saved[name]
         old = {"storage_dtype": "float32", **old}  # older commits omit it
         if "dynamic" in new and "dynamic" not in old:  # its ids become keys; loading finds out how many there are
             if commit.contents["gate"]["num_accumulated"]:
@@ -227,6 +231,7 @@ def _load(core: EngineCore, folder: Folder, commit: Commit) -> None:
 
     core.gate.set_state(contents["gate"], put)
     core.changed_step = int(contents.get("changed_step", core.global_step))
+    core.set_clock_offset(contents.get(CLOCK_OFFSET, 0))
     rates = contents["learning_rates"]
     core.last_rates = None if rates is None else tuple(rates)
 
@@ -265,7 +270,8 @@ def _config_of(commit: Commit, place: str) -> EmbeddingConfig:
         raise StateError(f"{place}: its configuration cannot be loaded: {error}; give config=") from None
 
 
-def _described(spec: TableSpec) -> dict[str, Any]:
+def described(spec: TableSpec) -> dict[str, Any]:
+    """Return a table as plain data, for the manifest."""
     return {
         "name": spec.name,
         "vocabulary_size": spec.vocabulary_size,

@@ -108,6 +108,7 @@ class Saver(StepObserver):
         self._keep, self._next_number = KEEP, 1
         self._delta = delta and last is not None
         self.last, self.in_use = last, False
+        self._rolled_back_to: Commit | None = None  # which the tables are equal to except for the dirty rows
         self._before_open: Commit | None = None
 
     def is_for(self, folder: Folder) -> bool:
@@ -173,10 +174,18 @@ class Saver(StepObserver):
             self._copy_all(name)
             marks.change_all()
 
+    def rolled_back(self, commit: Commit) -> None:
+        """Let the next commit follow an older one, whose rows the tables have got again, all of them, in a load."""
+        for marks in self._marks.values():
+            marks.give_up()
+        self._rolled_back_to = commit
+
     def begin(self) -> None:
         """Begin a commit of the current state. Waits for the one in flight."""
         self.finish()
         last = self.last if self._delta else None
+        if (older := self._rolled_back_to) is not None:
+            last, self._rolled_back_to = (older if self.folder.has_files(older) else None), None
         files = last.chain if last is not None and (last.may_grow or not self._is_dirty) else ()
         contents = self._describe()
         for marks in self._marks.values():
@@ -273,7 +282,7 @@ class Saver(StepObserver):
         self._writer.cancel()
         for marks in self._marks.values():
             marks.give_up()
-        self._writer, self._delta = None, False
+        self._writer, self._delta, self._rolled_back_to = None, False, None
 
     def _copy_next(self) -> None:
         """Copy the next block of pending rows; if there is none, close the commit."""

@@ -16,8 +16,10 @@ from typing import Any
 from penstock.errors import PenstockError, StateError
 
 # The version of the format. In a folder with tags commits have the second one: a penstock that reads only the first
-# would remove the files that tags pin.
-VERSION, WITH_TAGS = 3, 4
+# would remove the files that tags pin. Commits after a rollback have the third one: a penstock that does not read their
+# CLOCK_OFFSET would let keys expire at other steps.
+VERSION, WITH_TAGS, WITH_ROLLBACKS = 3, 4, 5
+CLOCK_OFFSET = "clock_offset"
 
 
 def new_digest() -> hashlib.blake2b:
@@ -51,6 +53,7 @@ _TABLE = {
 }
 _COUNTERS = {
     **dict.fromkeys(["rows?", "frames?", "stale?", "steps?", "held_bytes?", "truncated?", "stale_rows?"], int),
+    "rolled_back?": int,
     "dropped": {str: int},
 }
 _MANIFEST = {
@@ -59,6 +62,7 @@ _MANIFEST = {
     "files": [{"name": str, "num_bytes": int, "digest": str, "parent": (str, None)}],
     "global_step": int,
     "changed_step?": int,
+    f"{CLOCK_OFFSET}?": int,
     "tables": [_TABLE],
     "programs?": {str: {"variant": str}},
     "num_required": int,

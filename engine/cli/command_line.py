@@ -28,6 +28,7 @@ COMMANDS = {
     "tag": "give a commit of a checkpoint a name, which keeps it",
     "history": "show the values of one row in every commit of a checkpoint that is kept",
     "blame": "list the frames of a log that contain one row",
+    "rollback": "step a service, or a checkpoint, forward to the rows of an earlier commit",
     "branch": "start a new checkpoint with a commit of another one, without a copy where that is possible",
     "export": "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
     "diff": "show where two checkpoints differ: the first place and the largest difference; exit 1 if they do",

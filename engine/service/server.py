@@ -123,6 +123,7 @@ class Service:
                 "rows": counters.rows,
                 "frames": counters.frames,
                 "stale": counters.stale,
+                "rolled_back": counters.rolled_back,
                 "steps": counters.steps,
                 "pending": self.engine.gate.num_accumulated,
                 "dropped": dict(counters.dropped),
