@@ -174,6 +174,7 @@ def set_table(**values):
         (set_table(keys=[1]), "'keys': expected four values"),
         (set_table(keys=["rows-1-0", 0, -1, ["zero", 0, 0, ""]]), "damaged: expected 710 words for 100 rows"),
         (set_table(keys=["rows-1-0", 0, -1, ["draw", 0, 0, ""]]), "'kind': got 'draw'"),
+        (set_table(keys=["rows-1-0", 0, -1, ["normal", 0, 0, ""]]), "'key': got ''"),
         (lambda description: description.update(threads=0), "'threads': expected 1 to"),
         (lambda description: description.update(threads=7), "damaged: "),
         (lambda description: description.update(boot="another"), "were written before this machine started, or on ano"),
