@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ class EngineCore:
     rates : learning rates of the last run or apply, used by a flush; last_rates : of every tag at the last step
     changed_step : the global step after the last step that changed a row
     failed : the error of a step that failed half way and left the tables inconsistent; else None
+    process : the only one whose rows these are, as other processes read them; None: each fork has a copy of them
     counters : of frames that belong to no run
     """
 
@@ -118,6 +120,7 @@ class EngineCore:
     ) -> None:
         self.config, self.tables, self.reduction, self.seed = config, tables, reduction, seed
         self.failed: str | None = None
+        self.process: int | None = None
         self.rates = self._own_rates = LearningRates(config.num_tags, None, config.schedules)
         self.last_rates: tuple[float, ...] | None = None
         self.changed_step, self.counters = 0, Counters()
@@ -316,9 +319,14 @@ class EngineCore:
             observer.core_failed()
 
     def check_whole(self) -> None:
-        """Raise StateError after a step that failed half way."""
+        """Raise StateError after a step that failed half way, and in a fork of the process that shares the tables."""
         if self.failed is not None:
             raise StateError(f"an earlier step failed half way ({self.failed}); make a new engine from saved tables")
+        if self.process not in (None, os.getpid()):
+            raise StateError(
+                f"process {self.process} shares the tables of this engine, and this process is a fork of it; read them "
+                "with penstock.Reader, or make a new engine"
+            )
 
     def check_ready(self) -> None:
         """Raise StateError after a failed step, or ConfigError if the configuration refuses updates."""

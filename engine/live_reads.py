@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -59,6 +60,7 @@ class LiveReads(StepObserver):
             config = hashlib.sha256(encoded(core.config).encode()).hexdigest()
             threads = min(core.pipeline.team.threads + 1, MOST_COUNTING)
             self._words = folder.publish(layouts, threads, core.global_step, durable_step, config, history)
+            core.process = os.getpid()
         for spec in core.tables.specs_here.values():
             on_host = core.tables.table(spec.name).on_host
             assert on_host is not None
