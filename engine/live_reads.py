@@ -25,7 +25,7 @@ from penstock.frames import Float32, Int64
 from penstock.pyx.row_keys import RowKeys, num_words
 from penstock.pyx.row_reads import StepWords
 from penstock.shared.folder import SharedFolder
-from penstock.shared.header import AbsentRows, KeyFile, TableLayout
+from penstock.shared.header import InitialRows, KeyFile, TableLayout
 from penstock.shared.lookups import Deadline, TableReads, checked_ids, checked_out, read_tables
 from penstock.tables.initializers import start_key
 
@@ -171,18 +171,18 @@ def check_on_host(core: EngineCore) -> None:
         )
 
 
-def absent_rows(spec: TableSpec, seed: int) -> AbsentRows:
+def absent_rows(spec: TableSpec, seed: int) -> InitialRows:
     """Return what a key of a dynamic table reads that has no row, as its settings say."""
     assert spec.dynamic is not None
     start, key = spec.initializer, start_key(seed, spec.name).hex()
     if spec.dynamic.missing != "initial":
-        return AbsentRows()
+        return InitialRows()
     if isinstance(start, Constant):
-        return AbsentRows("constant", start.value)
+        return InitialRows("constant", start.value)
     if isinstance(start, RowIdInitializer):
-        return AbsentRows("row_id", start.offset)
+        return InitialRows("row_id", start.offset)
     if isinstance(start, TruncatedNormal):
-        return AbsentRows("normal", start.stddev, start.mean, key)
+        return InitialRows("normal", start.stddev, start.mean, key)
     if not isinstance(start, Uniform):
         raise UsageError(f"table '{spec.name}': the rows of absent keys come from a Python callable")
-    return AbsentRows("uniform", start.maximum - start.minimum, start.minimum, key)
+    return InitialRows("uniform", start.maximum - start.minimum, start.minimum, key)

@@ -52,11 +52,11 @@ _DRAWN_KINDS = ("normal", "uniform")
 _KINDS = ("zero", "constant", "row_id", *_DRAWN_KINDS)
 
 
-class AbsentRows(NamedTuple):
-    """What a key without a row reads.
+class InitialRows(NamedTuple):
+    """The rows that ids have before anything is written to them, and keys without a row.
 
     kind : "zero"; "constant": ``first``; "row_id": the key plus ``first``; "normal" and "uniform": drawn with
-        ``first``, ``second`` and the generator's ``key``, as ``tables/initializers.py`` does
+        ``first``, ``second`` and the generator's ``key``, as ``pyx.initial_rows`` does
     """
 
     kind: str = "zero"
@@ -80,7 +80,7 @@ class KeyFile(NamedTuple):
     file: str
     salt: int
     expire_after: int
-    absent: AbsentRows
+    absent: InitialRows
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def _key_file(values: list[Any]) -> KeyFile:
         file_name(values[0]),
         fields.whole("salt", 0, 2**64 - 1),
         fields.whole("expire_after", -1),
-        AbsentRows(
+        InitialRows(
             kind,
             absent.number("first"),
             absent.number("second"),

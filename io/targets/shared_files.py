@@ -26,9 +26,9 @@ from penstock.shared.header import (
     HEADER,
     HISTORY_BEGIN,
     WORDS_BEGIN,
-    AbsentRows,
     Description,
     HeaderHistory,
+    InitialRows,
     unpacked,
 )
 from penstock.shared.locks import boot_id, is_locked
@@ -148,7 +148,7 @@ class SharedFiles(Target):
                     layout.num_rows,
                     layout.id_type,
                     layout.keys is not None,
-                    AbsentRows() if layout.keys is None else layout.keys.absent,
+                    InitialRows() if layout.keys is None else layout.keys.absent,
                 )
                 for layout in layouts
             ]
@@ -177,5 +177,5 @@ def _created(rows: TableRows, job: FollowedJob) -> SharedTable:
     form = job.tables[rows.table]
     if form.key_type is None:
         return SharedTable(rows.table, form.dim, len(rows.ids))
-    absent = job.absent.get(rows.table, AbsentRows())
+    absent = job.absent.get(rows.table, InitialRows())
     return SharedTable(rows.table, form.dim, max(LEAST_ROWS, len(rows.ids)), form.key_type, True, absent)
