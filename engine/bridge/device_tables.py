@@ -100,10 +100,10 @@ class DeviceTable:
         """Yield one part of the whole table in id order, in blocks of rows, so that no second copy of it exists."""
         yield from self._read(0, self.layout.vocabulary_size, part)
 
-    def fill(self, draw: Callable[[int, int], Float32]) -> None:
-        """Write the weights of every row. draw : (first, count) → float32 (count, dim), in id order"""
+    def fill(self, draw: Callable[[Int64], Float32]) -> None:
+        """Write the weights of every row. draw : ids → float32 (n, dim)"""
         for first, count in self._blocks(0, self.layout.vocabulary_size):
-            self._tables.write(self._member, first, draw(first, count), 0)
+            self._tables.write(self._member, first, draw(np.arange(first, first + count)), 0)
 
     def whole(self, part: int = 0) -> jax.Array:
         """Return a copy of one part in id order: (vocabulary_size, floats), sharded by row if the mesh divides it."""

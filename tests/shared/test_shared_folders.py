@@ -78,7 +78,10 @@ def test_a_forked_process_cannot_change_the_rows_of_its_parent(tmp_path):
     answer, say = os.pipe()
     child = os.fork()
     if not child:
-        attempts = [lambda: engine.apply({"t": frame([3])}), lambda: engine.load_parameters("t", np.ones((1, 2)), ids=[3])]
+        attempts = [
+            lambda: engine.apply({"t": frame([3])}),
+            lambda: engine.load_parameters("t", np.ones((1, 2)), ids=[3]),
+        ]
         for attempt in attempts:
             try:
                 attempt()

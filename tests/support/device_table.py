@@ -94,5 +94,5 @@ def bytes_of(table):
 
 def started(table):
     rng = np.random.default_rng(7)
-    table.fill(lambda first, count: rng.standard_normal((count, table.layout.dim), np.float32))
+    table.fill(lambda ids: rng.standard_normal((len(ids), table.layout.dim), np.float32))
     return table

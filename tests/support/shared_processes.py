@@ -117,7 +117,8 @@ def rename(folder, steps):
 
 def main(role, folder, amount, consistent=""):
     if role == "rename":
-        return rename(folder, int(amount))
+        rename(folder, int(amount))
+        return
     if role == "write":
         writer = Writer(folder)
         print("ready", flush=True)
