@@ -34,7 +34,7 @@ def addresses_of(table):
     """The addresses of the shards of the arrays, which an update in place never moves, after every dispatch is done."""
     table.wait()
     addresses = []
-    for array in table.arrays:
+    for array in table.backend.arrays:
         if isinstance(array, np.ndarray):
             addresses.append(array.ctypes.data)
         else:
