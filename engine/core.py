@@ -18,7 +18,7 @@ from penstock.errors import CapacityError, ConfigError, StateError, UsageError
 from penstock.frames import MAX_TIME, Coalesced, Float64, Frame, FrameRun, Int64
 from penstock.gate import Gate
 from penstock.learning_rates import LearningRates, Rates
-from penstock.pipeline import BadRowsError, Pipeline, TableStore
+from penstock.pipeline import BadRowsError, Pipeline
 from penstock.pyx.frame_steps import SMALL_ROWS, FrameSteps
 from penstock.stats import Counters, TableReport
 from penstock.tables.table_set import TableSet
@@ -379,22 +379,6 @@ class EngineCore:
         if dynamic:
             dynamic.forget_changes()
         self.last_rates, counters.steps = rates, counters.steps + 1
-
-
-def stores_of(tables: TableSet, mean: bool) -> dict[str, TableStore]:
-    """Return the stores of the rows of tables that are here. mean : divide sums by the number of frames"""
-    return {
-        name: TableStore(
-            spec.vocabulary_size if spec.dynamic is None else None,
-            spec.dim,
-            accumulate=spec.accumulate,
-            mean=mean,
-            is_share=tables.is_share,
-            count_frames=spec.dynamic is not None and spec.dynamic.count == "frames",
-            count_rows=spec.dynamic is not None and spec.dynamic.counts_rows,
-        )
-        for name, spec in tables.specs_here.items()
-    }
 
 
 def checked_reduction(config: Any, mesh: Any, reduction: str | None) -> str:
