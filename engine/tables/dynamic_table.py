@@ -198,8 +198,8 @@ class DynamicTable:
         for first in range(0, len(keys), size):
             block = self.as_given(keys[first : first + size])
             weights = self.directory.array(np.float32, len(block) * dim).reshape(-1, dim)
-            tasks = [partial(self._fill, block, weights, slice(n, n + at_once)) for n in range(0, len(block), at_once)]
-            self.run(tasks)
+            spans = [slice(n, n + at_once) for n in range(0, len(block), at_once)]
+            self.run([partial(self._fill, block, weights, span) for span in spans])
             yield weights
 
     def _fill(self, keys: npt.NDArray[Any], weights: Float32, span: slice) -> bool:
