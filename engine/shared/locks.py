@@ -72,7 +72,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _locked_generation(path: Path) -> int | None:
-    """Return the generation that the holder of the lock writes, 0: none yet; None: nobody holds it."""
+    """Return the generation that the holder of the lock writes, 0: none yet; None where no program holds it."""
     with suppress(OSError):
         file = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
