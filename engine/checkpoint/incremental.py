@@ -304,7 +304,7 @@ class Saver(StepObserver):
         while start < len(ids):
             assert self._writer is not None  # else no row would be pending
             at_once = saved.block_rows
-            if saved.table.copies_any_number:
+            if saved.table.backend.copies_any_number:
                 at_once = max(at_once, 4 * self._writer.most_floats // saved.row_bytes)
             block = ids[start : start + at_once]
             room = self._writer.room(len(block) * saved.row_bytes // 4)
@@ -322,7 +322,7 @@ def ring_bytes(table_bytes: int, widest_row: int) -> int:
 def _copied(name: str, saved: Saved, ids: Int64, room: Float32) -> tuple[Record, Callable[[], object]]:
     """Start a copy of the current rows into ``room``. Return its record, and a function that waits for the copy."""
     rows = room.reshape(len(ids), -1)
-    wait = saved.table.copy_rows(ids if saved.table.copies_any_number else _padded(saved, ids), rows)
+    wait = saved.table.copy_rows(ids if saved.table.backend.copies_any_number else _padded(saved, ids), rows)
     header = {"table": name, "dims": saved.table.part_dims}
     step = int(ids[1]) - int(ids[0]) if len(ids) > 1 else 1
     if step > 0 and (np.diff(ids) == step).all():

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from penstock.frames import Frame, FrameRun, Place, Rows, time_problem
+from penstock.frames import START, Frame, FrameRun, Place, Rows, time_problem
 from penstock.io.decoding.bad_rows import quarantined
 from penstock.io.decoding.columns import Int64
 from penstock.io.decoding.frame_columns import Key
@@ -299,7 +299,7 @@ class FrameBuilder:
         if first or stop < len(bounds) - 1 or bounds[0]:
             bounds, steps = bounds[first : stop + 1], None if steps is None else steps[first:stop]
             rows, bounds = rows.span(int(bounds[0]), int(bounds[-1])), bounds - bounds[0]
-        return FrameRun.of_block(table, rows, bounds, steps, frame_at)
+        return FrameRun(table, (rows,), START, bounds, steps, frame_at)
 
     def _build(self) -> Frame:
         frame = self._frame.build(partial(self._audited, tuple(self._pieces)) if self._unvalidated else None)

@@ -26,7 +26,7 @@ from penstock.filesystem import atomic_files
 from penstock.filesystem.state_files import parsed_json
 from penstock.io.flight import Client, Delta
 from penstock.lineage import FIRST_EPOCH
-from penstock.shared.header import AbsentRows
+from penstock.shared.header import InitialRows
 
 Float32 = npt.NDArray[np.float32]
 
@@ -54,7 +54,7 @@ class FollowedJob:
 
     lineage: str
     tables: Mapping[str, TableForm]
-    absent: Mapping[str, AbsentRows] = field(default_factory=dict, compare=False)
+    absent: Mapping[str, InitialRows] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, client: Client) -> FollowedJob:
@@ -65,7 +65,7 @@ class FollowedJob:
             key_type = metadata.get(b"penstock.key_type")
             tables[name] = TableForm(schema.field("row").type.list_size, key_type and key_type.decode())
             if b"penstock.absent" in metadata:
-                absent[name] = AbsentRows(*json.loads(metadata[b"penstock.absent"]))
+                absent[name] = InitialRows(*json.loads(metadata[b"penstock.absent"]))
         return cls(client.status()["lineage"], tables, absent)
 
     def encoded(self) -> str:
