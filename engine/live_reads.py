@@ -172,7 +172,7 @@ def check_on_host(core: EngineCore) -> None:
 def absent_rows(spec: TableSpec, seed: int) -> AbsentRows:
     """Return what a key of a dynamic table reads that has no row, as its settings say."""
     assert spec.dynamic is not None
-    start, key = spec.initializer, start_key(seed, spec.name).hex()
+    start, key = spec.initializer, start_key(seed, spec.drawn_as).hex()
     if spec.dynamic.missing != "initial":
         return AbsentRows()
     if isinstance(start, Constant):

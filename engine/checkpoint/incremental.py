@@ -78,6 +78,7 @@ class Saver(StepObserver):
     part : the rows that the tables have
     in_use : whether a run or a service commits with it; it is not replaced until it is closed
     on_commit : called with every commit that has become durable
+    has_new_tables : whether the tables are others than those of ``last``, and no commit has them yet
 
     Call every method under the gate's lock, and commit only between ``open`` and ``close``.
     """
@@ -109,6 +110,7 @@ class Saver(StepObserver):
         self._delta = delta and last is not None
         self.last, self.in_use = last, False
         self._before_open: Commit | None = None
+        self.has_new_tables = False
 
     def is_for(self, folder: Folder) -> bool:
         """Return whether a folder is this saver's and its newest commit is ``last``."""
@@ -221,6 +223,7 @@ class Saver(StepObserver):
             while not self._closed:
                 self._copy_next()
             self.last, self._delta = self._writer.result(), True
+            self.has_new_tables = False
             self._on_commit(self.last)
         except BaseException:
             self._give_up()

@@ -191,7 +191,7 @@ class DynamicTable:
         for first in range(0, len(keys), size):
             block = keys[first : first + size]
             weights = self.directory.array(np.float32, len(block) * spec.dim).reshape(-1, spec.dim)
-            scattered_rows(spec.initializer, self._seed, spec.name, self.as_given(block), weights, self.run)
+            scattered_rows(spec.initializer, self._seed, spec.drawn_as, self.as_given(block), weights, self.run)
             yield weights
 
     # ---- reading and writing by key
@@ -202,7 +202,7 @@ class DynamicTable:
         if part:
             return np.full((len(keys), spec.slot_dim), spec.slots[part - 1][1], np.float32)
         weights = np.empty((len(keys), spec.dim), np.float32)
-        scattered_rows(spec.initializer, self._seed, spec.name, self.as_given(keys), weights)
+        scattered_rows(spec.initializer, self._seed, spec.drawn_as, self.as_given(keys), weights)
         return nearest(weights) if self._table.layout.bfloat16 else weights
 
     def differing(self, keys: Int64, values: Sequence[Float32]) -> npt.NDArray[np.bool_]:

@@ -50,7 +50,7 @@ _FLOATS_AT_ONCE = 1 << 14  # intermediate arrays fit in the L2 cache
 def start_of(spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
     """Return a table's initializer: (first, count) → rows. Raises ConfigError if it gives the wrong shape."""
     start = spec.initializer
-    name, dim = spec.name, spec.dim
+    name, dim = spec.drawn_as, spec.dim
     if isinstance(start, TruncatedNormal):
         mean, stddev = start.mean, start.stddev
         return lambda first, count: truncated_normal(seed, name, first, count, dim, mean, stddev)
@@ -62,7 +62,7 @@ def start_of(spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
         return lambda first, count: np.full((count, dim), value, np.float32)
     rows = np.array(start((spec.vocabulary_size, dim), np.float32), np.float32, order="C")
     if rows.shape != (spec.vocabulary_size, dim):
-        raise ConfigError(f"table '{name}': its initializer gave shape {rows.shape}")
+        raise ConfigError(f"table '{spec.name}': its initializer gave shape {rows.shape}")
     return lambda first, count: rows[first : first + count]
 
 

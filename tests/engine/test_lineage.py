@@ -142,6 +142,6 @@ def test_errors_say_what_happened_and_what_to_give():
 def test_a_commit_without_epochs_is_in_the_first_one():
     assert Lineage.from_state({"lineage": None, "epochs": None}) is None
     old = Lineage.from_state({"lineage": "ab"})
-    assert [tuple(epoch) for epoch in old.epochs] == [("0", 0)]
+    assert [epoch.get_state() for epoch in old.epochs] == [["0", 0]]
     stored = Lineage.from_state({"lineage": "ab", "epochs": [["0", 0], ["cd", 3]]})
     assert stored.epoch_of(4) == "cd"
