@@ -6,7 +6,7 @@ The oracle is an engine per table, which has the table's first name and receives
 import numpy as np
 import pyarrow as pa
 import pytest
-from batches import lists
+from batches import batch, lists
 
 import penstock as ps
 from penstock.checkpoint.store import Folder
@@ -429,3 +429,21 @@ def test_shared_tables_are_those_after_the_change(tmp_path):
     engine = ps.Engine.restore(tmp_path / "c", config=config, shared=tmp_path / "s", **options)
     assert reader.lookup("item", [3]).shape == (1, 5)
     assert reader.lookup("user", [3]).tobytes() == engine.lookup("user", [3]).tobytes()
+
+
+def test_frames_of_another_dim_are_skipped_before_the_change_and_bad_after_it(tmp_path):
+    def log(steps, dim):
+        return [batch(range(8), np.full((8, dim), step, np.float32), step=step) for step in steps]
+
+    old, new = written(tmp_path / "1.arrows", log(range(5), 2)), written(tmp_path / "2.arrows", log(range(5, 9), 3))
+    before, after = (config_of(table("user", 20, dim, ps.SGD(0.1))) for dim in (2, 3))
+    ps.Engine(before).run([old], checkpoint=tmp_path / "c", limit=4)
+    engine = ps.Engine.restore(tmp_path / "c", config=after, reset_table="user")
+    with pytest.raises(ps.InputError, match="expected 3 floats"):
+        engine.run([old, new], checkpoint=tmp_path / "c", resume=True)
+    engine = ps.Engine.restore(tmp_path / "c", config=after)
+    report = engine.run([old, new], checkpoint=tmp_path / "c", resume=True, on_bad_row="drop")
+    assert (report.skipped, report.dropped, engine.global_step) == (4, {"length_mismatch": 8}, 9)
+    expected = ps.Engine(after)
+    expected.run(iter(log(range(5, 9), 3)))
+    assert rows_of(engine) == rows_of(expected)
