@@ -25,12 +25,12 @@ from penstock.checkpoint.records import Record
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import (
-    MOST_CHANGES,
     TABLE_CHANGES,
     ChangedTables,
     TableChange,
     TableChanges,
     described,
+    states_of,
 )
 from penstock.checkpoint.versions import Version
 from penstock.config.embedding import EmbeddingConfig
@@ -95,7 +95,7 @@ def describe(
         "pipeline": core.pipeline.get_state(),
         "config": encoded(core.config),
         "python": _only_in_python(core.config),
-        **({TABLE_CHANGES: [change.get_state() for change in changes[-MOST_CHANGES:]]} if changes else {}),
+        **({TABLE_CHANGES: states_of(changes)} if changes else {}),
     }
     stores = core.pipeline.stores.items()
     records = [Record("store", {"table": name}, core.tables.by_id(name, store.get_state())) for name, store in stores]

@@ -15,7 +15,7 @@ from penstock.checkpoint.parts import PartRows
 from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
-from penstock.checkpoint.table_changes import TableChange, changes_in
+from penstock.checkpoint.table_changes import TABLE_CHANGES, TableChange, changes_in, states_of
 from penstock.checkpoint.versions import check_no_version, make_tag
 from penstock.core import EngineCore, Passed, StepObserver
 from penstock.errors import StateError, UsageError
@@ -299,7 +299,7 @@ class CheckpointSession(StepObserver):
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
         tables = tables_to_save(self._core)
         saver = Saver(folder, tables, self._described, last, delta, self._timed, self._part, self._committed)
-        saver.has_new_tables = last is not None and changes_in(last.contents) != self._changes
+        saver.has_new_tables = last is not None and last.contents.get(TABLE_CHANGES, []) != states_of(self._changes)
         self._core.observe(saver)
         return saver
 

@@ -102,6 +102,11 @@ def changes_in(contents: Mapping[str, Any]) -> list[TableChange]:
     ]
 
 
+def states_of(changes: Sequence[TableChange]) -> list[dict[str, Any]]:
+    """Return what a commit records of changes, as plain data."""
+    return [change.get_state() for change in changes[-MOST_CHANGES:]]
+
+
 @dataclass(frozen=True)
 class ChangedTables:
     """A commit as an engine with other tables restores it.

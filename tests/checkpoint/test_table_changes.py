@@ -390,6 +390,10 @@ def test_a_run_without_frames_commits_a_change(tmp_path):
     engine = ps.Engine.restore(tmp_path / "c", config=config, **options)
     engine.run([path], checkpoint=tmp_path / "c", resume=True)
     assert [entry["name"] for entry in manifest(tmp_path / "c")["tables"]] == ["member", "item"]
+    numbers = Folder(tmp_path / "c").numbers()
+    engine.save(tmp_path / "elsewhere")
+    engine.run([path], checkpoint=tmp_path / "c", resume=True)  # there is nothing new to commit
+    assert Folder(tmp_path / "c").numbers() == numbers
     assert ps.Engine.restore(tmp_path / "c").state_hash() == engine.state_hash()
 
 
