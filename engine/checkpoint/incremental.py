@@ -78,6 +78,7 @@ class Saver(StepObserver):
     part : the rows that the tables have
     in_use : whether a run or a service commits with it; it is not replaced until it is closed
     on_commit : called with every commit that has become durable
+    has_new_tables : whether the tables are others than those of ``last``, and no commit has them yet
 
     Call every method under the gate's lock, and commit only between ``open`` and ``close``.
     """
@@ -110,6 +111,7 @@ class Saver(StepObserver):
         self.last, self.in_use = last, False
         self._rolled_back_to: Commit | None = None  # which the tables are equal to except for the dirty rows
         self._before_open: Commit | None = None
+        self.has_new_tables = False
 
     def is_for(self, folder: Folder) -> bool:
         """Return whether a folder is this saver's and its newest commit is ``last``."""
@@ -230,6 +232,7 @@ class Saver(StepObserver):
             while not self._closed:
                 self._copy_next()
             self.last, self._delta = self._writer.result(), True
+            self.has_new_tables = False
             self._on_commit(self.last)
         except BaseException:
             self._give_up()
