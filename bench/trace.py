@@ -70,7 +70,7 @@ def trace(directory: Path, rows: int, steps: int) -> Overlap:
     path = max(directory.rglob("perfetto_trace.json.gz"), key=lambda file: file.stat().st_mtime_ns)
     coalesce, dispatch = spans(path, COALESCE), spans(path, DISPATCH)
     totals = map(total, (coalesce, dispatch, common(coalesce, dispatch)))
-    return Overlap(path, engine.core.tables.table("t").variant, steps, rows, seconds, *totals)
+    return Overlap(path, engine.core.tables.table("t").backend.variant, steps, rows, seconds, *totals)
 
 
 def spans(path: Path, name: str) -> Spans:

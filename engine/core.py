@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from penstock.errors import CapacityError, ConfigError, StateError, UsageError
 from penstock.frames import MAX_TIME, Coalesced, Float64, Frame, FrameRun, Int64
 from penstock.gate import Gate
 from penstock.learning_rates import LearningRates, Rates
-from penstock.pipeline import BadRowsError, Pipeline, TableStore
+from penstock.pipeline import BadRowsError, Pipeline
 from penstock.pyx.frame_steps import SMALL_ROWS, FrameSteps
 from penstock.stats import Counters, TableReport
 from penstock.tables.table_set import TableSet
@@ -105,6 +106,7 @@ class EngineCore:
     changed_step : the global step after the last step that changed a row
     clock_offset : the global step less the clock of dynamic tables that count steps; 0 until a rollback
     failed : the error of a step that failed half way and left the tables inconsistent; else None
+    process : the only one whose rows these are, as other processes read them; None: each fork has a copy of them
     counters : of frames that belong to no run
     """
 
@@ -119,6 +121,7 @@ class EngineCore:
     ) -> None:
         self.config, self.tables, self.reduction, self.seed = config, tables, reduction, seed
         self.failed: str | None = None
+        self.process: int | None = None
         self.rates = self._own_rates = LearningRates(config.num_tags, None, config.schedules)
         self.last_rates: tuple[float, ...] | None = None
         self.changed_step, self.counters = 0, Counters()
@@ -347,9 +350,14 @@ class EngineCore:
             observer.core_failed()
 
     def check_whole(self) -> None:
-        """Raise StateError after a step that failed half way."""
+        """Raise StateError after a step that failed half way, and in a fork of the process that shares the tables."""
         if self.failed is not None:
             raise StateError(f"an earlier step failed half way ({self.failed}); make a new engine from saved tables")
+        if self.process not in (None, os.getpid()):
+            raise StateError(
+                f"process {self.process} shares the tables of this engine, and this process is a fork of it; read them "
+                "with penstock.Reader, or make a new engine"
+            )
 
     def check_ready(self) -> None:
         """Raise StateError after a failed step, or ConfigError if the configuration refuses updates."""
@@ -403,22 +411,6 @@ class EngineCore:
         if dynamic:
             dynamic.forget_changes()
         self.last_rates, counters.steps = rates, counters.steps + 1
-
-
-def stores_of(tables: TableSet, mean: bool) -> dict[str, TableStore]:
-    """Return the stores of the rows of tables that are here. mean : divide sums by the number of frames"""
-    return {
-        name: TableStore(
-            spec.vocabulary_size if spec.dynamic is None else None,
-            spec.dim,
-            accumulate=spec.accumulate,
-            mean=mean,
-            is_share=tables.is_share,
-            count_frames=spec.dynamic is not None and spec.dynamic.count == "frames",
-            count_rows=spec.dynamic is not None and spec.dynamic.counts_rows,
-        )
-        for name, spec in tables.specs_here.items()
-    }
 
 
 def checked_reduction(config: Any, mesh: Any, reduction: str | None) -> str:

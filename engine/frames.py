@@ -33,11 +33,11 @@ Place = tuple[int, ...]  # in a source that can seek: the number of a message; o
 ROLES = ("id", "gradient", "table", "step", "contributor", "learning_rates", "time")
 
 # Counts by contributor must not grow for as long as a service runs.
-MAX_CONTRIBUTORS = 1000
+MAX_CONTRIBUTORS, MOST_NAMED = 1000, 8
 
 MAX_TIME = 2**32 - 2  # seconds: the largest clock of a dynamic table
 
-_START = np.zeros(1, np.int64)
+START = np.zeros(1, np.int64)  # of the rows of a first block
 
 # These classes are immutable by convention, not ``frozen``: there are thousands a second, and a frozen Frame takes six
 # times as long to create.
@@ -162,12 +162,6 @@ class FrameRun:
             yield self
             self.next = max(self.next, first + 1)
 
-    @classmethod
-    def of_block(
-        cls, table: str, rows: Rows, bounds: Int64, steps: Int64 | None, frame_at: Callable[[int], Frame]
-    ) -> FrameRun:
-        return cls(table, (rows,), _START, bounds, steps, frame_at)
-
     def may_join(self, other: FrameRun) -> bool:
         return self.table == other.table and (self.steps is None) == (other.steps is None)
 
@@ -180,7 +174,7 @@ class FrameRun:
         frames_before, rows_before = (
             np.cumsum([0, *sizes]) for sizes in (counts, [len(run.blocks[0].ids) for run in runs])
         )
-        bounds = np.concatenate([_START, *[run.bounds[1:] for run in runs]])
+        bounds = np.concatenate([START, *[run.bounds[1:] for run in runs]])
         bounds[1:] += np.repeat(rows_before[:-1], counts)
 
         def frame_at(number: int) -> Frame:
@@ -264,6 +258,11 @@ class Coalesced:
         return cls((SummedArrays(np.zeros(0, np.int64), np.zeros((0, dim), np.float32)),))
 
     @property
+    def ids(self) -> Int64:
+        """All ids, part by part."""
+        return np.concatenate([part.ids for part in self.summed])
+
+    @property
     def parts(self) -> tuple[tuple[Int64, Float32], ...]:
         """``summed`` as arrays: (ids int64 (u,), sums float32 (u, dim)) each."""
         return tuple([(part.ids, part.sums) for part in self.summed])
@@ -276,11 +275,11 @@ def count_by(counts: Counter[Contributor], contributor: Contributor) -> None:
     counts[contributor] = counts.get(contributor, 0) + 1  # += calls a function in Python for a new contributor
 
 
-def largest_counts(counts: Mapping[Contributor, int], most: int = 8) -> str:
-    """Return ``0: 2, 'b': 1, unnamed: 1``, the largest first; after ``most`` names only the number of the others."""
+def largest_counts(counts: Mapping[Contributor, int]) -> str:
+    """Return ``0: 2, 'b': 1, unnamed: 1``, the largest first; after MOST_NAMED only the number of the others."""
     largest = sorted(counts.items(), key=lambda item: -item[1])
-    text = ", ".join(f"{'unnamed' if who is None else repr(who)}: {n}" for who, n in largest[:most])
-    return text + (f" and {len(largest) - most} more" if len(largest) > most else "")
+    text = ", ".join(f"{'unnamed' if who is None else repr(who)}: {n}" for who, n in largest[:MOST_NAMED])
+    return text + (f" and {len(largest) - MOST_NAMED} more" if len(largest) > MOST_NAMED else "")
 
 
 def time_problem(value: int | None) -> str:

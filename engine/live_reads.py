@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,16 +18,14 @@ from penstock.bridge.host_tables import MOST_COUNTING
 from penstock.bridge.sharding import NUM_SHARDS
 from penstock.checkpoint.engine_state import encoded
 from penstock.config.specs import TableSpec
-from penstock.config.tables import Constant, RowIdInitializer, TruncatedNormal, Uniform
 from penstock.core import UNLIMITED, EngineCore, StepObserver, Stepped
-from penstock.errors import ConfigError, UsageError, listed
+from penstock.errors import ConfigError, listed
 from penstock.frames import Float32, Int64
 from penstock.pyx.row_keys import RowKeys, num_words
 from penstock.pyx.row_reads import StepWords
 from penstock.shared.folder import SharedFolder
-from penstock.shared.header import AbsentRows, KeyFile, TableLayout
+from penstock.shared.header import KeyFile, TableLayout
 from penstock.shared.lookups import Deadline, TableReads, checked_ids, checked_out, read_tables
-from penstock.tables.initializers import start_key
 
 _NUM_WORDS = 8
 
@@ -59,6 +58,7 @@ class LiveReads(StepObserver):
             config = hashlib.sha256(encoded(core.config).encode()).hexdigest()
             threads = min(core.pipeline.team.threads + 1, MOST_COUNTING)
             self._words = folder.publish(layouts, threads, core.global_step, durable_step, config, history)
+            core.process = os.getpid()
         for spec in core.tables.specs_here.values():
             on_host = core.tables.table(spec.name).on_host
             assert on_host is not None
@@ -152,9 +152,9 @@ class LiveReads(StepObserver):
             memory = np.zeros(num_words(capacity), np.uint64)
         else:
             memory = self._folder.allocate("keys", num_words(capacity), np.uint64)
-        keys = RowKeys(memory, capacity, salt, expire_after)
-        self._core.tables.dynamic[spec.name].share_keys(keys)
-        return keys, KeyFile(self._file_of(memory), salt, expire_after, absent_rows(spec, self._core.seed))
+        keys, table = RowKeys(memory, capacity, salt, expire_after), self._core.tables.dynamic[spec.name]
+        table.share_keys(keys)
+        return keys, KeyFile(self._file_of(memory), salt, expire_after, table.absent)
 
 
 def check_on_host(core: EngineCore) -> None:
@@ -167,20 +167,3 @@ def check_on_host(core: EngineCore) -> None:
             f"table {listed(others)}: its rows are not in the host's memory (devices, a cache, 16-bit weights or an "
             "optimizer without a kernel), and only such rows can be shared; place the table on HOST, or omit --shared"
         )
-
-
-def absent_rows(spec: TableSpec, seed: int) -> AbsentRows:
-    """Return what a key of a dynamic table reads that has no row, as its settings say."""
-    assert spec.dynamic is not None
-    start, key = spec.initializer, start_key(seed, spec.name).hex()
-    if spec.dynamic.missing != "initial":
-        return AbsentRows()
-    if isinstance(start, Constant):
-        return AbsentRows("constant", start.value)
-    if isinstance(start, RowIdInitializer):
-        return AbsentRows("row_id", start.offset)
-    if isinstance(start, TruncatedNormal):
-        return AbsentRows("normal", start.stddev, start.mean, key)
-    if not isinstance(start, Uniform):
-        raise UsageError(f"table '{spec.name}': the rows of absent keys come from a Python callable")
-    return AbsentRows("uniform", start.maximum - start.minimum, start.minimum, key)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.core import EngineCore, StepObserver, stores_of
+from penstock.core import EngineCore, StepObserver
 from penstock.errors import PenstockError, UsageError
 from penstock.frames import Coalesced, Float32, Frame, FrameRun, Int64, SummedArrays
 from penstock.learning_rates import LearningRates
-from penstock.pipeline import Pipeline, TableStore
+from penstock.pipeline import Pipeline, TableStore, store_of
 from penstock.stats import Counters
 from penstock.tables.table_set import TableSet
 from penstock.threads import ThreadTeam
@@ -189,7 +189,7 @@ def create_core(
 ) -> EngineCore:
     """Return the core of an engine; of one that spans processes, after all have created an equal one."""
     mean = reduction == "mean"
-    stores = stores_of(tables, mean)
+    stores = {name: store_of(spec, mean, is_share=tables.is_share) for name, spec in tables.specs_here.items()}
     if tables.processes is None:
         return EngineCore(config, tables, Pipeline(stores, team), num_required, reduction, seed)
     pipeline = ProcessSums(stores, team, tables.processes, mean)

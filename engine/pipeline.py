@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.config.specs import TableSpec
 from penstock.errors import StateError
 from penstock.frames import Array, Coalesced, Contributor, Frame, FrameRun, Int64, Rows, Summed, SummedArrays
 from penstock.pyx.accumulator import Accumulator
@@ -134,6 +135,22 @@ class TableStore:
         order = np.argsort(ids)
         indices = [order[np.searchsorted(ids, part.ids, sorter=order)] for part in parts]
         return tuple([SummedArrays(part.ids, part.sums, counts[i]) for part, i in zip(parts, indices, strict=True)])
+
+
+def store_of(
+    spec: TableSpec, mean: bool = False, *, is_share: bool = False, sums: bool = True, count_rows: bool | None = None
+) -> TableStore:
+    """Return the store of a table's rows. sums : False: rows have no floats; count_rows : None: as its keys need it"""
+    dynamic = spec.dynamic
+    return TableStore(
+        spec.vocabulary_size if dynamic is None else None,
+        spec.dim if sums else 0,
+        accumulate=spec.accumulate,
+        mean=mean,
+        is_share=is_share,
+        count_frames=dynamic is not None and dynamic.count == "frames",
+        count_rows=dynamic is not None and dynamic.counts_rows if count_rows is None else count_rows,
+    )
 
 
 def _joined(frame: Coalesced) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""Initial rows of keys anywhere in 2**64, equal bit for bit to those that tables/initializers.py draws for a range."""
+"""Initial rows of ids and keys anywhere in 2**64: each depends on no other one. NumPy's bits, on every machine."""
 
 import hashlib
 

@@ -30,8 +30,13 @@ static inline double philox_unit(uint64_t word) { return (double)(int64_t)(word 
 
 enum { ROW_CHUNK = 64 };
 
-/* Row ``number`` of a table of 2**64 rows: uniform in (0, 1), then mapped as tables/initializers.py does, in doubles.
- * normal: first is the scale, second the mean; else first is the width, second the lower bound. */
+/* Row ``number`` of a table of 2**64 rows: uniform in (0, 1), then mapped, in doubles.
+ * normal: first is the scale, second the mean; else first is the width, second the lower bound.
+ *
+ * TensorFlow's truncated normal redraws values beyond two standard deviations. This one inverts the distribution function:
+ * x = q*P(q*q)/Q(q*q) for |q| <= Phi(2) - 1/2 is within 4e-9 of the normal quantile of 1/2 + q (least-squares fit, checked
+ * on 2e6 points), far below one float32 step at 2. It is a rational function because log and exp differ between C
+ * libraries in their last bit. */
 static inline void draw_row(PhiloxKey key, uint64_t number, int64_t dim, int normal, double first, double second,
                             float *row) {
     static const double P[] = {2.506628277481258,   -30.74622382801368, 139.1492294923544,

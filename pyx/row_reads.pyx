@@ -107,11 +107,11 @@ cdef class StepWords:
     @property
     def durable_step(self):
         """The last step that is on disk; 0: none is."""
-        return load_word(&self.words[2])
+        return <int64_t>load_word(&self.words[2])
 
     @durable_step.setter
-    def durable_step(self, uint64_t value):
-        store_word(self.writable() + 2, value)
+    def durable_step(self, int64_t value):
+        store_word(self.writable() + 2, <uint64_t>value)
 
     @property
     def state(self):

@@ -7,8 +7,8 @@ valid ids, which for apply and write are also distinct.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,25 +26,13 @@ if TYPE_CHECKING:
 class DeviceTable:
     """One table's weights and slots. ``BackendTables`` documents what has no docstring here.
 
-    tables : of one backend, whose arrays contain this table; member : its index there
+    backend : the tables whose arrays contain this one; member : its index there
     user_mesh : the mesh of the copies from ``whole``; None: that of the tables
     """
 
-    def __init__(self, tables: BackendTables, member: int = 0, user_mesh: AnyMesh | None = None) -> None:
-        self._tables, self._member, self._user_mesh = tables, member, user_mesh or tables.mesh
-        self.layout = tables.layouts[member]
-
-    @property
-    def variant(self) -> str:
-        return self._tables.variant
-
-    @property
-    def problems(self) -> Sequence[str]:
-        return self._tables.problems
-
-    @property
-    def compiler(self) -> str:
-        return self._tables.compiler
+    def __init__(self, backend: BackendTables, member: int = 0, user_mesh: AnyMesh | None = None) -> None:
+        self.backend, self._member, self._user_mesh = backend, member, user_mesh or backend.mesh
+        self.layout = backend.layouts[member]
 
     @property
     def part_dims(self) -> tuple[int, ...]:
@@ -52,13 +40,9 @@ class DeviceTable:
         return self.layout.part_dims
 
     @property
-    def arrays(self) -> tuple[Any, ...]:
-        return self._tables.arrays
-
-    @property
     def on_host(self) -> tuple[HostTables, int] | None:
         """The tables in the host's memory that this is one of, and its index there; None: it is elsewhere."""
-        return (self._tables, self._member) if isinstance(self._tables, HostTables) else None
+        return (self.backend, self._member) if isinstance(self.backend, HostTables) else None
 
     def apply(self, ids: Int64, grads: Float32, learning_rate: float) -> None:
         """Apply the optimizer once to the rows of distinct ids. grads : float32 (n, dim)
@@ -66,22 +50,22 @@ class DeviceTable:
         A non-lazy rule also updates all other rows, with a gradient of 0. The update may still be in flight when the
         call returns; every variant but host may read the arguments until ``wait`` has returned.
         """
-        self._tables.apply([(self._member, [(ids, grads)], learning_rate)])
+        self.backend.apply([(self._member, [(ids, grads)], learning_rate)])
 
     def write(self, ids: Int64, values: Float32, part: int = 0) -> None:
         """Set one part of the rows of distinct ids. values : float32 (n, floats of the part)"""
-        self._tables.write(self._member, ids, values, part)
+        self.backend.write(self._member, ids, values, part)
 
     def create_rows(self, ids: Int64, weights: Iterable[Float32]) -> None:
-        self._tables.create_rows(self._member, ids, weights)
+        self.backend.create_rows(self._member, ids, weights)
 
     def key_by(self, keys: Callable[[Int64], Int64]) -> None:
-        self._tables.key_by(self._member, keys)
+        self.backend.key_by(self._member, keys)
 
     def read(self, ids: Int64, part: int = 0) -> Float32:
         """Return a copy of one part of the rows of ids, which may repeat: float32 (n, floats of the part)."""
         out = np.empty((len(ids), self.part_dims[part]), np.float32)
-        self._tables.read(self._member, ids, out, part)
+        self.backend.read(self._member, ids, out, part)
         return out
 
     @property
@@ -89,21 +73,17 @@ class DeviceTable:
         """The distance between the ids of neighbouring rows."""
         return NUM_SHARDS if self.layout.mod else 1
 
-    @property
-    def copies_any_number(self) -> bool:
-        return self._tables.copies_any_number
-
     def copy_rows(self, ids: Int64, out: Float32) -> Callable[[], object]:
-        return self._tables.copy_rows(self._member, ids, out)
+        return self.backend.copy_rows(self._member, ids, out)
 
     def stream(self, part: int = 0) -> Iterator[Float32]:
         """Yield one part of the whole table in id order, in blocks of rows, so that no second copy of it exists."""
         yield from self._read(0, self.layout.vocabulary_size, part)
 
-    def fill(self, draw: Callable[[int, int], Float32]) -> None:
-        """Write the weights of every row. draw : (first, count) → float32 (count, dim), in id order"""
+    def fill(self, draw: Callable[[Int64], Float32]) -> None:
+        """Write the weights of every row. draw : ids → float32 (n, dim)"""
         for first, count in self._blocks(0, self.layout.vocabulary_size):
-            self._tables.write(self._member, first, draw(first, count), 0)
+            self.backend.write(self._member, first, draw(np.arange(first, first + count)), 0)
 
     def whole(self, part: int = 0) -> jax.Array:
         """Return a copy of one part in id order: (vocabulary_size, floats), sharded by row if the mesh divides it."""
@@ -116,13 +96,13 @@ class DeviceTable:
         return whole_array(mesh, self.layout.vocabulary_size, self.part_dims[part], read)
 
     def wait(self) -> None:
-        self._tables.wait()
+        self.backend.wait()
 
     def _read(self, first: int, stop: int, part: int) -> Iterator[Float32]:
         """Yield one part of the rows from ``first`` to ``stop`` in id order, in blocks."""
         for start, count in self._blocks(first, stop):
             out = np.empty((count, self.part_dims[part]), np.float32)
-            self._tables.read(self._member, start, out, part)
+            self.backend.read(self._member, start, out, part)
             yield out
 
     def _blocks(self, first: int, stop: int) -> Iterator[tuple[int, int]]:

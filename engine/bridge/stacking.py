@@ -26,7 +26,6 @@ from penstock.bridge.sharding import (
     READ_ROWS,
     WRITE_GROWTH,
     Layout,
-    Room,
     TableDefinition,
     bucket,
     largest_bucket,
@@ -184,7 +183,6 @@ class Stack:
         numbers: Int32,
         beyond: int,
         multiple: int,
-        room: Room = np.empty,
         growth: float = GROWTH,
         capacity: int | None = None,
     ) -> tuple[Int32, Int64, Int64]:
@@ -201,7 +199,7 @@ class Stack:
         cells = np.empty(len(devices), np.int64)
         first_cells = np.arange(self.num_devices) * capacity - (np.cumsum(counts) - counts)
         cells[order] = np.arange(len(devices)) + np.repeat(first_cells, counts)
-        padded: Int32 = room((self.num_devices, capacity), np.int32)
+        padded = np.empty((self.num_devices, capacity), np.int32)
         padded[:] = beyond + np.arange(capacity, dtype=np.int32)
         padded.reshape(-1)[cells] = numbers
         return padded, cells, counts

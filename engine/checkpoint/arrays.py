@@ -101,12 +101,7 @@ def rows_in(records: Iterable[Record]) -> Iterator[tuple[str, Int64, list[Float3
         if record.kind == "rows":
             ends = np.cumsum(record.header["dims"])
             parts = np.split(record.arrays["rows"], ends[:-1], axis=1)
-            if "first" in record.header:
-                first, step = record.header["first"], record.header["step"]
-                ids = np.arange(first, first + len(parts[0]) * step, step)
-            else:
-                ids = record.arrays["ids"]
-            yield record.header["table"], ids, parts
+            yield record.header["table"], record.ids, parts
 
 
 def keys_and_rows(state: Mapping[str, Array], settings: Mapping[str, Any]) -> tuple[Array, Int64]:

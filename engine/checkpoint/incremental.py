@@ -78,6 +78,7 @@ class Saver(StepObserver):
     part : the rows that the tables have
     in_use : whether a run or a service commits with it; it is not replaced until it is closed
     on_commit : called with every commit that has become durable
+    has_new_tables : whether the tables are others than those of ``last``, and no commit has them yet
 
     Call every method under the gate's lock, and commit only between ``open`` and ``close``.
     """
@@ -110,6 +111,7 @@ class Saver(StepObserver):
         self.last, self.in_use = last, False
         self._rolled_back_to: Commit | None = None  # which the tables are equal to except for the dirty rows
         self._before_open: Commit | None = None
+        self.has_new_tables = False
 
     def is_for(self, folder: Folder) -> bool:
         """Return whether a folder is this saver's and its newest commit is ``last``."""
@@ -230,6 +232,7 @@ class Saver(StepObserver):
             while not self._closed:
                 self._copy_next()
             self.last, self._delta = self._writer.result(), True
+            self.has_new_tables = False
             self._on_commit(self.last)
         except BaseException:
             self._give_up()
@@ -304,7 +307,7 @@ class Saver(StepObserver):
         while start < len(ids):
             assert self._writer is not None  # else no row would be pending
             at_once = saved.block_rows
-            if saved.table.copies_any_number:
+            if saved.table.backend.copies_any_number:
                 at_once = max(at_once, 4 * self._writer.most_floats // saved.row_bytes)
             block = ids[start : start + at_once]
             room = self._writer.room(len(block) * saved.row_bytes // 4)
@@ -322,7 +325,7 @@ def ring_bytes(table_bytes: int, widest_row: int) -> int:
 def _copied(name: str, saved: Saved, ids: Int64, room: Float32) -> tuple[Record, Callable[[], object]]:
     """Start a copy of the current rows into ``room``. Return its record, and a function that waits for the copy."""
     rows = room.reshape(len(ids), -1)
-    wait = saved.table.copy_rows(ids if saved.table.copies_any_number else _padded(saved, ids), rows)
+    wait = saved.table.copy_rows(ids if saved.table.backend.copies_any_number else _padded(saved, ids), rows)
     header = {"table": name, "dims": saved.table.part_dims}
     step = int(ids[1]) - int(ids[0]) if len(ids) > 1 else 1
     if step > 0 and (np.diff(ids) == step).all():

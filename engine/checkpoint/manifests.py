@@ -50,6 +50,14 @@ _TABLE = {
     "slots": [str],
     "storage_dtype?": str,
     "dynamic?": dict,
+    "drawn_as?": str,
+}
+_CHANGE = {
+    "number": int,
+    "step": int,
+    **{name: [str] for name in ("new?", "dropped?", "reset_slots?", "reset?")},
+    "renamed?": {str: str},
+    "lost_sums?": {str: int},
 }
 _COUNTERS = {
     **dict.fromkeys(["rows?", "frames?", "stale?", "steps?", "held_bytes?", "truncated?", "stale_rows?"], int),
@@ -64,12 +72,13 @@ _MANIFEST = {
     "changed_step?": int,
     f"{CLOCK_OFFSET}?": int,
     "tables": [_TABLE],
+    "table_changes?": [_CHANGE],
     "programs?": {str: {"variant": str}},
     "num_required": int,
     "reduction": str,
     "seed": int,
     "learning_rates": (list, None),
-    "positions": {"sources": [list], "producers?": {str: int}, "tallies?": {str: list}},
+    "positions": {"sources": [list], "producers?": {str: int}, "tallies?": {str: list}, "unchecked?": [int]},
     "counters": _COUNTERS,
     "gate": {"global_step": int, "num_accumulated": int},
     "pipeline": dict,

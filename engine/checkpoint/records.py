@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.errors import StateError
 from penstock.filesystem.state_files import parsed_json
-from penstock.frames import Array
+from penstock.frames import Array, Int64
 
 MAGIC = b"PENSTOCK\x03\x00\x00\x00"  # the last four bytes: the version of this format
 _LENGTH = struct.Struct("<I")
@@ -37,6 +37,14 @@ class Record:
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays.values())
+
+    @property
+    def ids(self) -> Int64:
+        """The ids of a block of rows, int64 (n,)."""
+        if "first" not in self.header:
+            return self.arrays["ids"]
+        first, step = self.header["first"], self.header["step"]
+        return np.arange(first, first + len(self.arrays["rows"]) * step, step)
 
     def pieces(self) -> Iterator[bytes | memoryview]:
         """Yield the bytes of the record for a file."""

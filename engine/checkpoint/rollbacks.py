@@ -21,6 +21,7 @@ from penstock.checkpoint.manifests import CLOCK_OFFSET, new_digest, trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.records import MAGIC, Record
 from penstock.checkpoint.store import REPEATS, Commit, DataFile, Folder
+from penstock.checkpoint.table_changes import setting_text
 from penstock.checkpoint.versions import Version
 from penstock.core import EngineCore
 from penstock.errors import StateError
@@ -145,25 +146,20 @@ def check_same(commit: Commit, tables: Sequence[Mapping[str, Any]], seed: int, p
     for name in saved.keys() ^ now.keys():
         raise StateError(f"{place}: table '{name}' is {'not there' if name in now else 'gone now'}{_RATHER}")
     for name in saved:
-        then, current = ({"storage_dtype": "float32", "dynamic": {}, **table[name]} for table in (saved, now))
-        for key in ("dim", "optimizer", "slots", "storage_dtype", "dynamic", "vocabulary_size"):
+        then, current = (
+            {"storage_dtype": "float32", "dynamic": {}, "drawn_as": name, **table[name]} for table in (saved, now)
+        )
+        for key in ("dim", "optimizer", "slots", "storage_dtype", "dynamic", "vocabulary_size", "drawn_as"):
             if then[key] != current[key]:
                 raise StateError(
-                    f"{place}: table '{name}' has {key} {_text(then[key], current[key])} there and "
-                    f"{_text(current[key], then[key])} now{_RATHER}"
+                    f"{place}: table '{name}' has {key} {setting_text(then[key], current[key])} there and "
+                    f"{setting_text(current[key], then[key])} now{_RATHER}"
                 )
     if commit.contents["seed"] != seed:
         raise StateError(f"{place}: its seed is {commit.contents['seed']}, and {seed} now{_RATHER}")
 
 
 _RATHER = "; a rollback changes rows and keys only: penstock branch starts a checkpoint with another version"
-
-
-def _text(value: Any, other: Any) -> str:
-    """Return a property for a message: of settings those that differ from the others."""
-    if isinstance(value, Mapping):
-        value = [f"{name} {setting}" for name, setting in value.items() if other.get(name) != setting]
-    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
 
 
 def _stepped(newest: Commit, target: Commit) -> dict[str, Any]:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
-from penstock.checkpoint.engine_state import describe, described, encoded, tables_to_save
+from penstock.checkpoint.engine_state import describe, encoded, tables_to_save
 from penstock.checkpoint.incremental import CommitContents, Saver
 from penstock.checkpoint.parts import PartRows
 from penstock.checkpoint.rollbacks import Rollback, SavedState
 from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
+from penstock.checkpoint.table_changes import TABLE_CHANGES, TableChange, changes_in, described, states_of
 from penstock.checkpoint.versions import Version, check_no_version, make_tag
 from penstock.core import EngineCore, Passed, StepObserver
 from penstock.errors import StateError, UsageError, UsageTypeError
@@ -53,6 +54,7 @@ class CheckpointSession(StepObserver):
         self._counts_runs = False
         self._runs: list[RunCommits] = []  # in progress, in the order in which they began
         self.positions = Positions()
+        self._changes: list[TableChange] = []  # of the tables, so far
         self.on_durable: Callable[[int], None] = lambda step: None
         self.files = RunFiles(core.gate.still)
 
@@ -68,20 +70,26 @@ class CheckpointSession(StepObserver):
             return None
         return self._saver.last, self._saver.folder.written_s(self._saver.last)
 
-    def resume_from(self, folder: Folder, commit: Commit) -> None:
-        """Continue from a commit that the engine's state was restored from."""
+    def resume_from(self, folder: Folder, commit: Commit, change: TableChange | None = None) -> None:
+        """Continue from a commit that the engine's state was restored from. change : of its tables since then"""
         self.positions = Positions.from_state(commit.contents["positions"])
         self._before = Counters.from_state(commit.contents["counters"])
+        self._changes = changes_in(commit.contents)
         if self.positions.lineage is not None:  # the steps to come are an epoch: the commit may not be the newest one
-            self.positions.lineage = self.positions.lineage.started(self._core.global_step)
+            self.positions.lineage = self.positions.lineage.started(self._core.global_step, change is not None)
         files = tuple(file for file in commit.files if file.part == self._part.name)
+        contents, is_same = commit.contents, change is None and self.is_same(commit)
+        if change is not None:
+            self._changes.append(change)
+            self.positions.forget_tables()
+            contents = {**contents, "deltas": None}  # a file of deltas would lack the change
         if not self._in_job:
-            self.files = RunFiles(self._core.gate.still, commit.contents)
-        elif files and self.is_same(commit):
+            self.files = RunFiles(self._core.gate.still, contents)
+        elif files and is_same:
             commit = Commit(commit.number, files, commit.contents)
         else:
             return
-        self._saver = self._new_saver(folder, commit, self.is_same(commit) and commit.files == files)
+        self._saver = self._new_saver(folder, commit, is_same and commit.files == files)
 
     def is_same(self, commit: Commit) -> bool:
         """Return whether a delta may follow a commit: its configuration may initialize rows that no file contains
@@ -321,6 +329,7 @@ class CheckpointSession(StepObserver):
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
         tables = tables_to_save(self._core)
         saver = Saver(folder, tables, self._described, last, delta, self._timed, self._part, self._committed)
+        saver.has_new_tables = last is not None and last.contents.get(TABLE_CHANGES, []) != states_of(self._changes)
         self._core.observe(saver)
         return saver
 
@@ -328,4 +337,4 @@ class CheckpointSession(StepObserver):
         self.on_durable(int(commit.contents["global_step"]))
 
     def _described(self) -> CommitContents:
-        return describe(self._core, self.positions, self.files.commit(), self.totals)
+        return describe(self._core, self.positions, self.files.commit(), self.totals, self._changes)

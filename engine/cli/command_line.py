@@ -151,7 +151,7 @@ def check_mode(args: argparse.Namespace, mode: str, allowed: Container[str] = ()
 
 def keywords_of(args: argparse.Namespace, mode: str, *concerns: type) -> dict[str, Any]:
     """Return the flags that are options of some concerns in a mode, as keywords."""
-    parsed = {"columns": columns_of, "learning_rates": learning_rates_of}
+    parsed = {"columns": columns_of, "learning_rates": learning_rates_of, "rename": renamed_of}
     names = [name for name in options_of(mode, *concerns) if name in args]
     return {name: parsed[name](args) if name in parsed else getattr(args, name) for name in names}
 
@@ -180,6 +180,16 @@ def learning_rates_of(args: argparse.Namespace) -> dict[int, float]:
             raise UsageError(f"--learning-rate {tag}: given twice, as {rates[tag]:g} and as {rate:g}")
         rates[tag] = rate
     return rates
+
+
+def renamed_of(args: argparse.Namespace) -> dict[str, str]:
+    """Return ``--rename OLD=NEW`` as a mapping. Raise UsageError for an invalid or repeated one."""
+    renamed: dict[str, str] = {}
+    for text in args.rename:
+        old, new = _pair(text, "--rename", "OLD=NEW, two names of tables", str, str)
+        if renamed.setdefault(old, new) != new:
+            raise UsageError(f"--rename {old}: given twice, as '{renamed[old]}' and as '{new}'")
+    return renamed
 
 
 def check_reading(args: argparse.Namespace) -> tuple[dict[int, float], bool, Path | None]:

@@ -214,8 +214,8 @@ class ProgressLine:
     NO_COLOR needs no support.
     """
 
-    def __init__(self, on: bool = True) -> None:
-        self._on = on and sys.stderr.isatty()
+    def __init__(self) -> None:
+        self._on = sys.stderr.isatty()
         self._plain = os.environ.get("TERM") == "dumb"
         self._started = time.monotonic()
         self._drawn = 0.0

@@ -19,7 +19,7 @@ from penstock.core import EngineCore
 from penstock.errors import InputError
 from penstock.frames import Frame, Int64, Rows
 from penstock.io.decoding.reader import FrameReader
-from penstock.pipeline import TableStore
+from penstock.pipeline import store_of
 from penstock.planning.id_gate import IdGate
 
 Opening = Mapping[str, list[Int64]]  # table → the ids of each of its uses
@@ -150,16 +150,8 @@ class LookAhead:
         """Foretell from the state of the engine's gate on."""
         core, tables = self._core, self._core.tables
         specs = tables.specs_here
-        stores = {
-            name: TableStore(
-                specs[name].vocabulary_size if specs[name].dynamic is None else None,
-                0,
-                accumulate=specs[name].accumulate,
-                mean=False,
-                is_share=tables.is_share,
-            )
-            for name in self._tables
-        }
+        options = {"is_share": tables.is_share, "sums": False, "count_rows": False}
+        stores = {name: store_of(specs[name], **options) for name in self._tables}
         with core.gate.still():
             assert core.gate.num_required is not None
             self._gate = IdGate(stores, core.gate.num_required, core.pipeline.team.threads, self._opened)
@@ -167,7 +159,7 @@ class LookAhead:
             for name, store in stores.items():
                 state: dict[str, Any] = {}
                 for number, frame in enumerate(core.pipeline.stores[name].look()[0]):
-                    ids = np.concatenate([part.ids for part in frame.summed])
+                    ids = frame.ids
                     none = np.zeros(len(ids), np.int64)
                     of_frame = {"ids": ids, "sums": np.empty((len(ids), 0), np.float32), "counts": none, "frames": none}
                     state |= {f"{number}.{key}": array for key, array in of_frame.items()}
@@ -176,12 +168,7 @@ class LookAhead:
     def _opened(self) -> None:
         assert self._gate is not None
         stores = self._gate.pipeline.stores.items()
-        self._openings.append(
-            {
-                name: [np.concatenate([part.ids for part in frame.summed]) for frame in store.look()[0]]
-                for name, store in stores
-            }
-        )
+        self._openings.append({name: [frame.ids for frame in store.look()[0]] for name, store in stores})
         self._num_opened += 1
 
     def _publish(self) -> None:

@@ -9,15 +9,13 @@ from itertools import islice
 from math import ceil, log2
 from typing import Any
 
-import numpy as np
-
 import penstock.interrupts as interrupts
 from penstock.accumulators.frame_gate import FrameGate
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
-from penstock.frames import Coalesced, Frame, Int64
+from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.pipeline import TableStore
+from penstock.pipeline import store_of
 from penstock.planning.choices import Choice
 from penstock.planning.forecast import LEAST_SHARD_BITS, Forecast, Opening, Openings, shard_bits
 from penstock.planning.id_gate import IdGate
@@ -81,12 +79,9 @@ class Planner:
         self.forecasts = [Forecast(choice, planned, self._sample_bits, seed) for choice in choices]
         self._cached, settings = cached, {name: [of_choice[name].dynamic for of_choice in chosen] for name in dynamic}
         stores = {
-            name: TableStore(
-                None if name in dynamic else spec.vocabulary_size,
-                0,
-                accumulate=spec.accumulate,
-                mean=False,
-                count_frames=spec.dynamic is not None and spec.dynamic.count == "frames",
+            name: store_of(
+                spec,
+                sums=False,
                 count_rows=any(setting is not None and setting.counts_rows for setting in settings.get(name, ())),
             )
             for name, spec in specs.items()
@@ -148,7 +143,7 @@ class Planner:
         self.counters.count(*self._ids.push(frame))
 
     def _step(self) -> None:
-        uses = {name: list(map(_ids, self.pipeline.stores[name].look()[0])) for name in self._cached}
+        uses = {name: [frame.ids for frame in self.pipeline.stores[name].look()[0]] for name in self._cached}
         openings = Openings(dict(self._of_tables()), self.gate.global_step, self.pipeline.time, uses)
         if self._cached or len(self.forecasts) > 1:
             self._ahead.append(openings.copy())
@@ -168,10 +163,6 @@ class Planner:
             directory = self.forecasts[0].directories[name]
             opening = Opening(*keys_of_opening(*self.pipeline.stores[name].look(), directory.array))
             yield name, opening if bits == 0 else opening.at(sampled(directory, opening.keys, bits))
-
-
-def _ids(coalesced: Coalesced) -> Int64:
-    return np.concatenate([part.ids for part in coalesced.summed])
 
 
 def _check_subject(choices: Sequence[Choice], is_dynamic: bool, is_cached: bool) -> None:

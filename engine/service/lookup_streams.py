@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.engine import Engine
 
 Ids = npt.NDArray[Any]
-LookUp = Callable[[Mapping[str, Ids], bool, int], tuple[dict[str, Float32], int]]
+ReadTables = Callable[[Mapping[str, Ids], bool, int], tuple[dict[str, Float32], int]]
 # How long a consistent request waits if it does not say.
 TIMEOUT_MS = 1000
 # The columns of requests, as penstock's client sends them.
@@ -43,17 +43,15 @@ class RowSource(Protocol):
     def is_ending(self) -> bool:
         """Return whether lookups end now."""
 
-    def lookup_tables(
+    def look_up(
         self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int
-    ) -> tuple[dict[str, Float32], int]:
-        """Return table → rows, float32 (n, dim), and the step that no row is older than.
+    ) -> tuple[dict[str, Float32], dict[str, Any]]:
+        """Return table → rows, float32 (n, dim), and what identifies them.
 
+        These are ``step``, which no row is older than, ``durable_step``, ``lineage`` and ``epoch``.
         consistent : whether all rows must be of that step; timeout_ms : how long to wait for it
         Raises UsageError for an id outside its table.
         """
-
-    def stamp(self, step: int) -> dict[str, Any]:
-        """Return what identifies rows of a step: ``durable_step``, ``lineage`` and ``epoch``."""
 
 
 class EngineRows:
@@ -65,21 +63,25 @@ class EngineRows:
     def __init__(self, engine: Engine, sequencer: Sequencer) -> None:
         self._engine, self._sequencer = engine, sequencer
         self.dims = {name: spec.dim for name, spec in engine.core.tables.specs.items()}
-        self._look_up: LookUp | None = None
+        self._read: ReadTables | None = None
 
     @property
     def is_ending(self) -> bool:
         return self._sequencer.is_closing
 
-    def lookup_tables(
+    def look_up(
         self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int
-    ) -> tuple[dict[str, Float32], int]:
-        if self._look_up is None:
+    ) -> tuple[dict[str, Float32], dict[str, Any]]:
+        if self._read is None:
             try:
-                self._look_up = self._engine.reads.lookup_tables
+                self._read = self._engine.reads.lookup_tables
             except (ConfigError, UsageError):  # not all tables are on the host
-                self._look_up = self._locked
-        return self._look_up(ids, consistent, timeout_ms)
+                self._read = self._locked
+        rows, step = self._read(ids, consistent, timeout_ms)
+        streams = self._sequencer.streams
+        durable_step, lineage = streams.durable_step if streams.is_durable else None, streams.lineage
+        identity = {"durable_step": durable_step, "lineage": lineage.id, "epoch": lineage.epoch_of(step)}
+        return rows, {"step": step, **identity}
 
     def _locked(self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int) -> tuple[dict[str, Float32], int]:
         tables = self._engine.core.tables
@@ -87,11 +89,6 @@ class EngineRows:
         with self._engine.core.still():
             rows = {name: tables.lookup(name, array, forward=False) for name, array in valid.items()}
             return rows, self._engine.global_step
-
-    def stamp(self, step: int) -> dict[str, Any]:
-        streams = self._sequencer.streams
-        durable_step = streams.durable_step if streams.is_durable else None
-        return {"durable_step": durable_step, "lineage": streams.lineage.id, "epoch": streams.lineage.epoch_of(step)}
 
 
 class Lookup(NamedTuple):
@@ -134,7 +131,7 @@ class LookupAnswers:
             options = _options(chunk.app_metadata)
             lookup = self._parsed(chunk.data)
             self._check_size(lookup)
-            rows, step = self._rows.lookup_tables(lookup.ids, *options)
+            rows, identity = self._rows.look_up(lookup.ids, *options)
         except (InputError, UsageError, ReadTimeoutError) as error:
             kind = "ReadTimeoutError" if isinstance(error, ReadTimeoutError) else "InputError"
             problem = {"kind": kind, "message": str(as_flight(error))}
@@ -142,9 +139,7 @@ class LookupAnswers:
         column = self._column([rows[name] for name in lookup.ids])
         if lookup.places is not None:
             column = column.take(pa.array(np.argsort(lookup.places)))
-        return pa.RecordBatch.from_arrays([column], schema=self._schema), encoded(
-            {"step": step, **self._rows.stamp(step)}
-        )
+        return pa.RecordBatch.from_arrays([column], schema=self._schema), encoded(identity)
 
     def _parsed(self, batch: pa.RecordBatch) -> Lookup:
         """Return a request. Raises InputError."""

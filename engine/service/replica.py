@@ -43,14 +43,15 @@ class ReplicaRows:
     def dims(self) -> Mapping[str, int]:
         return {layout.name: layout.dim for layout in self.reader.layouts}
 
-    def lookup_tables(
+    def look_up(
         self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int
-    ) -> tuple[dict[str, Float32], int]:
-        return self.reader.lookup_tables(ids, consistent, timeout_ms)
-
-    def stamp(self, step: int) -> dict[str, Any]:
-        lineage, epoch = self.reader.history
-        return {"durable_step": self.reader.durable_step, "lineage": lineage, "epoch": epoch}
+    ) -> tuple[dict[str, Float32], dict[str, Any]]:
+        while True:
+            lineage, epoch = history = self.reader.history
+            rows, step = self.reader.lookup_tables(ids, consistent, timeout_ms)
+            durable_step = self.reader.durable_step
+            if self.reader.history == history:
+                return rows, {"step": step, "durable_step": durable_step, "lineage": lineage, "epoch": epoch}
 
 
 class ReplicaServer(AnsweringServer):
@@ -96,18 +97,17 @@ class ReplicaServer(AnsweringServer):
         for number in range(PASSES):
             if number and layout.keys is not None:
                 yield schema.empty_table().to_batches()[0], encoded({"changed": True, "full_copy": True})
-            step, steps = reader.step, set[int]()
+            step, history, steps = reader.step, reader.history, set[int]()
             ids = np.arange(layout.num_rows) if layout.keys is None else reader.keys(layout.name)
-            for first in range(0, len(ids), at_once):
+            for first in range(0, max(1, len(ids)), at_once):  # one, at least, for the step of the keys
                 block = ids[first : first + at_once]
                 rows, block_step = reader.lookup_tables({layout.name: block}, consistent=True)
                 values = pa.FixedSizeListArray.from_arrays(pa.array(rows[layout.name].reshape(-1)), layout.dim)
                 steps.add(block_step)
                 batch = pa.RecordBatch.from_arrays([pa.array(block), values], schema=schema)
                 yield batch, encoded({"changed": number > 0})
-            if steps <= {step}:
-                lineage, epoch = reader.history
-                end = {"step": step, "lineage": lineage, "epoch": epoch, "clock": None}
+            if steps <= {step} and reader.history == history:
+                end = {"step": step, "lineage": history[0], "epoch": history[1], "clock": None}
                 yield pa.RecordBatch.from_pylist([], schema), encoded(end)
                 return
         raise UsageError(f"table '{layout.name}': it has changed during each of {PASSES} readings; follow the service")

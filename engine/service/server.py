@@ -119,7 +119,7 @@ class Service:
                 "deltas": {"from_step": log.first_step, "to_step": log.step, "bytes": log.num_bytes},
                 "lineage": lineage.id,
                 "epoch": lineage.current.id,
-                "epochs": [list(epoch) for epoch in lineage.epochs],
+                "epochs": [epoch.get_state() for epoch in lineage.epochs],
                 "rows": counters.rows,
                 "frames": counters.frames,
                 "stale": counters.stale,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,6 @@ import pyarrow.compute as pc
 from penstock.errors import DeltasGoneError, UsageError
 from penstock.frames import Int64
 from penstock.io.flight.messages import encoded
-from penstock.live_reads import absent_rows
 from penstock.service.delta_log import DeltaLog
 from penstock.service.sequencer import Sequencer
 
@@ -51,10 +49,7 @@ class TableSnapshots:
         metadata = {"penstock.table": name}
         if dynamic is not None:
             metadata["penstock.key_type"] = id_type
-            with suppress(UsageError):  # of a Python callable
-                metadata["penstock.absent"] = json.dumps(
-                    absent_rows(self._engine.core.tables.specs[name], self._engine.seed)
-                )
+            metadata["penstock.absent"] = json.dumps(dynamic.absent)
             fields += [pa.field("last", pa.int64())] if self._log.last else []
         return pa.schema(fields, metadata=metadata)
 

@@ -33,8 +33,8 @@ from penstock.shared.header import (
     MAGIC,
     WORDS_BEGIN,
     Description,
+    HeaderHistory,
     TableLayout,
-    history_bytes,
     packed,
     unpacked,
 )
@@ -65,7 +65,7 @@ class SharedFolder:
             gc.collect()  # an engine of this process that nothing refers to any more
             self._lock = lock(self.path)
         self.words: StepWords | None = None
-        self._history: npt.NDArray[np.uint8] | None = None
+        self._history: HeaderHistory | None = None
         self._published = self._newest()
         self._files: dict[str, int] = {}  # of the next generation
         self._names: dict[int, str] = {}  # address of an array → its file
@@ -139,8 +139,8 @@ class SharedFolder:
             memory[:] = data
             header = np.frombuffer(memory, np.uint8)
             words = StepWords(header[WORDS_BEGIN:HISTORY_BEGIN].view(np.uint64))
-            self._history = header[HISTORY_BEGIN : HISTORY_BEGIN + 128]
-            self._history[:] = np.frombuffer(history_bytes(*history), np.uint8)
+            self._history = HeaderHistory(header)
+            self._history.write(*history)
             words.end(step)
             if within_step:
                 words.begin()
@@ -167,7 +167,7 @@ class SharedFolder:
     def set_history(self, lineage: str, epoch: str) -> None:
         """Store lineage and epoch, between the ``begin`` and the ``end`` of a step."""
         assert self._history is not None
-        self._history[:] = np.frombuffer(history_bytes(lineage, epoch), np.uint8)
+        self._history.write(lineage, epoch)
 
     def fail(self) -> None:
         """Mark the published tables as those of a step that failed half way: readers refuse them."""

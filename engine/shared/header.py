@@ -5,6 +5,7 @@ The file ``tables``::
     0     magic, 8 bytes          16   SHA-256 of the description
     8     format number, uint32   64   words, uint64 each (pyx/row_reads.pyx: StepWords)
     12    bytes of description    128  lineage and epoch, 64 bytes each, ASCII, ended by zeros
+                                  256  words whose sequence is that of lineage and epoch
                                   4096 the description, JSON: constant
 
 A reader trusts nothing of it: everything is checked here before any other file is opened.
@@ -30,12 +31,14 @@ from penstock.errors import StateError, short
 from penstock.filesystem.state_files import parsed_json
 from penstock.frames import Float32, Int64
 from penstock.pyx.initial_rows import draw
+from penstock.pyx.row_reads import StepWords
 
 HEADER = "tables"  # the file
 MAGIC, FORMAT = b"penstock", 1
 WORDS_BEGIN, HISTORY_BEGIN, DESCRIPTION_BEGIN = 64, 128, 4096
 MOST_BYTES = 64 << 20  # of a description
-TEXT_BYTES = 64  # of lineage and epoch
+_TEXT_BYTES = 64  # of lineage and epoch
+_SEQUENCE_BEGIN = HISTORY_BEGIN + 2 * _TEXT_BYTES
 # ``StepWords.state``: rows are read; there is a next generation; a step failed half way.
 OPEN, CLOSED, FAILED = 0, 1, 2
 
@@ -45,14 +48,15 @@ FILE_NAME = re.compile(r"(?:rows|pages|keys|tables)-[0-9]{1,18}-[0-9]{1,9}")
 _MOST = 2**48  # of every count: products of three are checked without overflow in Python
 _KEY_FIELDS = ("file", "salt", "expire_after", "absent")
 _ABSENT_FIELDS = ("kind", "first", "second", "key")
-_KINDS = ("zero", "constant", "row_id", "normal", "uniform")
+_DRAWN_KINDS = ("normal", "uniform")
+_KINDS = ("zero", "constant", "row_id", *_DRAWN_KINDS)
 
 
-class AbsentRows(NamedTuple):
-    """What a key without a row reads.
+class InitialRows(NamedTuple):
+    """The rows that ids have before anything is written to them, and keys without a row.
 
     kind : "zero"; "constant": ``first``; "row_id": the key plus ``first``; "normal" and "uniform": drawn with
-        ``first``, ``second`` and the generator's ``key``, as ``tables/initializers.py`` does
+        ``first``, ``second`` and the generator's ``key``, as ``pyx.initial_rows`` does
     """
 
     kind: str = "zero"
@@ -76,7 +80,7 @@ class KeyFile(NamedTuple):
     file: str
     salt: int
     expire_after: int
-    absent: AbsentRows
+    absent: InitialRows
 
 
 @dataclass(frozen=True)
@@ -161,19 +165,29 @@ def unpacked(data: bytes, place: Path) -> Description:
         raise StateError(f"{place}: damaged: {short(str(error))}") from None
 
 
-def history_bytes(lineage: str, epoch: str) -> bytes:
-    """Return lineage and epoch as the header stores them. Raises ValueError for longer texts."""
-    texts = [text.encode("ascii") for text in (lineage, epoch)]
-    if max(map(len, texts)) > TEXT_BYTES:
-        raise ValueError(f"expected at most {TEXT_BYTES} bytes, got lineage '{lineage}' and epoch '{epoch}'")
-    return b"".join(text.ljust(TEXT_BYTES, b"\0") for text in texts)
+class HeaderHistory:
+    """Lineage and epoch in a header. header : uint8 (n,), its memory; read-only for a reader"""
 
+    def __init__(self, header: npt.NDArray[np.uint8]) -> None:
+        self._texts = header[HISTORY_BEGIN:_SEQUENCE_BEGIN].reshape(2, _TEXT_BYTES)
+        self._words = StepWords(header[_SEQUENCE_BEGIN : _SEQUENCE_BEGIN + 64].view(np.uint64))
 
-def history_of(data: bytes) -> tuple[str, str]:
-    """Return lineage and epoch."""
-    texts = (data[:TEXT_BYTES], data[TEXT_BYTES : 2 * TEXT_BYTES])
-    lineage, epoch = (text.rstrip(b"\0").decode("ascii", "replace") for text in texts)
-    return lineage, epoch
+    def write(self, lineage: str, epoch: str) -> None:
+        """Raises ValueError for longer texts than fit."""
+        texts = [text.encode("ascii").ljust(_TEXT_BYTES, b"\0") for text in (lineage, epoch)]
+        if max(map(len, texts)) > _TEXT_BYTES:
+            raise ValueError(f"expected at most {_TEXT_BYTES} bytes, got lineage '{lineage}' and epoch '{epoch}'")
+        self._words.begin()
+        self._texts[:] = np.frombuffer(b"".join(texts), np.uint8).reshape(2, -1)
+        self._words.end(0)
+
+    def read(self) -> tuple[str, str]:
+        """Return lineage and epoch, which one call of ``write`` stored."""
+        while True:
+            sequence = self._words.settled()
+            lineage, epoch = (text.tobytes().rstrip(b"\0").decode("ascii", "replace") for text in self._texts)
+            if self._words.is_still(sequence):
+                return lineage, epoch
 
 
 # ---- hostile input
@@ -272,14 +286,15 @@ def _key_file(values: list[Any]) -> KeyFile:
     if len(values[3]) != len(_ABSENT_FIELDS):
         raise ValueError("'absent': expected four values")
     absent = _Fields(dict(zip(_ABSENT_FIELDS, values[3], strict=True)))
+    kind = absent.text("kind", _KINDS.__contains__)
     return KeyFile(
         file_name(values[0]),
         fields.whole("salt", 0, 2**64 - 1),
         fields.whole("expire_after", -1),
-        AbsentRows(
-            absent.text("kind", _KINDS.__contains__),
+        InitialRows(
+            kind,
             absent.number("first"),
             absent.number("second"),
-            absent.text("key", re.compile("[0-9a-f]{32}|").fullmatch),
+            absent.text("key", re.compile("[0-9a-f]{32}" if kind in _DRAWN_KINDS else "").fullmatch),
         ),
     )

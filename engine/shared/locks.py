@@ -63,27 +63,26 @@ def note_generation(file: int, generation: int) -> None:
 
 def is_written(path: Path, generation: int) -> bool:
     """Return whether the program that writes a generation still runs."""
-    with suppress(OSError, ValueError):
-        file = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            kind = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, wanted))[0]
-            return kind != fcntl.F_UNLCK and int(os.pread(file, 20, 0)) == generation
-        finally:
-            os.close(file)
-    return False
+    return _locked_generation(path) == generation
 
 
 def is_locked(path: Path) -> bool:
     """Return whether any program writes the folder: another one than that of the current tables prepares new ones."""
+    return _locked_generation(path) is not None
+
+
+def _locked_generation(path: Path) -> int | None:
+    """Return the generation that the holder of the lock writes, 0: none yet; None where no program holds it."""
     with suppress(OSError):
         file = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            return bool(_FLOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, wanted))[0] != fcntl.F_UNLCK)
+            kind = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, wanted))[0]
+            text = os.pread(file, 20, 0)
+            return None if kind == fcntl.F_UNLCK else int(text) if text.isdigit() else 0
         finally:
             os.close(file)
-    return False
+    return None
 
 
 def boot_id() -> str:

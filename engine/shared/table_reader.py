@@ -29,8 +29,8 @@ from penstock.shared.header import (
     MOST_BYTES,
     WORDS_BEGIN,
     Description,
+    HeaderHistory,
     TableLayout,
-    history_of,
     unpacked,
 )
 from penstock.shared.locks import boot_id, is_locked, is_written
@@ -120,7 +120,7 @@ class Reader:
     @property
     def history(self) -> tuple[str, str]:
         """The lineage and the epoch of the tables; empty if their writer has none."""
-        return history_of(self._current().history.tobytes())
+        return self._current().history.read()
 
     @property
     def layouts(self) -> tuple[TableLayout, ...]:
@@ -310,7 +310,7 @@ class _Generation:
     ) -> None:
         self._path, self.description, self.stat = path, description, stat
         self.words = StepWords(header[WORDS_BEGIN:HISTORY_BEGIN].view(np.uint64))
-        self.history = header[HISTORY_BEGIN : HISTORY_BEGIN + 128]
+        self.history = HeaderHistory(header)
         try:
             self.tables = {table.name: self._reads(table, arrays) for table in description.tables}
         except (ValueError, OverflowError) as error:

@@ -16,7 +16,7 @@ from penstock.frames import Float32, Int64
 from penstock.pyx import update
 from penstock.pyx.row_keys import RowKeys, num_words
 from penstock.shared.folder import SharedFolder
-from penstock.shared.header import AbsentRows, KeyFile, TableLayout
+from penstock.shared.header import InitialRows, KeyFile, TableLayout
 
 # One writes; a step counts its pages for one more thread than it is given.
 _THREADS = 2
@@ -33,7 +33,7 @@ class SharedTable(NamedTuple):
     num_rows: int
     id_type: str = "int64"
     has_keys: bool = False
-    absent: AbsentRows = AbsentRows()
+    absent: InitialRows = InitialRows()
 
 
 class SharedWriter:

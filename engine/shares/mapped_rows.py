@@ -7,13 +7,13 @@ its key, is in mapped files as well. A directory exists only while its share is 
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from penstock.checkpoint.records import Record, read_records
+from penstock.checkpoint.arrays import records_of
+from penstock.checkpoint.records import Record
 from penstock.checkpoint.store import Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
@@ -32,35 +32,35 @@ _MISSING = -1
 class MappedShare:
     """The rows of one share of a commit, as ``WholeTables`` reads them.
 
-    files : the base of the share and its deltas, in this order; specs, shares : of every table, by name
-    seed : of the engine; scratch : a folder for the mapped files, which have no names
+    folder : of the commit, and of the mapped files, which have no names; part : of the share in the commit
+    specs, shares : of every table, by name
     """
 
     def __init__(
         self,
-        files: Sequence[Path],
+        folder: Folder,
+        commit: Commit,
+        part: str,
         specs: Mapping[str, TableSpec],
         shares: Mapping[str, AnyShare],
-        seed: int,
-        scratch: Path,
     ) -> None:
-        self._specs, self._shares, self._seed, self._scratch = specs, shares, seed, scratch
+        self._specs, self._shares, self._seed = specs, shares, commit.contents["seed"]
+        self._scratch, files = Path(folder.path), [file for file in commit.files if file.part == part]
         self._rows: dict[str, list[Float32]] = {name: [] for name in specs}
-        self._places = {name: mapped_array(_PLACE, shares[name].num_rows, scratch) for name in specs}
+        self._places = {name: mapped_array(_PLACE, shares[name].num_rows, self._scratch) for name in specs}
         for places in self._places.values():
             places["record"] = _MISSING
         self._keys: dict[str, tuple[Int64, KeyArrays]] = {}
-        for path in files:
-            with open(path, "rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            for record in read_records(mapped, path):
+        for file in files:
+            for record in records_of(folder, commit, file):
                 if record.kind == "rows":
                     self._add(record)
-                elif record.kind == "directory" and path == files[-1]:
+                elif record.kind == "directory" and file == files[-1]:
                     self._keys[record.header["table"]] = self._read_keys(record.header["table"], record.arrays)
         for name, places in self._places.items():
             if name not in self._keys and (places["record"] == _MISSING).any():
-                raise StateError(f"{files[-1]}: table '{name}' lacks a row; restore another commit")
+                file_name = folder.files.file(files[-1].name)
+                raise StateError(f"{file_name}: table '{name}' lacks a row; restore another commit")
 
     def rows_in_hash_order(self, name: str) -> tuple[Int64, KeyArrays]:
         """Return the rows of a dynamic table in the order of the state hash, as ``read_rows`` takes them; its keys."""
@@ -79,11 +79,7 @@ class MappedShare:
 
     def _add(self, record: Record) -> None:
         """Add a block of rows, which replace those of earlier records."""
-        name, rows = record.header["table"], record.arrays["rows"]
-        if "first" in record.header:
-            ids = record.header["first"] + record.header["step"] * np.arange(len(rows))
-        else:
-            ids = record.arrays["ids"]
+        name, rows, ids = record.header["table"], record.arrays["rows"], record.ids
         share = self._shares[name]
         numbers = ids - share.ids(0) if self._specs[name].dynamic else share.locate(np.ascontiguousarray(ids))[1]
         places = self._places[name]
@@ -115,7 +111,6 @@ def mapped_tables(folder: Folder, commit: Commit, config: EmbeddingConfig) -> Wh
     mod, seed, count = config.sharding_strategy == "MOD", commit.contents["seed"], len(commit.parts)
     mapped = []
     for rank, part in enumerate(commit.parts):
-        files = [Path(folder.files.file(file.name)) for file in commit.files if file.part == part]
         shares = shares_of(specs.values(), mod, seed, rank, count)
-        mapped.append(MappedShare(files, specs, shares, seed, Path(folder.path)))
+        mapped.append(MappedShare(folder, commit, part, specs, shares))
     return WholeTables(config, mapped, Path(folder.path))

@@ -23,8 +23,9 @@ from penstock.errors import CapacityError, StateError
 from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.pyx.row_keys import RowKeys
+from penstock.shared.header import InitialRows
 from penstock.stats import KeyReport
-from penstock.tables.initializers import Run, scattered_rows
+from penstock.tables.initializers import initial_rows
 from penstock.tables.key_directory import (
     clock_at,
     key_counts,
@@ -39,8 +40,10 @@ if TYPE_CHECKING:
     from penstock.bridge.device_tables import DeviceTable
 
 _ROWS_AT_ONCE = 1 << 16
-_FLOATS_AT_ONCE = 1 << 20  # of new rows
+_FLOATS_AT_ONCE, _FLOATS_PER_TASK = 1 << 20, 1 << 14  # of new rows
 _NO_KEYS = np.zeros(0, np.int64)
+
+Run = Callable[[list[Callable[[], bool]]], Any]
 
 
 class DynamicTable:
@@ -49,17 +52,20 @@ class DynamicTable:
     table : on the devices; seed : of the initial rows, the hash and admission by chance
     share : (rank, count): only the keys of one of ``count`` shares
 
-    run : runs tasks on the engine's threads; None: on the caller's
+    run : runs tasks, on the engine's threads once it has them
     row_keys : the keys with their rows for readers without a lock, once there are any
     id_range : ANY_INT64 or ANY_UINT64
+    absent : what a key without a row reads
     num_removed : how many keys the step or load has removed
     """
 
     def __init__(self, spec: TableSpec, table: DeviceTable, seed: int, share: tuple[int, int] = (0, 1)) -> None:
         settings = spec.dynamic
         assert settings is not None
-        self.spec, self.settings, self._table, self._seed = spec, settings, table, seed
-        self.run: Run | None = None
+        self.spec, self.settings, self._table = spec, settings, table
+        self._initial = initial_rows(spec, seed)
+        self.absent = self._initial if settings.missing == "initial" else InitialRows()
+        self.run: Run = lambda tasks: [task() for task in tasks]
         self.row_keys: RowKeys | None = None
         self.directory = make_directory(spec, seed, share=share)
         self._has_opened = False
@@ -221,12 +227,18 @@ class DynamicTable:
 
     def _starts(self, keys: Int64) -> Iterator[Float32]:
         """Yield the initial weights of keys in blocks that fit in a cache."""
-        spec, size = self.spec, max(1, _FLOATS_AT_ONCE // self.spec.dim)
+        dim = self.spec.dim
+        size, at_once = max(1, _FLOATS_AT_ONCE // dim), max(1, _FLOATS_PER_TASK // dim)
         for first in range(0, len(keys), size):
-            block = keys[first : first + size]
-            weights = self.directory.array(np.float32, len(block) * spec.dim).reshape(-1, spec.dim)
-            scattered_rows(spec.initializer, self._seed, spec.name, self.as_given(block), weights, self.run)
+            block = self.as_given(keys[first : first + size])
+            weights = self.directory.array(np.float32, len(block) * dim).reshape(-1, dim)
+            spans = [slice(n, n + at_once) for n in range(0, len(block), at_once)]
+            self.run([partial(self._fill, block, weights, span) for span in spans])
             yield weights
+
+    def _fill(self, keys: npt.NDArray[Any], weights: Float32, span: slice) -> bool:
+        self._initial.fill(keys[span], weights[span])
+        return True
 
     # ---- reading and writing by key
 
@@ -236,7 +248,7 @@ class DynamicTable:
         if part:
             return np.full((len(keys), spec.slot_dim), spec.slots[part - 1][1], np.float32)
         weights = np.empty((len(keys), spec.dim), np.float32)
-        scattered_rows(spec.initializer, self._seed, spec.name, self.as_given(keys), weights)
+        self._initial.fill(self.as_given(keys), weights)
         return nearest(weights) if self._table.layout.bfloat16 else weights
 
     def differing(self, keys: Int64, values: Sequence[Float32]) -> npt.NDArray[np.bool_]:

@@ -8,7 +8,7 @@ A share keeps its rows as a separate table, whose rows count from 0: its sums an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
@@ -17,16 +17,12 @@ import numpy.typing as npt
 
 from penstock.config.specs import TableSpec
 from penstock.errors import UsageError
-from penstock.frames import Float32, Frame, Int64, Rows, fingerprint
+from penstock.frames import Frame, Int64, Rows, fingerprint
 from penstock.pyx import partition
 from penstock.pyx.keys import key_owners
 from penstock.validation import whole
 
 Numbers = TypeVar("Numbers", int, Int64)
-Draw = Callable[[int, int], Float32]
-
-# Rows of the whole table that are drawn at once to find a share's among them.
-_DRAWN_ROWS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -99,31 +95,13 @@ class Share(AnyShare):
     def ids(self, numbers: Numbers) -> Numbers:
         return numbers * self.stride + self._first
 
-    def initializer(self, draw: Draw) -> Draw:
-        """Return the initializer of this share's rows. draw : that of the whole table's, (first, count) → rows"""
-
-        at_once = max(1, _DRAWN_ROWS // self.stride)
-
-        def share_rows(first: int, count: int) -> Float32:
-            starts = range(first, first + count, at_once)
-            return np.concatenate([self._draw(draw, start, min(at_once, first + count - start)) for start in starts])
-
-        return share_rows
-
-    def _draw(self, draw: Draw, first: int, count: int) -> Float32:
-        start = first * self.stride + self._first
-        # The row that no id has may lie beyond a table that a callable created.
-        start = min(start, self.vocabulary_size - 1)
-        stop = min(start + (count - 1) * self.stride + 1, self.vocabulary_size)
-        return np.ascontiguousarray(draw(start, stop - start)[:: self.stride])
-
 
 @dataclass(frozen=True)
 class KeyShare(AnyShare):
     """The rows of a dynamic table in one share. Its ids are keys, which have no numbers: ``locate`` returns the keys.
 
     ``ids`` returns which rows of the whole table the rows here are.
-    table, capacity, seed : of the whole table
+    table, capacity, seed : of the whole table; table : the name that it is drawn as
     """
 
     table: str
@@ -156,7 +134,7 @@ def shares_of(specs: Iterable[TableSpec], mod: bool, seed: int, rank: int, count
     return {
         spec.name: Share(rank, count, spec.vocabulary_size, mod)
         if spec.dynamic is None
-        else KeyShare(rank, count, spec.name, spec.vocabulary_size, seed)
+        else KeyShare(rank, count, spec.drawn_as, spec.vocabulary_size, seed)
         for spec in specs
     }
 

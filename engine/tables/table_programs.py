@@ -30,17 +30,18 @@ class TablePrograms:
     @property
     def variants(self) -> dict[str, str]:
         """The variant of each table."""
-        return {name: table.variant for name, table in self._tables.items()}
+        return {name: table.backend.variant for name, table in self._tables.items()}
 
     @property
     def problems(self) -> list[str]:
         """Problems of the programs on these devices, a sentence each; the tables are whole."""
-        several = [problem for table in self._tables.values() for problem in table.problems]
+        several = [problem for table in self._tables.values() for problem in table.backend.problems]
         return [*self._resumed, *dict.fromkeys(several)]  # those of a stack once
 
     def get_state(self) -> Programs:
         """Return table → variant and compiler, for a commit."""
-        return {name: {"variant": table.variant, "compiler": table.compiler} for name, table in self._tables.items()}
+        backends = {name: table.backend for name, table in self._tables.items()}
+        return {name: {"variant": each.variant, "compiler": each.compiler} for name, each in backends.items()}
 
     def resume(self, before: Programs) -> None:
         """Report the tables that other programs updated before a commit: only equal ones give equal bits."""

@@ -130,10 +130,11 @@ class TableSet:
         rows = {name: share.held_rows for name, share in self.shares.items()}
         return {n: replace(spec, vocabulary_size=rows.get(n, spec.vocabulary_size)) for n, spec in self.specs.items()}
 
-    def start_of(self, spec: TableSpec, seed: int) -> Callable[[int, int], Float32]:
-        """Return the initializer of a static table: (first local row, count) → float32 (count, dim)."""
-        share = self.shares.get(spec.name)
-        return share.initializer(start_of(spec, seed)) if isinstance(share, Share) else start_of(spec, seed)
+    def start_of(self, spec: TableSpec, seed: int) -> Callable[[Int64], Float32]:
+        """Return the initializer of a static table: local rows → float32 (n, dim)."""
+        start, share, last = start_of(spec, seed), self.shares.get(spec.name), spec.vocabulary_size - 1
+        # The row that no id has may lie beyond a table that a callable created.
+        return start if share is None else lambda rows: start(np.minimum(share.ids(rows), last))
 
     def among(self, name: str) -> tuple[int, int]:
         """Return which rows of a static table this set holds: (the first one, distance between neighbours)."""

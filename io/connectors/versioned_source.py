@@ -37,35 +37,27 @@ class VersionedSource(SeekableSource):
     """The frames of one table. The end of a version ends its frame."""
 
     shortest_pause_s = pause_s = 2.0
+    creation: str | None = None
+    note: str | None = None
 
     def __init__(self, versions: TableVersions, patience_s: float) -> None:
         super().__init__(versions.name, self._open_parts, is_ready=True)
         self._versions = versions
         self._patience_s = patience_s
         self._next: Place = ()
-        self._creation: str | None = None
-        self._note: str | None = None
         self.fix_end()
 
-    @property
-    def creation(self) -> str | None:
-        return self._creation
-
-    @property
-    def note(self) -> str | None:
-        return self._note
-
     def seek(self, place: Place, creation: str | None = None) -> None:
-        self._next, self._creation = place, creation
+        self._next, self.creation = place, creation
 
     def fix_end(self) -> None:
         self._last = self._call(self._versions.latest)
         creation = self._call(self._versions.creation)
-        if self._next and self._creation is None and creation is not None:
-            self._note = unknown_creation(self.name, "table", creation)
-        elif self._next and self._creation is not None and not self._versions.is_of(self._creation):
-            raise StateError(created_again(f"{self.name}: version {self._next[0]}", "table", self._creation, creation))
-        self._creation = creation
+        if self._next and self.creation is None and creation is not None:
+            self.note = unknown_creation(self.name, "table", creation)
+        elif self._next and self.creation is not None and not self._versions.is_of(self.creation):
+            raise StateError(created_again(f"{self.name}: version {self._next[0]}", "table", self.creation, creation))
+        self.creation = creation
 
     def _open_parts(self) -> Parts:
         first, file, row = self._next or (self._versions.first, 0, 0)

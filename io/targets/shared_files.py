@@ -21,13 +21,14 @@ from penstock.io.targets.target import FollowedJob, Position, Stored, TableForm,
 from penstock.io.targets.target_kinds import TargetKind
 from penstock.pyx.row_reads import StepWords
 from penstock.shared.header import (
+    DESCRIPTION_BEGIN,
     FAILED,
     HEADER,
     HISTORY_BEGIN,
     WORDS_BEGIN,
-    AbsentRows,
     Description,
-    history_of,
+    HeaderHistory,
+    InitialRows,
     unpacked,
 )
 from penstock.shared.locks import boot_id, is_locked
@@ -129,10 +130,11 @@ class SharedFiles(Target):
             raise StateError(
                 f"{self.name}: the tables there are those of replay or serve with --shared; use another folder"
             )
-        words = StepWords(np.frombuffer(data[WORDS_BEGIN:HISTORY_BEGIN], np.uint64).copy())
+        header = np.frombuffer(data, np.uint8, DESCRIPTION_BEGIN)
+        words = StepWords(header[WORDS_BEGIN:HISTORY_BEGIN].view(np.uint64))
         if description.boot != boot_id() or words.state == FAILED or words.sequence & 1:
             return None
-        lineage, epoch = history_of(data[HISTORY_BEGIN:])
+        lineage, epoch = HeaderHistory(header).read()
         return Stored(FollowedJob(lineage, _forms(description)), Position(epoch, words.step))
 
     def _copy(self, writer: SharedWriter, before: Stored) -> None:
@@ -146,7 +148,7 @@ class SharedFiles(Target):
                     layout.num_rows,
                     layout.id_type,
                     layout.keys is not None,
-                    AbsentRows() if layout.keys is None else layout.keys.absent,
+                    InitialRows() if layout.keys is None else layout.keys.absent,
                 )
                 for layout in layouts
             ]
@@ -175,5 +177,5 @@ def _created(rows: TableRows, job: FollowedJob) -> SharedTable:
     form = job.tables[rows.table]
     if form.key_type is None:
         return SharedTable(rows.table, form.dim, len(rows.ids))
-    absent = job.absent.get(rows.table, AbsentRows())
+    absent = job.absent.get(rows.table, InitialRows())
     return SharedTable(rows.table, form.dim, max(LEAST_ROWS, len(rows.ids)), form.key_type, True, absent)

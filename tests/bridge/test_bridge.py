@@ -18,7 +18,8 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError
-from penstock.tables.initializers import truncated_normal
+from penstock.pyx.initial_rows import philox_key
+from penstock.shared.header import InitialRows
 from penstock.updates import SGD, Adagrad, Ops, UpdateRule, update
 
 DEVICES = [1, 2, 3, 4, 8]
@@ -40,7 +41,7 @@ def some_rows(seed, num_rows, vocabulary, dim):
 @pytest.mark.parametrize("devices", DEVICES)
 def test_an_update_never_moves_or_copies_a_table(devices, variant, mesh_of):
     table = table_of(mesh_of(devices), variant)
-    table.fill(lambda first, count: np.ones((count, 8), np.float32))
+    table.fill(lambda ids: np.ones((len(ids), 8), np.float32))
     pointers = addresses_of(table)
     assert len(set(pointers)) == devices
     sizes = [1, 101, 900, 2901]  # XLA compiles a program for each
@@ -68,7 +69,7 @@ def whole_table(rows, dim, devices, variant):
     """A table whose optimizer is not lazy, and its rows, all ones."""
     layout = Layout("t", rows, dim, 2, devices.size, False)
     table = device_table(devices, layout, NON_LAZY, (1.0, 1.0), variant=variant)
-    table.fill(lambda first, count: np.ones((count, dim), np.float32))
+    table.fill(lambda ids: np.ones((len(ids), dim), np.float32))
     return table
 
 
@@ -226,8 +227,14 @@ def test_the_start_depends_on_seed_table_and_row_and_on_no_mesh(mesh_of):
     )
 
 
+def drawn_rows(seed, table, ids, dim):
+    rows, key = np.empty((len(ids), dim), np.float32), philox_key(b"start", seed, table).hex()
+    InitialRows("normal", 1 / math.sqrt(dim), 0.0, key).fill(np.asarray(ids), rows)
+    return rows
+
+
 def test_the_start_is_tensorflows_truncated_normal():
-    drawn = truncated_normal(0, "t", 0, 50_000, 8)
+    drawn = drawn_rows(0, "t", range(50_000), 8)
     assert abs(drawn).max() <= 2 / math.sqrt(8)
     assert abs(drawn.mean()) < 2e-3
     # The standard deviation of a normal truncated at two of them is 0.8796 of it.
@@ -237,13 +244,13 @@ def test_the_start_is_tensorflows_truncated_normal():
 
 
 def test_any_range_of_rows_is_drawn_without_the_rows_before_it():
-    whole = truncated_normal(3, "t", 0, 100, 7)
-    assert truncated_normal(3, "t", 40, 60, 7).tobytes() == whole[40:].tobytes()
+    whole = drawn_rows(3, "t", range(100), 7)
+    assert drawn_rows(3, "t", range(40, 100), 7).tobytes() == whole[40:].tobytes()
 
 
 def test_the_start_is_the_same_on_every_machine():
     # Philox bits and IEEE arithmetic only: these bytes were drawn once and must not change.
-    drawn = truncated_normal(0, "user", 123, 2, 3)
+    drawn = drawn_rows(0, "user", [123, 124], 3)
     assert drawn.view(np.uint32).tolist() == KNOWN_START
 
 

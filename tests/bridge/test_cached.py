@@ -50,7 +50,7 @@ def test_a_cache_changes_no_bit_of_tables_and_deltas(
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)
     wanted_hash, wanted = of_device(variant, batches_for(size))
     engine = ps.Engine(cached.config_of(cached.cached(SIZES[size], look_ahead)), mesh_of(devices))
-    assert engine.core.tables.table("plain").variant == variant
+    assert engine.core.tables.table("plain").backend.variant == variant
     (tmp_path / "log.arrows").write_bytes(log(batches_for(size)))
     assert bytes_of(engine.stage(tmp_path / "log.arrows", slots=True, flush=True)) == wanted
     assert engine.state_hash() == wanted_hash

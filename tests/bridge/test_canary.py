@@ -108,7 +108,7 @@ def test_a_kernel_that_fails_its_canary_is_not_used_and_the_report_says_why(faul
 def test_a_kernel_that_fails_in_a_step_is_replaced_there_and_no_row_is_lost(fault, problem, on_tpu, caplog, wanted):
     on_tpu(partial(Kernel, **fault, of_the_canary=False))
     engine = an_engine()
-    assert engine.core.tables.table("a").variant == "pallas"
+    assert engine.core.tables.table("a").backend.variant == "pallas"
     report = engine.run(frames(), table="a")
     assert report.variants == {"a": "xla", "b": "xla"}
     assert report.device_problems == 1
@@ -190,7 +190,7 @@ def test_a_commit_records_the_variant_and_a_resumed_engine_keeps_it(monkeypatch,
     monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
     an_engine().save(tmp_path / "saved")
     monkeypatch.delenv("PENSTOCK_VARIANT")
-    assert an_engine().core.tables.table("a").variant == "host"
+    assert an_engine().core.tables.table("a").backend.variant == "host"
     engine = ps.Engine.restore(tmp_path / "saved")
     report = engine.run(frames(1), table="a")
     assert report.variants == {"a": "xla", "b": "xla"}
@@ -217,7 +217,7 @@ def test_a_resumed_engine_that_cannot_keep_the_variant_reports_it(monkeypatch, t
 def test_another_compiler_is_reported_unless_our_handlers_update(monkeypatch, tmp_path):
     for variant, reported in (("xla", True), ("host", False)):
         engine = an_engine(variant=variant)
-        assert engine.core.tables.table("a").variant == variant
+        assert engine.core.tables.table("a").backend.variant == variant
         engine.save(tmp_path / variant)
         with monkeypatch.context() as patch:
             patch.setattr(jax, "__version__", "99.1")

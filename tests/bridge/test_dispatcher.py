@@ -136,7 +136,7 @@ def test_a_copy_of_rows_is_queued_between_steps_and_waits_for_none(mesh_of, devi
     ids, gradients = np.arange(80), np.ones((80, 8), np.float32)
     table.apply(ids, gradients, 0.1)
     table.wait()
-    table._tables._dispatcher.submit("table 't', step 1", lambda: busy.wait(HANG_S))
+    table.backend._dispatcher.submit("table 't', step 1", lambda: busy.wait(HANG_S))
     before = np.empty((80, 16), np.float32)
     wait = table.copy_rows(ids, before)  # returns although nothing is dispatched
     assert not busy.is_set()
@@ -153,7 +153,7 @@ def test_a_copy_that_fails_names_its_table_and_stops_what_follows(mesh_of, monke
     def fail(*_):
         raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone")
 
-    monkeypatch.setattr(table._tables.programs, "at", lambda *_: fail)
+    monkeypatch.setattr(table.backend.programs, "at", lambda *_: fail)
     wait = table.copy_rows(np.arange(3), np.empty((3, 16), np.float32))
     with pytest.raises(jax.errors.JaxRuntimeError, match="table 't', copying rows: INTERNAL: the device is gone"):
         wait()

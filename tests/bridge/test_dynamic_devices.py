@@ -97,7 +97,7 @@ def test_all_devices_layouts_and_variants_give_the_bits_of_the_cpus_tables(optim
     for variant, layout, devices, sizes in forms:
         on(variant, layout)
         engine = ps.Engine(config_of(ALL_POLICIES, rows=32, optimizer=optimizer), mesh_of(devices), num_required=2)
-        assert engine.core.tables.table("user").variant == (variant or "host")
+        assert engine.core.tables.table("user").backend.variant == (variant or "host")
         engine.run(cut(log, sizes), flush=True)
         directory = engine.core.tables.dynamic["user"].directory
         assert directory.num_evicted > 20

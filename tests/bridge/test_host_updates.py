@@ -144,7 +144,7 @@ def test_segments_are_one_step(rule, devices, variant, mesh_of):
         ids, grads = some_rows(step, 4500, 5000, 8)
         position = sorted(np.random.default_rng(step).integers(0, 4500, step))
         whole.apply(ids, grads, 0.1)
-        cut._tables.apply([(0, list(zip(np.split(ids, position), np.split(grads, position), strict=True)), 0.1)])
+        cut.backend.apply([(0, list(zip(np.split(ids, position), np.split(grads, position), strict=True)), 0.1)])
     assert [bits(part) for part in parts_of(cut)] == [bits(part) for part in parts_of(whole)]
 
 
@@ -201,7 +201,7 @@ def test_rows_lie_where_the_layout_says(rows, devices, mod, mesh_of):
     reference.update_rows(wanted, [(ids, grads)], equation, **place)
     table.apply(ids, grads, 0.1)
     table.wait()
-    assert np.stack(table.arrays).tobytes() == wanted.tobytes()
+    assert np.stack(table.backend.arrays).tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("devices", [1, 8])

@@ -63,10 +63,12 @@ def test_placement_changes_no_bit_of_tables_and_deltas(on_host, devices, mesh_of
     assert cpu.global_step == 5
     for name in on_host:
         table = placed.core.tables.table(name)
-        if table.variant == "host":
-            assert [type(array) for array in table.arrays] == [np.ndarray]
+        if table.backend.variant == "host":
+            assert [type(array) for array in table.backend.arrays] == [np.ndarray]
         else:
-            assert [array.devices() for array in table.arrays] == [{jax.devices()[0]}] * len(table.arrays)
+            assert [array.devices() for array in table.backend.arrays] == [{jax.devices()[0]}] * len(
+                table.backend.arrays
+            )
 
 
 @pytest.mark.parametrize("variant", ["xla", "pallas"])
@@ -76,8 +78,8 @@ def test_the_variant_of_the_devices_leaves_a_table_of_the_host_its_bits(variant,
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)
     placed = ps.Engine(config_of({"plain", "keyed"}), mesh_of(2))
     placed.run(log_of())
-    assert placed.core.tables.table("plain").variant == "host"
-    assert placed.core.tables.table("swept").variant == variant
+    assert placed.core.tables.table("plain").backend.variant == "host"
+    assert placed.core.tables.table("swept").backend.variant == variant
     for name in ("plain", "keyed"):
         assert parts_of(placed, name) == parts_of(cpu, name)
 

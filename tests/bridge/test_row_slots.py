@@ -113,7 +113,7 @@ def test_a_row_takes_one_number_more_than_its_weights(tmp_path, capsys):
     config_of().save(tmp_path / "c.pbtxt")
     assert main(["validate", str(tmp_path / "c.pbtxt")]) == 0
     assert "weights 1.3 kB, slots 160 bytes" in capsys.readouterr().out
-    arrays = trained(0).core.tables.table("user").arrays
+    arrays = trained(0).core.tables.table("user").backend.arrays
     assert sum(array.nbytes for array in arrays) == 4 * 1024 * (DIM + 1)  # a row per virtual shard
 
 

@@ -15,7 +15,7 @@ from penstock import interrupts
 from penstock.checkpoint.commit_session import CommitSession
 from penstock.core import EngineCore, StepObserver
 from penstock.errors import InputError
-from penstock.frames import Frame, FrameRun, Rows
+from penstock.frames import START, Frame, FrameRun, Rows
 from penstock.io.decoding.reader import ROWS_OF_A_RUN, joined
 
 ROWS, DIM = 20, 2
@@ -164,7 +164,7 @@ def test_large_batches_are_not_read_ahead():
         for number in range(3):
             read.append(number)
             rows = Rows(np.zeros(ROWS_OF_A_RUN, np.int64), np.zeros((ROWS_OF_A_RUN, DIM), np.float32))
-            yield FrameRun.of_block("t", rows, np.array([0, ROWS_OF_A_RUN]), None, lambda _: Frame({}, 0))
+            yield FrameRun("t", (rows,), START, np.array([0, ROWS_OF_A_RUN]), None, lambda _: Frame({}, 0))
 
     for number, _ in enumerate(joined(runs())):
         assert read == list(range(number + 1))

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference import truncated_normal, uniform
 
-from penstock.pyx.initial_rows import draw
-from penstock.tables.initializers import start_key, truncated_normal, uniform
+from penstock.pyx.initial_rows import draw, philox_key
 
 DIMS = [1, 2, 3, 4, 5, 8, 16, 33, 63, 64, 65, 100, 130]
 
 
 def drawn(keys, seed, table, dim, normal, first, second):
     out = np.empty((len(keys), dim), np.float32)
-    draw(np.array(keys, np.int64), start_key(seed, table), normal, first, second, out)
+    draw(np.array(keys, np.int64), philox_key(b"start", seed, table), normal, first, second, out)
     return out
 
 
@@ -36,4 +36,4 @@ def test_any_64_bits_have_the_row_of_their_unsigned_number(keys, dim, seed):
 
 def test_rows_and_keys_must_agree():
     with pytest.raises(ValueError, match="expected a row for each of 2 keys and 16 bytes, got 1 rows and 16 bytes"):
-        draw(np.array([1, 2]), start_key(0, "t"), True, 1.0, 0.0, np.empty((1, 4), np.float32))
+        draw(np.array([1, 2]), philox_key(b"start", 0, "t"), True, 1.0, 0.0, np.empty((1, 4), np.float32))

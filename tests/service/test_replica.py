@@ -15,6 +15,7 @@ from penstock.io.flight import connect
 from penstock.io.targets.follower import Follower
 from penstock.service.auth import Role
 from penstock.service.replica import ReplicaService
+from penstock.shared.table_writer import SharedTable, SharedWriter
 
 FRAMES = [frame(step) for step in range(30)]
 
@@ -59,6 +60,32 @@ def test_a_replica_answers_what_the_engine_has_at_each_step_that_was_followed(st
                 np.testing.assert_array_equal(reading.table("item").rows, answer["item"])
             assert reading.tables()["user"].field("id").type == "uint64"
             assert reading.status()["global_step"] == 30
+
+
+def test_rows_read_while_a_follower_continues_in_another_epoch_are_not_named_after_it(tmp_path):
+    writer = SharedWriter(tmp_path)
+    writer.create([SharedTable("item", 2, 4)])
+    writer.publish(7, 7, ("lineage", "first"))
+    reader = ps.Reader(tmp_path)
+    lookup_tables = reader.lookup_tables
+
+    def overtaken(*arguments, **options):
+        """The rows before another epoch, which has begun when they are returned."""
+        rows = lookup_tables(*arguments, **options)
+        if reader.history[1] == "first":
+            with writer.step(7, 7, ("lineage", "second")):
+                writer.write("item", np.arange(4), np.ones((4, 2)))
+        return rows
+
+    reader.lookup_tables = overtaken
+    service = ReplicaService(reader, LOOPBACK)
+    try:
+        with client_of(service) as reading:
+            answer = reading.lookup({"item": [3]}, consistent=True)
+            assert (answer.epoch, answer["item"].tolist()) == ("second", [[1, 1]])
+    finally:
+        assert service.close(0)
+        writer.close()
 
 
 def test_a_replica_refuses_everything_but_reads_in_one_line(store):

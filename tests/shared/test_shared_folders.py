@@ -12,7 +12,7 @@ import tempfile
 
 import numpy as np
 import pytest
-from engines import engine_of
+from engines import engine_of, frame
 
 import penstock as ps
 import penstock.shared.folder as shared_folder
@@ -69,6 +69,34 @@ def test_a_forked_process_neither_keeps_the_lock_nor_removes_files(tmp_path):
         os.waitpid(child, 0)
         for file in (ready, say, end):
             os.close(file)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:os.fork:RuntimeWarning")
+def test_a_forked_process_cannot_change_the_rows_of_its_parent(tmp_path):
+    engine = engine_of(shared=tmp_path, rows=10, threads=1)
+    before = ps.Reader(tmp_path).lookup("t", [3])
+    answer, say = os.pipe()
+    child = os.fork()
+    if not child:
+        attempts = [
+            lambda: engine.apply({"t": frame([3])}),
+            lambda: engine.load_parameters("t", np.ones((1, 2)), ids=[3]),
+        ]
+        for attempt in attempts:
+            try:
+                attempt()
+            except ps.StateError as error:
+                os.write(say, f"{error}\n".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(say)
+    with open(answer) as file:
+        problem = f"process {os.getpid()} shares the tables of this engine, and this process is a fork of it; read them"
+        assert file.read().count(problem) == 2
+    reader = ps.Reader(tmp_path)
+    assert reader.lookup("t", [3]).tolist() == before.tolist()
+    assert engine.apply({"t": frame([3])})
+    assert reader.lookup("t", [3], consistent=True).tolist() == engine.lookup("t", [3]).tolist()
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):
@@ -174,6 +202,7 @@ def set_table(**values):
         (set_table(keys=[1]), "'keys': expected four values"),
         (set_table(keys=["rows-1-0", 0, -1, ["zero", 0, 0, ""]]), "damaged: expected 710 words for 100 rows"),
         (set_table(keys=["rows-1-0", 0, -1, ["draw", 0, 0, ""]]), "'kind': got 'draw'"),
+        (set_table(keys=["rows-1-0", 0, -1, ["normal", 0, 0, ""]]), "'key': got ''"),
         (lambda description: description.update(threads=0), "'threads': expected 1 to"),
         (lambda description: description.update(threads=7), "damaged: "),
         (lambda description: description.update(boot="another"), "were written before this machine started, or on ano"),

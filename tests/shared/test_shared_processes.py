@@ -30,8 +30,8 @@ def writing(tmp_path):
     """A process that writes the tables of ``tmp_path``; call it for another one."""
     processes = []
 
-    def start():
-        processes.append(started("write", tmp_path, FOREVER))
+    def start(role="write"):
+        processes.append(started(role, tmp_path, FOREVER))
         assert processes[-1].stdout.readline() == "ready\n"
         return processes[-1]
 
@@ -54,6 +54,13 @@ def test_no_row_that_other_processes_read_is_torn_or_of_two_steps(tmp_path, writ
     outcomes = [outcome_of(reader) for reader in readers]
     assert all(outcome["rows"] > 10_000 for outcome in outcomes[:2])
     assert all(outcome["step"] > 0 and not outcome["refused"] for outcome in outcomes)
+
+
+def test_lineage_and_epoch_are_read_as_they_were_written(tmp_path, writing):
+    writing("rename")
+    reader = ps.Reader(tmp_path)
+    names = {lineage + epoch for lineage, epoch in (reader.history for _ in range(100_000))}
+    assert names == {letter * 128 for letter in "abcd"}
 
 
 @KILLS

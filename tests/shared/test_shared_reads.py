@@ -167,11 +167,14 @@ def test_more_threads_than_have_counters_are_not_used(tmp_path):
     assert np.array_equal(ps.Reader(tmp_path).lookup("t", range(10_000)), engine.lookup("t", range(10_000)))
 
 
-def test_a_global_step_below_0_is_read(tmp_path):
-    engine = engine_of(shared=tmp_path)
+def test_a_global_step_below_0_is_read_and_committed(tmp_path):
+    engine = engine_of(shared=tmp_path / "shared")
     engine.gate.set_global_step(-5)
     engine.apply({"t": frame([3])})
-    assert ps.Reader(tmp_path).step == engine.global_step == -4
+    reader = ps.Reader(tmp_path / "shared")
+    assert reader.step == engine.global_step == -4
+    engine.save(tmp_path / "checkpoint")
+    assert reader.durable_step == -4
 
 
 # ---- in this process

@@ -34,7 +34,7 @@ def addresses_of(table):
     """The addresses of the shards of the arrays, which an update in place never moves, after every dispatch is done."""
     table.wait()
     addresses = []
-    for array in table.arrays:
+    for array in table.backend.arrays:
         if isinstance(array, np.ndarray):
             addresses.append(array.ctypes.data)
         else:
@@ -94,5 +94,5 @@ def bytes_of(table):
 
 def started(table):
     rng = np.random.default_rng(7)
-    table.fill(lambda first, count: rng.standard_normal((count, table.layout.dim), np.float32))
+    table.fill(lambda ids: rng.standard_normal((len(ids), table.layout.dim), np.float32))
     return table

@@ -96,7 +96,7 @@ def wide_frame(rank, number):
 
 
 def arrays_of(engine):
-    return [array for name in ROWS for array in engine.core.tables.table(name).arrays]
+    return [array for name in ROWS for array in engine.core.tables.table(name).backend.arrays]
 
 
 def distinct(frame):

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.pyx.initial_rows import philox_key
+
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -275,3 +277,56 @@ class FrameSteps:
                 self.step += 1
                 num_steps += 1
         return num_taken
+
+
+# ---- initial rows
+
+_HALF_WIDTH = 0.4772498680518208
+_P = (
+    2.506628277481258,
+    -30.74622382801368,
+    139.1492294923544,
+    -278.5147114114572,
+    224.03642817156643,
+    -40.52895479889411,
+)
+_Q = (
+    1.0,
+    -13.313165719867957,
+    67.1510818369637,
+    -157.02215052762983,
+    163.6011732862739,
+    -55.4425703360281,
+)
+
+
+def truncated_normal(seed: int, table: str, first: int, count: int, dim: int, mean: float, stddev: float) -> Float32:
+    """Rows ``first`` to ``first + count`` of a table: a truncated normal. Twin of ``initial_rows.draw``."""
+    return (_quantile(_uniform(seed, table, first, count, dim)) * stddev + mean).astype(np.float32)
+
+
+def uniform(seed: int, table: str, first: int, count: int, dim: int, low: float, high: float) -> Float32:
+    """The same rows, drawn uniformly from [low, high)."""
+    return (low + (high - low) * _uniform(seed, table, first, count, dim)).astype(np.float32)
+
+
+def _uniform(seed: int, table: str, first: int, count: int, dim: int) -> npt.NDArray[np.float64]:
+    """53 random bits per element as float64 in (0, 1): each takes one word of its row's blocks of four."""
+    blocks = -(-dim // 4)
+    bits = np.random.Philox(counter=first * blocks, key=int.from_bytes(philox_key(b"start", seed, table), "little"))
+    words = bits.random_raw(count * blocks * 4).reshape(count, -1)[:, :dim]
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54
+
+
+def _quantile(u: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    q = (u - 0.5) * (2 * _HALF_WIDTH)
+    t = q * q
+    return q * (_polynomial(_P, t) / _polynomial(_Q, t))
+
+
+def _polynomial(coefficients: tuple[float, ...], t: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Evaluate by Horner's rule."""
+    value = np.full_like(t, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        value = value * t + coefficient
+    return value

@@ -4,6 +4,7 @@ A step changes every row of two tables: the slot is the number of the step in al
 sum of the numbers so far.
 
     python shared_processes.py write FOLDER STEPS        python shared_processes.py read FOLDER SECONDS CONSISTENT
+    python shared_processes.py rename FOLDER STEPS
 """
 
 import json
@@ -18,6 +19,7 @@ from penstock.pyx.row_reads import StepWords
 from penstock.shared.folder import SharedFolder
 from penstock.shared.header import TableLayout
 from penstock.shared.table_reader import Reader
+from penstock.shared.table_writer import SharedTable, SharedWriter
 from penstock.threads import ThreadTeam
 
 TABLES, ROWS, DIM, THREADS = ("left", "right"), 6000, 48, 2
@@ -101,7 +103,22 @@ class Watch:
         self.num_rows += len(both)
 
 
+def rename(folder, steps):
+    """Take steps whose lineage and epoch are one letter 64 times, which changes with every step."""
+    writer = SharedWriter(folder)
+    writer.create([SharedTable("left", 1, 1)])
+    writer.publish(0, history=("a" * 64, "a" * 64))
+    print("ready", flush=True)
+    for step in range(steps):
+        name = "abcd"[step % 4] * 64
+        with writer.step(step, history=(name, name)):
+            pass
+
+
 def main(role, folder, amount, consistent=""):
+    if role == "rename":
+        rename(folder, int(amount))
+        return
     if role == "write":
         writer = Writer(folder)
         print("ready", flush=True)
