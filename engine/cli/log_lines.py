@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -100,8 +101,8 @@ class _JsonLines(io.TextIOBase):
     def write(self, text: str) -> int:
         *lines, self._part = (self._part + text).split("\n")
         for line in lines:
-            level = "error" if line.startswith(ERROR_PREFIX) else "info"
-            values = {"time": _time(datetime.now(UTC).timestamp()), "level": level, "event": "output", "message": line}
+            kind = ("error", "error") if line.startswith(ERROR_PREFIX) else ("info", "output")
+            values = {"time": _time(time.time()), "level": kind[0], "event": kind[1], "message": line}
             self._stream.write(json.dumps(values) + "\n")
         return len(text)
 

@@ -66,7 +66,6 @@ class BrokerIntake:
             partition.close()
 
     def _fail(self, error: BaseException) -> None:
-        report(logging.ERROR, "failed", error=str(error))
         self.error = self.error or error
         self._over.set()
         self._on_failure()

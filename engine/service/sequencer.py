@@ -208,7 +208,6 @@ class Sequencer(CommitListener):
             if self.is_closing:
                 return
             self.is_closing, self.error = True, error
-            report(logging.ERROR, "failed", error=str(error))
             if self._commits is not None:
                 self._commits.close()
         self._notify_end()

@@ -311,6 +311,19 @@ def test_the_log_has_the_level_that_is_asked_for(level, events, config):
     assert {line.split()[2] for line in err.splitlines()} == events
 
 
+def test_the_error_that_ends_a_service_is_a_line_of_its_json_log(tmp_path, config):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"grpc://127.0.0.1:{taken.getsockname()[1]}"
+        with started("serve", config, "--listen", listen, "--log-format", "json") as process:
+            assert process.wait(HANG_S) == 6
+            (line,) = process.stderr.read().splitlines()
+    event = json.loads(line)
+    assert (event["level"], event["event"]) == ("error", "error")
+    assert event["message"].startswith(f"penstock: cannot listen at {listen}")
+
+
 def test_a_flood_of_refused_calls_is_a_line_a_second(config, tmp_path):
     (tmp_path / "tokens").write_text("ours\n")
     with Process(config, "--token-file", tmp_path / "tokens", "--log-format", "json") as service:
