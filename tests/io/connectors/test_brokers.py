@@ -109,7 +109,10 @@ def test_a_bad_row_is_named_by_its_message(nats, tmp_path):
 
 def test_a_broker_that_is_gone_or_refuses_the_caller(nats, tmp_path):
     nats.send(MESSAGES[0])
-    with serving(nats, tmp_path, "--patience", "0.2") as running, connect(running.uri) as client:
+    with (
+        serving(nats, tmp_path, "--patience", "0.2", "--log-level", "error") as running,
+        connect(running.uri) as client,
+    ):
         until(lambda: position(client) == 1)
         nats.kill()
         code, _, err = running.wait()

@@ -187,15 +187,20 @@ def test_a_full_map_of_lmdb_grows(tmp_path, capsys, monkeypatch):
 # ---- failures
 
 
+QUIET = ("--log-level", "error")  # without the retries
+
+
 def test_a_service_that_is_gone_is_bad_input(tmp_path, refused):
-    line = refused(3, "follow", f"grpc://127.0.0.1:{free_port()}", "--into", f"parquet:{tmp_path}", "--patience", "0.1")
+    line = refused(
+        3, "follow", f"grpc://127.0.0.1:{free_port()}", "--into", f"parquet:{tmp_path}", "--patience", "0.1", *QUIET
+    )
     assert re.match("penstock: grpc://127.0.0.1:[0-9]+: ", line)
 
 
 def test_a_server_that_is_gone_or_full_is_a_lack_of_a_resource(tmp_path, refused):
     with service_of(ps.Engine(config_of())) as service:
         store = Redis(tmp_path, "--maxmemory", "1kb")
-        words = ("follow", service.address.uri, "--into", store.target, "--patience", "0.1", "--once")
+        words = ("follow", service.address.uri, "--into", store.target, "--patience", "0.1", "--once", *QUIET)
         assert "command not allowed when used memory > 'maxmemory'" in refused(6, *words)
         store.close()
         assert refused(6, *words).startswith(f"penstock: {store.target}: Error 111 connecting to 127.0.0.1")
@@ -203,7 +208,7 @@ def test_a_server_that_is_gone_or_full_is_a_lack_of_a_resource(tmp_path, refused
 
 def test_wrong_credentials_are_a_mistake_of_the_caller(tmp_path, refused, monkeypatch):
     with open_store("redis", tmp_path) as store, service_of(ps.Engine(config_of()), tokens=(b"secret",)) as service:
-        words = ("follow", service.address.uri, "--into", store.target, "--once")
+        words = ("follow", service.address.uri, "--into", store.target, "--once", *QUIET)
         monkeypatch.setenv("PENSTOCK_FLIGHT_TOKEN", "guess")
         assert "set PENSTOCK_FLIGHT_TOKEN to a token of the service" in refused(2, *words)
         monkeypatch.setenv("PENSTOCK_FLIGHT_TOKEN", "secret")
@@ -211,7 +216,7 @@ def test_wrong_credentials_are_a_mistake_of_the_caller(tmp_path, refused, monkey
         line = refused(2, *words)
         assert line.endswith("check the user, the password and the database in the URI\n")
         with_password = store.target.replace("//", "//:guess@")
-        line = refused(2, "follow", service.address.uri, "--into", with_password)
+        line = refused(2, "follow", service.address.uri, "--into", with_password, *QUIET)
         assert "guess" not in line
 
 
