@@ -15,7 +15,7 @@ def setup_arguments(monkeypatch):
     """The arguments of setup() in setup.py, which builds nothing."""
     arguments = {}
     monkeypatch.setattr(Cython.Build, "cythonize", lambda extensions, **_: extensions)
-    monkeypatch.setattr(setuptools, "setup", lambda **given: arguments.update(given))
+    monkeypatch.setattr(setuptools, "setup", lambda **keywords: arguments.update(keywords))
     monkeypatch.chdir(ROOT)
     runpy.run_path(str(ROOT / "setup.py"))
     return arguments
