@@ -12,6 +12,7 @@ import platform
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -26,7 +27,8 @@ except ImportError as error:
 import penstock
 from penstock.bridge.compile_counter import num_compiles
 from penstock.config.embedding import EmbeddingConfig
-from penstock.telemetry import MAX_HOT, MetricsSnapshot
+from penstock.sampling import hot_ids
+from penstock.telemetry import MetricsSnapshot
 
 if TYPE_CHECKING:
     from penstock.checkpoint.store import Commit
@@ -191,7 +193,8 @@ class Metrics(MetricsCollector):
         expired_waiting = core.expired_waiting()
         with gate.still():
             commit, probe = engine.session.last, watch.probe
-            return MetricsSnapshot(
+            samples = list(probe.hot.samples) if probe else []
+            snapshot = MetricsSnapshot(
                 counters=watch.counters.plus(core.counters),
                 stale=gate.stale.copy(),
                 global_step=gate.global_step,
@@ -212,8 +215,8 @@ class Metrics(MetricsCollector):
                 first_bad=dict(watch.first_bad),
                 commit=None if commit is None else measured(*commit),
                 moments=list(probe.moments) if probe else [],
-                hot=probe.hot.most(MAX_HOT) if probe else [],
             )
+        return replace(snapshot, hot=hot_ids(samples))  # while steps go on
 
     def look_closer(self) -> None:
         self._engine.watch.look_closer()

@@ -23,7 +23,6 @@ log = logging.getLogger("penstock")
 
 STAGES = ("read", "sum", "step", "save")
 RECENT_STEPS = 1024  # window of the quantiles
-MAX_HOT = 12  # ids in a snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,7 @@ class MetricsSnapshot:
 
     counters : of the current or last run, and of frames outside runs
     commit : the last one: the bytes of its files, its global step, when it was written (None: unknown); None: no commit
-    moments, hot : sampled; hot : (table, id, share of the rows), the most frequent first
+    moments, hot : sampled; hot : (table, id, share of the table's rows), of each table
     The others are those of Gate, EngineCore, Telemetry and the programs of the tables.
     """
 

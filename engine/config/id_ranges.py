@@ -61,6 +61,11 @@ def expected(vocabulary_size: int, name: str = "id") -> str:
     return f"0 <= {name} < {2**64 if vocabulary_size == ANY_UINT64 else vocabulary_size}"
 
 
+def id_text(vocabulary_size: int, row_id: int) -> str:
+    """Return an id as text: the numbers of a browser hold 53 bits of it."""
+    return str(row_id % 2**64 if vocabulary_size == ANY_UINT64 else row_id)
+
+
 def key_type_hint(vocabulary_size: int, value: int) -> str:
     """Return what a message about an id outside a table adds: the ``key_type`` that it needs; "" for a small number."""
     if vocabulary_size == ANY_INT64 and value >= 2**63:

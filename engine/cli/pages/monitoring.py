@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.accumulators.frame_gate import FrameGate
 from penstock.cli.output import writing
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.id_ranges import ANY_UINT64
+from penstock.config.id_ranges import id_text
 from penstock.engine import Engine
 from penstock.io.registry import Library
 from penstock.sampling import thinned
@@ -141,7 +140,10 @@ class Watching:
         return {
             "title": self.title,
             "metrics": self._metrics.plain(snapshot),
-            "hot": [(table, id_text(config, table, row_id), fraction) for table, row_id, fraction in snapshot.hot],
+            "hot": [
+                (table, id_text(config.id_ranges[table][0], row_id), fraction)
+                for table, row_id, fraction in snapshot.hot
+            ],
             "errors": errors,
             "tables": shown,
             "moments": [
@@ -152,13 +154,13 @@ class Watching:
 
     def report(self, report: Report) -> list[Path]:
         """Write the page that ``--report`` requests. Return the paths written."""
-        watch = None if self._engine is None else self._engine.watch
-        if self._report is None or watch is None or watch.probe is None:
+        engine = self._engine
+        if self._report is None or engine is None or engine.watch.probe is None:
             return []
-        probe, numbers = watch.probe, {"report": report.to_dict(), "live": self.live()}
+        watch, probe, numbers = engine.watch, engine.watch.probe, {"report": report.to_dict(), "live": self.live()}
         from penstock.cli.pages.html_report import run_sections, write_page
 
-        sections = run_sections(report, probe.moments, probe.hot, watch.stage_s, watch.updated)
+        sections = run_sections(report, engine.config, probe.moments, probe.hot, watch.stage_s, watch.updated)
         return [write_page(self._report, self.title, sections, numbers)]
 
     def _write(self) -> None:
@@ -167,11 +169,6 @@ class Watching:
         self._written_s = time.monotonic()
         with writing(self._path), open(self._path, "a", encoding="utf-8") as lines:
             lines.write(json.dumps({"time": time.time(), **self._metrics.plain()}, allow_nan=False) + "\n")
-
-
-def id_text(config: EmbeddingConfig, table: str, row_id: int) -> str:
-    """Return an id as text: the numbers of a browser hold 53 bits of it."""
-    return str(row_id % 2**64 if config.id_ranges[table][0] == ANY_UINT64 else row_id)
 
 
 def page_text() -> str:
