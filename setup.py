@@ -1,9 +1,9 @@
 """The folder map and the kernels; pyproject.toml contains the rest of the package's configuration.
 
 ``engine/`` is imported as ``penstock``, ``io/`` as ``penstock.io``, ``pyx/`` as ``penstock.pyx``.
-PENSTOCK_CHECKED=1 builds the kernels with bounds checks (``make checked``). PENSTOCK_OPTIMIZE replaces -O3 in sanitizer
-builds (``make sanitize``, ``make tsan``), because the flags below override those in CFLAGS. PENSTOCK_PROGRESS is a file
-to write to how many kernels are compiled: pip shows nothing of a build before it ends (``make demo``).
+PENSTOCK_CHECKED=1 builds the kernels with bounds checks (``make checked``). PENSTOCK_OPTIMIZE replaces -O3 -g0 in
+sanitizer builds (``make sanitize``, ``make tsan``), because the flags below override those in CFLAGS. PENSTOCK_PROGRESS
+is a file to write to how many kernels are compiled: pip shows nothing of a build before it ends (``make demo``).
 """
 
 import contextlib
@@ -64,11 +64,15 @@ KERNELS = [
 MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel.replace('.', '/')}.pyx" for kernel in KERNELS}
 MODULES["penstock.bench.memory_bandwidth"] = "bench/memory_bandwidth.pyx"
 
+# Cython's own code for memoryviews, generated and compiled once for all kernels: it is most of the C code of a module.
+SHARED_CODE = "penstock.pyx.cython_shared"
+
+# -g0: Python's own flags ask for debugging information, which takes a quarter of the compiler's time.
 # Sums must round the same on every machine: no contraction to FMA, no -march=native.
 # The kernels read neither errno nor floating-point traps: without them square roots and selections vectorize, with
 # the same bits. (Never -ffast-math.)
 COMPILE_ARGS = [
-    os.environ.get("PENSTOCK_OPTIMIZE", "-O3"),
+    *os.environ.get("PENSTOCK_OPTIMIZE", "-O3 -g0").split(),
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -130,8 +134,9 @@ setup(
     ext_modules=cythonize(
         [
             Extension(name, [path], include_dirs=["pyx"], depends=HEADERS, extra_compile_args=COMPILE_ARGS)
-            for name, path in MODULES.items()
+            for name, path in {SHARED_CODE: "pyx/cython_shared.c", **MODULES}.items()
         ],
+        shared_utility_qualified_name=SHARED_CODE,
         include_path=[link_tree()],
         quiet="-q" in sys.argv,
         nthreads=CPUS if multiprocessing.get_start_method() == "fork" else 0,  # spawned workers would run this file

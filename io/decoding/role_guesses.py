@@ -92,6 +92,10 @@ def _looks_like(role: str, sample: pa.RecordBatch, field: pa.Field, tables: Coll
     if field.name not in sample.schema.names or not sample.num_rows:
         return False
     column = sample.column(field.name)
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:  # computing with it might crash
+        return False
     if role == "table" and tables:
         return set(column.unique().to_pylist()) <= set(tables)
     if role == "step" and not column.null_count:

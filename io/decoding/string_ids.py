@@ -48,6 +48,7 @@ def hash_ids(values: Any) -> Int64:
     """
     try:
         column = values if isinstance(values, pa.Array) else pa.array(values, pa.string())
+        column.validate(full=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
         raise InputError(f"hash_ids: expected strings: {error}") from None
     if not holds_text(column.type) or column.null_count:

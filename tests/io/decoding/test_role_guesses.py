@@ -104,3 +104,18 @@ def test_large_frames_without_a_step_are_doubted_if_a_column_of_integers_is_not_
     doubt = "frames of more than 65,536 rows have no step, and column 'minibatch' is not read"
     assert any(note.startswith(doubt) for note in ps.Engine(table).run([batch]).notes)
     assert not any(note.startswith(doubt) for note in ps.Engine(table).run([batch.slice(0, 65_536)]).notes)
+
+
+def test_values_of_damaged_columns_are_not_guessed_from():
+    """A string ends far behind the buffer, as in a damaged file."""
+    table = rows(ids="key", table="feature")
+    names = table["feature"].combine_chunks()
+    ends = np.frombuffer(names.buffers()[1], np.int32)[: ROWS + 1].copy()
+    ends[5] = 1 << 30
+    broken = pa.Array.from_buffers(pa.string(), ROWS, [None, pa.py_buffer(ends), names.buffers()[2]])
+    [batch] = table.set_column(table.schema.get_field_index("feature"), "feature", broken).to_batches()
+    problem = problem_of([batch])
+    assert "no column for the roles 'id' and 'table'" in problem
+    assert flags_of(problem) == {"id": "key", "table": "feature"}  # by its type
+    with pytest.raises(ps.InputError, match="hash_ids: expected strings"):
+        ps.hash_ids(broken)
