@@ -216,7 +216,7 @@ class Metrics(MetricsCollector):
                 commit=None if commit is None else measured(*commit),
                 moments=list(probe.moments) if probe else [],
             )
-        return replace(snapshot, hot=hot_ids(samples))  # while steps go on
+        return replace(snapshot, hot=hot_ids(samples))  # without the gate's lock
 
     def look_closer(self) -> None:
         self._engine.watch.look_closer()

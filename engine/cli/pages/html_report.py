@@ -23,7 +23,8 @@ from penstock.stats import Report, TableReport
 from penstock.svg import MAX_LEGEND, Bar, Points, bars, lines, short
 
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;color:#1f2933;background:#f7f9fb;max-width:72rem;margin:0 auto;
-padding:1rem}h1{font-size:1.4rem;overflow-wrap:anywhere}h2{font-size:1rem;margin:0}p{margin:.2rem 0}p.note{color:#7b8794;font-size:.85rem}
+padding:1rem}h1{font-size:1.4rem;overflow-wrap:anywhere}h2{font-size:1rem;margin:0}p{margin:.2rem 0}
+p.note{color:#7b8794;font-size:.85rem}
 main{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(26rem,100%),1fr));gap:.8rem}
 section{background:#fff;border:1px solid #e4e7eb;border-radius:.5rem;padding:.8rem 1rem;min-width:0;
 overflow-wrap:anywhere;overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
