@@ -61,7 +61,8 @@ MODULES = {f"penstock.pyx.{kernel}": f"pyx/{kernel.replace('.', '/')}.pyx" for k
 MODULES["penstock.bench.memory_bandwidth"] = "bench/memory_bandwidth.pyx"
 
 # Cython's own code for memoryviews, generated and compiled once for all kernels: it is most of the C code of a module.
-SHARED_CODE = "penstock.pyx.cython_shared"
+# Cython also lists such a module by its last name alone, among those of all packages.
+SHARED_CODE = "penstock.pyx.penstock_cython"
 
 # -g0: Python's own flags ask for debugging information, which takes a quarter of the compiler's time.
 # Sums must round the same on every machine: no contraction to FMA, no -march=native.
@@ -108,7 +109,7 @@ setup(
     ext_modules=cythonize(
         [
             Extension(name, [path], include_dirs=["pyx"], depends=HEADERS, extra_compile_args=COMPILE_ARGS)
-            for name, path in {SHARED_CODE: "pyx/cython_shared.c", **MODULES}.items()
+            for name, path in {SHARED_CODE: "pyx/penstock_cython.c", **MODULES}.items()
         ],
         shared_utility_qualified_name=SHARED_CODE,
         include_path=[link_tree()],

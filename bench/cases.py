@@ -20,9 +20,10 @@ KINDS = ("coalesce", "sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl", "repla
 COMPARED = tuple(f"{workload}/{kind}" for workload in WORKLOADS for kind in KINDS)
 GROWTH = tuple(f"growth/{size}" for size in ("vocabulary", "rows", "dim", "reuse", "tables", "threads", "batch"))
 KEYS = tuple(f"keys/{kind}" for kind in ("lookup", "insert", "stream", "admit", "evict"))
-CASES = (*COMPARED, *KEYS, *GROWTH, "latency", "frames", "startup", "reads")
+CASES = (*COMPARED, *KEYS, *GROWTH, "latency", "frames", "startup", "reads", "rollback")
 
 LATENCY_ROWS, LATENCY_STEPS = 100, 200
+CHANGED_ROWS = 1_000_000
 NUM_KEYS, KEYS_DIM = 10_000_000, 16
 # How many tables with slots, of the size of the workload's, take turns; more than one where a case has two sides.
 TABLES = {"doput": 2.0, "dynamic": 2.2, "evict": 4.0}
@@ -90,6 +91,9 @@ def points(case: str, sizes: Sizes, cpus: int) -> list[Point]:
         return [Point(case, case, one_table("frames", "frames of 100 rows", 1_000_000, 16, 100, zipf(1.1), 64))]
     if case == "reads":
         return [Point(case, case, one_table("reads", "reads of 100 rows", 1_000_000, 32, 100, uniform, 1))]
+    if case == "rollback":
+        rows = 1 << 16 if sizes.short else CHANGED_ROWS
+        return [Point(case, case, one_table(case, f"{rows:,} changed rows", rows, 32, rows, reused(1), 1))]
     subject = case.split("/")[1]
     if case in KEYS:
         num_keys, num_steps = max(1024, round(NUM_KEYS * sizes.scale)), 1 if subject == "evict" else 3

@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock.bench import machine, roofline
 from penstock.bench.cases import COMPARED, LATENCY_STEPS, Point
+from penstock.bench.changed_rows import rollback_sides
 from penstock.bench.check import wrong
 from penstock.bench.contestants import (
     AS_ADAGRAD,
@@ -63,8 +64,8 @@ def measure(point: Point, steps: Sequence[Step], rates: roofline.Rates | None, s
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         if point.kind == "latency":
             result = latency(point, steps, settings)
-        elif point.kind in ("frames", "startup"):
-            result = small_frames(point, steps, settings, Path(folder))
+        elif point.kind in ("frames", "startup", "rollback"):
+            result = in_turns(point, steps, settings, Path(folder))
         elif point.kind == "reads":
             result = reads(settings, Path(folder))
         elif point.case.startswith("keys/"):
@@ -220,14 +221,17 @@ def latency(point: Point, steps: Sequence[Step], settings: Settings) -> dict[str
     return {"sides": sides_of([(0, name, timing) for name, timing in turns.items()]), "failed": failed}
 
 
-def small_frames(point: Point, steps: Sequence[Step], settings: Settings, folder: Path) -> dict[str, Any]:
-    """Measure a file of small frames next to a bare consumer, or the start of a replay next to the import of jax."""
+def in_turns(point: Point, steps: Sequence[Step], settings: Settings, folder: Path) -> dict[str, Any]:
+    """Measure a file of small frames next to a bare consumer, the start of a replay next to the import of jax, or a
+    rollback next to a commit."""
     failed: dict[str, str] = {}
     sides: dict[str, Runner] = {}
     frames = SHORT_FRAMES if settings.short else FRAMES
     with tried(OURS, settings.say, failed):
         if point.kind == "startup":
             sides, frames = startup_sides(steps[0], folder), 1
+        elif point.kind == "rollback":
+            sides, frames = rollback_sides(steps[0], settings.threads, folder), 1
         else:
             sides = frames_sides(steps, settings.threads, folder, frames)
     turns = take_turns(sides, frames, settings.rounds) if sides else {}

@@ -104,6 +104,7 @@ class EngineCore:
     gate : counts frames and opens; ``gate.still()`` is the lock of the engine
     rates : learning rates of the last run or apply, used by a flush; last_rates : of every tag at the last step
     changed_step : the global step after the last step that changed a row
+    clock_offset : the global step less the clock of dynamic tables that count steps; 0 until a rollback
     failed : the error of a step that failed half way and left the tables inconsistent; else None
     process : the only one whose rows these are, as other processes read them; None: each fork has a copy of them
     counters : of frames that belong to no run
@@ -128,8 +129,7 @@ class EngineCore:
         self._observers: list[ref[StepObserver]] = []
         self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
         self.gate.open_into(self._step)
-        if tables.dynamic:
-            self.gate.steps = range(MAX_TIME + 1)
+        self.set_clock_offset(0)
         self.pipeline = pipeline
         tables.dynamic.run_on(self.pipeline.team.run)
         # Of the next step: the learning rate of every tag, and the counters of its run.
@@ -305,6 +305,37 @@ class EngineCore:
                     observer.loaded(name, of_table)
             self.tables.dynamic.forget_changes()
 
+    def roll_back(self, replace: Callable[[], Mapping[str, Int64]], clock_offset: int, time: int | None) -> int:
+        """Step forward to another state of the tables, and drop the frames in the gate. Returns their number.
+
+        replace : replaces rows and keys, and returns the ids of the changed ones; if it raises, the engine fails
+        clock_offset, time : of the other state, at the next step
+        """
+        with self.still():
+            gate = self.gate
+            state, num_frames = gate.get_state(), gate.num_accumulated
+            stepped = {**state, "global_step": gate.global_step + 1, "num_accumulated": 0, "contributors": []}
+            gate.set_state(stepped, self.pipeline.drain)
+            with self._whole():
+                for observer in reversed(self.observers):
+                    observer.before_load()
+                self.pipeline.time = time
+                self.set_clock_offset(clock_offset)
+                changed = replace()
+                if any(len(ids) for ids in changed.values()):
+                    self.changed_step = gate.global_step
+                for observer in self.observers:
+                    for name, ids in changed.items():
+                        observer.loaded(name, ids)
+                self.tables.dynamic.forget_changes()
+        return num_frames
+
+    def set_clock_offset(self, offset: int) -> None:
+        """Set ``clock_offset``, before the step that it applies to."""
+        self.clock_offset = offset
+        if self.tables.dynamic:
+            self.gate.steps = range(offset, offset + MAX_TIME + 1)
+
     def wait(self) -> None:
         """Wait until the devices are done, and raise their errors."""
         with self.still(), self._whole():
@@ -362,7 +393,8 @@ class EngineCore:
         counters.held_bytes = max(counters.held_bytes, self.pipeline.nbytes)
         step, observers, dynamic = self.gate.global_step, self.observers, self.tables.dynamic
         if dynamic:
-            dynamic.plan(lambda name: self.pipeline.stores[name].look(), step, self.pipeline.time)
+            clock = step - self.clock_offset
+            dynamic.plan(lambda name: self.pipeline.stores[name].look(), clock, self.pipeline.time)
         coalesced = dynamic.with_rows(self.pipeline.drain()) if dynamic else self.pipeline.drain()
         for observer in reversed(observers):
             observer.before_step(coalesced)

@@ -12,16 +12,24 @@ from penstock.activation_access import ActivationAccess
 from penstock.activations.exchange import Exchange
 from penstock.checkpoint.engine_state import restore
 from penstock.checkpoint.session import CheckpointSession
+from penstock.checkpoint.table_changes import TableChanges
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import checked_reduction
 from penstock.deltas import DeltaOptions, Deltas, check_no_deltas
 from penstock.errors import listed
 from penstock.frames import Contributor, time_given
 from penstock.io.decoding.frame_from_arrays import one_frame
+from penstock.keywords import with_defaults, with_keywords
 from penstock.learning_rates import Rates
 from penstock.live_reads import LiveReads
 from penstock.lockstep import create_core, sharing_errors
-from penstock.options import RUN, AnyPath, RunKeywords, StageKeywords, with_defaults, with_keywords
+from penstock.options import (
+    RUN,
+    AnyPath,
+    RunKeywords,
+    StageKeywords,
+    TableChangeKeywords,
+)
 from penstock.run import RunOptions, SourceRun
 from penstock.shared.folder import SharedFolder
 from penstock.stats import Report
@@ -30,7 +38,7 @@ from penstock.tables.table_programs import Variant
 from penstock.tables.table_set import TableSet
 from penstock.telemetry import Telemetry
 from penstock.threads import ThreadTeam
-from penstock.validation import whole
+from penstock.validation import check_known, whole
 
 if TYPE_CHECKING:
     import jax
@@ -378,6 +386,7 @@ class Engine(TableAccess, ActivationAccess):
             self.session.save(path)
 
     @classmethod
+    @with_keywords("restore", TableChangeKeywords)
     def restore(
         cls,
         path: AnyPath,
@@ -390,6 +399,7 @@ class Engine(TableAccess, ActivationAccess):
         share: tuple[int, int] | None = None,
         version: str | int | None = None,
         shared: AnyPath | None = None,
+        **keywords: Unpack[TableChangeKeywords],
     ) -> Engine:
         """Return an engine in the state of a commit of a checkpoint folder, on any mesh.
 
@@ -403,7 +413,7 @@ class Engine(TableAccess, ActivationAccess):
             As for ``Engine``.
         config : EmbeddingConfig or None
             None: the saved one; else its tables must have the same names, dims and optimizers, and at least as many
-            rows: new rows get their initial values.
+            rows: new rows get their initial values. Other differences need one of the last options.
         num_required : int or None
             None: as saved; else it must be the same.
         reduction : {"mean", "sum"} or None
@@ -414,6 +424,7 @@ class Engine(TableAccess, ActivationAccess):
             A tag, or the step of a commit. None: the last commit, or the version in ``path``.
         shared : str, path or None
             As for ``Engine``; readers get the restored rows.
+        {options}
 
         Returns
         -------
@@ -422,7 +433,10 @@ class Engine(TableAccess, ActivationAccess):
         Raises
         ------
         StateError
-            If there is no commit, or it is corrupt or does not match the arguments.
+            If there is no commit, or it is corrupt or does not match the arguments; the message names the option for a
+            table that does not fit.
+        UsageError
+            If two options change one table, or the configuration contradicts one.
 
         Examples
         --------
@@ -436,10 +450,12 @@ class Engine(TableAccess, ActivationAccess):
         >>> restored.global_step, restored.state_hash() == engine.state_hash()
         (1, True)
         """
+        check_known("Engine.restore", keywords, TableChanges.names)
+        changes = TableChanges(**keywords)
         if shared is None:
-            return restore(cls, path, config, mesh, threads, num_required, reduction, share, version)
+            return restore(cls, path, config, mesh, threads, num_required, reduction, share, version, changes)
         make = partial(cls, shared=SharedFolder(shared))
-        engine = restore(make, path, config, mesh, threads, num_required, reduction, share, version)
+        engine = restore(make, path, config, mesh, threads, num_required, reduction, share, version, changes)
         _ = engine.reads  # publishes the rows
         return engine
 
@@ -469,6 +485,45 @@ class Engine(TableAccess, ActivationAccess):
         0
         """
         self.session.tag(name, note, move)
+
+    def rollback(self, version: str | int) -> int:
+        """Step forward to the rows of an earlier commit of this engine's checkpoint (docs/versions.md).
+
+        Parameters
+        ----------
+        version : str or int
+            A tag, or the step of a commit.
+
+        Returns
+        -------
+        int
+            The global step, which is one more than before.
+
+        Raises
+        ------
+        StateError
+            If this engine has no commit, there is no such version, it is damaged, or its tables are others.
+        UsageError
+            If the version is neither a tag nor a step.
+
+        Notes
+        -----
+        Weights, slots and keys become those of the commit. Frames in the gate are dropped and counted as
+        ``rolled_back``; positions in sources stay. It is durable with the next commit.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+        >>> engine.save("run1")
+        >>> engine.tag("good")
+        >>> engine.apply({"user": ([5], [[900.0, 900.0]])})
+        True
+        >>> engine.rollback("good"), engine.lookup("user", [5]).tolist()
+        (2, [[1.0, 1.0]])
+        """
+        return self.session.roll_back(self.session.saved(version)).step
 
     # ---- internal
 

@@ -214,7 +214,7 @@ class Gate(GateCounts):
                 "stale": self._stale.get_state(),
             }
 
-    def set_state(self, state: Mapping[str, Any], put: Callable[[], None] = lambda: None) -> None:
+    def set_state(self, state: Mapping[str, Any], put: Callable[[], object] = lambda: None) -> None:
         """Restore the state that ``get_state`` returned and the store's (``put``), and serve the takers it allows."""
         try:
             step, num = whole("global_step", state["global_step"]), whole("num_accumulated", state["num_accumulated"])

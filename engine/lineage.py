@@ -25,10 +25,23 @@ _NO_EPOCH = "; give epoch= of that table or delta too (without it, the step is o
 
 
 class Epoch(NamedTuple):
-    """first_step : the step at which it began; its own steps are those after it"""
+    """first_step : the step at which it began; its own steps are those after it
+
+    changes_tables : whether other tables begin with it: then it has its first step, too, with other rows than before
+    """
 
     id: str
     first_step: int
+    changes_tables: bool = False
+
+    @property
+    def first_own_step(self) -> int:
+        """The first step whose rows are those of this epoch."""
+        return self.first_step + (not self.changes_tables)
+
+    def get_state(self) -> list[Any]:
+        """Return it as plain data."""
+        return list(self) if self.changes_tables else [self.id, self.first_step]
 
 
 @dataclass(frozen=True)
@@ -66,29 +79,30 @@ class Lineage:
         result = cls(lineage, parent=None if parent is None else Parent(*parent))
         if epochs is None:  # in commits of earlier versions: it is the first epoch
             return result
-        return replace(result, epochs=tuple(Epoch(name, int(step)) for name, step in epochs))
+        return replace(result, epochs=tuple(Epoch(name, int(step), *map(bool, rest)) for name, step, *rest in epochs))
 
     def get_state(self) -> dict[str, Any]:
         """Return it as plain data, for the positions of a commit."""
-        state = {"lineage": self.id, "epochs": [list(epoch) for epoch in self.epochs]}
+        state = {"lineage": self.id, "epochs": [epoch.get_state() for epoch in self.epochs]}
         return state if self.parent is None else {**state, "parent": list(astuple(self.parent))}
 
     @property
     def current(self) -> Epoch:
         return self.epochs[-1]
 
-    def started(self, step: int) -> Lineage:
-        """Return the lineage with one more epoch, from a step on.
+    def started(self, step: int, changes_tables: bool = False) -> Lineage:
+        """Return the lineage with one more epoch, from a step on. changes_tables : whether other tables begin with it
 
-        Epochs that have not come beyond this step are dropped: no reader has seen a step of them.
+        Epochs that have not come to a step of their own are dropped: no reader has seen one.
         """
-        begun = (epoch for epoch in self.epochs[1:] if epoch.first_step < step)
-        epochs = (self.epochs[0], *begun, Epoch(secrets.token_hex(8), step))
+        begun = (epoch for epoch in self.epochs[1:] if epoch.first_own_step <= step)
+        epochs = (self.epochs[0], *begun, Epoch(secrets.token_hex(8), step, changes_tables))
         return replace(self, epochs=epochs[-MOST_EPOCHS:])
 
     def epoch_of(self, step: int) -> str:
-        """Return the epoch that contains a step: a step at which an epoch begins belongs to the epoch before."""
-        earlier = [epoch.id for epoch in self.epochs if epoch.first_step < step]
+        """Return the epoch that contains a step: one at which an epoch begins belongs to the epoch before, unless the
+        tables change there."""
+        earlier = [epoch.id for epoch in self.epochs if epoch.first_own_step <= step]
         return earlier[-1] if earlier else self.epochs[0].id
 
     def check(self, lineage: str, epoch: str | None, step: int) -> None:
@@ -108,7 +122,10 @@ class Lineage:
                 f"step {step} is of an epoch that is not in the history of this service (it was restored from an older "
                 f"commit or from a copy, or has had more than {MOST_EPOCHS} epochs since); {ANEW}{hint}"
             )
-        for following in self.epochs[ids.index(epoch or FIRST_EPOCH) + 1 :][:1]:
+        later = self.epochs[ids.index(epoch or FIRST_EPOCH) + 1 :]
+        for change in (each for each in later if each.changes_tables):
+            raise DeltasGoneError(f"the tables of this service have changed at step {change.first_step}; {ANEW}{hint}")
+        for following in later[:1]:
             if step > following.first_step:
                 raise DeltasGoneError(
                     f"this service was restored from step {following.first_step} and has other steps since then than "

@@ -43,6 +43,7 @@ KEY_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
     "expired": ("expired_keys_total", Counter, "keys that lost their row because they did not occur"),
     "evicted": ("evicted_keys_total", Counter, "keys that lost their row to others"),
     "rejected": ("rejected_keys_total", Counter, "keys that qualified for a row, without room for them"),
+    "rolled_back": ("rolled_back_keys", Gauge, "keys that rollbacks brought back, less those that they removed"),
     "unadmitted_rows": ("unadmitted_rows_total", Counter, "gradient rows of keys that were not admitted"),
 }
 # Of cached tables: the field of CacheReport → the metric.
@@ -216,6 +217,7 @@ def _flow(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     dropped = "rows dropped, by reason (docs/bad_rows.md)"
     yield labelled("penstock_dropped_rows_total", Counter, dropped, "reason", counted.dropped)
     yield Counter("penstock_truncated_ids_total", "ids of examples beyond their sequence's length", counted.truncated)
+    yield Counter("penstock_rolled_back_frames_total", "frames dropped from the gate by rollbacks", counted.rolled_back)
     skipped = "frames skipped on resume: the checkpoint contains them"
     yield Counter("penstock_skipped_frames_total", skipped, snapshot.num_skipped)
     yield Counter("penstock_steps_total", "openings of the gate", counted.steps)

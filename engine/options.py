@@ -1,21 +1,21 @@
 """Every option of a run, in one table: its type, text, default and flag, and the modes in which it works.
 
 A ``TypedDict`` per concern lists them, which type checkers read as the keywords of ``Engine.run`` and ``Engine.stage``.
-Signatures, docstrings, the dataclasses that the code uses, the flags of commands, the errors "not with --ray" and "not
-with --passes", and the table of docs/cli.md are derived from it. A new option is a new key here.
+Signatures and docstrings (keywords.py), the dataclasses that the code uses, the flags of commands, the errors "not with
+--ray" and "not with --passes", and the table of docs/cli.md are derived from it. A new option is a new key here.
 
 Modes: "run", one engine (``Engine.run``, ``penstock replay``); "stage", ``Engine.stage``; "serve", the service; "job",
-a job on a Ray cluster; "passes", a replay in passes; "check", commands that read a log without tables.
+a job on a Ray cluster; "passes", a replay in passes; "restore", ``Engine.restore``; "check", commands that read a log
+without tables.
 """
 
 import inspect
 import os
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, Self, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, Self, TypedDict, get_args
 
 from penstock.flag_values import (
     MOST_PARALLEL,
@@ -27,7 +27,6 @@ from penstock.flag_values import (
     rows_of_a_frame,
     whole,
 )
-from penstock.validation import check_known
 
 if TYPE_CHECKING:
     from penstock.accumulators.frame_gate import FrameGate
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     Progress = Callable[[Counters, FrameGate, float | None], None]
 
 AnyPath = str | os.PathLike[str]
-Called = TypeVar("Called", bound=Callable[..., Any])
 
 # Commits that stay in a checkpoint.
 KEEP = 3
@@ -95,6 +93,7 @@ READS = RUNS | {"check"}
 ENGINES = RUNS | {"serve"}
 EVERYWHERE = READS | {"serve"}
 COMMANDS = ENGINES - {"stage"}
+RESTORES = frozenset({"run", "serve", "passes", "restore"})
 
 
 # ---- the table
@@ -273,6 +272,34 @@ class CommittingKeywords(TypedDict, total=False):
     ]
 
 
+class TableChangeKeywords(TypedDict, total=False):
+    new_tables: Annotated[
+        bool,
+        Option("tables that the commit, or the folder of ``init``, lacks start with their initial rows", False),
+        Flag(pages=("checkpoints.md#change-the-tables",)),
+    ]
+    drop_table: Annotated[
+        "Sequence[str]",
+        Option("leave out a table of the commit that the configuration no longer has", ()),
+        Flag("NAME", repeated=True),
+    ]
+    rename: Annotated[
+        "Mapping[str, str] | None",
+        Option("old name → new name of a table, which keeps its rows, and its new rows those of the old name"),
+        Flag("OLD=NEW", repeated=True, help="a table of the commit has another name; its rows stay as they are"),
+    ]
+    reset_slots: Annotated[
+        "Sequence[str]",
+        Option("start the slots of a table anew, whose optimizer is another one; its weights stay", ()),
+        Flag("NAME", repeated=True),
+    ]
+    reset_table: Annotated[
+        "Sequence[str]",
+        Option("start a table anew, whose dim or another setting does not fit the rows in the commit", ()),
+        Flag("NAME", repeated=True, details="Given again, none of these flags changes a table that it has changed"),
+    ]
+
+
 class DeltaKeywords(TypedDict, total=False):
     slots: Annotated[
         "bool | Sequence[str]",
@@ -415,6 +442,7 @@ CONCERNS: dict[type, tuple[str, frozenset[str]]] = {
     GateKeywords: ("the gate", EVERYWHERE),
     SteppingKeywords: ("the gate", READS),
     CommittingKeywords: ("checkpoint", ENGINES),
+    TableChangeKeywords: ("checkpoint", RESTORES),
     DeltaTargetKeywords: ("deltas", RUNS),
     DeltaKeywords: ("deltas", RUNS),
     WatchingKeywords: ("watching", COMMANDS - PASSES),
@@ -428,7 +456,7 @@ SOURCE = (ReadingKeywords, SteppingKeywords, CommittingKeywords)
 RUN = (*SOURCE, DeltaTargetKeywords, DeltaKeywords)
 ENGINE = (InitialKeywords, GateKeywords, ThreadKeywords)
 JOB_CONCERNS = (OutputKeywords, *ENGINE, *RUN, ClusterKeywords)
-PASS_CONCERNS = (*ENGINE, *RUN, PassKeywords)
+PASS_CONCERNS = (*ENGINE, *RUN, TableChangeKeywords, PassKeywords)
 
 
 class StageKeywords(ReadingKeywords, SteppingKeywords, CommittingKeywords, DeltaKeywords, total=False):
@@ -463,13 +491,6 @@ def options_of(mode: str | None = None, *concerns: type) -> Mapping[str, Option]
     return options
 
 
-def with_defaults(call: str, mode: str, concerns: tuple[type, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a call with the defaults of the others. Raise UsageTypeError for an unknown one."""
-    options = options_of(mode, *concerns)
-    check_known(call, keywords, options)
-    return {name: option.default_in(mode) for name, option in options.items()} | dict(keywords)
-
-
 class Options:
     """Base of frozen dataclasses whose fields are options, with their defaults.
 
@@ -496,30 +517,3 @@ class Options:
     def among(cls, values: Mapping[str, Any], **others: Any) -> Self:
         """Return the options that ``values`` has among others. others : fields that are set"""
         return cls(**{name: values[name] for name in cls.names if name in values} | others)
-
-
-def with_keywords(mode: str, *concerns: type) -> Callable[[Called], Called]:
-    """Return a decorator: the signature of a function, and ``{options}`` in its docstring, list a mode's keywords.
-
-    ``{options}`` stands in a numpydoc section Parameters.
-    """
-
-    def decorated(function: Called) -> Called:
-        options = options_of(mode, *concerns).values()
-        signature = inspect.signature(function)
-        named = [value for value in signature.parameters.values() if value.kind is not value.VAR_KEYWORD]
-        kind = inspect.Parameter.KEYWORD_ONLY
-        named += [
-            inspect.Parameter(option.name, kind, default=option.default_in(mode), annotation=option.hint)
-            for option in options
-        ]
-        function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
-        texts = [
-            f"{option.name} : {option.hint}, default {option.default_in(mode)!r}\n"
-            + textwrap.fill(option.described, 112, initial_indent="    ", subsequent_indent="    ")
-            for option in options
-        ]
-        function.__doc__ = (inspect.getdoc(function) or "").replace("{options}", "\n".join(texts))
-        return function
-
-    return decorated

@@ -28,13 +28,15 @@ class KeyReport:
     load : float
         Keys as a share of the rows of the table.
     admitted, expired, evicted : int
-        In the run: keys at its start + admitted - expired - evicted = keys.
+        In the run: keys at its start + admitted - expired - evicted + rolled_back = keys.
     returned : int
         Admitted keys that had a row before and lost it recently.
     rejected : int
         Keys that were due and found no room.
     unadmitted_rows : int
         Gradient rows of keys that were not admitted, which are lost.
+    rolled_back : int
+        Keys that rollbacks brought back, less those that they removed.
     """
 
     keys: int
@@ -48,6 +50,7 @@ class KeyReport:
     returned: int
     rejected: int
     unadmitted_rows: int
+    rolled_back: int = 0
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,7 @@ class Report:
     steps : int
         Openings of the gate in this run.
     global_step : int
-        Openings in total.
+        Openings in total, and rollbacks.
     seconds, rows_per_s : float
         Of the run, including reading.
     dropped : mapping of str to int
@@ -192,6 +195,8 @@ class Report:
         Table → the variant that updates it (docs/tpu.md).
     device_problems : int
         Problems of the programs, described in ``notes``.
+    rolled_back : int
+        Frames dropped from the gate by rollbacks.
 
     Examples
     --------
@@ -227,6 +232,7 @@ class Report:
     unverified: str | None = None
     variants: Mapping[str, str] = field(default_factory=dict)
     device_problems: int = 0
+    rolled_back: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, as ``--json`` prints it.
@@ -273,6 +279,7 @@ class Counters:
     dropped: Counter[str] = field(default_factory=Counter)
     truncated: int = 0
     stale_rows: int = 0
+    rolled_back: int = 0
 
     def count(self, frame: Frame, admitted: bool = True) -> None:
         """Count one frame. admitted : whether the gate admitted it; if not, it was stale"""
@@ -305,8 +312,9 @@ class Counters:
         return Report(seconds=seconds, rows_per_s=rows_per_s, **self.get_state(), **rest)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the counters as plain data."""
-        return {**vars(self), "dropped": dict(self.dropped)}
+        """Return the counters as plain data, in the form of before if there was no rollback."""
+        state = {**vars(self), "dropped": dict(self.dropped)}
+        return state if self.rolled_back else {name: state[name] for name in state if name != "rolled_back"}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Counters:
@@ -316,6 +324,8 @@ class Counters:
     def notes(self, first_bad: Mapping[str, str]) -> tuple[str, ...]:
         """Return hints for the user, a sentence each. first_bad : reason → the first row dropped for it, if known"""
         notes = [self.stale_note("was" if self.stale == 1 else "were")] if self.stale else []
+        if self.rolled_back:
+            notes.append(f"rollbacks dropped {self.rolled_back:,} of {self.frames:,} frames, which were in the gate")
         for reason, n in self.dropped.items():
             first = f"; first: {first_bad[reason]}" if reason in first_bad else ""
             notes.append(f"dropped {n} rows, {reason}{first}")

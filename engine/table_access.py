@@ -438,13 +438,15 @@ class TableAccess:
         with self.core.still():
             return write_tables(self.core.tables, place("directory", directory))
 
-    def read_tables(self, directory: str | os.PathLike[str]) -> None:
+    def read_tables(self, directory: str | os.PathLike[str], new_tables: bool = False) -> None:
         """Load tables that ``write_tables`` wrote: set every row listed, and keep the others as they are.
 
         Parameters
         ----------
         directory : str or path
             With ``<table>.parquet`` for every table.
+        new_tables : bool
+            Keep the rows of tables without a file.
 
         Raises
         ------
@@ -470,7 +472,7 @@ class TableAccess:
         """
         with self.core.still():
             tables = dict.fromkeys(self.core.config.table_names)
-            self.core.load(reading(self.core.tables, place("directory", directory)), tables)
+            self.core.load(reading(self.core.tables, place("directory", directory), new_tables), tables)
 
     def warmup(self) -> int:
         """Compile every program that steps, lookups and checkpoints need.

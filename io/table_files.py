@@ -146,7 +146,8 @@ def _opened(
     """Open one table's file, to be closed with the stack; return it and which of the columns it has."""
     path = table_path(directory, table)
     if not path.exists():
-        raise InputError(f"no file for table '{table}'", source=str(path))
+        problem = f"no file for table '{table}'; --new-tables (new_tables=) keeps its initial rows"
+        raise InputError(problem, source=str(path))
     with arrow_errors(_NOT_READ, str(path)):
         parquet = stack.enter_context(open_parquet(path))
         return parquet, _check_schema(parquet.schema_arrow, columns, str(path))

@@ -234,6 +234,7 @@ def layouts_of(specs: Specs, devices: AnyMesh, mod: bool, among: Callable[[str],
             bfloat16=spec.storage_dtype == "bfloat16",
             among=among(name),
             row_slots=spec.rule.row_slots,
+            drawn_as=spec.drawn_as,
         )
         for name, spec in specs.items()
     }

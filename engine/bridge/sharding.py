@@ -88,6 +88,7 @@ class Layout:
     row_slots : a slot has one number per row; else it has the shape of the weights
     among : (first, stride): the table is every stride-th row, from ``first`` on, of a larger one, whose ids key the
         rounding to bfloat16
+    drawn_as : the name that keys this rounding; "": the table's
     Raises ConfigError for too many devices, or more rows per device than 32-bit row numbers can count.
     """
 
@@ -102,6 +103,7 @@ class Layout:
     halved: bool = False
     among: tuple[int, int] = (0, 1)
     row_slots: bool = False
+    drawn_as: str = ""
 
     def __post_init__(self) -> None:
         if self.num_devices > NUM_SHARDS:

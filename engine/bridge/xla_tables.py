@@ -89,7 +89,11 @@ class XlaTables:
         names = [self.layouts[member].name for member, _, _ in updates]
         reader = f"{quoted(names)}, step {step}"
         # Stacked tables share one learning rate. Only tables that are not stacked are rounded by the key (stacking.py).
-        numbers = np.float32(updates[0][2]), np.int32(0), key_of(names[0], step, application)
+        numbers = (
+            np.float32(updates[0][2]),
+            np.int32(0),
+            key_of(self.layouts[updates[0][0]].drawn_as or names[0], step, application),
+        )
         rows = [
             MemberRows(member, ids, grads, self._rounded_by(member, ids))
             for member, segments, _ in updates

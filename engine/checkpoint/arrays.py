@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -92,7 +92,12 @@ def rows_of(folder: Folder, commit: Commit) -> Iterator[tuple[str, Int64, list[F
 
     ids : int64 (n,); parts : the weights, then each slot, float32 (n, floats per row). Raises StateError.
     """
-    for record in folder.records(commit, commit.files):
+    yield from rows_in(folder.records(commit, commit.files))
+
+
+def rows_in(records: Iterable[Record]) -> Iterator[tuple[str, Int64, list[Float32]]]:
+    """Yield (table, ids, parts) of every block among records, as ``rows_of`` does."""
+    for record in records:
         if record.kind == "rows":
             ends = np.cumsum(record.header["dims"])
             parts = np.split(record.arrays["rows"], ends[:-1], axis=1)

@@ -38,7 +38,7 @@ class CommitSession:
     every : steps between two commits; None: only on request
     prepare : called once on the background thread
 
-    has_changes : whether the positions count a frame that no commit contains
+    has_changes : whether the positions count a frame that no commit contains, or the tables are those of no commit
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CommitSession:
     ) -> None:
         self._core, self._saver, self._every, self._listener, self._prepare = core, saver, every, listener, prepare
         self._step = core.global_step  # of the last commit begun
-        self.has_changes = saver.last is None
+        self.has_changes = saver.last is None or saver.has_new_tables
         self._asked = False
         self._num_frames = 0
         self._closed = False

@@ -7,9 +7,10 @@ here, by name, before any row is read.
 from __future__ import annotations
 
 import base64
+import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -18,14 +19,21 @@ import numpy.typing as npt
 from penstock.bridge.variants import VARIANTS, current
 from penstock.checkpoint.arrays import rows_of
 from penstock.checkpoint.incremental import CommitContents, Saved
-from penstock.checkpoint.manifests import trusting
+from penstock.checkpoint.manifests import CLOCK_OFFSET, trusting
 from penstock.checkpoint.parts import directories_of, files_for
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
+from penstock.checkpoint.table_changes import (
+    TABLE_CHANGES,
+    ChangedTables,
+    TableChange,
+    TableChanges,
+    described,
+    states_of,
+)
 from penstock.checkpoint.versions import Version
 from penstock.config.embedding import EmbeddingConfig
-from penstock.config.specs import TableSpec
 from penstock.config.tables import Initializer
 from penstock.config.text_format import parse_stored
 from penstock.core import EngineCore
@@ -41,7 +49,7 @@ if TYPE_CHECKING:
 class Session(Protocol):
     """Continues the history of a commit."""
 
-    def resume_from(self, folder: Folder, commit: Commit) -> None: ...
+    def resume_from(self, folder: Folder, commit: Commit, change: TableChange | None) -> None: ...
 
 
 class Restorable(Protocol):
@@ -56,16 +64,25 @@ class Restorable(Protocol):
 
 E = TypeVar("E", bound=Restorable)
 
+log = logging.getLogger("penstock")
 
-def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], totals: Counters) -> CommitContents:
+
+def describe(
+    core: EngineCore,
+    positions: Positions,
+    files: Mapping[str, Any],
+    totals: Counters,
+    changes: Sequence[TableChange] = (),
+) -> CommitContents:
     """Return the current state without the rows. Call it under the gate's lock.
 
     positions, totals : of the runs so far; files : those that the run in progress writes, with their lengths
+    changes : of the tables so far
     """
-    plain = {
+    plain: dict[str, Any] = {
         "global_step": core.global_step,
         "changed_step": core.changed_step,
-        "tables": [_described(spec) for spec in core.config.tables],
+        "tables": [described(spec) for spec in core.config.tables],
         "programs": core.tables.programs.get_state(),
         "num_required": core.gate.num_required,
         "reduction": core.reduction,
@@ -78,11 +95,16 @@ def describe(core: EngineCore, positions: Positions, files: Mapping[str, Any], t
         "pipeline": core.pipeline.get_state(),
         "config": encoded(core.config),
         "python": _only_in_python(core.config),
+        **({TABLE_CHANGES: states_of(changes)} if changes else {}),
     }
     stores = core.pipeline.stores.items()
+    if core.clock_offset or totals.rolled_back:
+        plain[CLOCK_OFFSET] = core.clock_offset
     records = [Record("store", {"table": name}, core.tables.by_id(name, store.get_state())) for name, store in stores]
     dynamic = core.tables.dynamic.items()
     records += [Record("directory", {"table": name}, table.get_state()) for name, table in dynamic]
+    # Two rollbacks to one commit write equal rows: the record tells their files apart.
+    records += [Record("clock", {"offset": core.clock_offset})] if core.clock_offset else []
     return CommitContents(plain, records)
 
 
@@ -108,10 +130,11 @@ def restore(
     reduction: str | None,
     share: tuple[int, int] | None = None,
     version: str | int | None = None,
+    changes: TableChanges | None = None,
 ) -> E:
     """Return an engine with the state of a commit, the newest one unless a version is named. Raises StateError.
 
-    make : the engine's constructor; the other arguments are those of ``Engine.restore``
+    make : the engine's constructor; changes : of tables, None: none; the others are arguments of ``Engine.restore``
     """
     if config is not None and not isinstance(config, EmbeddingConfig):
         raise ConfigError(f"config: expected an EmbeddingConfig, got {type(config).__name__}")
@@ -129,7 +152,8 @@ def restore(
         place = f"{folder.path}, commit {commit.number}"
         with trusting(place):
             restored_config = config or _config_of(commit, place)
-            check_fits(commit, restored_config, place)
+            changed = (changes or TableChanges()).of(commit, restored_config, place)
+            restored_config = restored_config.drawn_as(changed.first_names)
             for name, value in (("num_required", num_required), ("reduction", reduction)):
                 if value is not None and value != commit.contents[name]:
                     raise StateError(
@@ -143,7 +167,7 @@ def restore(
                     shares_of(restored_config.tables, restored_config.sharding_strategy == "MOD", seed, *more["share"]),
                 )
             folder.checked(commit, files)
-            programs = commit.contents.get("programs", {})
+            programs = changed.contents.get("programs", {})
             variants = {name: current(program["variant"]) for name, program in programs.items()}
             for variant in variants.values():
                 if variant not in VARIANTS:
@@ -158,53 +182,34 @@ def restore(
                 variant=variants,
                 **more,
             )
-            _load(engine.core, folder, replace(commit, files=files))
-            engine.session.resume_from(folder, commit)
+            lost = _load(engine.core, folder, replace(commit, files=files, contents=changed.contents), changed)
+            change = changed.change and replace(changed.change, lost_sums=lost)
+            if change is not None:
+                log.warning("%s: %s", place, change)
+            engine.session.resume_from(folder, commit, change)
         return engine
 
     return chosen.read(read)
 
 
-def check_fits(commit: Commit, config: EmbeddingConfig, place: str) -> None:
-    """Raise StateError if the tables of a commit do not fit those of a configuration."""
-    saved = {table["name"]: table for table in commit.contents["tables"]}
-    specs = {spec.name: spec for spec in config.tables}
-    for name in saved.keys() ^ specs.keys():
-        has, lacks = ("checkpoint", "configuration") if name in saved else ("configuration", "checkpoint")
-        raise StateError(f"{place}: table '{name}' is in the {has} and not in the {lacks}; give the same tables")
-    for name, spec in specs.items():
-        new, old = _described(spec), saved[name]
-        old = {"storage_dtype": "float32", **old}  # older commits omit it
-        if "dynamic" in new and "dynamic" not in old:  # its ids become keys; loading finds out how many there are
-            if commit.contents["gate"]["num_accumulated"]:
-                raise StateError(
-                    f"{place}: table '{name}' becomes dynamic, which frames in the gate prevent: --flush them first"
-                )
-            old = {**old, "dynamic": new["dynamic"], "vocabulary_size": new["vocabulary_size"]}
-        if "dynamic" in old and "dynamic" not in new:
-            raise StateError(
-                f"{place}: table '{name}' is dynamic in the checkpoint and not in the configuration; "
-                "give the configuration that it was made with"
-            )
-        for key in ("dim", "optimizer", "slots", "storage_dtype", "dynamic"):
-            if new.get(key) != old.get(key):
-                old_text = _setting_text(old.get(key), new.get(key))
-                new_text = _setting_text(new.get(key), old.get(key))
-                raise StateError(
-                    f"{place}: table '{name}' has {key} {old_text} in the checkpoint and {new_text} in the "
-                    "configuration; give the configuration that it was made with"
-                )
-        if new["vocabulary_size"] < old["vocabulary_size"]:
-            raise StateError(
-                f"{place}: table '{name}' has {old['vocabulary_size']} rows in the checkpoint and only "
-                f"{new['vocabulary_size']} in the configuration; a table may grow, not shrink"
-            )
+def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTables) -> dict[str, int]:
+    """Set the state of a core. Return for each table that is not loaded the ids whose sums in the gate are dropped.
 
-
-def _load(core: EngineCore, folder: Folder, commit: Commit) -> None:
-    directories = directories_of(folder, commit)
-    places = {name: core.tables.dynamic[name].set_state(state) for name, state in directories.items()}
-    for name, ids, parts in rows_of(folder, commit):
+    commit : with the contents of ``changed``
+    """
+    directories = {old: state for old, state in directories_of(folder, commit).items() if old in changed.names}
+    places = {
+        changed.names[old]: core.tables.dynamic[changed.names[old]].set_state(state)
+        for old, state in directories.items()
+    }
+    for old, ids, parts in rows_of(folder, commit):
+        if old not in changed.names:
+            continue
+        name = changed.names[old]
+        if name in changed.weights_only:
+            spec = core.tables.specs[name]
+            slots = [np.full((len(ids), spec.slot_dim), value, np.float32) for _, value in spec.slots]
+            parts = [parts[0], *slots]
         if name in places:  # the row of a key, and whether it has one, may differ here
             ids = places[name][ids]
             here = ids >= 0
@@ -216,19 +221,23 @@ def _load(core: EngineCore, folder: Folder, commit: Commit) -> None:
             ids, parts = core.tables.select_own(name, ids, parts)
         core.tables.set_stored_rows(name, ids, dict(enumerate(parts)))
     core.tables.dynamic.forget_changes()
-    stores = _stores_of(folder, commit)
+    saved_stores = _stores_of(folder, commit)
+    stores = {changed.names[old]: sums for old, sums in saved_stores.items() if old in changed.names}
     contents = commit.contents
     core.tables.programs.resume(contents.get("programs", {}))  # older commits omit it
 
     def put() -> None:
         for name, store in core.pipeline.stores.items():
-            store.set_state(core.tables.share_of(name, stores[name]))
+            store.set_state(core.tables.share_of(name, stores.get(name, {})))
         core.pipeline.set_state(contents["pipeline"])
 
     core.gate.set_state(contents["gate"], put)
     core.changed_step = int(contents.get("changed_step", core.global_step))
+    core.set_clock_offset(contents.get(CLOCK_OFFSET, 0))
     rates = contents["learning_rates"]
     core.last_rates = None if rates is None else tuple(rates)
+    lost = {name: _num_ids(sums) for name, sums in saved_stores.items() if name not in changed.names}
+    return {name: count for name, count in lost.items() if count}
 
 
 def _admit(core: EngineCore, name: str, ids: Int64, parts: list[Float32], folder: Folder) -> None:
@@ -254,6 +263,11 @@ def _stores_of(folder: Folder, commit: Commit) -> dict[str, dict[str, npt.NDArra
     }
 
 
+def _num_ids(sums: Mapping[str, npt.NDArray[Any]]) -> int:
+    """Return how many ids have sums, those of every frame that is kept separate."""
+    return sum(len(array) for key, array in sums.items() if key.endswith(".ids"))
+
+
 def _config_of(commit: Commit, place: str) -> EmbeddingConfig:
     if commit.contents["python"]:
         raise StateError(
@@ -265,18 +279,6 @@ def _config_of(commit: Commit, place: str) -> EmbeddingConfig:
         raise StateError(f"{place}: its configuration cannot be loaded: {error}; give config=") from None
 
 
-def _described(spec: TableSpec) -> dict[str, Any]:
-    return {
-        "name": spec.name,
-        "vocabulary_size": spec.vocabulary_size,
-        "dim": spec.dim,
-        "optimizer": type(spec.optimizer).__name__,
-        "slots": [name for name, _ in spec.slots],
-        "storage_dtype": spec.storage_dtype,
-        **({} if spec.dynamic is None else {"dynamic": asdict(spec.dynamic)}),
-    }
-
-
 def _only_in_python(config: EmbeddingConfig) -> list[str]:
     """Return the parts of a configuration that its protobuf message cannot represent, for messages."""
     objects = [f"the schedule of tag {tag}" for tag in config.schedules]
@@ -286,14 +288,3 @@ def _only_in_python(config: EmbeddingConfig) -> list[str]:
         if spec.rule.program is not None:
             objects.append(f"the program of table '{spec.name}'")
     return objects
-
-
-def _setting_text(value: Any, other: Any) -> str:
-    """Return a property for a message: of settings those that differ from the others."""
-    if isinstance(value, dict):
-        value = [
-            f"{name} {setting}"
-            for name, setting in value.items()
-            if not isinstance(other, dict) or other.get(name) != setting
-        ]
-    return (", ".join(value) or "none") if isinstance(value, list) else str(value)

@@ -78,6 +78,7 @@ class Saver(StepObserver):
     part : the rows that the tables have
     in_use : whether a run or a service commits with it; it is not replaced until it is closed
     on_commit : called with every commit that has become durable
+    has_new_tables : whether the tables are others than those of ``last``, and no commit has them yet
 
     Call every method under the gate's lock, and commit only between ``open`` and ``close``.
     """
@@ -108,7 +109,9 @@ class Saver(StepObserver):
         self._keep, self._next_number = KEEP, 1
         self._delta = delta and last is not None
         self.last, self.in_use = last, False
+        self._rolled_back_to: Commit | None = None  # which the tables are equal to except for the dirty rows
         self._before_open: Commit | None = None
+        self.has_new_tables = False
 
     def is_for(self, folder: Folder) -> bool:
         """Return whether a folder is this saver's and its newest commit is ``last``."""
@@ -173,10 +176,18 @@ class Saver(StepObserver):
             self._copy_all(name)
             marks.change_all()
 
+    def rolled_back(self, commit: Commit) -> None:
+        """Let the next commit follow an older one, whose rows the tables have got again, all of them, in a load."""
+        for marks in self._marks.values():
+            marks.give_up()
+        self._rolled_back_to = commit
+
     def begin(self) -> None:
         """Begin a commit of the current state. Waits for the one in flight."""
         self.finish()
         last = self.last if self._delta else None
+        if (older := self._rolled_back_to) is not None:
+            last, self._rolled_back_to = (older if self.folder.has_files(older) else None), None
         files = last.chain if last is not None and (last.may_grow or not self._is_dirty) else ()
         contents = self._describe()
         for marks in self._marks.values():
@@ -221,6 +232,7 @@ class Saver(StepObserver):
             while not self._closed:
                 self._copy_next()
             self.last, self._delta = self._writer.result(), True
+            self.has_new_tables = False
             self._on_commit(self.last)
         except BaseException:
             self._give_up()
@@ -273,7 +285,7 @@ class Saver(StepObserver):
         self._writer.cancel()
         for marks in self._marks.values():
             marks.give_up()
-        self._writer, self._delta = None, False
+        self._writer, self._delta, self._rolled_back_to = None, False, None
 
     def _copy_next(self) -> None:
         """Copy the next block of pending rows; if there is none, close the commit."""

@@ -16,8 +16,10 @@ from typing import Any
 from penstock.errors import PenstockError, StateError
 
 # The version of the format. In a folder with tags commits have the second one: a penstock that reads only the first
-# would remove the files that tags pin.
-VERSION, WITH_TAGS = 3, 4
+# would remove the files that tags pin. Commits after a rollback have the third one: a penstock that does not read their
+# CLOCK_OFFSET would let keys expire at other steps.
+VERSION, WITH_TAGS, WITH_ROLLBACKS = 3, 4, 5
+CLOCK_OFFSET = "clock_offset"
 
 
 def new_digest() -> hashlib.blake2b:
@@ -48,9 +50,18 @@ _TABLE = {
     "slots": [str],
     "storage_dtype?": str,
     "dynamic?": dict,
+    "drawn_as?": str,
+}
+_CHANGE = {
+    "number": int,
+    "step": int,
+    **{name: [str] for name in ("new?", "dropped?", "reset_slots?", "reset?")},
+    "renamed?": {str: str},
+    "lost_sums?": {str: int},
 }
 _COUNTERS = {
     **dict.fromkeys(["rows?", "frames?", "stale?", "steps?", "held_bytes?", "truncated?", "stale_rows?"], int),
+    "rolled_back?": int,
     "dropped": {str: int},
 }
 _MANIFEST = {
@@ -59,13 +70,15 @@ _MANIFEST = {
     "files": [{"name": str, "num_bytes": int, "digest": str, "parent": (str, None)}],
     "global_step": int,
     "changed_step?": int,
+    f"{CLOCK_OFFSET}?": int,
     "tables": [_TABLE],
+    "table_changes?": [_CHANGE],
     "programs?": {str: {"variant": str}},
     "num_required": int,
     "reduction": str,
     "seed": int,
     "learning_rates": (list, None),
-    "positions": {"sources": [list], "producers?": {str: int}, "tallies?": {str: list}},
+    "positions": {"sources": [list], "producers?": {str: int}, "tallies?": {str: list}, "unchecked?": [int]},
     "counters": _COUNTERS,
     "gate": {"global_step": int, "num_accumulated": int},
     "pipeline": dict,

@@ -11,6 +11,7 @@ from penstock.checkpoint.arrays import WEIGHTS, keys_and_rows, records_of, slot_
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.store import Commit, Folder
+from penstock.checkpoint.table_changes import changes_in
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, bounds, expected
 from penstock.errors import StateError, UsageError, listed
 from penstock.frames import Float32
@@ -30,39 +31,54 @@ class RowVersion(NamedTuple):
 def row_history(folder: Folder, commits: Sequence[Commit], table: str, row_id: int) -> list[RowVersion]:
     """Return the values of a row in some commits, in their order. Digests of files are not verified.
 
+    table : as the newest commit names it; earlier ones may have another name for it, or lack it
     Raises UsageError for an unknown table and an id out of range, StateError for a damaged commit.
     """
-    places = [_place(folder, commit, table, row_id) for commit in commits]
+    names = [_name_in(commit, commits[-1], table) for commit in commits]
+    if not any(names):
+        known = dict.fromkeys(entry["name"] for commit in commits for entry in commit.contents["tables"])
+        raise UsageError(f"{folder.path}: no table '{table}'; there are: {listed(known)}")
+    places = [
+        None if name is None else _place(folder, commit, name, row_id)
+        for commit, name in zip(commits, names, strict=True)
+    ]
     rows = {place for place in places if place is not None}
     values: dict[tuple[str, int], Float32] = {}
-    for commit in commits:
+    for commit, name in zip(commits, names, strict=True):
         with trusting(f"{folder.path}, commit {commit.number}"):
             for file in commit.files:
                 if (file.name, -1) not in values:
                     values[file.name, -1] = np.empty(0, np.float32)  # it is read
-                    for row, value in _values_in(records_of(folder, commit, file), table, rows):
+                    for row, value in _values_in(records_of(folder, commit, file), name, rows):
                         values[file.name, row] = value
     history: list[RowVersion] = []
     last: Mapping[str, Float32] | None = None
-    for commit, place in zip(commits, places, strict=True):
-        parts = None if place is None else _parts(folder, commit, table, place, values)
+    for commit, name, place in zip(commits, names, places, strict=True):
+        parts = None if name is None or place is None else _parts(folder, commit, name, place, values)
         change = None if parts is None or last is None else _norms(parts, last)
         history.append(RowVersion(commit, parts, change))
         last = parts or last
     return history
 
 
-def _entry(folder: Folder, commit: Commit, table: str) -> Mapping[str, Any]:
+def _name_in(commit: Commit, newest: Commit, table: str) -> str | None:
+    """Return the name that a table of the newest commit has in another one; None if that lacks it."""
+    known = len(changes_in(commit.contents)) and changes_in(commit.contents)[-1].number
+    for change in reversed(changes_in(newest.contents)):
+        if change.number > known:
+            table = next((old for old, new in change.renamed.items() if new == table), table)
+    return table if any(entry["name"] == table for entry in commit.contents["tables"]) else None
+
+
+def _entry(commit: Commit, table: str) -> Mapping[str, Any]:
     """Return the table's entry in the manifest."""
-    tables: dict[str, Mapping[str, Any]] = {entry["name"]: entry for entry in commit.contents["tables"]}
-    if table not in tables:
-        raise UsageError(f"{folder.path}: no table '{table}'; there are: {listed(tables)}")
-    return tables[table]
+    entries: dict[str, Mapping[str, Any]] = {entry["name"]: entry for entry in commit.contents["tables"]}
+    return entries[table]
 
 
 def _place(folder: Folder, commit: Commit, table: str, row_id: int) -> int | None:
     """Return the number of the row in the files of a commit; None if its table, a dynamic one, lacks the key."""
-    entry = _entry(folder, commit, table)
+    entry = _entry(commit, table)
     settings = entry.get("dynamic")
     with trusting(f"{folder.path}, commit {commit.number}"):
         size = entry["vocabulary_size"]
@@ -78,7 +94,7 @@ def _place(folder: Folder, commit: Commit, table: str, row_id: int) -> int | Non
         return int(rows[matches[0]]) if len(matches) else None
 
 
-def _values_in(records: Iterable[Any], table: str, rows: set[int]) -> Iterable[tuple[int, Float32]]:
+def _values_in(records: Iterable[Any], table: str | None, rows: set[int]) -> Iterable[tuple[int, Float32]]:
     """Yield (row, its values) of those rows that a file contains, later ones last."""
     for record in records:
         if record.kind != "rows" or record.header["table"] != table:
@@ -97,7 +113,7 @@ def _values_in(records: Iterable[Any], table: str, rows: set[int]) -> Iterable[t
 def _parts(
     folder: Folder, commit: Commit, table: str, place: int, values: Mapping[tuple[str, int], Float32]
 ) -> Mapping[str, Float32]:
-    entry = _entry(folder, commit, table)
+    entry = _entry(commit, table)
     row = next((values[file.name, place] for file in reversed(commit.files) if (file.name, place) in values), None)
     if row is None:
         raise StateError(f"{folder.path}, commit {commit.number}: table '{table}' lacks row {place}")
@@ -110,5 +126,5 @@ def _norms(parts: Mapping[str, Float32], before: Mapping[str, Float32]) -> dict[
     return {
         name: float(np.linalg.norm(values.astype(np.float64) - before[name]))
         for name, values in parts.items()
-        if name in before
+        if name in before and before[name].shape == values.shape
     }

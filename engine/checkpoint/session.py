@@ -12,12 +12,14 @@ from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.engine_state import describe, encoded, tables_to_save
 from penstock.checkpoint.incremental import CommitContents, Saver
 from penstock.checkpoint.parts import PartRows
+from penstock.checkpoint.rollbacks import Rollback, SavedState
 from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
-from penstock.checkpoint.versions import check_no_version, make_tag
+from penstock.checkpoint.table_changes import TABLE_CHANGES, TableChange, changes_in, described, states_of
+from penstock.checkpoint.versions import Version, check_no_version, make_tag
 from penstock.core import EngineCore, Passed, StepObserver
-from penstock.errors import StateError, UsageError
+from penstock.errors import StateError, UsageError, UsageTypeError
 from penstock.filesystem.descriptors import reserve
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
@@ -49,8 +51,10 @@ class CheckpointSession(StepObserver):
         # For each other folder: the digests of its last commit that the state descends from.
         self._descends: dict[str, tuple[str, ...]] = {}
         self._before, self._running = Counters(), Counters()
+        self._counts_runs = False
         self._runs: list[RunCommits] = []  # in progress, in the order in which they began
         self.positions = Positions()
+        self._changes: list[TableChange] = []  # of the tables, so far
         self.on_durable: Callable[[int], None] = lambda step: None
         self.files = RunFiles(core.gate.still)
 
@@ -66,20 +70,26 @@ class CheckpointSession(StepObserver):
             return None
         return self._saver.last, self._saver.folder.written_s(self._saver.last)
 
-    def resume_from(self, folder: Folder, commit: Commit) -> None:
-        """Continue from a commit that the engine's state was restored from."""
+    def resume_from(self, folder: Folder, commit: Commit, change: TableChange | None = None) -> None:
+        """Continue from a commit that the engine's state was restored from. change : of its tables since then"""
         self.positions = Positions.from_state(commit.contents["positions"])
         self._before = Counters.from_state(commit.contents["counters"])
+        self._changes = changes_in(commit.contents)
         if self.positions.lineage is not None:  # the steps to come are an epoch: the commit may not be the newest one
-            self.positions.lineage = self.positions.lineage.started(self._core.global_step)
+            self.positions.lineage = self.positions.lineage.started(self._core.global_step, change is not None)
         files = tuple(file for file in commit.files if file.part == self._part.name)
+        contents, is_same = commit.contents, change is None and self.is_same(commit)
+        if change is not None:
+            self._changes.append(change)
+            self.positions.forget_tables()
+            contents = {**contents, "deltas": None}  # a file of deltas would lack the change
         if not self._in_job:
-            self.files = RunFiles(self._core.gate.still, commit.contents)
-        elif files and self.is_same(commit):
+            self.files = RunFiles(self._core.gate.still, contents)
+        elif files and is_same:
             commit = Commit(commit.number, files, commit.contents)
         else:
             return
-        self._saver = self._new_saver(folder, commit, self.is_same(commit) and commit.files == files)
+        self._saver = self._new_saver(folder, commit, is_same and commit.files == files)
 
     def is_same(self, commit: Commit) -> bool:
         """Return whether a delta may follow a commit: its configuration may initialize rows that no file contains
@@ -143,6 +153,33 @@ class CheckpointSession(StepObserver):
         assert self._saver is not None
         # Another object for the folder: the saver may have locked it through its object.
         make_tag(Folder(self._saver.folder.files.address), last, name, note, move)
+
+    def saved(self, version: str | int | None) -> SavedState:
+        """Return the verified state of another commit of this engine's folder. Raises StateError and UsageError."""
+        if version is None:
+            raise UsageTypeError("rollback: expected a tag or a step, got None")
+        if self._in_job:
+            raise StateError("rollback: this engine holds a share of the rows; use penstock rollback DIR")
+        with self._core.gate.still():
+            if self._saver is None or self._saver.last is None:
+                raise StateError("rollback: this engine has no commit yet; save it, or run it with checkpoint=")
+            address = self._saver.folder.files.address
+        chosen = Version.of(address, version)
+        tables = [described(spec) for spec in self._core.config.tables]
+        return chosen.read(lambda commit: SavedState(chosen.folder, commit, tables, self._core.seed))
+
+    def roll_back(self, state: SavedState) -> Rollback:
+        """Step forward to the state of another commit, and drop the frames in the gate."""
+        with self._core.still():
+            offset = state.clock_offset(self._core.global_step + 1)
+            num_frames = self._core.roll_back(lambda: state.replace(self._core), offset, state.time)
+            self._running.rolled_back += num_frames
+            if not self._counts_runs:
+                self._core.counters.rolled_back += num_frames
+            commit = state.commit
+            if self._saver is not None and self.is_same(commit) and commit.parts == (self._part.name,):
+                self._saver.rolled_back(commit)
+            return Rollback(commit, self._core.global_step, num_frames)
 
     def write_part(self, folder: Folder, number: int, attempt: str) -> Commit:
         """Write this share's part of a commit to the folder of its job, which ``join_parts`` completes.
@@ -263,6 +300,7 @@ class CheckpointSession(StepObserver):
     def count_into(self, counters: Counters) -> None:
         """Count into these counters from now on: the totals are those so far plus these."""
         self._before, self._running = self.totals, counters
+        self._counts_runs = True
 
     def _saver_of(self, folder: Folder) -> Saver:
         """Return the saver of the last folder if it is this one, else a new saver, which replaces it.
@@ -291,6 +329,7 @@ class CheckpointSession(StepObserver):
     def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
         tables = tables_to_save(self._core)
         saver = Saver(folder, tables, self._described, last, delta, self._timed, self._part, self._committed)
+        saver.has_new_tables = last is not None and last.contents.get(TABLE_CHANGES, []) != states_of(self._changes)
         self._core.observe(saver)
         return saver
 
@@ -298,4 +337,4 @@ class CheckpointSession(StepObserver):
         self.on_durable(int(commit.contents["global_step"]))
 
     def _described(self) -> CommitContents:
-        return describe(self._core, self.positions, self.files.commit(), self.totals)
+        return describe(self._core, self.positions, self.files.commit(), self.totals, self._changes)

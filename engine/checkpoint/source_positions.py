@@ -67,6 +67,7 @@ class Positions:
     producers : name → frames applied; tallies : name → counts of its last stream
     creations : name of a source or producer → what tells it from one of its name that is created later
     lineage : the history of steps; None: no service has used it
+    unchecked : of every source, how many frames were applied before the tables changed; none of them is compared
     uncounted : the error that kept a frame from being counted after it was applied; None: every one is counted
     """
 
@@ -76,6 +77,7 @@ class Positions:
         self.tallies: dict[str, Tally] = {}
         self.creations: dict[str, str] = {}
         self.lineage: Lineage | None = None
+        self.unchecked: list[int] = []
         self.uncounted: str | None = None
         self.rows = self.stale_rows = 0
         self.entries = [SourcePosition(source, 0, "" if hashing else None) for source in sources]
@@ -102,8 +104,17 @@ class Positions:
                 self.producers[entry.source] = frame.place[0]
             if creation is not None:
                 self.creations[entry.source] = creation
-        if self._hashing and entry.digest is not None:
+        if self._hashing and entry.digest is not None and entry.frames > self._num_unchecked(number):
             entry.digest = _digest_with(entry.digest, frame)
+
+    def _num_unchecked(self, number: int) -> int:
+        return self.unchecked[number] if number < len(self.unchecked) else 0
+
+    def forget_tables(self) -> None:
+        """Compare no frame so far when it is read again: it may have rows of tables that are gone, or of other dims."""
+        self.unchecked = [entry.frames for entry in self.entries]
+        for entry in self.entries:
+            entry.digest = None if entry.digest is None else ""
 
     def count_run(self, number: int, run: FrameRun, first: int, stop: int, creation: str | None = None) -> None:
         """Count several frames of a run, none of them stale, as ``count`` does. first, stop : their numbers"""
@@ -140,6 +151,7 @@ class Positions:
             **({"lineage": None, "epochs": None} if self.lineage is None else self.lineage.get_state()),
             "stale_rows": self.stale_rows,
             "rows": self.rows,
+            **({"unchecked": self.unchecked} if self.unchecked else {}),
         }
 
     @classmethod
@@ -159,12 +171,14 @@ class Positions:
         positions.lineage = Lineage.from_state(state)
         positions.stale_rows = int(state.get("stale_rows", 0))
         positions.rows = int(state.get("rows", 0))
+        positions.unchecked = list(state.get("unchecked", ()))
         return positions
 
     def of_source(self, number: int) -> Positions:
         """Return the position in one source; at its start, if there are none of it yet."""
         positions = Positions()
         positions.entries = self.entries[number : number + 1]
+        positions.unchecked = self.unchecked[number : number + 1]
         return positions
 
     def follow(self, before: Positions) -> None:
@@ -175,6 +189,7 @@ class Positions:
     def seek(self, reader: FrameReader, read: Positions) -> None:
         """Let the sources that can seek continue at this position, which ``read`` has from then on."""
         reader.continued = {number for number, entry in enumerate(self.entries) if entry.frames}
+        reader.unchecked = read.unchecked = self.unchecked
         seekable = [source.name for source in reader.sources if isinstance(source, SeekableSource)]
         sought = {entry.source: entry for entry in self.entries if entry.place is not None}
         for number, source in enumerate(reader.sources):

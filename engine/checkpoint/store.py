@@ -21,7 +21,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from penstock.checkpoint.manifests import KEY, PART, VERSION, WITH_TAGS, check_manifest, digest_of, new_digest
+from penstock.checkpoint.manifests import (
+    CLOCK_OFFSET,
+    KEY,
+    PART,
+    VERSION,
+    WITH_ROLLBACKS,
+    WITH_TAGS,
+    check_manifest,
+    digest_of,
+    new_digest,
+)
 from penstock.checkpoint.records import Record, read_records
 from penstock.errors import CommitGoneError, StateError, UsageError, UsageTypeError
 from penstock.filesystem.file_stores import store_at
@@ -128,6 +138,7 @@ class Commit:
     def encoded(self, version: int = VERSION, tag: Mapping[str, Any] | None = None) -> bytes:
         """Return the manifest: JSON, and the digest of that on a separate line. tag : what a tag adds to it"""
         files = [asdict(file) for file in self.files]
+        version = WITH_ROLLBACKS if CLOCK_OFFSET in self.contents else version
         fields = {KEY: version, "number": self.number, "files": files, **self.contents}
         text = json.dumps(fields if tag is None else {**fields, "tag": tag}, indent=1)
         return f"{text}\n{digest_of(text.encode())}\n".encode()
@@ -276,8 +287,8 @@ class Folder:
                 raise self._damaged(name, number, "its digest does not fit: damaged or cut")
             manifest = parsed_json(text)
             version = manifest.get(KEY) if isinstance(manifest, dict) else None
-            if type(version) is int and version not in (VERSION, WITH_TAGS):
-                reads = f"this penstock reads versions {VERSION} and {WITH_TAGS}"
+            if type(version) is int and not VERSION <= version <= WITH_ROLLBACKS:
+                reads = f"this penstock reads versions {VERSION} to {WITH_ROLLBACKS}"
                 raise StateError(f"{self.files.file(name)}: version {version}; {reads}")
             check_manifest(manifest)
             del manifest[KEY]
@@ -320,6 +331,14 @@ class Folder:
             if digest.hexdigest() != file.digest:
                 raise self._damaged(file.name, commit.number, "its digest does not fit: damaged or mixed up")
         return commit
+
+    def has_files(self, commit: Commit) -> bool:
+        """Return whether all files of a commit are there, with their sizes."""
+        try:
+            self.checked(commit, sizes_only=True)
+        except StateError:
+            return False
+        return True
 
     def name(self, commit: Commit) -> None:
         """Write the manifest of a commit, after all files that it lists are durable."""

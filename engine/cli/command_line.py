@@ -28,6 +28,7 @@ COMMANDS = {
     "tag": "give a commit of a checkpoint a name, which keeps it",
     "history": "show the values of one row in every commit of a checkpoint that is kept",
     "blame": "list the frames of a log that contain one row",
+    "rollback": "step a service, or a checkpoint, forward to the rows of an earlier commit",
     "branch": "start a new checkpoint with a commit of another one, without a copy where that is possible",
     "export": "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
     "diff": "show where two checkpoints differ: the first place and the largest difference; exit 1 if they do",
@@ -150,7 +151,7 @@ def check_mode(args: argparse.Namespace, mode: str, allowed: Container[str] = ()
 
 def keywords_of(args: argparse.Namespace, mode: str, *concerns: type) -> dict[str, Any]:
     """Return the flags that are options of some concerns in a mode, as keywords."""
-    parsed = {"columns": columns_of, "learning_rates": learning_rates_of}
+    parsed = {"columns": columns_of, "learning_rates": learning_rates_of, "rename": renamed_of}
     names = [name for name in options_of(mode, *concerns) if name in args]
     return {name: parsed[name](args) if name in parsed else getattr(args, name) for name in names}
 
@@ -179,6 +180,16 @@ def learning_rates_of(args: argparse.Namespace) -> dict[int, float]:
             raise UsageError(f"--learning-rate {tag}: given twice, as {rates[tag]:g} and as {rate:g}")
         rates[tag] = rate
     return rates
+
+
+def renamed_of(args: argparse.Namespace) -> dict[str, str]:
+    """Return ``--rename OLD=NEW`` as a mapping. Raise UsageError for an invalid or repeated one."""
+    renamed: dict[str, str] = {}
+    for text in args.rename:
+        old, new = _pair(text, "--rename", "OLD=NEW, two names of tables", str, str)
+        if renamed.setdefault(old, new) != new:
+            raise UsageError(f"--rename {old}: given twice, as '{renamed[old]}' and as '{new}'")
+    return renamed
 
 
 def check_reading(args: argparse.Namespace) -> tuple[dict[int, float], bool, Path | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import penstock.interrupts as interrupts
 from penstock.checkpoint.arrays import WEIGHTS, SavedTables
 from penstock.checkpoint.store import Folder
+from penstock.checkpoint.table_changes import TableChange, changes_in
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, several
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
@@ -38,12 +39,20 @@ def run(args: argparse.Namespace, out: Output) -> int:
     if None not in (a.global_step, b.global_step) and a.global_step != b.global_step:
         out.say(f"global step: {a.global_step} and {b.global_step}")
         differences["global_step"] = [a.global_step, b.global_step]
-    for name in sorted(a.names | b.names):
+    changes = [change for change in b.changes if change not in a.changes]
+    for change in changes:
+        out.say(f"B: {change}")
+    if changes:
+        differences["changes"] = [change.get_state() for change in changes]
+    # A renamed table last: the name that it has now may have been that of one that was dropped.
+    in_order = sorted(a.names, key=lambda name: _renamed(name, changes) != name)
+    names_in_a = {_renamed(name, changes): name for name in in_order}
+    for name in sorted(names_in_a.keys() | b.names):
         interrupts.check()
-        if name in a.names & b.names:
-            different = _compare_tables(a, b, name)
+        if name in names_in_a and name in b.names:
+            different = _compare_tables(a, b, names_in_a[name], name)
         else:
-            different = {"missing_in": args.b if name in a.names else args.a}
+            different = {"missing_in": args.b if name in names_in_a else args.a}
         if different:
             tables[name] = different
             if len(tables) <= MOST_LISTED:
@@ -62,10 +71,14 @@ class _Tables:
     parts : a function of a table's name that returns its weights and slots by name, float32 [num_rows, dim]
     keys : a function of a table's name that returns the keys of the rows, ascending; None for a table without keys
     global_step : None if unknown
+    changes : of the tables, that the checkpoint records
     """
 
-    def __init__(self, names: set[str], parts: Any, keys: Any, global_step: int | None) -> None:
+    def __init__(
+        self, names: set[str], parts: Any, keys: Any, global_step: int | None, changes: Sequence[TableChange] = ()
+    ) -> None:
         self.names, self.parts, self.keys, self.global_step = names, parts, keys, global_step
+        self.changes = changes
 
 
 def open_tables(path: str) -> _Tables:
@@ -75,7 +88,8 @@ def open_tables(path: str) -> _Tables:
         names = {unquote(file.stem) for file in files}
         return _Tables(names, partial(_parts_of_parquet, folder), partial(read_keys, folder), None)
     saved = SavedTables(path)
-    return _Tables(set(saved.tables), saved.parts, saved.keys, saved.commit.contents["global_step"])
+    contents = saved.commit.contents
+    return _Tables(set(saved.tables), saved.parts, saved.keys, contents["global_step"], changes_in(contents))
 
 
 def _parts_of_parquet(folder: Path, name: str) -> dict[str, Float32]:
@@ -93,10 +107,20 @@ def _parts_of_parquet(folder: Path, name: str) -> dict[str, Float32]:
     return {WEIGHTS: parts.pop("row"), **parts}
 
 
-def _compare_tables(a: _Tables, b: _Tables, name: str) -> dict[str, Any]:
-    """Return part → its differences. Dynamic tables are compared by the keys that both have, and as ``keys``."""
-    keys, other_keys = a.keys(name), b.keys(name)
-    parts, other_parts = a.parts(name), b.parts(name)
+def _renamed(name: str, changes: Sequence[TableChange]) -> str:
+    """Return the name of a table after some changes."""
+    for change in changes:
+        name = change.renamed.get(name, name)
+    return name
+
+
+def _compare_tables(a: _Tables, b: _Tables, name: str, other_name: str) -> dict[str, Any]:
+    """Return part → its differences. Dynamic tables are compared by the keys that both have, and as ``keys``.
+
+    name : of the table in ``a``; other_name : in ``b``
+    """
+    keys, other_keys = a.keys(name), b.keys(other_name)
+    parts, other_parts = a.parts(name), b.parts(other_name)
     if keys is None and other_keys is None:
         return _compare(parts, other_parts, None)
     keys = np.arange(len(parts[WEIGHTS])) if keys is None else keys

@@ -16,6 +16,7 @@ import pyarrow as pa
 import penstock.interrupts as interrupts
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
+from penstock.checkpoint.table_changes import changes_in
 from penstock.checkpoint.versions import Version
 from penstock.cli.command_line import Parser, add_flag, columns_of
 from penstock.cli.output import Output, check_writable, count, several
@@ -113,6 +114,7 @@ def inspect_checkpoint(path: str, out: Output) -> None:
     for table in contents["tables"]:
         slots = ", ".join(table["slots"]) or "no slots"
         text = f"{table['name']}: {count(table['vocabulary_size'])} × {table['dim']}, {table['optimizer']}, {slots}"
+        text += f", drawn as {table['drawn_as']}" if "drawn_as" in table else ""
         if (directory := directories.get(table["name"])) is not None:
             table = {**table, "keys": len(directory["key"]), "waiting": len(directory["waiting.key"])}
             text += f", dynamic: {several(table['keys'], 'key')}, {count(table['waiting'])} waiting; "
@@ -120,10 +122,14 @@ def inspect_checkpoint(path: str, out: Output) -> None:
         tables.append(table)
         texts.append(text)
     out.say_tables("  table ", texts)
+    changes = changes_in(contents)
+    for change in changes:
+        out.say(f"  {change}")
     for source in sources:
         out.say(f"  source {source['source']}: {count(source['frames'])} frames")
     state = {key: contents[key] for key in ("global_step", "num_required", "reduction", "seed", "counters")}
     result = {"commit": commit.number, "bytes": num_bytes, "pending": pending, "sources": sources, "tables": tables}
+    result["changes"] = [change.get_state() for change in changes]
     out.result({"path": path, "kind": "checkpoint", **result, **state})
 
 

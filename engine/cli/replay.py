@@ -11,6 +11,7 @@ from pathlib import Path
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
+from penstock.checkpoint.table_changes import TableChanges
 from penstock.cli.command_line import (
     Parser,
     add_flags,
@@ -27,7 +28,7 @@ from penstock.engine import Engine
 from penstock.errors import InputError, StaleInputError, UsageError
 from penstock.io.registry import either
 from penstock.io.sources.source_kinds import source_kind, source_kinds
-from penstock.options import JOB_CONCERNS, SOURCE
+from penstock.options import JOB_CONCERNS, SOURCE, TableChangeKeywords
 from penstock.shared.folder import SharedFolder
 
 EXAMPLE = "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables"
@@ -140,12 +141,15 @@ def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     """Return an engine restored from the last commit with --resume, else a new one, from --seed and --init."""
     mesh = make_devices(args.devices)
     gate = {"num_required": args.num_required, "reduction": args.reduction}
+    changes = keywords_of(args, "restore", TableChangeKeywords)
     if args.resume and Folder(args.checkpoint).numbers():
-        return Engine.restore(args.checkpoint, mesh, args.threads, config=config, shared=args.shared, **gate)
+        return Engine.restore(args.checkpoint, mesh, args.threads, config=config, shared=args.shared, **gate, **changes)
+    if args.resume:
+        TableChanges(**changes).check_commit(place_text(args.checkpoint))
     folder = None if args.shared is None else SharedFolder(args.shared)
     engine = Engine(config, mesh, seed=args.seed, threads=args.threads, shared=folder, **gate)
     if args.init is not None:
-        engine.read_tables(args.init)
+        engine.read_tables(args.init, args.new_tables)
     if folder is not None:
         _ = engine.reads  # publishes the rows
     return engine

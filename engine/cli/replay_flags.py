@@ -20,7 +20,7 @@ from penstock.io.delta_sink import check_new, is_stream
 from penstock.io.sources.opening import open_sources
 from penstock.io.sources.seekable_source import check_order
 from penstock.learning_rates import check_given
-from penstock.options import DeltaKeywords, options_of
+from penstock.options import DeltaKeywords, TableChangeKeywords, options_of
 from penstock.shares.pass_folder import PassFolder
 
 
@@ -98,7 +98,11 @@ def check_checkpoint(args: argparse.Namespace) -> None:
         for flag in ("every", "resume"):
             if getattr(args, flag):
                 raise UsageError(f"--{flag}: name a checkpoint: --checkpoint DIR")
-    else:
+    if not args.resume:
+        for name, option in options_of("restore", TableChangeKeywords).items():
+            if getattr(args, name) and not (name == "new_tables" and args.init is not None):
+                raise UsageError(f"{option.flag_name}: the tables of a commit change when it is resumed: add --resume")
+    if args.checkpoint is not None:
         check_no_version(args.checkpoint)
         Folder(args.checkpoint).check_place(args.resume)
 

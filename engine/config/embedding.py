@@ -416,6 +416,29 @@ class EmbeddingConfig(MessageView):
             raise ConfigError(f"{os.fspath(path)}: not saved, it could not be loaded again: {error}") from None
         text_format.write(self._message, path)
 
+    def drawn_as(self, names: Mapping[str, str]) -> EmbeddingConfig:
+        """Return this configuration with tables that have been renamed.
+
+        Parameters
+        ----------
+        names : mapping of str to str
+            Table → its first name, by which its initial rows are drawn and its keys hashed.
+
+        Returns
+        -------
+        EmbeddingConfig
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> config = ps.EmbeddingConfig.from_tables([ps.TableConfig(1000, 8, name="member")], optimizer=ps.SGD(0.5))
+        >>> config.drawn_as({"member": "user"}).table("member").drawn_as
+        'user'
+        """
+        if names == self._part.drawn_as:
+            return self
+        return EmbeddingConfig(self._message, self._part._replace(drawn_as=dict(names)), self._scan)
+
     def _refuse_programs(self) -> None:
         if self._part.programs:
             raise ConfigError(

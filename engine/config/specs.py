@@ -5,7 +5,7 @@ The proto message remains the source of truth. Numbers are the float32 values th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ class PythonPart(NamedTuple):
     programs : table -> the function of its UserDefinedProgram
     written : path in the message -> the number as written, before float32
     feature_structure : the nesting of the features, with the index of each at its leaf; None if unknown
+    drawn_as : of a renamed table -> its first name
     """
 
     schedules: dict[int, Callable[..., Any]]
@@ -37,6 +38,7 @@ class PythonPart(NamedTuple):
     programs: dict[str, Callable[..., Any]]
     written: dict[str, float]
     feature_structure: Any = None
+    drawn_as: Mapping[str, str] = {}
 
 
 # Per row of a cached table: 20 of RowCache, and a mark of CachedTables.
@@ -84,6 +86,8 @@ class TableSpec:
         Ids are any 64-bit keys, of which vocabulary_size have a row at once; None: ids are below vocabulary_size.
     placement : Placement
         Where rows and slots lie.
+    drawn_as : str
+        The name that initial rows and the hashes of keys depend on: the first name of a table that was renamed.
     """
 
     name: str
@@ -100,6 +104,10 @@ class TableSpec:
     quantization: Quantization | None = None
     dynamic: Dynamic | None = None
     placement: Placement = ON_DEVICES
+    drawn_as: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "drawn_as", self.drawn_as or self.name)
 
     @property
     def id_type(self) -> str:
@@ -191,6 +199,7 @@ def table_spec(table: TableMessage, part: PythonPart) -> TableSpec:
         quantization=_quantization(table),
         dynamic=read_dynamic(table.settings),
         placement=read_placement(table.settings),
+        drawn_as=part.drawn_as.get(table.name, ""),
     )
 
 

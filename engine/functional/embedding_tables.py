@@ -6,6 +6,7 @@ The host prepares each batch (``preprocess``); the step itself is pure functions
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +29,7 @@ from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.xla_tables import XlaTables
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
+from penstock.config.id_ranges import valid_ids
 from penstock.config.specs import TableSpec
 from penstock.errors import UsageError, UsageTypeError, listed
 from penstock.frames import Float32
@@ -135,6 +137,7 @@ class EmbeddingTables:
             self._formats[name] = Format(layout.line, self.mesh, variant, quantization)
         check_memory((own_mesh, layout.nbytes) for layout in self._layouts.values())
         self._sizes: dict[str, LookupSizes] = {}
+        self._growing = threading.Lock()
         self._dispatcher = Dispatcher(ThreadTeam(None))
         self._indices = {
             name: [index for index, feature in enumerate(config.features) if feature.table == name]
@@ -169,8 +172,46 @@ class EmbeddingTables:
             created[name] = self._table_from(name, store, rule.numbers if isinstance(rule, OptaxRule) else ())
         return created
 
+    def lookup(self, tables: Mapping[str, Table], name: str, ids: Any) -> Float32:
+        """Return the weights of some ids, for evaluation: any number of them, outside of a step.
+
+        Parameters
+        ----------
+        tables : mapping of str to Table
+            The tables.
+        name : str
+            The table to read.
+        ids : array_like of int, shape (n,)
+            Repeats allowed.
+
+        Returns
+        -------
+        numpy.ndarray
+            float32, shape (n, dim).
+
+        Raises
+        ------
+        UsageError
+            If the table is unknown, or an id is not an integer in its range.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
+        >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=8)
+        >>> embedding_tables = ps.functional.EmbeddingTables(config)
+        >>> embedding_tables.lookup(embedding_tables.create(), "item", [7, 3, 7]).shape
+        (3, 2)
+        """
+        self._parts(name)
+        try:
+            wanted = valid_ids(name, ids, self._specs[name].vocabulary_size)
+        except jax.errors.JAXTypeError:
+            raise _in_jit("lookup") from None
+        return DeviceTable(self._store(name, tables)).read(wanted)
+
     def preprocess(self, features: Any, weights: Any = None) -> dict[str, Uses]:
-        """Return the lookups of a batch, on the devices, for ``gather`` and ``apply``.
+        """Return the lookups of a batch, on the devices, for ``gather`` and ``apply``. Threads may call it.
 
         Parameters
         ----------
@@ -187,6 +228,8 @@ class EmbeddingTables:
         ------
         UsageError
             If a batch cannot be distributed evenly over the devices; also the errors of ``recv_activations``.
+        UsageTypeError
+            Inside of a jitted function.
         """
         plans = self._plans(features, weights)
         return {name: self._sent(plan.padded(self._sizes[name]), ()) for name, plan in plans.items()}
@@ -249,6 +292,24 @@ class EmbeddingTables:
         ids = np.arange(self._specs[name].vocabulary_size)
         return {part: device_table.read(ids, number) for number, part in enumerate(parts)}
 
+    def part_shapes(self, name: str) -> dict[str, tuple[int, int]]:
+        """Return the shapes of what ``parameters`` returns.
+
+        Parameters
+        ----------
+        name : str
+            The table.
+
+        Returns
+        -------
+        dict of str to (int, int)
+            vocabulary_size and floats per row, of "parameters" and every slot.
+        """
+        layout = self._layouts[name]
+        return {
+            part: (layout.vocabulary_size, dim) for part, dim in zip(self._parts(name), layout.part_dims, strict=True)
+        }
+
     def load(self, tables: Mapping[str, Table], name: str, rows: Any, **slots: Any) -> Tables:
         """Return the tables with one of them replaced by other weights and slots.
 
@@ -305,7 +366,17 @@ class EmbeddingTables:
         -------
         nested like the configuration's features
             float32, the feature's input shape followed by dim.
+
+        Raises
+        ------
+        UsageTypeError
+            For anything but lookups, such as ids.
         """
+        if not isinstance(uses, Mapping) or not all(isinstance(table_uses, Uses) for table_uses in uses.values()):
+            raise UsageTypeError(
+                "gather: expected the lookups of a batch, got something else; call preprocess(features) with its ids "
+                "on the host, before the step, and give the step what it returns (lookup reads rows by their ids)"
+            )
         by_path: dict[str, jax.Array] = {}
         for name, table_uses in uses.items():
             by_path |= functional_table.gather(tables[name], table_uses)
@@ -354,13 +425,17 @@ class EmbeddingTables:
 
     def _plans(self, features: Any, weights: Any) -> dict[str, LookupPlan]:
         """Return the plan of every table with features, and note the sizes that it needs."""
-        unique, uses = deduplicated(self.config, features, weights)
+        try:
+            unique, uses = deduplicated(self.config, features, weights)
+        except jax.errors.JAXTypeError:
+            raise _in_jit("preprocess") from None
         plans = {}
         for name, features_of_table in self.features.items():
             table_uses = [uses[index] for index in self._indices[name]]
             plans[name] = LookupPlan.of(self._layouts[name], unique[name], features_of_table, table_uses)
             sizes = plans[name].sizes
-            self._sizes[name] = sizes.or_more(self._sizes.get(name, sizes))
+            with self._growing:
+                self._sizes[name] = sizes.or_more(self._sizes.get(name, sizes))
         return plans
 
     def _sent(self, uses: Uses, leading: tuple[None, ...]) -> Uses:
@@ -389,6 +464,14 @@ class EmbeddingTables:
         arrays = jax.device_put(store.arrays, NamedSharding(self.mesh, form.spec))
         same = NamedSharding(self.mesh, PartitionSpec())
         return Table(tuple(arrays), tuple(jax.device_put(number, same) for number in numbers), form)
+
+
+def _in_jit(method: str) -> UsageTypeError:
+    """Return the error for a call of a method of the host inside of a jitted function."""
+    return UsageTypeError(
+        f"{method}: runs on the host, and was called with traced values; call it outside of the jitted function, and "
+        "give that what it returns"
+    )
 
 
 def _check(spec: TableSpec, rule: UpdateRule | OptaxRule) -> None:

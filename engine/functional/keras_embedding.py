@@ -1,20 +1,40 @@
-"""Embedding tables as a Keras layer, for ``model.fit`` on the JAX backend."""
+"""Embedding tables as a Keras layer, for ``model.fit`` on the JAX backend, and batches that are prepared for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import base64
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import keras
+import numpy as np
 
 from penstock.bridge import Table, Uses
 from penstock.bridge.functional_table import PARTS
-from penstock.errors import UsageError
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.engine_config_pb2 import EngineConfig
+from penstock.config.features import flatten, pack
+from penstock.config.specs import PythonPart
+from penstock.config.tables import Initializer
+from penstock.errors import UsageError, UsageTypeError, listed
+from penstock.frames import Float32
 from penstock.functional.embedding_tables import EmbeddingTables
+from penstock.tables.orbax import WEIGHTS
+from penstock.updates import OptaxRule
+
+# Of each array of lookups: its number of axes and its type.
+_FORMS = dict.fromkeys(PARTS, (2, "int32")) | {
+    "asked": (3, "int32"),
+    "gains": (2, "float32"),
+    "counts": (1, "int32"),
+    "touched": (3, "bool"),
+}
 
 
+@keras.saving.register_keras_serializable(package="penstock")
 class Embedding(keras.layers.Layer):  # type: ignore[misc]
     """The tables of a configuration as a layer; from the lookups of ``preprocess`` to activations.
 
@@ -38,30 +58,47 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     The backward pass updates the tables by their own optimizers, and Keras stores the updated arrays where it would
     otherwise apply a gradient (``overwrite_with_gradient``). So ``model.fit`` needs no change, and the optimizer of
     ``model.compile`` is that of the dense part. Use the layer once per step: two updates do not add up.
+
+    ``weights``, and so ``summary`` and ``get_weights``, have the rows of every table and its slots in id order, as
+    files have them, whatever their layout on the device is.
     """
 
     def __init__(self, embedding_tables: EmbeddingTables, seed: int = 0, **options: Any) -> None:
         if keras.backend.backend() != "jax":
             raise UsageError(f"expected Keras's JAX backend (KERAS_BACKEND=jax), got {keras.backend.backend()}")
         super().__init__(**options)
-        self.embedding_tables = embedding_tables
+        self.embedding_tables, self.seed = embedding_tables, seed
         tables = embedding_tables.create(seed)
         _check(embedding_tables, tables)
         self._num_lines = {name: len(table.arrays[0]) for name, table in tables.items()}  # on the only device
         leaves, self._structure = jax.tree.flatten(tables)
         self._lookup = _lookup_of(embedding_tables, self._structure)
+        self._arrays = []
         for number, leaf in enumerate(leaves):
             array = self.add_weight(
                 shape=leaf.shape, dtype="float32", initializer=_starting_with(leaf), name=f"array_{number}"
             )
             array.overwrite_with_gradient = True
+            self._arrays.append(array)
+        self._views = [TablePart(self, name, part) for name in tables for part in embedding_tables.part_shapes(name)]
         self.built = True
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The tables by name, for ``EmbeddingTables.parameters``."""
-        tables: dict[str, Table] = jax.tree.unflatten(self._structure, [array.value for array in self.weights])
+        """The tables by name, for ``EmbeddingTables.parameters`` and ``lookup``."""
+        tables: dict[str, Table] = jax.tree.unflatten(self._structure, [array.value for array in self._arrays])
         return tables
+
+    def load(self, tables: Mapping[str, Table]) -> None:
+        """Replace the tables, for example by those that ``EmbeddingTables.load`` returns.
+
+        Parameters
+        ----------
+        tables : mapping of str to Table
+            By name.
+        """
+        for array, leaf in zip(self._arrays, jax.tree.leaves(dict(tables)), strict=True):
+            array.assign(leaf)
 
     def preprocess(self, features: Any, weights: Any = None) -> dict[str, dict[str, jax.Array]]:
         """Return what ``EmbeddingTables.preprocess`` returns, but as dictionaries, which Keras needs.
@@ -79,6 +116,33 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         uses = self.embedding_tables.preprocess(features, weights)
         return {name: {part: getattr(table_uses, part) for part in PARTS} for name, table_uses in uses.items()}
 
+    def inputs(self) -> dict[str, dict[str, Any]]:
+        """Return the inputs of a functional model for what ``preprocess`` returns.
+
+        Returns
+        -------
+        dict of str to dict of str to keras.KerasTensor
+            By table and array: of any size, as the sizes of lookups grow.
+        """
+        return {
+            name: {
+                part: keras.Input(batch_shape=(None,) * axes, dtype=dtype, name=f"{self.name}_{name}_{part}")
+                for part, (axes, dtype) in _FORMS.items()
+            }
+            for name in self.embedding_tables.features
+        }
+
+    def __call__(self, uses: Any, *arguments: Any, **options: Any) -> Any:
+        """Return the activations of a batch. Raises UsageTypeError for anything but its lookups, such as ids."""
+        tables = self.embedding_tables.features
+        fits = isinstance(uses, Mapping) and uses.keys() == tables.keys()
+        if not fits or not all(isinstance(use, Mapping) and use.keys() == set(PARTS) for use in uses.values()):
+            raise UsageTypeError(
+                f"layer '{self.name}': expected the lookups of a batch, got something else; give fit a PreparedBatches "
+                "of the layer and your batches of ids, or call preprocess(features)"
+            )
+        return super().__call__(uses, *arguments, **options)
+
     def call(self, uses: Mapping[str, Mapping[str, jax.Array]]) -> Any:
         """Return the activations of a batch.
 
@@ -94,9 +158,167 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         """
         features = self.embedding_tables.features
         return self._lookup(
-            [array.value for array in self.weights],
+            [array.value for array in self._arrays],
             {name: Uses(**use, features=features[name], num_lines=self._num_lines[name]) for name, use in uses.items()},
         )
+
+    def compute_output_spec(self, uses: Any) -> Any:
+        """Return the shapes of the activations, nested like the configuration's features."""
+        config = self.embedding_tables.config
+        activations = [
+            keras.KerasTensor((*feature.input_shape, config.table(feature.table).dim), "float32")
+            for feature in config.features
+        ]
+        structure = config.feature_structure
+        return pack(structure, (activations[index] for index in flatten(structure)))
+
+    # ---- what Keras lists and saves
+
+    @property
+    def weights(self) -> list[TablePart]:
+        """The rows and slots of every table."""
+        return self._views
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the configuration of the tables and the seed, for ``model.save``. Raises UsageError."""
+        tables = self.embedding_tables
+        for name, rule in tables.rules.items():
+            if isinstance(rule, OptaxRule) or not isinstance(tables.config.table(name).initializer, Initializer):
+                kind = "optax rule" if isinstance(rule, OptaxRule) else "initializer"
+                raise UsageError(
+                    f"layer '{self.name}', table '{name}': its {kind} is a Python function, which a file cannot "
+                    "hold; keep the code that builds the model, with save_weights and load_weights"
+                )
+        message = tables.config.to_engine_proto().SerializeToString(deterministic=True)
+        # Keras would store a tuple as a list.
+        structure = repr(tables.config.feature_structure)
+        own = {"tables": base64.b64encode(message).decode(), "structure": structure, "seed": self.seed}
+        return {**super().get_config(), **own}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Embedding:
+        """Return the layer of a saved model, on the first device."""
+        options = dict(config)
+        message = EngineConfig.FromString(base64.b64decode(options.pop("tables")))
+        structure = ast.literal_eval(options.pop("structure"))
+        tables = EmbeddingConfig(message, PythonPart({}, {}, {}, {}, structure))
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("shard",))
+        return cls(EmbeddingTables(tables, mesh, halves=False), **options)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save every part in id order: a file fits any device."""
+        for number, part in enumerate(self._views):
+            store[str(number)] = part.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load what ``save_own_variables`` saved. Raises UsageError for the rows of other tables."""
+        wanted = [tuple(part.shape) for part in self._views]
+        got = [tuple(store[number].shape) for number in sorted(store.keys(), key=int)]
+        if got != wanted:
+            raise UsageError(
+                f"layer '{self.name}': the file has arrays of shapes {listed(map(str, got))}, expected "
+                f"{listed(map(str, wanted))}; build the model with the tables that were saved"
+            )
+        by_table: dict[str, dict[str, Float32]] = {}
+        for number, part in enumerate(self._views):
+            by_table.setdefault(part.table, {})[part.part] = np.asarray(store[str(number)], np.float32)
+        for name, parts in by_table.items():
+            self._load_parts(name, parts)
+
+    def _load_parts(self, name: str, parts: Mapping[str, Float32]) -> None:
+        slots = {part: values for part, values in parts.items() if part != WEIGHTS}
+        self.load(self.embedding_tables.load(self.tables, name, parts[WEIGHTS], **slots))
+
+
+class TablePart:
+    """The weights or a slot of a table as Keras lists it: in id order and without padding.
+
+    Parameters
+    ----------
+    layer : Embedding
+        Whose table it is.
+    table, part : str
+        The names of the table, and of the part as ``EmbeddingTables.parameters`` has it.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        (vocabulary_size, floats per row).
+    trainable : bool
+        Whether it is the weights, of a layer that is trained.
+    """
+
+    dtype = "float32"
+    regularizer = constraint = None
+    overwrite_with_gradient = True
+
+    def __init__(self, layer: Embedding, table: str, part: str) -> None:
+        self._layer, self.table, self.part = layer, table, part
+        self.shape = layer.embedding_tables.part_shapes(table)[part]
+        self.name, self.path = f"{table}.{part}", f"{layer.name}/{table}.{part}"
+
+    @property
+    def trainable(self) -> bool:
+        return self.part == WEIGHTS and bool(self._layer.trainable)
+
+    def numpy(self) -> Float32:
+        """Return a copy of the rows."""
+        return self._layer.embedding_tables.parameters(self._layer.tables, self.table)[self.part]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.numpy(), dtype)
+
+    def assign(self, values: Any) -> None:
+        """Set the rows."""
+        parts = self._layer.embedding_tables.parameters(self._layer.tables, self.table)
+        self._layer._load_parts(self.table, {**parts, self.part: np.asarray(values, np.float32)})
+
+
+class PreparedBatches(keras.utils.PyDataset):  # type: ignore[misc]
+    """Batches of ids as the lookups that a layer takes, prepared by threads while the model trains.
+
+    Parameters
+    ----------
+    layer : Embedding
+        Which prepares them.
+    batches : sequence or keras.utils.PyDataset
+        Each item: the features of a batch, then its labels, sample weights and the like.
+    combine : callable or None
+        (lookups, *rest of the item) → what ``fit`` takes, for models with other inputs. None: a tuple of them.
+    **options : object
+        Of ``keras.utils.PyDataset``, such as ``workers``.
+
+    Raises
+    ------
+    UsageError
+        For ``use_multiprocessing``: lookups are on the device of this process.
+    """
+
+    def __init__(
+        self, layer: Embedding, batches: Sequence[Any], combine: Callable[..., Any] | None = None, **options: Any
+    ) -> None:
+        if options.get("use_multiprocessing"):
+            raise UsageError("PreparedBatches: lookups are on the device of this process; use threads (workers=4)")
+        super().__init__(**options)
+        self._layer, self._batches = layer, batches
+        self._combine: Callable[..., Any] = combine or (lambda *item: item)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Any:
+        features, *rest = self._batches[index]
+        return self._combine(self._layer.preprocess(features), *rest)
+
+    def on_epoch_begin(self) -> None:
+        self._forward("on_epoch_begin")
+
+    def on_epoch_end(self) -> None:
+        self._forward("on_epoch_end")
+
+    def _forward(self, event: str) -> None:
+        if isinstance(self._batches, keras.utils.PyDataset):
+            getattr(self._batches, event)()
 
 
 def _lookup_of(embedding_tables: EmbeddingTables, structure: Any) -> Any:
@@ -124,7 +346,10 @@ def _starting_with(array: jax.Array) -> Any:
 def _check(embedding_tables: EmbeddingTables, tables: Mapping[str, Table]) -> None:
     """Raise UsageError for tables that the layer cannot train."""
     if embedding_tables.mesh.size > 1:
-        raise UsageError(f"a Keras layer needs its tables on one device, got {embedding_tables.mesh.size}")
+        raise UsageError(
+            f"a Keras layer needs its tables on one device, got {embedding_tables.mesh.size}; choose one: "
+            'EmbeddingTables(config, jax.sharding.Mesh(jax.devices()[:1], ("shard",)), halves=False)'
+        )
     for name, table in tables.items():
         if any(array.dtype != "float32" for array in table.arrays):
             raise UsageError(f"table '{name}': halves of words have no gradient; use EmbeddingTables(…, halves=False)")

@@ -74,9 +74,13 @@ class DeltaLog:
         if not self._durable:
             self._publish(self._logged_step)
 
-    def commit_begins(self) -> None:
+    def end_delta(self) -> None:
+        """Let what changed so far be a delta; it is published after its commit."""
         if self._deltas is not None:
             self._log(self._deltas, self._deltas.take)
+
+    def commit_begins(self) -> None:
+        self.end_delta()
         self._committing_step = self._logged_step
 
     def commit_is_on_disk(self) -> None:

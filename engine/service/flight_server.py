@@ -44,6 +44,7 @@ ACTIONS = {
     "explain": "what the gate waits for, in one line",
     "position": 'how far a producer\'s frames have come: {"contributor": NAME}',
     "checkpoint": "commit now; answers when it is on disk",
+    "rollback": 'step forward to the rows of an earlier commit: {"to": TAG or STEP}; answers when it is on disk',
     "drain": "take no frames any more, commit, and end",
 }
 ADMISSION = "admission"
@@ -192,6 +193,9 @@ class FlightServer(AnsweringServer):
         if kind == "checkpoint":
             self._sequencer.commit()
             return {"committed_step": self._sequencer.streams.durable_step}
+        if kind == "rollback":
+            done = self._sequencer.roll_back(decoded(body, "rollback").get("to"))
+            return {"global_step": done.step, "to_step": done.target.step, "rolled_back": done.num_frames}
         if kind == "drain":
             self._drain()
             return {"ending": True}

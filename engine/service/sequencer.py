@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
+from penstock.checkpoint.rollbacks import Rollback
 from penstock.checkpoint.store import Folder
 from penstock.errors import CapacityError, InputError, ServiceError, UsageError
 from penstock.frames import Frame
@@ -166,6 +167,29 @@ class Sequencer(CommitListener):
         done.wait()
         if self.error is not None:
             raise ServiceError(f"the commit failed: {self.error}")
+
+    def roll_back(self, version: str | int | None) -> Rollback:
+        """Step forward to the rows of another commit, as one delta, and wait until it is durable.
+
+        Raises UsageError without a checkpoint, StateError if there is no such version, ServiceError if it failed.
+        """
+        with self._engine.gate.still():
+            self._check_open()
+            if self._commits is None:
+                raise UsageError("this service has no checkpoint, so no earlier commit: start it with --checkpoint DIR")
+        state = self._engine.session.saved(version)
+        with self._engine.gate.still():
+            self._check_open()
+            self._log.end_delta()
+            try:
+                done = self._engine.session.roll_back(state)
+                self._log.end_delta()
+                self._commits.frame_counted(0)
+            except BaseException as error:
+                self._fail(error)
+                raise
+        self.commit()
+        return done
 
     def commit_begins(self) -> None:
         self._in_flight, self._next_commit = self._next_commit, threading.Event()

@@ -22,6 +22,7 @@ import penstock.interrupts as interrupts
 from penstock.checkpoint.engine_state import encoded
 from penstock.checkpoint.parts import join_parts
 from penstock.checkpoint.store import PASSES, Commit, Folder
+from penstock.checkpoint.table_changes import TableChanges, changes_in, first_names
 from penstock.checkpoint.versions import check_no_version
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions
@@ -85,6 +86,7 @@ class MultiPass:
         names = (*options_of("passes", ReadingKeywords), "learning_rates")
         self._reading = {name: getattr(options, name) for name in names}
         JoinedDeltas(config.tables, self._form, 0)
+        self._changes = {name: getattr(options, name) for name in TableChanges.names}
         self._work = PassFolder(self._folder.path / PASSES)
         self.count = 0
 
@@ -98,6 +100,8 @@ class MultiPass:
         folder.lock()
         try:
             base = folder.newest()
+            if base is None:
+                TableChanges(**self._changes).check_commit(folder.path)
             self.count = self._work.begin(self._flags(), base, self._options.resume, self._choose)
             for rank in range(self.count):
                 if self._work.ended(rank) is None:
@@ -121,7 +125,8 @@ class MultiPass:
 
     def tables(self) -> WholeTables:
         """Return the tables of the commit, after ``run``: read from its files, page by page."""
-        return mapped_tables(self._folder, self._commit, self._config)
+        config = self._config.drawn_as(first_names(self._commit.contents))
+        return mapped_tables(self._folder, self._commit, config)
 
     # ---- internal
 
@@ -200,14 +205,14 @@ class MultiPass:
         gate: dict[str, Any] = {"num_required": options.num_required, "reduction": options.reduction}
         if folder is not None:
             engine = PassEngine.restore(
-                folder.path, self._mesh, options.threads, config=self._config, share=share, **gate
+                folder.path, self._mesh, options.threads, config=self._config, share=share, **gate, **self._changes
             )
             if folder is self._folder:
                 engine.session.files.committed["deltas"] = None  # those of the pass begin a new file
             return engine
         engine = PassEngine(self._config, self._mesh, seed=options.seed, threads=options.threads, share=share, **gate)
         if options.init is not None:
-            engine.read_tables(options.init)
+            engine.read_tables(options.init, new_tables=options.new_tables)
         return engine
 
     def _progress(self, rank: int) -> Progress | None:
@@ -223,6 +228,8 @@ class MultiPass:
         """Commit the parts of all passes, with their deltas merged."""
         number, done = self._folder.next_number(), False
         parts = self._work.linked_into(self._folder, number)
+        if base is not None and changes_in(parts[0].contents) != changes_in(base.contents):
+            base = replace(base, contents={**base.contents, "deltas": None})  # a file of deltas would lack the change
         contents = {name: parts[0].contents[name] for name in ("positions", "quarantine", "counters")}
         contents["deltas"] = None if base is None else base.contents.get("deltas")
         with self._opened_deltas(base, lambda: done) as writer:

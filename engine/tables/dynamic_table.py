@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -79,11 +80,12 @@ class DynamicTable:
 
     def start_counting(self) -> None:
         """Reset the counts of the previous run."""
-        self._counted_before = key_counts(self.directory)
+        self._counted_before, self._rolled_back = key_counts(self.directory), 0
 
     def report(self, expired_waiting: int) -> KeyReport:
         """Return the keys now, and what became of keys since ``start_counting``. expired_waiting : as counted"""
-        return key_report(self.directory, self._counted_before, expired_waiting)
+        report = key_report(self.directory, self._counted_before, expired_waiting)
+        return replace(report, rolled_back=self._rolled_back)
 
     # ---- a step
 
@@ -123,16 +125,16 @@ class DynamicTable:
     def forget_changes(self) -> None:
         """End a step or a load: drop its plans, which hold about 33 bytes per key of it."""
         self._carried_out: list[Plan] = []
-        self._stamped = _NO_KEYS
+        self._stamped = self._replaced = self._fresh = _NO_KEYS
         self.num_removed = 0
 
     def changes(self, last: bool) -> Int64:
         """Return the keys that the step or load removed or changed, int64 (n,); a key may occur several times.
 
-        last : also the keys that only the stamps of the first opening changed
+        last : also the keys of which only the stamps changed
         """
         keys = [(plan.removed()[0], plan.keys[plan.key_rows >= 0]) for plan in self._carried_out]
-        return np.concatenate([self._stamped if last else _NO_KEYS, *itertools.chain(*keys)])
+        return np.concatenate([self._replaced, self._stamped if last else _NO_KEYS, *itertools.chain(*keys)])
 
     def carry_out(self, opens: bool = True) -> None:
         """Carry the plan out: new keys get their initial rows. The updates of the step follow.
@@ -165,6 +167,38 @@ class DynamicTable:
             self._plan = None
             if not self._has_opened:
                 self._stamp(-1, self.directory.clock)
+
+    # ---- a rollback
+
+    def replace_keys(self, state: Mapping[str, Array]) -> Int64:
+        """Replace the keys by saved ones, before their rows are written. Returns rows as ``set_state`` does."""
+        before, counts = self.directory.state(), key_counts(self.directory)
+        places = self.set_state(state)
+        after = self.directory.state()
+        keys, i, j = np.intersect1d(before["key"], after["key"], assume_unique=True, return_indices=True)
+        stays = before["row"][i] == after["row"][j]
+        same = keys[stays]
+        lost = np.setdiff1d(before["key"], same, assume_unique=True)
+        self._fresh = np.setdiff1d(after["key"], same, assume_unique=True)
+        self._replaced = np.concatenate([lost, self._fresh])
+        self._stamped = keys[stays & (before["last"][i] != after["last"][j])]
+        if self.row_keys is not None:
+            self.row_keys.remove(lost)
+        # The counts of the run in progress continue.
+        now = key_counts(self.directory)
+        self._counted_before = {name: n + now[name] - counts[name] for name, n in self._counted_before.items()}
+        self._rolled_back += len(after["key"]) - len(before["key"])
+        return places
+
+    def rows_replaced(self, rows: Int64) -> Int64:
+        """Return the keys that a rollback changed, after it has written their rows, distinct. rows : those written"""
+        self._replaced = np.union1d(self._replaced, self.directory.keys(rows))
+        if self.row_keys is not None:
+            state = self.directory.state()
+            self.row_keys.stamp(state["row"].astype(np.int64), state["last"].astype(np.int64))
+            self.row_keys.set_clock(self.directory.clock)
+            self.row_keys.insert(self._fresh, self.directory.rows(self._fresh, expired=True).astype(np.int64))
+        return self._replaced
 
     def _no_room(self, of_load: bool = False) -> CapacityError:
         """Drop the plan, and return the error of the new keys that it rejects."""

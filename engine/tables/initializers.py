@@ -46,7 +46,7 @@ def initial_rows(spec: TableSpec, seed: int) -> InitialRows:
         return InitialRows("constant", start.value)
     if isinstance(start, RowIdInitializer):
         return InitialRows("row_id", start.offset)
-    key = philox_key(b"start", seed, spec.name).hex()
+    key = philox_key(b"start", seed, spec.drawn_as).hex()
     if isinstance(start, TruncatedNormal):
         return InitialRows("normal", start.stddev, start.mean, key)
     assert isinstance(start, Uniform)  # a configuration of a dynamic table with another one is refused

@@ -28,7 +28,7 @@ def make_directory(spec: TableSpec, seed: int, sample_bits: int = 0, share: tupl
     return Directory(
         spec.vocabulary_size,
         seed,
-        spec.name,
+        spec.drawn_as,
         min_count=settings.min_count,
         by_frames=settings.count == "frames",
         probability=settings.probability,

@@ -65,7 +65,8 @@ def parts_of(
     """
     if table not in tree or WEIGHTS not in tree[table]:
         has = ", ".join(tree) or "none"
-        raise InputError(f"no '{WEIGHTS}' of table '{table}'; the tables there: {has}", source=str(path))
+        hint = "" if table in tree else "; --new-tables (new_tables=) keeps its initial rows"
+        raise InputError(f"no '{WEIGHTS}' of table '{table}'; the tables there: {has}{hint}", source=str(path))
     existing = {key: tree[table][key] for key in parts if key in tree[table]}
     for key, rows in existing.items():
         shape = (num_rows, parts[key])

@@ -101,7 +101,7 @@ class KeyShare(AnyShare):
     """The rows of a dynamic table in one share. Its ids are keys, which have no numbers: ``locate`` returns the keys.
 
     ``ids`` returns which rows of the whole table the rows here are.
-    table, capacity, seed : of the whole table
+    table, capacity, seed : of the whole table; table : the name that it is drawn as
     """
 
     table: str
@@ -134,7 +134,7 @@ def shares_of(specs: Iterable[TableSpec], mod: bool, seed: int, rank: int, count
     return {
         spec.name: Share(rank, count, spec.vocabulary_size, mod)
         if spec.dynamic is None
-        else KeyShare(rank, count, spec.name, spec.vocabulary_size, seed)
+        else KeyShare(rank, count, spec.drawn_as, spec.vocabulary_size, seed)
         for spec in specs
     }
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.errors import CapacityError, StateError, UsageError
+from penstock.errors import CapacityError, InputError, StateError, UsageError
 from penstock.frames import Float32, Int64
-from penstock.io.table_files import TablesWriter, check_table, read_table
+from penstock.io.table_files import TablesWriter, check_table, read_table, table_path
 from penstock.tables.orbax import is_orbax, load_tree, parts_of
 from penstock.tables.table_set import TableSet
 
@@ -45,18 +45,22 @@ def _blocks(stream: Callable[[int], Iterable[Float32]], num_parts: int) -> Itera
     return zip(*(stream(part) for part in range(num_parts)), strict=True)
 
 
-def reading(tables: TableSet, directory: str | os.PathLike[str]) -> Callable[[], None]:
+def reading(tables: TableSet, directory: str | os.PathLike[str], new_tables: bool) -> Callable[[], None]:
     """Return a callable that sets every row in the files of ``write_tables``, or all rows from an Orbax checkpoint.
 
+    new_tables : keep the rows of tables that are not there
     Parquet files are checked for presence and columns now, and row by row when the callable runs.
     """
     path = Path(directory)
     if is_orbax(path):
-        blocks: Iterable[Block] = list(_orbax_tables(tables, path))
+        blocks: Iterable[Block] = list(_orbax_tables(tables, path, new_tables))
     else:
-        for name in tables.specs:
+        names = [name for name in tables.specs if not new_tables or table_path(path, name).exists()]
+        if not names:
+            raise InputError("no file for any table of the configuration", source=str(path))
+        for name in names:
             check_table(path, name, _columns(tables, name))
-        blocks = _parquet_blocks(tables, path)
+        blocks = _parquet_blocks(tables, path, names)
 
     def read() -> None:
         try:
@@ -74,8 +78,8 @@ def _columns(tables: TableSet, name: str) -> dict[str, int]:
     return dict(zip(["row", *list(tables.parts(name))[1:]], tables.table(name).part_dims, strict=True))
 
 
-def _parquet_blocks(tables: TableSet, directory: Path) -> Iterator[Block]:
-    for name in tables.specs:
+def _parquet_blocks(tables: TableSet, directory: Path, names: Iterable[str]) -> Iterator[Block]:
+    for name in names:
         columns, spec, dynamic = _columns(tables, name), tables.specs[name], tables.dynamic.get(name)
         size = spec.vocabulary_size if dynamic is None else dynamic.id_range
         parts = {column: part for part, column in enumerate(columns)}
@@ -83,11 +87,13 @@ def _parquet_blocks(tables: TableSet, directory: Path) -> Iterator[Block]:
             yield name, ids, {parts[column]: values for column, values in rows.items()}
 
 
-def _orbax_tables(tables: TableSet, directory: Path) -> Iterator[Block]:
+def _orbax_tables(tables: TableSet, directory: Path, new_tables: bool) -> Iterator[Block]:
     for name in tables.dynamic:
         raise UsageError(f"table '{name}' is dynamic, and an Orbax checkpoint has no keys: load files that --out wrote")
     tree = load_tree(directory)
     for name in tables.specs:
+        if new_tables and name not in tree:
+            continue
         table, parts = tables.whole_table(name), tables.parts(name)
         num_rows = table.layout.vocabulary_size
         by_name = parts_of(tree, directory, name, num_rows, dict(zip(parts, table.part_dims, strict=True)))

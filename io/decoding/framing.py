@@ -203,10 +203,16 @@ class PartialFrame:
 
 
 class FrameBuilder:
-    """Collects pieces and returns frames; buffers the one incomplete frame. first_bad : see ``PartialFrame``"""
+    """Collects pieces and returns frames; buffers the one incomplete frame. first_bad : see ``PartialFrame``
 
-    def __init__(self, options: ReadOptions, first_bad: dict[str, str]) -> None:
-        self._options, self._first_bad = options, first_bad
+    num_unchecked : of the first frames, bad rows are dropped
+    """
+
+    def __init__(self, options: ReadOptions, first_bad: dict[str, str], num_unchecked: int = 0) -> None:
+        self._options = self._checking = options
+        self._first_bad, self._num_unchecked = first_bad, num_unchecked
+        if num_unchecked:
+            self._options = replace(options, on_bad_row="drop")
         self._plain: PlainPieces | None = None  # whose last piece is the buffered frame so far
         self._begin()
 
@@ -288,11 +294,14 @@ class FrameBuilder:
     def _run(self, pieces: PlainPieces, first: int, stop: int) -> FrameRun:
         """Return pieces that are whole frames."""
 
+        num_unchecked = self._num_unchecked
+
         def frame_at(number: int) -> Frame:
-            builder = FrameBuilder(self._options, self._first_bad)
+            builder = FrameBuilder(self._checking, self._first_bad, max(0, num_unchecked - number))
             builder._add(pieces.piece(first + number))
             return builder._build()
 
+        self._built(stop - first)
         assert pieces.batch.plain is not None
         table, rows = pieces.batch.plain
         bounds, steps = pieces.bounds, pieces.steps
@@ -302,9 +311,18 @@ class FrameBuilder:
         return FrameRun(table, (rows,), START, bounds, steps, frame_at)
 
     def _build(self) -> Frame:
-        frame = self._frame.build(partial(self._audited, tuple(self._pieces)) if self._unvalidated else None)
+        audit = partial(self._audited, tuple(self._pieces), self._options) if self._unvalidated else None
+        frame = self._frame.build(audit)
         self._begin()
+        self._built(1)
         return frame
+
+    def _built(self, num_frames: int) -> None:
+        if self._num_unchecked:
+            self._num_unchecked = max(0, self._num_unchecked - num_frames)
+            if not self._num_unchecked:
+                self._options = self._checking
+                self._begin()
 
     def _begin(self) -> None:
         self._frame = PartialFrame(self._options, self._first_bad)
@@ -325,14 +343,15 @@ class FrameBuilder:
             if options.on_bad_row != "error":
                 self._num_bytes += piece.num_bytes
                 if self._num_bytes > UNVALIDATED_BYTES:
-                    self._frame, self._pieces, self._unvalidated = self._validated(self._pieces), [], False
+                    self._frame = self._validated(self._pieces, options)
+                    self._pieces, self._unvalidated = [], False
 
-    def _audited(self, pieces: Sequence[FramePiece]) -> Frame:
+    def _audited(self, pieces: Sequence[FramePiece], options: ReadOptions) -> Frame:
         """Return the frame of these pieces after a check of every value."""
-        return self._validated(pieces).build(None)
+        return self._validated(pieces, options).build(None)
 
-    def _validated(self, pieces: Sequence[FramePiece]) -> PartialFrame:
-        frame = PartialFrame(self._options, self._first_bad)
+    def _validated(self, pieces: Sequence[FramePiece], options: ReadOptions) -> PartialFrame:
+        frame = PartialFrame(options, self._first_bad)
         for piece in pieces:
-            frame.add(piece.validated(self._options.sizes))
+            frame.add(piece.validated(options.sizes))
         return frame

@@ -44,6 +44,7 @@ class FrameReader:
     checksums : of what has been read, whether it carries checksums: True, False or both
     first_source : whose turn it is, where sources are read in turn
     continued : numbers of the sources of which a commit has frames
+    unchecked : of every source, how many of its first frames may have rows that do not fit the tables: they are dropped
     is_idle : whether the last void frame stands for a pause as long as pauses become
     """
 
@@ -53,6 +54,7 @@ class FrameReader:
         check_order(self.sources, options.merge, options.follow)
         self.first_source = 0
         self.continued: Collection[int] = ()
+        self.unchecked: Sequence[int] = ()
         self.is_idle = False
         self.first_bad: dict[str, str] = {}
         self._reading = 0
@@ -181,7 +183,8 @@ class FrameReader:
                 self._verified.append(False)
                 yield from frames
                 return
-        builder = FrameBuilder(self.options, self.first_bad)
+        num_unchecked = self.unchecked[number] if number < len(self.unchecked) else 0
+        builder = FrameBuilder(self.options, self.first_bad, num_unchecked)
         verified: list[bool] = []
         with closing(source.parts()) as parts:
             for part in parts:

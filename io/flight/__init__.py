@@ -432,6 +432,31 @@ class Client:
         """
         return int(self.connection.act("checkpoint")["committed_step"])
 
+    def rollback(self, version: str | int) -> dict[str, Any]:
+        """Step the service forward to the rows of an earlier commit (docs/versions.md), and wait for its commit.
+
+        Parameters
+        ----------
+        version : str or int
+            A tag of the service's checkpoint, or the step of a commit.
+
+        Returns
+        -------
+        dict
+            ``global_step``, ``to_step`` (that of the version) and ``rolled_back``: frames dropped from the gate.
+
+        Raises
+        ------
+        StateError
+            If there is no such version, it is damaged, or its tables are others.
+        UsageError
+            If the service has no checkpoint.
+        ServiceError
+            If the service cannot be reached. If the connection is lost meanwhile, it may have rolled back: see
+            ``status()``.
+        """
+        return self.connection.act_once("rollback", to=version)
+
     def drain(self) -> None:
         """Let the service commit and end."""
         self.connection.act("drain")

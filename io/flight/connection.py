@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -117,14 +117,21 @@ class Connection:
 
     def act(self, kind: str, **arguments: Any) -> dict[str, Any]:
         """Call an action and return its answer."""
+        return self.retried(lambda: self._answer(kind, arguments))
 
-        def once() -> dict[str, Any]:
-            client, options = self.opened()
-            (answer,) = client.do_action(flight.Action(kind, encoded(arguments)), options)
-            message: dict[str, Any] = json.loads(answer.body.to_pybytes())
-            return message
+    def act_once(self, kind: str, **arguments: Any) -> dict[str, Any]:
+        """Call an action that must not happen twice: after a lost connection it may have happened."""
+        try:
+            return self._answer(kind, arguments)
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            self.close()
+            raise from_flight(error, self.uri) from error
 
-        return self.retried(once)
+    def _answer(self, kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        client, options = self.opened()
+        (answer,) = client.do_action(flight.Action(kind, encoded(arguments)), options)
+        message: dict[str, Any] = json.loads(answer.body.to_pybytes())
+        return message
 
     def get(self, ticket: dict[str, Any]) -> flight.FlightStreamReader:
         client, options = self.opened()

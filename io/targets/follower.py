@@ -192,7 +192,7 @@ class Follower:
         """Read the job and the epochs of the service."""
         with _of_the_source():
             self._job, status = FollowedJob.of(self.client), self.client.status()
-        self._epochs = [epoch for epoch, _ in status["epochs"]]
+        self._epochs = [epoch for epoch, *_ in status["epochs"]]
         return self._job
 
     def _continue_from(self, stored: Stored | None) -> None:
@@ -260,10 +260,14 @@ class Follower:
     def _fill(self, job: FollowedJob) -> None:
         """Fetch all tables, and replace those of the target by them."""
         with _of_the_source():
-            tables = {name: self.client.table(name) for name in job.tables}
-            if any(table.lineage != job.lineage for table in tables.values()):
-                self._job = None  # the service was started again meanwhile, without its checkpoint
-                return
+            try:
+                tables = {name: self.client.table(name) for name in job.tables}
+            except (ServiceError, UsageError):
+                if self._read_job() == job:
+                    raise
+                return  # the service was started again meanwhile, without one of the tables
+            if self._read_job() != job or any(table.lineage != job.lineage for table in tables.values()):
+                return  # the service was started again meanwhile, with other tables or without its checkpoint
             try:
                 rows, position = self._at_one_position(job, tables)
             except DeltasGoneError:

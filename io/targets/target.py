@@ -85,17 +85,17 @@ class FollowedJob:
         raise StateError(f"{place}: expected what penstock stores in format {FORMAT}, got {got}; use another target")
 
     def check(self, stored: FollowedJob, place: str) -> None:
-        """Raise StateError if a target holds rows of another job."""
+        """Raise StateError if a target holds rows of another job. The tables of one job may have changed since."""
+        if self.lineage == stored.lineage:
+            return
         if self.tables != stored.tables:
             held = f"tables {listed(stored.tables)}" if self.tables.keys() != stored.tables.keys() else "other dims"
             problem = f"it holds {held}, the service has {listed(self.tables)}"
-        elif self.lineage != stored.lineage:
+        else:
             problem = (
                 f"it holds the tables of another job or history ({stored.lineage}; the service has {self.lineage}, "
                 "a new one after each start without its checkpoint)"
             )
-        else:
-            return
         raise StateError(f"{place}: {problem}; use another target, or --replace to overwrite it")
 
     def id_column_type(self) -> pa.DataType:
@@ -168,7 +168,7 @@ class Stored:
         bool
         """
         epoch, last = self.position.epoch, other.position.epoch
-        if self.job != other.job:
+        if self.job.lineage != other.job.lineage:
             return True
         if epoch == last:
             return self.position.step > other.position.step

@@ -53,10 +53,11 @@ def test_the_command_measures_and_reports(tmp_path, call):
 
 
 def test_reads_small_frames_and_the_start_are_measured(call):
-    text, result = call(0, "bench", "latency", "frames", "startup", "reads", *SMALL, "--peers", "none")
+    text, result = call(0, "bench", "latency", "frames", "startup", "reads", "rollback", *SMALL, "--peers", "none")
     sides = {run["case"]: run["sides"] for run in result["runs"]}
     assert set(sides["frames"]) == {"penstock", "bare_consumer"}
     assert set(sides["startup"]) == {"penstock", "import_jax"}
+    assert set(sides["rollback"]) == {"penstock", "with_commit", "commit"}
     assert sides["reads"].keys() >= {
         "penstock",
         "rows_1024",

@@ -177,10 +177,10 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
 def test_a_version_of_the_future_is_refused(folder):
     commit = Folder(folder).newest()
     path = folder / "00000003.commit"
-    text = commit.encoded().replace(b'"penstock.checkpoint": 3', b'"penstock.checkpoint": 5').rpartition(b"\n")[0]
+    text = commit.encoded().replace(b'"penstock.checkpoint": 3', b'"penstock.checkpoint": 6').rpartition(b"\n")[0]
     body = text.rpartition(b"\n")[0]
     path.write_bytes(body + b"\n" + digest_of(body).encode() + b"\n")
-    assert "version 5; this penstock reads versions 3 and 4" in refused(folder)
+    assert "version 6; this penstock reads versions 3 to 5" in refused(folder)
 
 
 @pytest.mark.parametrize("missing", ["tables", "gate", "positions", "seed"])

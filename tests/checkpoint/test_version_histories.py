@@ -1,4 +1,4 @@
-"""Random histories of commits, tags, branches, cleaning, restarts and going back; any of them may be killed.
+"""Random histories of commits, tags, branches, rollbacks, cleaning, restarts and going back; any may be killed.
 
 After each event every tag of every folder restores to the bits that its commit had. A failing history is printed with
 its events; the seed repeats it.
@@ -15,6 +15,7 @@ from faults.operations import Watched, failing
 from versions import CONFIG, Killed, check_tags, rewrite, step
 
 import penstock as ps
+from penstock.checkpoint.rollbacks import roll_back_folder
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.versions import Version, branch, delete_tag
 from penstock.filesystem import atomic_files
@@ -42,6 +43,7 @@ class History:
     def run(self):
         events = [self.commit, self.commit, self.commit, self.tag, self.tag, self.move, self.delete]
         events += [self.clean, self.restart, self.go_back, self.travel, self.start_branch]
+        events += [self.roll_back, self.roll_back_folder]
         for _ in range(LENGTH):
             line, event = self.random.choice(self.lines), self.random.choice(events)
             fault = self.random.choice([None, None, "kill", "kill", "full"])
@@ -105,6 +107,43 @@ class History:
         if older:
             (line.folder / f"{newest:08}.commit").unlink()
             self.restart(line)
+
+    def version(self, line):
+        """A tag or the step of a commit, and the commit that it names."""
+        names = [*line.tags, *(Folder(line.folder).load(number).step for number in Folder(line.folder).numbers())]
+        name = self.random.choice(names)
+        return name, Version.of(line.folder, name).load()
+
+    def roll_back(self, line, fault=None):
+        """Roll the engine back, train on in half of the cases, and commit."""
+        name, commit = self.version(line)
+        if line.engine.session.last is None:  # nothing of it was saved
+            return
+        expected = line.engine.global_step + 1
+        assert line.engine.rollback(name) == expected
+        assert line.engine.core.tables.hash(commit.step) == self.hashes[commit.digests]
+        if self.random.random() < 0.5:
+            step(line.engine, self.random.getrandbits(32))
+        state = line.engine.state_hash()
+        if self.ends_early(fault, lambda: line.engine.save(line.folder)):
+            self.hashes.setdefault(Folder(line.folder).newest().digests, state)
+            self.restart(line)
+        self.hashes.setdefault(Folder(line.folder).newest().digests, line.engine.state_hash())
+
+    def roll_back_folder(self, line, fault=None):
+        """Roll the folder back without its engine, which restarts there."""
+        name, commit = self.version(line)
+        before = Folder(line.folder).newest()
+        ended = self.ends_early(fault, lambda: roll_back_folder(line.folder, name))
+        after = Folder(line.folder).newest()
+        assert ended or after.number > before.number
+        if after.number > before.number:
+            assert after.step == before.step + 1
+            self.restart(line)
+            assert line.engine.core.tables.hash(commit.step) == self.hashes[commit.digests]
+            state = line.engine.state_hash()
+            assert self.hashes.setdefault(after.digests, state) == state
+        Folder(line.folder).unlock()
 
     def tag(self, line, fault=None, move=False):
         folder, name = Folder(line.folder), self.random.choice(NAMES)

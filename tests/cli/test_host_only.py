@@ -83,6 +83,7 @@ def test_the_other_commands_do_without_jax(run):
         "history a --table user --id 1",
         "blame tables.pbtxt log.arrows --table user --id 1",
         "branch a@good c",
+        "rollback a --to good",
         "synth synthetic.arrows --rows 100 --vocabulary 50 --dim 2",
         "demo --dir demo",
         "doctor",

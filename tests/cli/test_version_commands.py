@@ -50,6 +50,20 @@ def test_tag_log_and_branch_print_what_they_did(folder, call):
     assert call(0, "log", folder)[1]["tags"] == []
 
 
+def test_rollback_prints_what_it_did(folder, call, refused):
+    ps.tag(folder, "good", 2)
+    text, result = call(0, "rollback", folder, "--to", "good")
+    assert text == "rolled back  run: step 4, with the rows of step 2\n"
+    assert result == {"global_step": 4, "to_step": 2, "rolled_back": 0}
+    assert call(1, "diff", folder, f"{folder}@good")[1]["differences"] == {"global_step": [4, 2]}
+    assert [entry["step"] for entry in call(0, "log", folder)[1]["commits"]] == [4, 3, 2, 1]
+    assert "run: no commit of step 9; the nearest: 4 (commit 4)" in refused(5, "rollback", folder, "--to", 9)
+    assert "version 'no tag!': expected a tag or a step" in refused(2, "rollback", folder, "--to", "no tag!")
+    assert "absent: no such checkpoint" in refused(5, "rollback", "absent", "--to", "good")
+    assert not os.path.exists("absent")
+    assert "--to" in refused(2, "rollback", folder)
+
+
 def test_log_counts_the_rows_of_deltas_and_the_bytes_that_only_tags_need(folder, call):
     ps.tag(folder, "first", 1)
     base = os.path.getsize("run/00000001.base")

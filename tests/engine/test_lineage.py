@@ -142,6 +142,23 @@ def test_errors_say_what_happened_and_what_to_give():
 def test_a_commit_without_epochs_is_in_the_first_one():
     assert Lineage.from_state({"lineage": None, "epochs": None}) is None
     old = Lineage.from_state({"lineage": "ab"})
-    assert [tuple(epoch) for epoch in old.epochs] == [("0", 0)]
+    assert [epoch.get_state() for epoch in old.epochs] == [["0", 0]]
     stored = Lineage.from_state({"lineage": "ab", "epochs": [["0", 0], ["cd", 3]]})
     assert stored.epoch_of(4) == "cd"
+
+
+def test_an_epoch_that_changes_the_tables_has_its_first_step_and_refuses_every_reader_from_before():
+    before = Lineage("abc").started(5)
+    lineage = before.started(8, changes_tables=True).started(8).started(8)  # later starts take no step
+    changed = lineage.epochs[-2]
+    assert [epoch.first_step for epoch in lineage.epochs] == [0, 5, 8, 8]
+    assert lineage.epoch_of(8) == changed.id
+    assert lineage.epoch_of(7) == before.current.id
+    lineage.check("abc", changed.id, 8)
+    for epoch, step in ((None, 3), ("0", 5), (before.current.id, 8)):
+        with pytest.raises(DeltasGoneError, match="the tables of this service have changed at step 8"):
+            lineage.check("abc", epoch, step)
+    again = lineage.started(8, changes_tables=True)
+    with pytest.raises(DeltasGoneError, match="have changed at step 8"):
+        again.check("abc", changed.id, 8)
+    assert Lineage.from_state(again.get_state()) == again

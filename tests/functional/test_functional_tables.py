@@ -1,5 +1,6 @@
 """Tables inside a user's own jitted step: as the engine gives, on any mesh, in any layout, and the same bits again."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import jax
@@ -233,3 +234,46 @@ def test_a_sequence_has_an_activation_per_position(mesh_of):
     expected, _ = ps.Engine(config).recv_activations(batch)
     assert activations["s"].shape == (2, 3, DIM)
     assert np.asarray(activations["s"]).tobytes() == expected["s"].tobytes()
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_lookups_for_evaluation_take_any_number_of_ids(mesh_of, devices):
+    embedding = EmbeddingTables(config_of(), mesh_of(devices))
+    tables = embedding.create(seed=3)
+    tables, _ = step_of(embedding)(tables, embedding.preprocess(*batch_of(0)))
+    rows = embedding.parameters(tables, "t")["parameters"]
+    for ids in ([], [7], [10, 3, 3], np.random.default_rng(0).integers(0, ROWS, 10_000)):
+        np.testing.assert_array_equal(embedding.lookup(tables, "t", ids), rows[np.asarray(ids, int)])
+    with pytest.raises(UsageError, match="expected 0 <= id < 11"):
+        embedding.lookup(tables, "t", [3, 11])
+    with pytest.raises(UsageError, match="no table 'u'"):
+        embedding.lookup(tables, "u", [3])
+
+
+def test_ids_in_place_of_lookups_and_calls_of_the_host_in_jit_are_refused_in_a_sentence(mesh_of):
+    embedding = EmbeddingTables(config_of(), mesh_of(1))
+    tables, ids = embedding.create(), jnp.zeros((BATCH, 2), int)
+    features = {"a": ids, "b": ids}
+    for uses in (features, ids, {"t": ids}):
+        with pytest.raises(ps.UsageTypeError, match=r"gather: expected the lookups of a batch.*call preprocess"):
+            embedding.gather(tables, uses)
+        with pytest.raises(ps.UsageTypeError, match="gather: expected the lookups of a batch"):
+            jax.jit(embedding.gather)(tables, uses)
+    with pytest.raises(ps.UsageTypeError, match=r"preprocess: runs on the host.*outside of the jitted function"):
+        jax.jit(embedding.preprocess)(features)
+    with pytest.raises(ps.UsageTypeError, match="preprocess: runs on the host"):
+        jax.jit(lambda row_id: embedding.preprocess({name: [[row_id]] * BATCH for name in "ab"}))(jnp.int32(3))
+    with pytest.raises(ps.UsageTypeError, match="lookup: runs on the host"):
+        jax.jit(lambda row_ids: embedding.lookup(tables, "t", row_ids))(ids[0])
+
+
+def test_threads_prepare_batches_at_once(mesh_of):
+    embedding = EmbeddingTables(config_of(), mesh_of(1))
+    tables, batches = embedding.create(), [batch_of(seed) for seed in range(24)]
+    with ThreadPoolExecutor(4) as pool:
+        lookups = list(pool.map(lambda batch: embedding.preprocess(*batch), batches))
+    for batch, uses in zip(batches, lookups, strict=True):
+        alone = EmbeddingTables(config_of(), mesh_of(1)).preprocess(*batch)
+        expected = jax.tree.leaves(embedding.gather(tables, alone))
+        for got, wanted in zip(jax.tree.leaves(embedding.gather(tables, uses)), expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)

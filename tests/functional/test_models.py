@@ -1,6 +1,7 @@
 """Models in Flax and Keras with penstock's tables: on next-word pairs, they train as with dense embeddings."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -95,7 +96,10 @@ def addresses(tables):
 @pytest.mark.parametrize(
     ("make_tables", "message"),
     [
-        (lambda: EmbeddingTables(config_of(), Mesh(jax.devices()[:2], ("shard",))), "on one device, got 2"),
+        (
+            lambda: EmbeddingTables(config_of(), Mesh(jax.devices()[:2], ("shard",))),
+            "on one device, got 2; choose one: EmbeddingTables",
+        ),
         (lambda: on_one_device(ps.SGD(lambda step: 0.1)), "table 't': a Keras layer needs a constant learning rate"),
         (lambda: on_one_device(rules={"t": from_optax(counting_adam())}), "cannot count the steps of its optax rule"),
     ],
@@ -186,6 +190,156 @@ def assert_same_rows(rows, expected):
     assert rows.keys() == expected.keys()
     for part, values in rows.items():
         np.testing.assert_array_equal(values, expected[part])
+
+
+PAGE = (ROOT / "docs" / "functional.md").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # Keras, on saving
+@pytest.mark.parametrize("library", ["orbax.checkpoint", "optax", "flax", "keras"])
+def test_the_pages_code_of_a_library_runs_after_that_of_jax(library, tmp_path, monkeypatch):
+    pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip("optax")
+    namespace = {}
+    codes = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    codes += [
+        code
+        for code in re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL)
+        if f"import {library}" in code or f"from {library}" in code
+    ]
+    assert len(codes) >= 2
+    for code in codes:
+        exec(compile(code, "docs/functional.md", "exec"), namespace)
+
+
+# ---- what a user of Keras expects of a layer
+
+
+TWO_TABLES = [[[1, 2], [], [10], [1, 1]], [[3], [4, 5], [0], []]]
+
+
+def functional_model(keras_layer, seed=0):
+    """Return a functional model of two tables, with features nested in a tuple and a dictionary, and its layer."""
+    import keras
+
+    first, second = (ps.TableConfig(rows, 3, name=name, combiner="sum") for name, rows in (("t", 11), ("u", 7)))
+    features = ({"f": ps.FeatureConfig(first, name="f")}, ps.FeatureConfig(second, name="g"))
+    config = ps.EmbeddingConfig.from_features(features, 4, ps.Adagrad(0.5))
+    mesh = Mesh(jax.devices()[:1], ("shard",))
+    layer = keras_layer(EmbeddingTables(config, mesh, halves=False), seed, name="tables")
+    inputs = layer.inputs()
+    activations, other = layer(inputs)
+    joined = keras.layers.Concatenate()([activations["f"], other])
+    keras.utils.set_random_seed(1)
+    return keras.Model(inputs, keras.layers.Dense(1)(joined)), layer
+
+
+def nested(batch):
+    return {"f": batch[0]}, batch[1]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # Keras, on saving
+def test_a_functional_model_trains_and_is_saved_and_loaded_whole(keras_layer, tmp_path):
+    keras = pytest.importorskip("keras")
+    from penstock.functional.keras_embedding import PreparedBatches
+
+    model, layer = functional_model(keras_layer)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    labels = np.arange(4.0)[:, None]
+    batches = PreparedBatches(layer, [(nested(TWO_TABLES), labels)] * 6, workers=2)
+    losses = model.fit(batches, epochs=2, verbose=0, shuffle=False).history["loss"]
+    assert losses[1] < losses[0]
+    model.save(tmp_path / "model.keras")
+    loaded_model = keras.saving.load_model(tmp_path / "model.keras")
+    loaded_layer = loaded_model.get_layer("tables")
+    for name in ("t", "u"):
+        rows, expected = (each.embedding_tables.parameters(each.tables, name) for each in (loaded_layer, layer))
+        assert_same_rows(rows, expected)
+    lookups = loaded_layer.preprocess(nested(TWO_TABLES))
+    np.testing.assert_array_equal(model.predict_on_batch(lookups), loaded_model.predict_on_batch(lookups))
+    assert loaded_model.fit(batches, verbose=0).history["loss"][0] < losses[1]  # continues with its slots
+    layer.save_own_variables(store := {})
+    with pytest.raises(ps.UsageError, match="the file has arrays of shapes"):
+        keras_layer(on_one_device(halves=False)).load_own_variables(store)
+
+
+def test_the_parameters_of_a_model_are_its_rows_in_id_order(keras_layer):
+    model, layer = functional_model(keras_layer)
+    assert layer.count_params() == 2 * 3 * (11 + 7)  # weights and accumulators, without padding
+    dense = 6 + 1
+    assert sum(int(np.prod(each.shape)) for each in model.trainable_weights) == 3 * (11 + 7) + dense
+    lines = []
+    model.summary(print_fn=lambda text, **_: lines.append(text))
+    assert f"Trainable params: {3 * (11 + 7) + dense} " in "\n".join(lines)
+    weights = layer.get_weights()
+    np.testing.assert_array_equal(weights[0], layer.embedding_tables.lookup(layer.tables, "t", range(11)))
+    layer.set_weights([np.zeros((11, 3)), *weights[1:]])
+    assert not layer.embedding_tables.lookup(layer.tables, "t", range(11)).any()
+    np.testing.assert_array_equal(layer.get_weights()[1], weights[1])
+
+
+def test_fit_with_ids_in_place_of_lookups_is_refused_in_a_sentence(keras_layer):
+    keras = pytest.importorskip("keras")
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first = keras_layer(on_one_device(halves=False), name="first")
+
+        def call(self, features):
+            return self.first(features)["f"]
+
+    model = Model()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    ids = {"f": np.array([[1, 2], [3, 4], [5, 6], [7, 8]])}
+    sentence = r"layer 'first': expected the lookups of a batch.*PreparedBatches.*preprocess\(features\)"
+    with pytest.raises(ps.UsageTypeError, match=sentence):
+        model.fit(ids, np.ones((4, 3)), batch_size=4, verbose=0)
+
+
+def test_prepared_batches_are_those_of_the_layer_and_go_where_combine_says(keras_layer):
+    keras = pytest.importorskip("keras")
+    from penstock.functional.keras_embedding import PreparedBatches
+
+    layer = keras_layer(on_one_device(halves=False))
+    dense, labels = np.ones((4, 2)), np.arange(4.0)
+
+    class Source(keras.utils.PyDataset):
+        ended = 0
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return BATCH, dense, labels
+
+        def on_epoch_end(self):
+            self.ended += 1
+
+    source = Source()
+    batches = PreparedBatches(layer, source, lambda lookups, dense, labels: ((lookups, dense), labels), workers=2)
+    (lookups, got), got_labels = batches[2]
+    for part, array in layer.preprocess(BATCH)["t"].items():
+        np.testing.assert_array_equal(lookups["t"][part], array)
+    assert len(batches) == 3
+    assert (got is dense, got_labels is labels) == (True, True)
+    batches.on_epoch_end()
+    assert source.ended == 1
+    with pytest.raises(ps.UsageError, match="use threads"):
+        PreparedBatches(layer, source, use_multiprocessing=True)
+
+
+def test_a_layer_that_no_file_can_hold_says_so(keras_layer):
+    pytest.importorskip("optax")
+    with pytest.raises(ps.UsageError, match=r"table 't': its optax rule is a Python function.*load_weights"):
+        keras_layer(on_one_device(rules={"t": from_optax(plain_sgd())}, halves=False)).get_config()
+
+
+def plain_sgd():
+    import optax
+
+    return optax.sgd(0.1)
 
 
 def counting_adam():

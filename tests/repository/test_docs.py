@@ -40,7 +40,8 @@ SETUP_CODE = {
     """,
     "docs/checkpoints.md": """
         import numpy as np, pyarrow as pa, penstock as ps
-        engine, mesh = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 2, optimizer=ps.SGD(0.1))])), None
+        table, mesh = ps.TableConfig(9, 2, name="user", optimizer=ps.SGD(0.1)), None
+        engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
         batch = pa.record_batch({"id": [1, 2], "gradient": [[0.5, 0.5], [1.0, 1.0]]})
         with pa.ipc.new_stream("monday.arrows", batch.schema) as writer:
             writer.write_batch(batch)

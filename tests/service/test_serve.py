@@ -220,7 +220,14 @@ def test_a_stream_that_ends_inside_a_frame_is_refused():
 def test_the_actions_and_flights_are_listed():
     with service_of(ps.Engine(config_of(("user", "item")))) as service:
         client = flight.connect(service.address.uri)
-        assert {a.type for a in client.list_actions()} == {"status", "explain", "position", "checkpoint", "drain"}
+        assert {a.type for a in client.list_actions()} == {
+            "status",
+            "explain",
+            "position",
+            "checkpoint",
+            "rollback",
+            "drain",
+        }
         paths = [[p.decode() for p in info.descriptor.path] for info in client.list_flights()]
         assert paths == [["gradients"], ["lookup"], ["deltas"], ["table", "user"], ["table", "item"]]
         info = client.get_flight_info(flight.FlightDescriptor.for_path("table", "item"))

@@ -60,11 +60,11 @@ def churning_steps(num_steps=60, num_keys=40, per_step=24, seed=0):
     return steps
 
 
-def physical(engine):
+def physical(engine, name="user"):
     """key → row of all keys that have one, also of expired keys that wait for their sweep."""
-    table = engine.core.tables.dynamic["user"]
+    table = engine.core.tables.dynamic[name]
     state = table.directory.state()
-    rows = engine.core.tables.table("user").read(state["row"].astype(np.int64))
+    rows = engine.core.tables.table(name).read(state["row"].astype(np.int64))
     return dict(zip(table.as_given(state["key"]).tolist(), rows.tolist(), strict=True))
 
 

@@ -25,7 +25,7 @@ __main__   cli   bench
 service   ray   shares   dataflow   functional   metrics
 engine   activation_access   table_access   run   lockstep   live_reads   deltas   checkpoint   telemetry   planning
 core   tables   io   shared
-options   activations   accumulators   pipeline   sampling   gate   stats
+keywords   options   activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads
 validation   flag_values   lineage   filesystem   svg   updates   frames   pyx   interrupts   errors
 """

@@ -37,6 +37,7 @@ METRIC_OF = {
     "skipped": "penstock_skipped_frames_total",
     "truncated": "penstock_truncated_ids_total",
     "stale_rows": "penstock_stale_rows_total",
+    "rolled_back": "penstock_rolled_back_frames_total",
     "device_problems": "penstock_device_problems_total",
 }
 # Every number of the keys of a dynamic table, and its metric.
@@ -52,6 +53,7 @@ METRIC_OF_KEYS = {
     "evicted": "penstock_table_evicted_keys_total",
     "rejected": "penstock_table_rejected_keys_total",
     "unadmitted_rows": "penstock_table_unadmitted_rows_total",
+    "rolled_back": "penstock_table_rolled_back_keys",
 }
 # Every number of the moves of a cached table, and its metric.
 METRIC_OF_CACHE = {

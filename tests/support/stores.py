@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import function_rows
@@ -23,11 +24,12 @@ from penstock.io.targets.target_kinds import open_target
 
 DIM, ITEMS, KEYS = 4, 30, 32
 STEPS = churning_steps(200)
+DYNAMIC = ps.Dynamic(min_count=2, expire_after=9, evict="lru", key_type="uint64")
 
 
 def config_of(item_dim=DIM, key_type="uint64"):
     """Return a job of a static table, and of a dynamic one whose keys are admitted and evicted."""
-    dynamic = ps.Dynamic(min_count=2, expire_after=9, evict="lru", key_type=key_type)
+    dynamic = replace(DYNAMIC, key_type=key_type)
     tables = [
         ps.TableConfig(ITEMS, item_dim, name="item", optimizer=ps.Adagrad(0.1)),
         ps.TableConfig(KEYS, DIM, name="user", optimizer=ps.Adagrad(0.1), dynamic=dynamic),
@@ -46,9 +48,15 @@ def frame(step, keys=None):
 
 def rows_of(engine):
     """Return table → id → the bytes of the row in the engine."""
-    items = {id_: row.tobytes() for id_, row in enumerate(engine.lookup("item", range(ITEMS)))}
-    users = {key: np.array(row, np.float32).tobytes() for key, row in physical(engine).items()}
-    return {"item": items, "user": users}
+    rows = {}
+    for name, spec in ((spec.name, spec) for spec in engine.config.tables):
+        if spec.dynamic is None:
+            rows[name] = {
+                id_: row.tobytes() for id_, row in enumerate(engine.lookup(name, range(spec.vocabulary_size)))
+            }
+        else:
+            rows[name] = {key: np.array(row, np.float32).tobytes() for key, row in physical(engine, name).items()}
+    return rows
 
 
 class _Store:
@@ -62,10 +70,12 @@ class _Store:
 
     step : returns the step of the position
     flags : of ``penstock follow``, besides the target
+    tables : names of those to read
     is_optimistic : whether a transaction compares the position in the store without holding a lock
     """
 
     flags: tuple = ()
+    tables = ("item", "user")
     is_optimistic = False
 
     def open_target(self):
@@ -149,7 +159,7 @@ class Redis(_Store):
     def read(self):
         return {
             name: {int(id_): row for id_, row in self.client.hgetall(f"penstock:{name}").items()}
-            for name in ("item", "user")
+            for name in self.tables
         }
 
     def step(self):
@@ -190,7 +200,7 @@ class Lmdb(_FileStore):
     def read(self):
         return {
             name: {int.from_bytes(key, "big"): row for key, row in self._read(b"rows/" + name.encode()).items()}
-            for name in ("item", "user")
+            for name in self.tables
         }
 
     def step(self):
@@ -204,7 +214,7 @@ class _ArrowTableStore(_FileStore):
     """A store whose ``table`` returns an Arrow table with the columns table, id and row."""
 
     def read(self):
-        results = {"item": {}, "user": {}}
+        results = {name: {} for name in self.tables}
         for row in self.table().to_pylist():
             id_ = row["id"] % 2**64  # an int64 id has the bits of a uint64 key
             assert id_ not in results[row["table"]]
@@ -311,7 +321,7 @@ class Parquet(_FileStore):
 
     def read(self):
         results = {}
-        for name in ("item", "user"):
+        for name in self.tables:
             read = pa.parquet.read_table(self.path / "current" / f"{name}.parquet")
             rows = zip(read["id"].to_pylist(), read["row"].to_pylist(), strict=True)
             results[name] = {id_: np.array(row, np.float32).tobytes() for id_, row in rows}
@@ -335,7 +345,10 @@ class Shared(_FileStore):
 
     def read(self):
         with ps.Reader(self.path) as reader:
-            ids = {"item": np.arange(ITEMS), "user": reader.keys("user")}
+            ids = {
+                layout.name: np.arange(layout.num_rows) if layout.keys is None else reader.keys(layout.name)
+                for layout in reader.layouts
+            }
             rows, _ = reader.lookup_tables(ids, consistent=True)
         return {name: {int(id_): row.tobytes() for id_, row in zip(ids[name], rows[name], strict=True)} for name in ids}
 
@@ -382,14 +395,14 @@ class Kafka(_Store):
         return results
 
     def read(self):
-        results = {"item": {}, "user": {}}
+        results = {}
         for message in self.messages():
             table, _, id_ = message.key().decode().rpartition("/")
-            if message.value() is None:
-                results[table].pop(int(id_), None)
+            if table and message.value() is None:
+                results.get(table, {}).pop(int(id_), None)
             elif table:
-                results[table][int(id_)] = message.value()
-        return results
+                results.setdefault(table, {})[int(id_)] = message.value()
+        return {name: {} for name in self.tables} | {name: rows for name, rows in results.items() if rows}
 
     def step(self):
         return self.position()[1]
@@ -418,7 +431,7 @@ class Function(_Store):
         return open_target(self.target, self.state)
 
     def read(self):
-        tables = {"item": {}, "user": {}}
+        tables = {name: {} for name in self.tables}
         for (table, id_), row in function_rows.rows.items():
             tables[table][id_] = np.array(row, np.float32).tobytes()
         return tables

@@ -61,7 +61,11 @@ class ProcessTables(XlaTables):
             sum of those of all processes
         """
         names = [self.layouts[member].name for member, _, _ in updates]
-        numbers = np.float32(updates[0][2]), np.int32(0), key_of(names[0], step, application)
+        numbers = (
+            np.float32(updates[0][2]),
+            np.int32(0),
+            key_of(self.layouts[updates[0][0]].drawn_as or names[0], step, application),
+        )
         parts = [(member, segment) for member, segments, _ in updates for segment in segments]
         rows = [
             MemberRows(member, segment.ids, segment.sums, self._rounded_by(member, segment.ids))

@@ -110,7 +110,7 @@ class Driver:
                     f"{missing.source}: the checkpoint holds {missing.frames} frames of it, and it is not among the "
                     "sources; give all of them, in the same order"
                 )
-            self.positions.stale_rows = before.stale_rows
+            self.positions.stale_rows, self.positions.unchecked = before.stale_rows, before.unchecked
             for entry, old in zip(self.positions.entries, before.entries, strict=False):
                 entry.frames, entry.digest = old.frames, old.digest
         self.num_skipped = self.positions.num_frames

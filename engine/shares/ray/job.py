@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.store import Commit, Folder
+from penstock.checkpoint.table_changes import first_names
 from penstock.checkpoint.versions import check_no_version
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import checked_reduction
@@ -20,8 +21,9 @@ from penstock.io.delta_sink import open_deltas
 from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import RunFiles
 from penstock.io.sources.opening import expanded
+from penstock.keywords import with_keywords
 from penstock.learning_rates import LearningRates
-from penstock.options import JOB_CONCERNS, with_keywords
+from penstock.options import JOB_CONCERNS
 from penstock.shares import WholeTables
 from penstock.shares.joined_deltas import JoinedDeltas
 from penstock.shares.joined_reports import joined_problems, joined_tables, joined_variants
@@ -151,6 +153,8 @@ class Job:
         ray = started(options.address, options.shares + self._num_readers, accelerators)
         with _locked(folder):
             commit = None if folder is None else folder.newest()
+            if commit is not None:
+                self._config = self._config.drawn_as(first_names(commit.contents))
             self.actors = self._make_actors(ray, commit)
             try:
                 with nullcontext() if self._metrics is None else self._metrics.run():

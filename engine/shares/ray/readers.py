@@ -97,8 +97,10 @@ class JobReader:
             if positions is not None:
                 saved = Positions.from_state({**positions, "merge": None})
                 for number, place in self._at.items():
-                    self._readers[number].continued = {0} if saved.of_source(number).num_frames else ()
-                    saved.of_source(number).skip(zip(repeat(0), self._frames[number], strict=False), place)
+                    before = saved.of_source(number)
+                    self._readers[number].continued = {0} if before.num_frames else ()
+                    self._readers[number].unchecked = place.unchecked = before.unchecked
+                    before.skip(zip(repeat(0), self._frames[number], strict=False), place)
                     self._readers[number].first_bad.clear()  # an earlier run reported the bad rows of skipped frames
             return {n: (reader.sources[0].name, self._at[n].rows) for n, reader in self._readers.items()}
         except (PenstockError, OSError) as error:

@@ -6,10 +6,11 @@ import signal
 
 import pyarrow as pa
 import pytest
+from batches import batch
 from cli import outcome, started
 from limits import HANG_S, until
 from services import Process, client_of, connect, free_port, service_of
-from stores import STORES, Redis, config_of, frame, open_store, rows_of
+from stores import DIM, DYNAMIC, ITEMS, KEYS, STORES, Redis, config_of, frame, open_store, rows_of
 
 import penstock as ps
 from penstock.io.targets import lmdb_file
@@ -122,6 +123,48 @@ def test_a_follower_survives_a_restart_of_its_service(store, tmp_path):
             assert following.returncode == 130
             assert line.decode().endswith("it has the rows of step 20\n")
             assert again.end(signal.SIGTERM)[0] == 130
+
+
+def changed_config():
+    """The tables of ``config_of`` changed: "user" has another name, "item" another dim, and "ad" is new."""
+    user = ps.TableConfig(KEYS, DIM, name="member", optimizer=ps.Adagrad(0.1), dynamic=DYNAMIC)
+    static = [
+        ps.TableConfig(ITEMS, dim, name=name, optimizer=ps.Adagrad(0.1)) for name, dim in (("item", 3), ("ad", 2))
+    ]
+    return ps.EmbeddingConfig.from_tables([*static, user])
+
+
+def test_a_store_gets_the_tables_again_after_a_change_and_needs_no_flag(store, tmp_path, capsys):
+    folder = tmp_path / "c"
+    with service_of(ps.Engine(config_of()), folder) as service, client_of(service) as client:
+        client.put(FRAMES[:20], "w0")
+        follow(capsys, service.address.uri, store)
+        history = service.status()["lineage"], client.table("item").epoch
+        position = {"lineage": history[0], "epoch": history[1], "since": 20}
+    options = {"rename": {"user": "member"}, "reset_table": "item", "new_tables": True}
+    engine = ps.Engine.restore(folder, config=changed_config(), **options)
+    store.tables = ("item", "ad", "member")
+    with service_of(engine, folder, resume=True) as service, client_of(service) as client:
+        with pytest.raises(ps.DeltasGoneError, match="the tables of this service have changed at step 20"):
+            list(client.deltas(**position))  # of the same step, without a delta in between
+        assert client.status()["lineage"] == history[0]
+        done = follow(capsys, service.address.uri, store)
+        assert (done["full_copies"], done["step"]) == (1, 20)
+        assert store.read() == rows_of(service.engine)
+        client.put([batch([1, 2], 1.0, 2, table="ad")], "w1")
+        client.put([batch([5], 0.5, 3, table="item")], "w2")
+        done = follow(capsys, service.address.uri, store)
+        assert (done["full_copies"], done["step"]) == (0, 22)
+        assert store.read() == rows_of(service.engine)
+    engine = ps.Engine.restore(folder, config=changed_config(), **options)  # the same again: no change
+    with service_of(engine, folder, resume=True) as service:
+        assert follow(capsys, service.address.uri, store)["full_copies"] == 0
+    config = ps.EmbeddingConfig.from_tables([ps.TableConfig(ITEMS, 2, name="ad", optimizer=ps.Adagrad(0.1))])
+    engine = ps.Engine.restore(folder, config=config, drop_table=["item", "member"])
+    store.tables = ("ad",)
+    with service_of(engine, folder, resume=True) as service:
+        assert follow(capsys, service.address.uri, store)["full_copies"] == 1
+        assert store.read() == rows_of(service.engine)
 
 
 def _step(store):

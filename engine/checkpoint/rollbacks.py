@@ -1,0 +1,198 @@
+"""A rollback: the tables step forward to the rows and keys of an earlier commit, in an engine, or in a folder alone.
+
+Both write the same commit: its chain is that of the earlier commit and one file without rows, so it costs no copy of
+the tables. Everything that is no table continues: the step, the positions of sources and producers, the lineage.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.checkpoint.arrays import records_of, rows_in
+from penstock.checkpoint.manifests import CLOCK_OFFSET, new_digest, trusting
+from penstock.checkpoint.parts import directories_of
+from penstock.checkpoint.records import MAGIC, Record
+from penstock.checkpoint.store import REPEATS, Commit, DataFile, Folder
+from penstock.checkpoint.table_changes import setting_text
+from penstock.checkpoint.versions import Version
+from penstock.core import EngineCore
+from penstock.errors import StateError
+from penstock.frames import Float32, Int64
+
+
+class SavedState:
+    """The rows and keys of a commit, verified, for an engine whose tables are the same.
+
+    tables, seed : of the engine, as the contents of a commit have them. Raises StateError.
+    """
+
+    def __init__(self, folder: Folder, commit: Commit, tables: Sequence[Mapping[str, Any]], seed: int) -> None:
+        self._folder, self.commit = folder, commit
+        self.place = f"{folder.path}, commit {commit.number}"
+        with trusting(self.place):
+            check_same(commit, tables, seed, self.place)
+            folder.checked(commit)
+            self.directories = directories_of(folder, commit)
+            # Mapped now, local files stay whatever becomes of their names.
+            self._mapped = {file: list(records_of(folder, commit, file)) for file in commit.files if self._is_local}
+
+    @property
+    def _is_local(self) -> bool:
+        return isinstance(self._folder.path, Path)
+
+    def clock_offset(self, step: int) -> int:
+        """Return the offset of the clock of an engine that takes this state at a step."""
+        return step - self.commit.step + int(self.commit.contents.get(CLOCK_OFFSET, 0))
+
+    @property
+    def time(self) -> int | None:
+        """The largest time of any frame."""
+        time: int | None = self.commit.contents["pipeline"].get("time")
+        return time
+
+    def replace(self, core: EngineCore) -> dict[str, Int64]:
+        """Replace rows and keys, and return the ids of the changed ones of every table."""
+        tables = core.tables
+        places = {name: table.replace_keys(self.directories[name]) for name, table in tables.dynamic.items()}
+        unread = {name: np.ones(spec.vocabulary_size, bool) for name, spec in tables.specs_here.items()}
+        changed: dict[str, list[Int64]] = {name: [] for name in unread}
+        for name, rows, parts in self._newest_first():
+            if name in places:
+                rows = places[name][rows]
+            else:
+                rows, parts = tables.select_own(name, rows, parts)
+            needed = (rows >= 0) & unread[name][rows]
+            if not needed.any():
+                continue
+            rows, parts = _selected(rows, parts, needed)
+            unread[name][rows] = False
+            differs = np.zeros(len(rows), bool)
+            for part, values in enumerate(parts):
+                differs |= (tables.read_rows(name, part, rows).view(np.int32) != values.view(np.int32)).any(axis=1)
+            if differs.any():
+                rows, parts = _selected(rows, parts, differs)
+                tables.set_stored_rows(name, rows, dict(enumerate(parts)))
+                changed[name].append(rows)
+        joined = {name: np.concatenate([np.zeros(0, np.int64), *several]) for name, several in changed.items()}
+        return {
+            name: tables.dynamic[name].rows_replaced(rows) if name in places else rows for name, rows in joined.items()
+        }
+
+    def _newest_first(self) -> Iterator[tuple[str, Int64, list[Float32]]]:
+        """Yield blocks as ``rows_of`` does, those of newer files first: no row occurs twice in one file."""
+        for file in reversed(self.commit.files):
+            yield from rows_in(self._mapped.get(file) or records_of(self._folder, self.commit, file))
+
+
+def _selected(rows: Int64, parts: list[Float32], mask: npt.NDArray[np.bool_]) -> tuple[Int64, list[Float32]]:
+    """Return the rows of a mask, and their values in C order; without a copy if it has all of them."""
+    if mask.all():
+        return rows, [np.ascontiguousarray(values) for values in parts]
+    return rows[mask], [values[mask] for values in parts]
+
+
+class Rollback(NamedTuple):
+    """What a rollback did. target : the commit that it went back to
+
+    step : the new global step; num_frames : dropped from the gate
+    """
+
+    target: Commit
+    step: int
+    num_frames: int
+
+
+def roll_back_folder(place: str | os.PathLike[str], name: str | int) -> Rollback:
+    """Write a commit whose tables are those of an earlier version, under the folder's lock.
+
+    Raises UsageError if a run or service has locked the folder, StateError, and OSError; nothing has changed then.
+    """
+    version = Version.of(place, name)
+    folder = version.folder
+    folder.must_load()  # raises before a folder is created
+    folder.lock()
+    try:
+        folder.tidy()
+        newest, target = folder.must_load(), version.load()
+        commit_place = f"{folder.path}, commit {target.number}"
+        with trusting(commit_place):
+            check_same(target, newest.contents["tables"], newest.contents["seed"], commit_place)
+            folder.checked(target)
+            number, contents = folder.next_number(), _stepped(newest, target)
+            files = [_without_rows(folder, number, target, part, contents[CLOCK_OFFSET]) for part in target.parts]
+        commit = Commit(number, (*target.chain, *files), contents)
+        folder.name(commit)
+        return Rollback(target, commit.step, int(newest.contents["gate"]["num_accumulated"]))
+    except BaseException:
+        with suppress(OSError, StateError):
+            folder.tidy()  # removes what no manifest lists
+        raise
+    finally:
+        folder.unlock()
+
+
+def check_same(commit: Commit, tables: Sequence[Mapping[str, Any]], seed: int, place: str) -> None:
+    """Raise StateError if the tables of a commit are others than those that would be rolled back to it."""
+    saved = {table["name"]: table for table in commit.contents["tables"]}
+    now = {table["name"]: table for table in tables}
+    for name in saved.keys() ^ now.keys():
+        raise StateError(f"{place}: table '{name}' is {'not there' if name in now else 'gone now'}{_RATHER}")
+    for name in saved:
+        then, current = (
+            {"storage_dtype": "float32", "dynamic": {}, "drawn_as": name, **table[name]} for table in (saved, now)
+        )
+        for key in ("dim", "optimizer", "slots", "storage_dtype", "dynamic", "vocabulary_size", "drawn_as"):
+            if then[key] != current[key]:
+                raise StateError(
+                    f"{place}: table '{name}' has {key} {setting_text(then[key], current[key])} there and "
+                    f"{setting_text(current[key], then[key])} now{_RATHER}"
+                )
+    if commit.contents["seed"] != seed:
+        raise StateError(f"{place}: its seed is {commit.contents['seed']}, and {seed} now{_RATHER}")
+
+
+_RATHER = "; a rollback changes rows and keys only: penstock branch starts a checkpoint with another version"
+
+
+def _stepped(newest: Commit, target: Commit) -> dict[str, Any]:
+    """Return the contents of the newest commit, one step later, with an empty gate and the clock of the target."""
+    before, step = newest.contents, newest.step + 1
+    counters, time = dict(before["counters"]), target.contents["pipeline"].get("time")
+    if dropped := before["gate"]["num_accumulated"]:
+        counters["rolled_back"] = counters.get("rolled_back", 0) + dropped
+    pipeline = {name: value for name, value in before["pipeline"].items() if name != "time"}
+    return {
+        **{name: value for name, value in before.items() if name != REPEATS},
+        "global_step": step,
+        "changed_step": step,
+        "gate": {**before["gate"], "global_step": step, "num_accumulated": 0, "contributors": []},
+        "pipeline": pipeline if time is None else {**pipeline, "time": time},
+        "counters": counters,
+        CLOCK_OFFSET: step - target.step + int(target.contents.get(CLOCK_OFFSET, 0)),
+    }
+
+
+def _without_rows(folder: Folder, number: int, target: Commit, part: str, clock_offset: int) -> DataFile:
+    """Write a file that follows those of a part of the target: with its keys, and no frame in the gate."""
+    last = next(file for file in reversed(target.chain) if file.part == part)
+    (state,) = (file for file in target.last_files if file.part == part)
+    records = [Record("begin", {"parent": last.digest})]
+    for record in folder.records(target, [state]):
+        if record.kind in ("store", "directory"):
+            records.append(replace(record, arrays={}) if record.kind == "store" else record)
+    records += [Record("clock", {"offset": clock_offset}), Record("end")]
+    name, digest, num_bytes = f"{number:08}{part}.delta", new_digest(), 0
+    with folder.files.publishing(name) as file:
+        for piece in (MAGIC, *(piece for record in records for piece in record.pieces())):
+            digest.update(piece)
+            file.write(piece)
+            num_bytes += len(piece)
+    return DataFile(name, num_bytes, digest.hexdigest(), last.digest)

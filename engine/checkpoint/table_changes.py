@@ -1,0 +1,331 @@
+"""Changes of the tables between a commit and the configuration that resumes it: tables come, go, and get other forms.
+
+A change is applied to the description of the commit before anything is restored, so every way of restoring has it. It
+happens only where commit and configuration differ, and the next commit records it: the same options, given again, find
+no difference and change nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from penstock.checkpoint.store import Commit
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.specs import TableSpec
+from penstock.errors import StateError, UsageError, UsageTypeError
+from penstock.options import Options, TableChangeKeywords
+
+log = logging.getLogger("penstock")
+
+# In the contents of a commit: its changes so far, and of those the newest ones that stay.
+TABLE_CHANGES, MOST_CHANGES = "table_changes", 64
+# What must be as in the commit, and may only be changed by starting anew: the whole table, or its slots.
+_OF_ROWS, _OF_SLOTS = ("dim", "storage_dtype", "dynamic"), ("optimizer", "slots")
+# The options that name tables of a commit.
+_OF_COMMITS = ("drop_table", "rename", "reset_slots", "reset_table")
+
+
+class TableChanges(Options, concerns=(TableChangeKeywords,), mode="restore"):
+    """The changes that a restoration permits. Raises UsageError for two of one table."""
+
+    def __post_init__(self) -> None:
+        for name in ("drop_table", "reset_slots", "reset_table"):
+            object.__setattr__(self, name, _names(name, getattr(self, name)))
+        if not isinstance(self.rename or {}, Mapping):
+            raise UsageTypeError(f"rename: expected a mapping from old to new names, got {self.rename!r}")
+        object.__setattr__(self, "rename", dict(self.rename or {}))
+        counts = Counter([*self.drop_table, *self.rename, *self.rename.values(), *self.reset_slots, *self.reset_table])
+        for name, count in counts.items():
+            if count > 1:
+                raise UsageError(f"table '{name}': has {count} changes of tables; give one, and the other one later")
+
+    def of(self, commit: Commit, config: EmbeddingConfig, place: str) -> ChangedTables:
+        """Return a commit's tables as those of a configuration. place : the commit, for messages
+
+        Raises StateError for a table that does not fit and that no option names, and for a change that cannot be.
+        """
+        return _Comparison(commit, config, place, self).result()
+
+    def check_commit(self, place: object) -> None:
+        """Raise UsageError for an option that changes tables of a commit: the checkpoint at ``place`` has none."""
+        for name in _OF_COMMITS:
+            if getattr(self, name):
+                raise UsageError(
+                    f"{name.replace('_', '-')}: {place} has no commit with tables to change; omit the option"
+                )
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """A change of tables in the history of a checkpoint.
+
+    number : from 1; step : the global step at which it happened
+    lost_sums : table → ids whose gradients waited in the gate, and were dropped with its rows
+    """
+
+    number: int
+    step: int
+    new: Sequence[str] = ()
+    dropped: Sequence[str] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    reset_slots: Sequence[str] = ()
+    reset: Sequence[str] = ()
+    lost_sums: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lost = {name: f" ({count} sums of the gate dropped)" for name, count in self.lost_sums.items()}
+        phrases = [
+            *((name, f"'{name}' new") for name in self.new),
+            *((name, f"'{name}' dropped") for name in self.dropped),
+            *((name, f"'{name}' renamed to '{new}'") for name, new in self.renamed.items()),
+            *((name, f"'{name}' with new slots") for name in self.reset_slots),
+            *((name, f"'{name}' started anew") for name in self.reset),
+        ]
+        text = ", ".join(phrase + lost.get(name, "") for name, phrase in phrases)
+        return f"change {self.number} of the tables, at step {self.step}: {text}"
+
+    def get_state(self) -> dict[str, Any]:
+        """Return it as plain data, without what is empty."""
+        return {name: value for name, value in asdict(self).items() if name == "step" or value}
+
+
+def changes_in(contents: Mapping[str, Any]) -> list[TableChange]:
+    """Return the changes of tables that a commit records, the oldest first."""
+    names = [field.name for field in fields(TableChange)]
+    return [
+        TableChange(**{name: state[name] for name in names if name in state})
+        for state in contents.get(TABLE_CHANGES, ())
+    ]
+
+
+def states_of(changes: Sequence[TableChange]) -> list[dict[str, Any]]:
+    """Return what a commit records of changes, as plain data."""
+    return [change.get_state() for change in changes[-MOST_CHANGES:]]
+
+
+@dataclass(frozen=True)
+class ChangedTables:
+    """A commit as an engine with other tables restores it.
+
+    contents : of the commit, as if it had been made with these tables
+    names : the name of a table in the files → its name here; others are not loaded
+    weights_only : tables whose slots are not loaded
+    change : None: the tables are those of the commit
+    """
+
+    contents: Mapping[str, Any]
+    names: Mapping[str, str]
+    weights_only: frozenset[str] = frozenset()
+    change: TableChange | None = None
+
+    @property
+    def first_names(self) -> dict[str, str]:
+        """Return the name that each renamed table is drawn as."""
+        return first_names(self.contents)
+
+
+def first_names(contents: Mapping[str, Any]) -> dict[str, str]:
+    """Return the renamed tables of a commit, each with the name that it is drawn as."""
+    return {table["name"]: table["drawn_as"] for table in contents["tables"] if "drawn_as" in table}
+
+
+def described(spec: TableSpec) -> dict[str, Any]:
+    """Return the entry of a table in a manifest."""
+    return {
+        "name": spec.name,
+        "vocabulary_size": spec.vocabulary_size,
+        "dim": spec.dim,
+        "optimizer": type(spec.optimizer).__name__,
+        "slots": [name for name, _ in spec.slots],
+        "storage_dtype": spec.storage_dtype,
+        **({} if spec.dynamic is None else {"dynamic": asdict(spec.dynamic)}),
+        **({} if spec.drawn_as == spec.name else {"drawn_as": spec.drawn_as}),
+    }
+
+
+class _Comparison:
+    """The tables of a commit next to those of a configuration."""
+
+    def __init__(self, commit: Commit, config: EmbeddingConfig, place: str, changes: TableChanges) -> None:
+        self._contents, self._config, self._place, self._changes = commit.contents, config, place, changes
+        self._saved = {table["name"]: table for table in commit.contents["tables"]}
+        self._specs = {spec.name: described(spec) for spec in config.tables}
+        self._past = changes_in(commit.contents)
+
+    def result(self) -> ChangedTables:
+        changes = self._changes
+        dropped = [name for name in changes.drop_table if self._drops(name)]
+        renamed = {old: new for old, new in changes.rename.items() if self._renames(old, new)}
+        names = {name: renamed.get(name, name) for name in self._saved if name not in dropped}
+        here = {new: self._entry(old, new) for old, new in names.items()}
+        reset = [name for name in changes.reset_table if self._resets(name, here)]
+        new_slots = [name for name in changes.reset_slots if self._resets_slots(name, here)]
+        new = [name for name in self._specs if name not in here]
+        self._check_names(here, new)
+        for name in reset:
+            here[name] = self._specs[name]
+        for name in new_slots:
+            here[name] = {**here[name], **{key: self._specs[name][key] for key in _OF_SLOTS}}
+        for name, entry in here.items():
+            self._check(name, entry)
+        if not any((new, dropped, renamed, new_slots, reset)):
+            return ChangedTables(self._contents, names)
+        number = self._past[-1].number + 1 if self._past else 1
+        step = int(self._contents["global_step"])
+        change = TableChange(number, step, new, dropped, renamed, new_slots, reset)
+        entries = [here.get(name, self._specs[name]) for name in self._specs]
+        loaded = {old: name for old, name in names.items() if name not in reset}
+        return ChangedTables(self._with_tables(entries, loaded), loaded, frozenset(new_slots), change)
+
+    def _with_tables(self, entries: list[dict[str, Any]], loaded: Mapping[str, str]) -> dict[str, Any]:
+        programs = self._contents.get("programs", {})
+        contents = {
+            **self._contents,
+            "tables": entries,
+            "programs": {name: programs[old] for old, name in loaded.items() if old in programs},
+        }
+        # Rates of other tags; the next frame or schedule has those of these.
+        num_tags, last = self._config.num_tags, contents["pipeline"]["last"]
+        if contents["learning_rates"] is not None and len(contents["learning_rates"]) != num_tags:
+            contents["learning_rates"] = None
+        if last is not None and last[2] is not None and len(last[2]) != num_tags:
+            contents["pipeline"] = {**contents["pipeline"], "last": [*last[:2], None]}
+        return contents
+
+    # ---- what the options name
+
+    def _drops(self, name: str) -> bool:
+        if name in self._specs:
+            raise UsageError(f"drop table '{name}': the configuration has it; remove it there, or omit the option")
+        if name in self._saved:
+            return True
+        self._check_done(f"drop table '{name}'", (change.dropped for change in self._past), name)
+        return False
+
+    def _renames(self, old: str, new: str) -> bool:
+        if old in self._specs or new not in self._specs:
+            has = f"still has '{old}'" if old in self._specs else f"has no '{new}'"
+            raise UsageError(f"rename table '{old}' to '{new}': the configuration {has}; give it the new name there")
+        if old in self._saved and new in self._saved:
+            raise StateError(
+                f"{self._place}: rename table '{old}' to '{new}': the checkpoint has both, and rows of one table "
+                "never replace those of another"
+            )
+        if old in self._saved:
+            return True
+        self._check_done(f"rename table '{old}' to '{new}'", (c.renamed.items() for c in self._past), (old, new))
+        return False
+
+    def _resets(self, name: str, here: Mapping[str, Any]) -> bool:
+        entry = self._known("start table '{}' anew", name, here)
+        if entry is not None and (self._differing(name, entry) or self._shrinks(name, entry)):
+            return True
+        self._check_done(f"start table '{name}' anew", (change.reset for change in self._past), name, entry)
+        return False
+
+    def _resets_slots(self, name: str, here: Mapping[str, Any]) -> bool:
+        entry = self._known("start the slots of table '{}' anew", name, here)
+        if entry is not None and self._differing(name, entry, _OF_SLOTS):
+            return True
+        self._check_done(
+            f"start the slots of table '{name}' anew", (change.reset_slots for change in self._past), name, entry
+        )
+        return False
+
+    def _known(self, action: str, name: str, here: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the entry of a table in the commit; None: it has none."""
+        if name not in self._specs:
+            raise UsageError(f"{action.format(name)}: the configuration has no such table")
+        entry: Mapping[str, Any] | None = here.get(name)
+        return entry
+
+    def _check_done(self, action: str, past: Iterable[Iterable[Any]], item: Any, entry: object = None) -> None:
+        """Raise StateError unless an earlier change has made what nothing is left to do for."""
+        if any(item in parts for parts in past):
+            log.info("%s: %s; done before", self._place, action)
+            return
+        why = "the checkpoint has no such table" if entry is None else "it fits the configuration, and keeps its rows"
+        raise StateError(f"{self._place}: {action}: {why}; omit the option")
+
+    # ---- what is left
+
+    def _entry(self, old: str, name: str) -> dict[str, Any]:
+        """Return the entry of a table of the commit under its name here."""
+        entry = {"storage_dtype": "float32", **self._saved[old], "name": name}  # older commits omit the type
+        drawn_as = entry.pop("drawn_as", old)
+        return entry if drawn_as == name else {**entry, "drawn_as": drawn_as}
+
+    def _check_names(self, here: Mapping[str, Any], new: Sequence[str]) -> None:
+        for name in here:
+            if name not in self._specs:
+                raise StateError(
+                    f"{self._place}: table '{name}' is in the checkpoint and not in the configuration; add it there, "
+                    f"or give --drop-table {name} or --rename {name}=NEW (drop_table=, rename=)"
+                )
+        if new and not self._changes.new_tables:
+            raise StateError(
+                f"{self._place}: table '{new[0]}' is in the configuration and not in the checkpoint; give --new-tables "
+                f"to start it with its initial rows, or --rename OLD={new[0]} (new_tables=, rename=)"
+            )
+
+    def _check(self, name: str, old: dict[str, Any]) -> None:
+        """Raise StateError if a table that is to be loaded does not fit."""
+        new = self._specs[name]
+        anew = f"or --reset-table {name} (reset_table=)"
+        if "dynamic" in old and "dynamic" not in new:
+            raise StateError(
+                f"{self._place}: table '{name}' is dynamic in the checkpoint and not in the configuration; "
+                f"give the configuration that it was made with, {anew}"
+            )
+        if "dynamic" in new and "dynamic" not in old and self._contents["gate"]["num_accumulated"]:
+            raise StateError(
+                f"{self._place}: table '{name}' becomes dynamic, which frames in the gate prevent: --flush them first"
+            )
+        for key in self._differing(name, old):
+            old_text = setting_text(old.get(key), new.get(key))
+            new_text = setting_text(new.get(key), old.get(key))
+            slots_anew = f"or --reset-slots {name} (reset_slots=)"
+            option = slots_anew if key in _OF_SLOTS else anew
+            raise StateError(
+                f"{self._place}: table '{name}' has {key} {old_text} in the checkpoint and {new_text} in the "
+                f"configuration; give the configuration that it was made with, {option}"
+            )
+        if self._shrinks(name, old):
+            raise StateError(
+                f"{self._place}: table '{name}' has {old['vocabulary_size']} rows in the checkpoint and only "
+                f"{new['vocabulary_size']} in the configuration; a table may grow, not shrink; give as many, {anew}"
+            )
+
+    def _differing(self, name: str, old: Mapping[str, Any], keys: Sequence[str] = (*_OF_ROWS, *_OF_SLOTS)) -> list[str]:
+        """Return the properties that differ. A table may become dynamic: loading finds out how many keys there are."""
+        new = self._specs[name]
+        becomes = "dynamic" in new and "dynamic" not in old
+        return [key for key in keys if new.get(key) != old.get(key) and not (key == "dynamic" and becomes)]
+
+    def _shrinks(self, name: str, old: Mapping[str, Any]) -> bool:
+        new = self._specs[name]
+        becomes = "dynamic" in new and "dynamic" not in old
+        return bool(new["vocabulary_size"] < old["vocabulary_size"]) and not becomes
+
+
+def _names(option: str, value: object) -> tuple[str, ...]:
+    """Return the names of tables that an option has, once each. Raises UsageTypeError."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise UsageTypeError(f"{option}: expected the names of tables, got {value!r}")
+    return tuple(dict.fromkeys(names))
+
+
+def setting_text(value: Any, other: Any) -> str:
+    """Return a property of a table for a message: of settings those that differ from the others."""
+    if isinstance(value, dict):
+        value = [
+            f"{name} {setting}"
+            for name, setting in value.items()
+            if not isinstance(other, dict) or other.get(name) != setting
+        ]
+    return (", ".join(value) or "none") if isinstance(value, list) else str(value)

@@ -1,0 +1,157 @@
+"""The flags that change the tables of a checkpoint, and how ``inspect``, ``diff`` and ``history`` show a change."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from cli import SGD, frame, table
+from ipc import write
+
+import penstock as ps
+
+CONFIG = table() + table("item", 20, 2, SGD, "constant: 0.5") + "mode: TRAINING\n"
+OLD = [frame(step, table=name) for step, name in enumerate(["user", "item", "user", "item"])]
+NEW = [frame(step, table=name) for step, name in enumerate(["member", "ad", "member"], start=4)]
+
+
+def text_of(*tables):
+    return "".join(tables) + "mode: TRAINING\n"
+
+
+MEMBER, AD = table("member"), table("ad", 10)
+CHANGED = ("--rename", "user=member", "--drop-table", "item", "--new-tables")
+
+
+@pytest.fixture
+def checkpoint(config, tmp_path, call):
+    """A checkpoint of four steps, and the log that it has."""
+    log, folder = write(tmp_path / "old.arrows", OLD), tmp_path / "c"
+    call(0, "replay", config, log, "--checkpoint", folder)
+    return folder, log
+
+
+def replay(call, config, checkpoint, *flags, code=0, logs=()):
+    folder, log = checkpoint
+    text, report = call(code, "replay", config, log, *logs, "--checkpoint", folder, "--resume", *flags)
+    return text if code else report
+
+
+def test_each_change_needs_its_flag_and_the_same_command_again_changes_nothing(checkpoint, config, tmp_path, call):
+    config.write_text(text_of(MEMBER, AD))
+    assert "--drop-table item or --rename item=NEW" in replay(call, config, checkpoint, *CHANGED[:2], code=5)
+    assert "give --new-tables" in replay(call, config, checkpoint, *CHANGED[:4], code=5)
+    logs = [write(tmp_path / "new.arrows", NEW)]
+    first = replay(call, config, checkpoint, *CHANGED, logs=logs)
+    again = replay(call, config, checkpoint, *CHANGED, logs=logs)
+    assert (first["skipped"], first["steps"]) == (4, 3)
+    assert (again["skipped"], again["state_hash"]) == (7, first["state_hash"])
+
+
+def test_the_hash_is_that_of_tables_that_were_changed_by_hand(checkpoint, config, tmp_path, call):
+    call(0, "export", checkpoint[0], tmp_path / "t", "--format", "parquet")
+    config.write_text(text_of(MEMBER, AD))
+    report = replay(call, config, checkpoint, *CHANGED, logs=[write(tmp_path / "new.arrows", NEW)])
+    (tmp_path / "t" / "user.parquet").rename(tmp_path / "t" / "member.parquet")
+    engine = ps.Engine(ps.EmbeddingConfig.load(config))
+    engine.read_tables(tmp_path / "t", new_tables=True)
+    engine.gate.set_global_step(4)
+    engine.run(iter(NEW))
+    assert engine.state_hash() == report["state_hash"]
+
+
+@pytest.mark.parametrize("passes", ["1", "3"])
+def test_passes_change_tables_as_one_run_does(passes, checkpoint, config, tmp_path, call):
+    config.write_text(text_of(MEMBER, AD))
+    logs, copy = [write(tmp_path / "new.arrows", NEW)], tmp_path / "copy"
+    call(0, "branch", checkpoint[0], copy, "--at", "4")
+    whole = replay(call, config, checkpoint, *CHANGED, "--out", tmp_path / "1", logs=logs)
+    in_passes = (*CHANGED, "--passes", passes, "--out", tmp_path / "2")
+    for skipped in (4, 7):
+        report = replay(call, config, (copy, checkpoint[1]), *in_passes, logs=logs)
+        assert (report["skipped"], report["state_hash"]) == (skipped, whole["state_hash"])
+    assert call(0, "diff", tmp_path / "1", tmp_path / "2")[1]["equal"]
+
+
+def test_another_dim_and_another_optimizer_have_flags(checkpoint, config, call):
+    adam = table("user", optimizer="adam { beta1: 0.9 beta2: 0.999 epsilon: 1e-7 }")
+    config.write_text(text_of(adam, table("item", 20, 3, SGD, "constant: 0.5")))
+    assert "or --reset-slots user (reset_slots=)" in replay(call, config, checkpoint, code=5)
+    assert "or --reset-table item (reset_table=)" in replay(call, config, checkpoint, "--reset-slots", "user", code=5)
+    flags = ("--reset-slots", "user", "--reset-table", "item")
+    first = replay(call, config, checkpoint, *flags)
+    assert replay(call, config, checkpoint, *flags)["state_hash"] == first["state_hash"]
+    assert "keeps its rows; omit the option" in replay(call, config, checkpoint, "--reset-table", "user", code=5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--rename", "user"], "--rename user: expected OLD=NEW"),
+        (["--rename", "a=b", "--rename", "a=c"], "--rename a: given twice, as 'b' and as 'c'"),
+        (["--drop-table", "a", "--reset-table", "a"], "table 'a': has 2 changes of tables"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_exit_2(flags, line, checkpoint, config, call):
+    assert line in replay(call, config, checkpoint, *flags, code=2)
+
+
+def test_flags_need_a_commit_to_change(config, tmp_path, call):
+    log = write(tmp_path / "old.arrows", OLD)
+    fresh = ("--checkpoint", tmp_path / "c", "--resume")
+    assert "--drop-table: the tables of a commit" in call(2, "replay", config, log, "--drop-table", "item")[0]
+    assert "has no commit with tables to change" in call(2, "replay", config, log, *fresh, "--rename", "a=user")[0]
+    assert "not with --ray" in call(2, "replay", config, log, "--new-tables", "--ray", "local", "--shares", "1")[0]
+    call(0, "replay", config, log, *fresh, "--new-tables")
+
+
+def test_init_without_a_file_of_a_table_needs_the_flag(config, tmp_path, call):
+    log = write(tmp_path / "old.arrows", OLD)
+    call(0, "replay", config, log, "--out", tmp_path / "t")
+    config.write_text(text_of(table(), table("item", 20, 2, SGD, "constant: 0.5"), AD))
+    init = ("replay", config, log, "--init", tmp_path / "t")
+    assert "no file for table 'ad'; --new-tables" in call(3, *init)[0]
+    for more in ([], ["--passes", "2", "--checkpoint", tmp_path / "p"]):
+        call(0, *init, "--new-tables", *more)
+
+
+def test_inspect_diff_and_history_show_a_change(checkpoint, config, tmp_path, capsys, call):
+    folder, _ = checkpoint
+    call(0, "tag", folder, "before")
+    config.write_text(text_of(MEMBER, AD))
+    replay(call, config, checkpoint, *CHANGED, logs=[write(tmp_path / "new.arrows", NEW)])
+    text, report = call(0, "inspect", folder)
+    change = "change 1 of the tables, at step 4: 'ad' new, 'item' dropped, 'user' renamed to 'member'"
+    assert f"  {change}\n" in text
+    assert "member: 50 × 2, Adagrad, accumulators, drawn as user" in text
+    expected = {"number": 1, "step": 4, "new": ["ad"], "dropped": ["item"], "renamed": {"user": "member"}}
+    assert report["changes"] == [expected]
+    text, report = call(1, "diff", f"{folder}@before", folder)
+    assert f"B: {change}\n" in text
+    assert report["differences"]["changes"] == [expected]
+    assert report["differences"]["item"] == {"missing_in": str(folder)}
+    assert report["differences"]["ad"] == {"missing_in": f"{folder}@before"}
+    assert report["differences"]["member"]["parameters"]["rows"] == 3  # compared with those of "user"
+    versions = call(0, "history", folder, "--table", "member", "--id", "1")[1]["versions"]
+    assert [version["step"] for version in versions] == [4, 7]
+    assert versions[0]["row"] != versions[1]["row"] is not None
+    assert call(0, "history", folder, "--table", "ad", "--id", "1")[1]["versions"][0]["row"] is None
+    assert "no table 'nothing'" in call(2, "history", folder, "--table", "nothing", "--id", "1")[0]
+
+
+def test_a_table_that_becomes_dynamic_may_be_renamed_too(checkpoint, config, call):
+    before = ps.Engine.restore(checkpoint[0])
+    dynamic = 'table { name: "member" dynamic {} }'
+    descriptors = "tpu_embedding_configuration {" + text_of(MEMBER) + "}"
+    config.write_text(descriptors + dynamic)
+    replay(call, config, checkpoint, "--rename", "user=member", "--drop-table", "item")
+    after = ps.Engine.restore(checkpoint[0])
+    assert after.keys("member").to_pylist() == [1, 2, 3]
+    assert after.lookup("member", [1, 2, 3]).tobytes() == before.lookup("user", [1, 2, 3]).tobytes()
+
+
+def test_a_stream_of_deltas_over_a_change_has_the_rows_of_new_tables(checkpoint, config, tmp_path, call):
+    config.write_text(text_of(MEMBER, AD))
+    logs = [write(tmp_path / "new.arrows", NEW)]
+    replay(call, config, checkpoint, *CHANGED, "--deltas", tmp_path / "d", logs=logs)
+    with pa.ipc.open_stream(tmp_path / "d") as stream:
+        steps = np.concatenate([each["step"].to_numpy() for each in stream])
+    assert sorted(set(steps.tolist())) == [5, 6, 7]
