@@ -87,6 +87,8 @@ class QuarantineWriter:
         self._sink = ArrowOutput()
         self._num_bytes = self._crc = self.num_rows = 0
         self._writer = (pa.ipc.new_file if self._is_file else pa.ipc.new_stream)(self._sink, SCHEMA)
+        if committed is not None and not committed["bytes"] and not existing_path(path, check_new).exists():
+            committed = None  # without rows there is nothing to continue, so the name may be another one
         if committed is None:
             check_new(path)
         else:
@@ -151,6 +153,11 @@ class QuarantineWriter:
         """Pass the existing batches to Arrow's writer, so that its footer has the location of every batch."""
         file = existing_path(self._path)
         expected = {key: committed[key] for key in ("bytes", "crc", "rows")}
+        if not file.exists():
+            raise StateError(
+                f"{self._path}: the quarantine of the checkpoint cannot be read: there is no such file; it has "
+                f"{expected['rows']:,} rows: give the file that the checkpoint was made with"
+            )
         try:
             if expected["bytes"]:
                 self._feed(file, expected["bytes"], expected["crc"])
