@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.errors import StateError, UsageError
-from penstock.filesystem.append_file import GrowingFile, IsCommitted, existing_path
+from penstock.filesystem.append_file import GrowingFile, IsCommitted, check_new, existing_path
 from penstock.io.arrow_output import ArrowOutput
 from penstock.io.decoding.bad_rows import SCHEMA
 
@@ -35,12 +35,6 @@ def parse_on_bad_row(text: str) -> tuple[str, Path | None]:
     if equals or mode not in ("error", "drop"):
         raise UsageError(f"on_bad_row: expected error, drop or quarantine=FILE, got '{text}'")
     return mode, None
-
-
-def check_new(path: Path) -> None:
-    """Raise UsageError if the file exists: it may be the only copy of its rows."""
-    if path.exists() or path.is_symlink():
-        raise UsageError(f"{path}: exists; a quarantine is never written over: move it, or give another name")
 
 
 class QuarantineWriter:
@@ -157,7 +151,7 @@ class QuarantineWriter:
 
     def _resume(self, committed: Mapping[str, int]) -> None:
         """Pass the existing batches to Arrow's writer, so that its footer has the location of every batch."""
-        file = existing_path(self._path, check_new)
+        file = existing_path(self._path)
         expected = {key: committed[key] for key in ("bytes", "crc", "rows")}
         if not file.exists():
             raise StateError(
