@@ -87,7 +87,7 @@ class QuarantineWriter:
         self._sink = ArrowOutput()
         self._num_bytes = self._crc = self.num_rows = 0
         self._writer = (pa.ipc.new_file if self._is_file else pa.ipc.new_stream)(self._sink, SCHEMA)
-        if committed is not None and not committed["bytes"] and not existing_path(path, check_new).exists():
+        if committed is not None and not committed["bytes"] and not existing_path(path).exists():
             committed = None  # without rows there is nothing to continue, so the name may be another one
         if committed is None:
             check_new(path)
