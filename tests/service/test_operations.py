@@ -87,9 +87,9 @@ def test_another_flight_service_is_one_line(command, answers, refused):
 
 @pytest.mark.parametrize("command", ["status", "drain"])
 def test_a_port_without_an_answer_is_one_line(command, refused, monkeypatch):
-    monkeypatch.setattr(f"penstock.cli.{command}.TIMEOUT_S", 0.3)
     with flight.FlightServerBase("grpc://127.0.0.1:0") as server:
         assert "it does not answer this call" in refused(3, command, f"grpc://127.0.0.1:{server.port}")
+    monkeypatch.setattr(f"penstock.cli.{command}.TIMEOUT_S", 0.3)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
