@@ -284,6 +284,29 @@ def test_a_version_with_other_tables_is_refused_by_name(name, folder, tmp_path):
     assert engine.global_step == 1
 
 
+def test_a_version_before_a_change_of_tables_is_refused_and_one_after_it_keeps_the_change(folder):
+    engine = ps.Engine(other())
+    engine.save(folder)
+    ps.tag(folder, "before")
+    push(engine, range(3))
+    engine.save(folder)
+    renamed = ps.Engine.restore(folder, config=other(name="member"), rename={"user": "member"})
+    renamed.save(folder)
+    renamed.tag("after")
+    push(renamed, range(3, 6))
+    renamed.save(folder)
+    for roll_back in (renamed.rollback, lambda name: roll_back_folder(folder, name)):
+        with pytest.raises(ps.StateError, match="table '(user' is gone now|member' is not there)"):
+            roll_back("before")
+    changes = Folder(folder).newest().contents["table_changes"]
+    roll_back_folder(folder, "after")
+    restored = ps.Engine.restore(folder)
+    assert bits(restored) == bits(ps.Engine.restore(folder, version="after"))
+    assert Folder(folder).newest().contents["table_changes"] == changes
+    assert renamed.rollback("after") == restored.global_step == 7
+    assert bits(renamed) == bits(restored)
+
+
 # ---- what continues
 
 
