@@ -162,7 +162,8 @@ proto: .venv/installed
 # The exact versions that CI uses; users of the package are bound only by pyproject.toml. `make demo` installs only the
 # runtime dependencies; every other target also installs the developers' tools.
 SOURCES := pyproject.toml setup.py .ci/constraints.txt $(KERNEL_SOURCES)
-PIP_INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e
+# pip captures the output of builds: setup.py writes its progress to the standard error of the recipe.
+PIP_INSTALL = PENSTOCK_PROGRESS=/proc/$$$$/fd/2 $(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e
 
 define MAKE_VENV
 $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "penstock needs Python 3.11 or newer, found " + sys.version)'

@@ -2,16 +2,20 @@
 
 ``engine/`` is imported as ``penstock``, ``io/`` as ``penstock.io``, ``pyx/`` as ``penstock.pyx``.
 PENSTOCK_CHECKED=1 builds the kernels with bounds checks (``make checked``). PENSTOCK_OPTIMIZE replaces -O3 -g0 in
-sanitizer builds (``make sanitize``, ``make tsan``), because the flags below override those in CFLAGS.
+sanitizer builds (``make sanitize``, ``make tsan``), because the flags below override those in CFLAGS. PENSTOCK_PROGRESS
+is a file to write to how many kernels are compiled: pip shows nothing of a build before it ends (``make demo``).
 """
 
+import contextlib
 import multiprocessing
 import os
 import sys
+import threading
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 CHECKED = os.environ.get("PENSTOCK_CHECKED", "") not in ("", "0")
@@ -94,7 +98,29 @@ def link_tree() -> str:
     return str(tree.parent)
 
 
+def say(text: str) -> None:
+    if place := os.environ.get("PENSTOCK_PROGRESS"):
+        with contextlib.suppress(OSError), open(place, "a") as progress:
+            progress.write(f"{text}\n")
+
+
+class BuildWithProgress(build_ext):
+    """Compiles the kernels on several threads, and says how many are done."""
+
+    num_done, counting = 0, threading.Lock()
+
+    def build_extension(self, ext: Extension) -> None:
+        super().build_extension(ext)
+        with self.counting:
+            self.num_done += 1
+            say(f"compiled {self.num_done} of {len(self.extensions)} kernels")
+
+
+BUILD_DIR = "build/checked" if CHECKED else "build/release"
+if not (ROOT / BUILD_DIR).exists():  # pip runs this file several times
+    say(f"translating {len(MODULES)} kernels to C")
 setup(
+    cmdclass={"build_ext": BuildWithProgress},
     packages=PACKAGES,
     package_dir=PACKAGE_DIR,
     package_data={
@@ -115,7 +141,7 @@ setup(
         include_path=[link_tree()],
         quiet="-q" in sys.argv,
         nthreads=CPUS if multiprocessing.get_start_method() == "fork" else 0,  # spawned workers would run this file
-        build_dir="build/checked" if CHECKED else "build/release",
+        build_dir=BUILD_DIR,
         compiler_directives={
             "language_level": 3,
             "embedsignature": True,

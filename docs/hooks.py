@@ -212,9 +212,10 @@ def flags_of(modes: str) -> str:
     """The flags of ``replay`` as a list of Markdown, or the names of those that another command shares with it."""
     from penstock.options import options_of
 
-    wanted = {"run", "job", "passes"} if modes == "replay" else {modes}
-    options = [option for option in options_of().values() if option.flag is not None and option.modes & wanted]
+    replays = {"run", "job", "passes"}
+    options = [option for option in options_of().values() if option.flag is not None and option.modes & replays]
     if modes != "replay":
+        options = [option for option in options if modes in option.modes]
         names = ", ".join(f"`{option.flag_name}`" for option in options)
         indent = "  " if modes == "check" else ""  # which stands in an item of a list
         return f"\n{filled(names, indent, indent)}\n{indent}"

@@ -1,11 +1,11 @@
-"""Flags, and how their text becomes a value: functions that argparse calls."""
+"""An option, its flag, and how the text of a flag becomes a value: functions that argparse calls."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,50 @@ class Flag:
     unit: int = 1
     repeated: bool = False
     bare: str | None = None
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of the table in options.py.
+
+    text : for docstrings and help
+    modes : in which it works; empty: those of its concern
+    elsewhere : mode → the default there, if it is another
+    name, hint, group, flag : set by ``options_of`` there; group : of the flags under ``--help``
+    """
+
+    text: str
+    default: Any = None
+    modes: frozenset[str] = frozenset()
+    elsewhere: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    hint: str = ""
+    group: str = ""
+    flag: Flag | None = None
+
+    def default_in(self, mode: str) -> Any:
+        return self.elsewhere.get(mode, self.default)
+
+    @property
+    def described(self) -> str:
+        """The text, with the pages to read more."""
+        pages = [f"docs/{page.partition('#')[0]}" for page in (self.flag.pages if self.flag else ())]
+        return f"{self.text} ({', '.join(pages)})" if pages else self.text
+
+    @property
+    def flag_name(self) -> str:
+        """The flag as users type it."""
+        assert self.flag is not None
+        return "--" + (self.flag.name or self.name.replace("_", "-"))
+
+    @property
+    def flag_help(self) -> str:
+        """The help of the flag, with a default that is a number."""
+        assert self.flag is not None
+        text = (self.flag.help or self.text).replace("``", "")
+        if self.flag.metavar and isinstance(self.default, int | float):
+            text += f" (default {self.default / self.flag.unit:g})"
+        return text
 
 
 def whole(least: int | None = None, most: int | None = None) -> Callable[[str], int]:

@@ -26,7 +26,7 @@ class _State:
     """The signal state of this process.
 
     before : the replaced handlers by signal; empty if none is installed
-    arrived : whether a signal has arrived; first_s : time of the first
+    first : the first signal that has arrived; first_s : when
     raises : whether ``check`` raises; at_once : whether another signal ends the process
     wake_up : both ends of the pipe that a signal writes to before Python runs its handler
     woken_before : the wake-up file descriptor that was replaced
@@ -34,7 +34,8 @@ class _State:
 
     def __init__(self) -> None:
         self.before: dict[signal.Signals, Any] = {}
-        self.arrived, self.first_s = False, 0.0
+        self.first: int | None = None
+        self.first_s = 0.0
         self.raises = self.at_once = False
         self.wake_up = (-1, -1)
         self.woken_before = -1
@@ -91,9 +92,14 @@ def ignore() -> None:
 
 def check() -> None:
     """Raise KeyboardInterrupt if a signal has arrived. Other threads continue until the main thread ends them."""
-    if _state.arrived and _state.raises and _in_main_thread():
+    if _state.first is not None and _state.raises and _in_main_thread():
         _state.at_once = False  # the signal is handled: the run commits what is complete
         raise KeyboardInterrupt
+
+
+def is_terminated() -> bool:
+    """Return whether the signal that ends the command is SIGTERM, by which service managers end services in order."""
+    return _state.first == signal.SIGTERM
 
 
 def wait_readable(fd: int) -> None:
@@ -130,8 +136,8 @@ def _in_main_thread() -> bool:
 
 def _handle(number: int, frame: object) -> None:
     now = os.times().elapsed
-    if not _state.arrived:
-        _state.arrived, _state.first_s = True, now
+    if _state.first is None:
+        _state.first, _state.first_s = number, now
     elif _state.at_once and now - _state.first_s >= AT_ONCE_AFTER_S:
         try:
             os.write(2, _AT_ONCE)

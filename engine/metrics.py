@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import collections
 import math
+import platform
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 try:
     from prometheus_client import Metric, generate_latest
     from prometheus_client.core import CounterMetricFamily as Counter
     from prometheus_client.core import GaugeMetricFamily as Gauge
-    from prometheus_client.core import Sample, SummaryMetricFamily
+    from prometheus_client.core import InfoMetricFamily, Sample, SummaryMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise ImportError("penstock.metrics: needs prometheus-client: pip install 'penstock[metrics]'") from error
 
+import penstock
 from penstock.bridge.compile_counter import num_compiles
 from penstock.config.embedding import EmbeddingConfig
-from penstock.telemetry import MAX_HOT, MetricsSnapshot
+from penstock.sampling import hot_ids
+from penstock.telemetry import MetricsSnapshot
 
 if TYPE_CHECKING:
     from penstock.checkpoint.store import Commit
@@ -55,13 +59,43 @@ CACHE_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
     "bytes": ("cache_moved_bytes_total", Counter, "bytes of rows moved up and down"),
     "waited_s": ("cache_waited_seconds_total", Counter, "time that the host waited for rows from the devices"),
 }
+# Of services: the field of the status → the metric.
+SERVICE_METRICS: Mapping[str, tuple[str, type[Counter] | type[Gauge], str]] = {
+    "queued_rows": ("queued_rows", Gauge, "rows of incomplete frames"),
+    "queued_bytes": ("queued_bytes", Gauge, "memory of incomplete frames"),
+    "producers": ("producers", Gauge, "names of producers whose positions are kept"),
+    "streams": ("producer_streams", Gauge, "open streams of producers"),
+    "connections": ("connections", Gauge, "open connections, at the last check"),
+    "calls": ("calls", Gauge, "calls in progress"),
+    "refused": ("refused_calls_total", Counter, "calls refused: a missing or wrong token, its role, --max-calls"),
+    "lookups": ("lookups_total", Counter, "requests for rows that were answered"),
+    "looked_up_rows": ("looked_up_rows_total", Counter, "rows in these answers"),
+}
 
 
-class MetricsCollector(Collector):
-    """Metrics of snapshots, a collector that ``prometheus_client.REGISTRY.register`` takes.
+class StepCollector(Collector):
+    """Metrics of something that steps, a collector that ``prometheus_client.REGISTRY.register`` takes."""
 
-    config : of the tables
-    """
+    @abstractmethod
+    def checked_step(self) -> int:
+        """Return the global step, without waiting for a frame. Raises StateError after a failed step."""
+
+    def text(self) -> str:
+        """Return the metrics in Prometheus' text format, version 0.0.4.
+
+        Returns
+        -------
+        str
+        """
+        return generate_latest(self).decode()
+
+    def plain(self) -> dict[str, Any]:
+        """Return the metrics as plain data."""
+        return plain(self.collect())
+
+
+class MetricsCollector(StepCollector):
+    """Metrics of snapshots. config : of the tables"""
 
     config: EmbeddingConfig
 
@@ -73,10 +107,6 @@ class MetricsCollector(Collector):
     def look_closer(self) -> None:
         """Sample moments and hot ids from now on."""
 
-    @abstractmethod
-    def checked_step(self) -> int:
-        """Return the global step, without waiting for a frame. Raises StateError after a failed step."""
-
     def collect(self) -> list[Metric]:
         """Return all metrics of a new snapshot.
 
@@ -84,16 +114,7 @@ class MetricsCollector(Collector):
         -------
         list of prometheus_client.Metric
         """
-        return list(_metrics(self.snapshot()))
-
-    def text(self) -> str:
-        """Return the metrics in Prometheus' text format, version 0.0.4.
-
-        Returns
-        -------
-        str
-        """
-        return generate_latest(self).decode()
+        return list(metrics_of(self.snapshot()))
 
     def plain(self, of: MetricsSnapshot | None = None) -> dict[str, Any]:
         """Return the metrics as plain data.
@@ -108,15 +129,29 @@ class MetricsCollector(Collector):
         dict of str
             Name → number, or name → label values joined by "," → number. NaN and infinity are None.
         """
-        values: dict[str, Any] = {}
-        for metric in _metrics(of or self.snapshot()):
-            for sample in metric.samples:
-                value = sample.value if math.isfinite(sample.value) else None
-                if sample.labels:
-                    values.setdefault(sample.name, {})[",".join(sample.labels.values())] = value
-                else:
-                    values[sample.name] = value
-        return values
+        return plain(metrics_of(of or self.snapshot()))
+
+
+class ReplicaMetrics(StepCollector):
+    """The metrics of a replica. status : returns its status"""
+
+    def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
+        self._status = status
+
+    def collect(self) -> list[Metric]:
+        """Return all metrics of the current status."""
+        status = self._status()
+        steps = "openings of the gate since the tables were new"
+        return [
+            Gauge("penstock_global_steps", steps, status["global_step"]),
+            Gauge("penstock_checkpoint_steps", "global step of the last commit", status["committed_step"]),
+            Gauge("penstock_run_seconds", "seconds since the replica began", status["seconds"]),
+            *service_metrics(status),
+        ]
+
+    def checked_step(self) -> int:
+        step: int = self._status()["global_step"]
+        return step
 
 
 class Metrics(MetricsCollector):
@@ -159,7 +194,8 @@ class Metrics(MetricsCollector):
         expired_waiting = core.expired_waiting()
         with gate.still():
             commit, probe = engine.session.last, watch.probe
-            return MetricsSnapshot(
+            samples = list(probe.hot.samples) if probe else []
+            snapshot = MetricsSnapshot(
                 counters=watch.counters.plus(core.counters),
                 stale=gate.stale.copy(),
                 global_step=gate.global_step,
@@ -176,12 +212,12 @@ class Metrics(MetricsCollector):
                 seconds=watch.seconds,
                 share=watch.share(),
                 num_skipped=watch.num_skipped,
-                queued_rows=None if watch.queued_rows is None else watch.queued_rows(),
+                of_service=None if watch.of_service is None else watch.of_service(),
                 first_bad=dict(watch.first_bad),
                 commit=None if commit is None else measured(*commit),
                 moments=list(probe.moments) if probe else [],
-                hot=probe.hot.most(MAX_HOT) if probe else [],
             )
+        return replace(snapshot, hot=hot_ids(samples))  # without the gate's lock
 
     def look_closer(self) -> None:
         self._engine.watch.look_closer()
@@ -196,9 +232,33 @@ def measured(commit: Commit, written_s: float | None) -> tuple[int, int, float |
     return sum(file.num_bytes for file in commit.files), commit.contents["global_step"], written_s
 
 
-def _metrics(snapshot: MetricsSnapshot) -> Iterator[Metric]:
+def plain(metrics: Iterable[Metric]) -> dict[str, Any]:
+    """Return metrics as plain data, as ``MetricsCollector.plain`` does."""
+    values: dict[str, Any] = {}
+    for metric in metrics:
+        for sample in metric.samples:
+            value = sample.value if math.isfinite(sample.value) else None
+            if sample.labels:
+                values.setdefault(sample.name, {})[",".join(sample.labels.values())] = value
+            else:
+                values[sample.name] = value
+    return values
+
+
+def metrics_of(snapshot: MetricsSnapshot) -> Iterator[Metric]:
+    """Yield all metrics of a snapshot."""
     for part in (_flow, _gate, _tables, _time, _checkpoint):
         yield from part(snapshot)
+    yield from service_metrics(snapshot.of_service or {})
+
+
+def service_metrics(counts: Mapping[str, int]) -> Iterator[Metric]:
+    """Yield the build, and the metrics of a service. counts : as in its status; empty: not a service"""
+    build = {"version": penstock.__version__, "python": platform.python_version()}
+    yield InfoMetricFamily("penstock_build", "version of penstock and of Python", build)
+    for name, (metric, kind, documentation) in SERVICE_METRICS.items():
+        if name in counts:
+            yield kind(f"penstock_{metric}", documentation, counts[name])
 
 
 def _flow(snapshot: MetricsSnapshot) -> Iterator[Metric]:
@@ -232,8 +292,6 @@ def _gate(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield Gauge("penstock_global_steps", "openings of the gate since the tables were new", snapshot.global_step)
     yield Gauge("penstock_pending_frames", "frames accumulated in the gate", snapshot.num_accumulated)
     yield Gauge("penstock_required_frames", "frames that open the gate", snapshot.num_required)
-    if snapshot.queued_rows is not None:
-        yield Gauge("penstock_queued_rows", "rows of incomplete frames", snapshot.queued_rows)
     rates = dict(enumerate(snapshot.last_rates))
     yield labelled("penstock_learning_rate_ratio", Gauge, "of a dynamic tag, at the last step", "tag", rates)
 

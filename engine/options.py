@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ForwardRef, Self, Ty
 from penstock.flag_values import (
     MOST_PARALLEL,
     Flag,
+    Option,
     folder_or_uri,
     megabytes,
     number,
@@ -39,50 +40,6 @@ AnyPath = str | os.PathLike[str]
 
 # Commits that stay in a checkpoint.
 KEEP = 3
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option of the table.
-
-    text : for docstrings and help
-    modes : in which it works; empty: those of its concern
-    elsewhere : mode → the default there, if it is another
-    name, hint, group, flag : set by ``options_of``; group : of the flags under ``--help``
-    """
-
-    text: str
-    default: Any = None
-    modes: frozenset[str] = frozenset()
-    elsewhere: Mapping[str, Any] = field(default_factory=dict)
-    name: str = ""
-    hint: str = ""
-    group: str = ""
-    flag: Flag | None = None
-
-    def default_in(self, mode: str) -> Any:
-        return self.elsewhere.get(mode, self.default)
-
-    @property
-    def described(self) -> str:
-        """The text, with the pages to read more."""
-        pages = [f"docs/{page.partition('#')[0]}" for page in (self.flag.pages if self.flag else ())]
-        return f"{self.text} ({', '.join(pages)})" if pages else self.text
-
-    @property
-    def flag_name(self) -> str:
-        """The flag as users type it."""
-        assert self.flag is not None
-        return "--" + (self.flag.name or self.name.replace("_", "-"))
-
-    @property
-    def flag_help(self) -> str:
-        """The help of the flag, with a default that is a number."""
-        assert self.flag is not None
-        text = (self.flag.help or self.text).replace("``", "")
-        if self.flag.metavar and isinstance(self.default, int | float):
-            text += f" (default {self.default / self.flag.unit:g})"
-        return text
 
 
 # ---- modes
@@ -370,6 +327,18 @@ class WatchingKeywords(TypedDict, total=False):
         Flag("DIR", Path, details="`DIR/index.html` needs no other file; the numbers are in `report.json`"),
     ]
     metrics_file: Annotated[Path | None, Option("append the metrics, a JSON line a second"), Flag("FILE", Path)]
+    log_level: Annotated[
+        str,
+        Option(
+            "log events of this level or above to standard error (default warning)", "warning", frozenset({"serve"})
+        ),
+        Flag(choices=("debug", "info", "warning", "error"), pages=("operations.md#logs",)),
+    ]
+    log_format: Annotated[
+        str,
+        Option("of the log: text (default), or a JSON object per line of standard error", "text", frozenset({"serve"})),
+        Flag(choices=("text", "json")),
+    ]
 
 
 class DeviceKeywords(TypedDict, total=False):

@@ -1,31 +1,34 @@
 """Sampled statistics of a run: hot ids, how far rows move, and a history.
 
-Sampling is throttled to 0.15 % of the run's time; its figures of ids and rows are estimates.
+Sampling rows is throttled to 0.15 % of the run's time, and sampling ids by its number of samples. Both are estimates.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from penstock.frames import Coalesced, Float32, Frame, Int64
+from penstock.frames import Coalesced, Float32, Frame, Int64, Rows
 from penstock.gate import Gate
 from penstock.stats import Counters
 
 Read = Callable[[str, Int64], Float32]
+Float64 = npt.NDArray[np.float64]
 KnownAs = Callable[[str, Int64], Int64]
 
-SHARE = 0.0015  # of the time, for sampling
+SHARE = 0.0015  # of the time, for sampling rows
 ALLOWANCE_S = 0.005  # in addition, so that short runs are sampled too
 SAMPLED_ROWS = 256  # per table and sample, for how far rows move
-SAMPLED_IDS = 2048  # per table and sample, for hot ids
-KEPT_IDS = 4096  # that have a count at a time
+SAMPLED_IDS = 512  # per sample, of all tables of a frame, for hot ids
+MAX_SAMPLES = 64  # of hot ids, kept at a time
+MAX_TABLES, IDS_PER_TABLE = 8, 5  # whose hot ids are listed, the tables with the most rows first
 MAX_MOMENTS = 256  # of the history; beyond that, every second one is dropped
 
 
@@ -62,38 +65,86 @@ def thinned(moments: Sequence[Moment], most: int) -> list[Moment]:
     return merged[::-1]
 
 
-@dataclass
+class IdSample(NamedTuple):
+    """Some of the ids of one frame.
+
+    frame : its number in the run, from 1
+    tables : name → (ids, how many rows each is of)
+    """
+
+    frame: int
+    tables: Mapping[str, tuple[Int64, Float64]]
+
+
+class SampledTable(NamedTuple):
+    """The sampled ids of one table, each once. times : how often each was sampled; rows : estimated, of each"""
+
+    ids: Int64
+    times: Int64
+    rows: Float64
+
+
 class Hot:
-    """The most frequent ids, by sampling: counts of sampled ids, of which the rarest are dropped."""
+    """The most frequent ids, by samples of every n-th frame: they are spread over the whole run.
 
-    counts: Counter[tuple[str, int]] = field(default_factory=Counter)
-    sampled: int = 0
+    Above MAX_SAMPLES, n doubles and every second sample is dropped. A sample takes about 10 µs, as the ids are counted
+    on request, and a run of a million frames takes about 500 of them.
+    """
 
-    def count(self, table: str, ids: Int64, times: Int64 | None = None) -> None:
-        """Count sampled ids. times : how many rows each id has, ids being distinct; None: one"""
-        several = ids
-        if times is None:
-            several, times = np.unique(ids, return_counts=True)
-        self.sampled += int(times.sum())
-        for row_id, n in zip(several.tolist(), times.tolist(), strict=True):
-            self.counts[table, row_id] += n
-        if len(self.counts) > 2 * KEPT_IDS:
-            self.counts = Counter(dict(self.counts.most_common(KEPT_IDS)))
+    def __init__(self) -> None:
+        self.samples: list[IdSample] = []
+        self._every, self._num_frames = 1, 0
 
-    def most(self, number: int) -> list[tuple[str, int, float]]:
-        """Return (table, id, share of the sampled rows), the most frequent first."""
-        return [(table, row_id, n / self.sampled) for (table, row_id), n in self.counts.most_common(number)]
+    def is_due(self) -> bool:
+        """Count a frame. Return whether it is one to sample."""
+        self._num_frames += 1
+        return self._num_frames % self._every == 0
+
+    def add(self, tables: Mapping[str, tuple[Int64, Float64]]) -> None:
+        """Add the sample of the frame that is due."""
+        self.samples.append(IdSample(self._num_frames, tables))
+        if len(self.samples) > MAX_SAMPLES:
+            self._every *= 2
+            self.samples = [sample for sample in self.samples if sample.frame % self._every == 0]
+
+    @property
+    def sampled(self) -> int:
+        """Return the number of sampled rows."""
+        return sum(len(ids) for sample in self.samples for ids, _ in sample.tables.values())
+
+
+def tables_of(samples: Sequence[IdSample]) -> dict[str, SampledTable]:
+    """Return the sampled ids by table, the table with the most rows first."""
+    parts: dict[str, list[tuple[Int64, Float64]]] = {}
+    for sample in samples:
+        for name, part in sample.tables.items():
+            parts.setdefault(name, []).append(part)
+    tables = {}
+    for name, several in parts.items():
+        sampled_ids, rows = (np.concatenate(column) for column in zip(*several, strict=True))
+        ids, places, times = np.unique(sampled_ids, return_inverse=True, return_counts=True)
+        tables[name] = SampledTable(ids, times, np.bincount(places, rows, len(ids)).astype(np.float64))
+    return dict(sorted(tables.items(), key=lambda item: -item[1].rows.sum()))
+
+
+def hot_ids(samples: Sequence[IdSample]) -> list[tuple[str, int, float]]:
+    """Return (table, id, share of the table's rows): the most frequent ids of each table."""
+    return [
+        (name, int(table.ids[place]), float(table.rows[place] / table.rows.sum()))
+        for name, table in list(tables_of(samples).items())[:MAX_TABLES]
+        for place in np.argsort(-table.rows, kind="stable")[:IDS_PER_TABLE].tolist()
+    ]
 
 
 class SampleBudget:
-    """The time budget of one kind of sample: half of the time that all sampling may take."""
+    """The time that sampling rows may take."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._began_s, self._spent_s = clock, clock(), 0.0
 
     def may(self) -> bool:
         """Return whether there is time for a sample. A plain comparison, because every frame and step calls it."""
-        return self._spent_s <= (ALLOWANCE_S + SHARE * (self._clock() - self._began_s)) / 2
+        return self._spent_s <= ALLOWANCE_S + SHARE * (self._clock() - self._began_s)
 
     @contextmanager
     def look(self) -> Iterator[None]:
@@ -104,7 +155,7 @@ class SampleBudget:
 
 
 class Probe:
-    """Samples hot ids, how far rows move, and the history of a run, within its time budgets.
+    """Samples hot ids, how far rows move, and the history of a run.
 
     read : (table, ids) → their weights, float32 (n, dim)
     known_as : (table, local ids) → the ids that the user knows
@@ -114,7 +165,7 @@ class Probe:
         self, read: Read, clock: Callable[[], float] = time.perf_counter, known_as: KnownAs = lambda _, ids: ids
     ) -> None:
         self._read, self._known_as = read, known_as
-        self._for_ids, self._for_rows = SampleBudget(clock), SampleBudget(clock)
+        self._for_rows = SampleBudget(clock)
         self._rows: dict[str, tuple[Int64, Float32]] = {}
         self._every, self._skipped = 1, 0
         self._rng = np.random.default_rng(0)
@@ -149,15 +200,19 @@ class Probe:
             self._rows = {}
 
     def sample_ids(self, frame: Frame) -> None:
-        if not self._for_ids.may():
-            return
-        with self._for_ids.look():
-            for name, blocks in frame.rows.items():
-                if blocks:
-                    block = blocks[int(self._rng.integers(len(blocks)))]
-                    indices = self._random_slice(len(block.ids), SAMPLED_IDS)
-                    times = None if block.counts is None else block.counts[indices]
-                    self.hot.count(name, self._known_as(name, block.ids[indices].copy()), times)
+        if self.hot.is_due():
+            num_ids = max(1, SAMPLED_IDS // max(1, len(frame.rows)))
+            self.hot.add({name: self._sampled(name, blocks, num_ids) for name, blocks in frame.rows.items() if blocks})
+
+    def _sampled(self, name: str, blocks: Sequence[Rows], most: int) -> tuple[Int64, Float64]:
+        """Return some of the ids of one table, and how many rows each is of."""
+        ends = np.cumsum([len(block.ids) for block in blocks])
+        # A block in proportion to its size, so that no row is more likely than another.
+        block = blocks[int(np.searchsorted(ends, self._rng.integers(ends[-1]), "right"))] if ends[-1] else blocks[0]
+        places = self._random_slice(len(block.ids), most)
+        ids = self._known_as(name, block.ids[places].copy())
+        rows = np.ones(len(ids)) if block.counts is None else block.counts[places].astype(np.float64)
+        return ids, rows * (ends[-1] / max(1, len(ids)))
 
     def note(self, seconds: float, counters: Counters, gate: Gate, rates: Sequence[float]) -> None:
         """Append a moment to the history, or skip it: a long run records every second, fourth, eighth … frame."""

@@ -248,7 +248,8 @@ class Report:
 
 
 FIX_STALE = (
-    "if several workers send one step each, use --num-required N; if each source is one worker's log, --merge step"
+    "if several workers send one step each, use --num-required N; if each source is one worker's log, --merge step; if "
+    "each of N files has one table, both, with the files as sources (DIR/*/* in place of DIR)"
 )
 
 

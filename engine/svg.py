@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Container, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 Points = Sequence[tuple[float, float]]
@@ -77,12 +78,16 @@ def lines(
     bands: Mapping[str, Sequence[tuple[float, float]]] = {},
     dashed: Container[str] = (),
 ) -> str:
-    """Return a plot of named curves over one axis; "" if there is nothing to draw. bands : (low, high) at each point"""
+    """Return a plot of named curves over one axis; "" if there is nothing to draw. bands : (low, high) at each point
+
+    A curve breaks at a value that is not finite, and on a log axis at one of 0 or below. A point without neighbours is
+    a dot.
+    """
     points = [p for curve in named.values() for p in curve]
     across = Axis([p[0] for p in points], log_x, LEFT, WIDTH - RIGHT)
     ends = [value for band in bands.values() for bound in band for value in bound]
     up = Axis([p[1] for p in points] + ends, log_y, HEIGHT - BOTTOM, TOP, zero=True)
-    if sum(across.shows(a) and up.shows(b) for a, b in points) < 2:
+    if not any(across.shows(a) and up.shows(b) for a, b in points):
         return ""
     parts = [*_grid(across, up), _text(WIDTH / 2, HEIGHT - 4, x, "middle"), _text(LEFT, TOP - 12, y, "start")]
     for number, (name, curve) in enumerate(named.items()):
@@ -92,8 +97,14 @@ def lines(
             path = _path([*low, *reversed(high)], across, up)
             parts.append(f'<polygon points="{path}" fill="{colour}" fill-opacity="0.2"/>')
         dash = ' stroke-dasharray="5 3"' if name in dashed else ""
-        path = _path(curve, across, up)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dash}/>')
+        for is_shown, group in groupby(curve, lambda point: across.shows(point[0]) and up.shows(point[1])):
+            run = list(group) if is_shown else []
+            if len(run) == 1:
+                x_at, y_at = across.at(run[0][0]), up.at(run[0][1])
+                parts.append(f'<circle cx="{x_at:.1f}" cy="{y_at:.1f}" r="2.5" fill="{colour}"/>')
+            elif run:
+                path = _path(run, across, up)
+                parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dash}/>')
     legend, height = _legend(list(named))
     return _svg([*parts, *legend], HEIGHT + height)
 

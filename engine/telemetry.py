@@ -23,7 +23,6 @@ log = logging.getLogger("penstock")
 
 STAGES = ("read", "sum", "step", "save")
 RECENT_STEPS = 1024  # window of the quantiles
-MAX_HOT = 12  # ids in a snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,7 @@ class MetricsSnapshot:
 
     counters : of the current or last run, and of frames outside runs
     commit : the last one: the bytes of its files, its global step, when it was written (None: unknown); None: no commit
-    moments, hot : sampled; hot : (table, id, share of the rows), the most frequent first
+    moments, hot : sampled; hot : (table, id, share of the table's rows), of each table
     The others are those of Gate, EngineCore, Telemetry and the programs of the tables.
     """
 
@@ -52,7 +51,7 @@ class MetricsSnapshot:
     seconds: float = 0.0
     share: float | None = None
     num_skipped: int = 0
-    queued_rows: int | None = None
+    of_service: Mapping[str, int] | None = None
     first_bad: Mapping[str, str]
     commit: tuple[int, int, float | None] | None = None
     moments: Sequence[Moment] = ()
@@ -70,7 +69,7 @@ class Telemetry(StepObserver):
     counters, share, first_bad : of the current or last run; the share of its input that is read (None: unknown), and
         by reason the first dropped row
     num_skipped : frames of that run that were skipped, because the checkpoint already contains them
-    queued_rows : of a service: returns the rows of incomplete frames; None: not a service
+    of_service : of a service: returns its counts of producers and callers, as its status has them; None: not a service
     tracer : OpenTelemetry's tracer, or any object with its ``start_as_current_span``; None: no spans
     """
 
@@ -84,7 +83,7 @@ class Telemetry(StepObserver):
         self.share: Callable[[], float | None] = lambda: None
         self.first_bad: Mapping[str, str] = {}
         self.num_skipped = 0
-        self.queued_rows: Callable[[], int] | None = None
+        self.of_service: Callable[[], Mapping[str, int]] | None = None
         self.started_s: float | None = None
         self.ended_s: float | None = None
         self.probe: Probe | None = None

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from penstock.errors import StateError, UsageError
-from penstock.filesystem.append_file import GrowingFile, IsCommitted, existing_path, part_of
+from penstock.filesystem.append_file import GrowingFile, IsCommitted, check_new, existing_path, part_of
 from penstock.filesystem.pipes import open_writer
 from penstock.io.log import LogWriter, schema_of_log
 
@@ -110,7 +110,7 @@ class DeltaFile(DeltaWriter):
 
     def _check_committed(self, committed: Mapping[str, Any], schema: pa.Schema, step: int) -> None:
         """Raise StateError if the existing file differs from the committed one; leave it unchanged."""
-        file = existing_path(self._path, check_new)
+        file = existing_path(self._path)
         if committed["step"] != step:
             raise StateError(
                 f"{self._path}: its last delta is of step {committed['step']} and the checkpoint of step {step}: a run "
@@ -207,12 +207,6 @@ def is_stream(target: str) -> bool:
     """Return whether output cannot be taken back: standard output, a URI, a pipe or a device."""
     path = Path(target)
     return target == "-" or "://" in target or (path.exists() and not path.is_file() and not path.is_dir())
-
-
-def check_new(path: Path) -> None:
-    """Raise UsageError if the file exists: its deltas may be the only copy."""
-    if path.exists() or path.is_symlink():
-        raise UsageError(f"{path}: exists; deltas are never written over: move them, or give another name")
 
 
 def _begins_with(path: Path, data: bytes) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import penstock.interrupts as interrupts
 from penstock.errors import PenstockError
+from penstock.events import report
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
@@ -19,12 +21,15 @@ class Patience:
     def __init__(self, patience_s: float, starts_over: bool = True) -> None:
         self._patience_s, self._starts_over = patience_s, starts_over
         self._failed_s = -float("inf")
+        self._first: PenstockError | None = None
         self.good()
 
     def good(self) -> None:
         """Record a success."""
+        if self._first is not None:
+            report(logging.INFO, "reachable_again", after=str(self._first))
         self._until_s, self._pause_s = -float("inf"), _FIRST_PAUSE_S
-        self._first: PenstockError | None = None
+        self._first = None
 
     def wait(self, error: PenstockError) -> None:
         """Pause before the next attempt. Raises the error, as ``explained``, if patience is over."""
@@ -33,7 +38,9 @@ class Patience:
             self.good()
         if self._until_s == -float("inf"):
             self._until_s = now + self._patience_s
-        self._first = self._first or error
+        if self._first is None:
+            self._first = error
+            report(logging.WARNING, "retrying", error=str(error))
         if now + self._pause_s > self._until_s:
             raise self.explained(error)
         interrupts.pause(self._pause_s)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.errors import StateError, UsageError
-from penstock.filesystem.append_file import GrowingFile, IsCommitted, existing_path
+from penstock.filesystem.append_file import GrowingFile, IsCommitted, check_new, existing_path
 from penstock.io.arrow_output import ArrowOutput
 from penstock.io.decoding.bad_rows import SCHEMA
 
@@ -35,12 +35,6 @@ def parse_on_bad_row(text: str) -> tuple[str, Path | None]:
     if equals or mode not in ("error", "drop"):
         raise UsageError(f"on_bad_row: expected error, drop or quarantine=FILE, got '{text}'")
     return mode, None
-
-
-def check_new(path: Path) -> None:
-    """Raise UsageError if the file exists: it may be the only copy of its rows."""
-    if path.exists() or path.is_symlink():
-        raise UsageError(f"{path}: exists; a quarantine is never written over: move it, or give another name")
 
 
 class QuarantineWriter:
@@ -93,6 +87,8 @@ class QuarantineWriter:
         self._sink = ArrowOutput()
         self._num_bytes = self._crc = self.num_rows = 0
         self._writer = (pa.ipc.new_file if self._is_file else pa.ipc.new_stream)(self._sink, SCHEMA)
+        if committed is not None and not committed["bytes"] and not existing_path(path).exists():
+            committed = None  # without rows there is nothing to continue, so the name may be another one
         if committed is None:
             check_new(path)
         else:
@@ -155,8 +151,13 @@ class QuarantineWriter:
 
     def _resume(self, committed: Mapping[str, int]) -> None:
         """Pass the existing batches to Arrow's writer, so that its footer has the location of every batch."""
-        file = existing_path(self._path, check_new)
+        file = existing_path(self._path)
         expected = {key: committed[key] for key in ("bytes", "crc", "rows")}
+        if not file.exists():
+            raise StateError(
+                f"{self._path}: the quarantine of the checkpoint cannot be read: there is no such file; it has "
+                f"{expected['rows']:,} rows: give the file that the checkpoint was made with"
+            )
         try:
             if expected["bytes"]:
                 self._feed(file, expected["bytes"], expected["crc"])

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 import penstock.interrupts as interrupts
-from penstock.config.id_ranges import expected, outside
+from penstock.config.id_ranges import expected, key_type_hint, outside
 from penstock.errors import InputError
 from penstock.filesystem import atomic_files
 from penstock.io.decoding.columns import Float32, Int64, float_lists, integers
@@ -236,6 +236,7 @@ def _ids(column: pa.Array, vocabulary_size: int, seen: _Seen, owner: str, source
         row = int(np.argmax(bad))
         setting = f"{'vocabulary_size' if vocabulary_size > 0 else 'key_type'} of {owner}"
         problem = f"expected {expected(vocabulary_size)} ({setting}), got {raw[row]}"
+        problem += key_type_hint(vocabulary_size, int(raw[row]))
         raise InputError(problem, source=source, row=first + row, column="id")
     again = seen.again(raw)
     if again.any():

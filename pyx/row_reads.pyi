@@ -5,6 +5,7 @@ import numpy.typing as npt
 from typing_extensions import disjoint_base
 
 from penstock.pyx.row_keys import RowKeys
+from penstock.shared.header import TableLayout
 
 _Float32 = npt.NDArray[np.float32]
 
@@ -28,16 +29,8 @@ class StepWords:
 class RowReads:
     def __init__(
         self,
-        dim: int,
-        vocabulary_size: int,
-        num_shards: int,
-        mod: bool,
-        rows_per_shard: int,
-        shards_per_device: int,
-        row_floats: int,
+        layout: TableLayout,
         parts: Iterable[tuple[_Float32, npt.NDArray[np.uint64]]],
-        first_float: int = 0,
-        first_page: int = 0,
-        keys: RowKeys | None = None,
+        keys: RowKeys | None,
     ) -> None: ...
     def read(self, ids: npt.NDArray[np.int64], out: _Float32, absent: npt.NDArray[np.uint8], first: int = 0) -> int: ...

@@ -145,32 +145,33 @@ cdef struct LastBatches:        # complete ones of the threads of a part, as far
 cdef class RowReads:
     """The weights of one table, for reads without a lock from any number of threads.
 
-    dim, vocabulary_size, … : as in update.Plan; row_floats : of a row with its slots
-    parts : of each device, float32 (n,) with the rows from ``first_float`` on, and uint64 (threads, n) with the counters
-        of ``Step.count_pages``, whose pages of this table begin at ``first_page``
-    keys : of a dynamic table, with ``vocabulary_size`` rows; None: ids are rows
+    layout : where the rows lie, a TableLayout
+    parts : of each device, float32 (n,) with the rows, and uint64 (threads, n) with the counters of ``Step.count_pages``
+    keys : of a dynamic table; None: ids are rows
     Raises ValueError for arrays that are too small.
     """
     cdef ReadTable table
     cdef tuple arrays
     cdef RowKeys keys
 
-    def __init__(self, int64_t dim, int64_t vocabulary_size, int64_t num_shards, bint mod, int64_t rows_per_shard,
-                 int64_t shards_per_device, int64_t row_floats, parts, int64_t first_float=0, int64_t first_page=0,
-                 RowKeys keys=None):
+    def __init__(self, layout, parts, RowKeys keys):
+        cdef int64_t dim = layout.dim, row_floats = layout.row_floats, num_rows = layout.num_rows
+        cdef int64_t num_shards = layout.num_shards, rows_per_shard = layout.rows_per_shard
+        cdef int64_t shards_per_part = layout.shards_per_part
+        cdef int64_t first_float = layout.first_float, first_page = layout.first_page
         cdef const float[::1] floats
         cdef const uint64_t[:, ::1] counters
         cdef ReadTable* t = &self.table
         self.arrays, self.keys = tuple(parts), keys
         if not 1 <= len(self.arrays) <= MAX_TABLE_PARTS or not 1 <= dim <= row_floats or min(
-            vocabulary_size, num_shards, rows_per_shard, shards_per_device
+            num_rows, num_shards, rows_per_shard, shards_per_part
         ) < 1 or min(first_float, first_page) < 0:
             raise ValueError("the layout of a table is out of range")
         # Python's integers do not overflow.
-        if (num_shards > shards_per_device * len(self.arrays) or vocabulary_size > int(rows_per_shard) * num_shards
-                or int(rows_per_shard) * shards_per_device * row_floats + first_float >= 2**60):
+        if (num_shards > shards_per_part * len(self.arrays) or num_rows > int(rows_per_shard) * num_shards
+                or int(rows_per_shard) * shards_per_part * row_floats + first_float >= 2**60):
             raise ValueError("the layout of a table is out of range")
-        set_layout(&t.layout, vocabulary_size, num_shards, mod, rows_per_shard, shards_per_device)
+        set_layout(&t.layout, num_rows, num_shards, layout.mod, rows_per_shard, shards_per_part)
         t.layout.dim, t.layout.row_floats, t.layout.first_page = dim, row_floats, first_page
         t.num_parts = len(self.arrays)
         for part, (floats, counters) in enumerate(self.arrays):
@@ -183,8 +184,8 @@ cdef class RowReads:
             t.num_threads, t.per_thread = counters.shape[0], counters.shape[1]
             t.parts[part].rows, t.parts[part].counters = &floats[first_float], &counters[0, 0]
         if keys is not None:
-            if keys.keys.capacity != vocabulary_size:
-                raise ValueError(f"expected keys of {vocabulary_size} rows, got {keys.keys.capacity}")
+            if keys.keys.capacity != num_rows:
+                raise ValueError(f"expected keys of {num_rows} rows, got {keys.keys.capacity}")
             t.keys = &keys.keys
 
     def read(self, const id_t[::1] ids not None, grad_t[:, ::1] out not None, uint8_t[::1] absent not None,

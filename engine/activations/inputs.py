@@ -13,7 +13,7 @@ import numpy as np
 from penstock.activations.batch_shape import PAD, check_num_samples, num_samples, positions_of_lists, samples_shape
 from penstock.activations.combiners import Lookups, gains
 from penstock.activations.coo import by_sample, is_coo, places
-from penstock.config.id_ranges import ANY_UINT64, expected, outside
+from penstock.config.id_ranges import ANY_UINT64, expected, key_type_hint, outside
 from penstock.config.specs import FeatureSpec
 from penstock.errors import InputError, UsageError
 from penstock.frames import Array, Float32, Int64
@@ -172,7 +172,8 @@ def _checked_ids(ids: Array, name: str, vocabulary_size: int) -> Int64:
     if ids.dtype != object:
         bad = outside(ids, vocabulary_size)
     if bad.any():
-        problem = f"{name}: expected {expected(vocabulary_size)}, got {ids[bad][0]}"
+        got = int(ids[bad][0])
+        problem = f"{name}: expected {expected(vocabulary_size)}, got {got}{key_type_hint(vocabulary_size, got)}"
         raise InputError(problem, reason="id_out_of_range")
     return ids.astype(np.int64)
 

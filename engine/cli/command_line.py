@@ -34,6 +34,8 @@ COMMANDS = {
     "diff": "show where two checkpoints differ: the first place and the largest difference; exit 1 if they do",
     "bench": "measure penstock against other libraries and against the memory of this machine, side by side",
     "serve": "receive gradients over Arrow Flight and serve deltas, tables and rows",
+    "status": "show what a running service has done and holds",
+    "drain": "let a running service take no more frames, commit, and end",
     "follow": "keep a store, a table or a function up to date with the deltas of a service",
     "doctor": "report what this machine gives penstock, what will be slow here and why; exit 1 if it cannot run",
     "completion": "print a script that completes commands and flags in bash, zsh or fish",

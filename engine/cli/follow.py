@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from penstock.cli.command_line import Parser
+import penstock.interrupts as interrupts
+from penstock.cli.command_line import Parser, add_flag
 from penstock.cli.output import Output, count, several
 from penstock.errors import listed
 from penstock.flag_values import number
 from penstock.io.flight import connect
-from penstock.io.targets.follower import Follower
+from penstock.io.targets.follower import Follower, Progress
 from penstock.io.targets.target_kinds import open_target, target_forms, target_kind, target_kinds
 
 EXAMPLE = "penstock follow grpc://127.0.0.1:8815 --into redis://127.0.0.1:6379/0"
 DAY_S = 86_400.0
+# With --once: the command that waits for its end has to learn that the service is gone.
+ONCE_S = 60.0
 
 
 def add(command: Parser) -> None:
@@ -41,11 +45,12 @@ def add(command: Parser) -> None:
     command.add_argument(
         "--patience",
         type=number("seconds, at least 0", 0, DAY_S),
-        default=60.0,
         metavar="S",
-        help="seconds to retry while the service or the target is gone or full (default 60)",
+        help="seconds to retry while the service or the target is gone or full (default: for ever; with --once 60)",
     )
     command.add_argument("--replace", action="store_true", help="overwrite a target with the tables of another job")
+    for name in ("log_level", "log_format"):
+        add_flag(command, name)
 
 
 def _default_intervals() -> str:
@@ -59,9 +64,10 @@ def _default_intervals() -> str:
 def run(args: argparse.Namespace, out: Output) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     target = open_target(args.into, args.state)
-    with connect(args.address, patience_s=args.patience) as client:
+    patience_s = args.patience if args.patience is not None else ONCE_S if args.once else math.inf
+    with connect(args.address, patience_s=patience_s) as client:
         interval_s = target_kind(args.into).interval_s if args.interval is None else args.interval
-        follower = Follower(client, target, args.patience, interval_s, args.replace)
+        follower = Follower(client, target, patience_s, interval_s, args.replace)
 
         def say_start() -> None:
             out.say(f"following {client.connection.uri} into {target.name}, step {count(follower.progress.step or 0)}")
@@ -70,12 +76,20 @@ def run(args: argparse.Namespace, out: Output) -> None:
         try:
             follower.run(args.once, say_start)
         except KeyboardInterrupt:
-            step = follower.progress.step
-            held = "it holds nothing, or was not read yet" if step is None else f"it has the rows of step {count(step)}"
-            raise KeyboardInterrupt(f"interrupted; {target.name}: {held}") from None
+            if not interrupts.is_terminated():
+                step = follower.progress.step
+                has = (
+                    "it holds nothing, or was not read yet"
+                    if step is None
+                    else f"it has the rows of step {count(step)}"
+                )
+                raise KeyboardInterrupt(f"interrupted; {target.name}: {has}") from None
         finally:
             target.close()
-    progress = follower.progress
+    say_end(follower.progress, out)
+
+
+def say_end(progress: Progress, out: Output) -> None:
     applied = f"{several(progress.deltas, 'delta')} in {several(progress.transactions, 'transaction')}"
     out.say(f"applied   {applied}: {several(progress.rows, 'row')}, {count(progress.removed)} removed")
     if progress.full_copies:

@@ -35,6 +35,9 @@ from penstock.errors import (
 # Commands print what the package logs: without a handler, warnings would be on standard error twice.
 NO_LOG = logging.NullHandler()
 
+# Commands that SIGTERM ends in order: service managers stop them by it.
+ENDS_BY_SIGTERM = ("serve", "follow")
+
 OK, FAILED, USAGE, INPUT, CONFIG, STATE, RESOURCE = 0, 1, 2, 3, 4, 5, 6
 
 EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -61,7 +64,7 @@ DESCRIPTION = "A streaming update engine for embedding tables: Arrow gradients i
 EPILOG = """exit codes:
   0 done   1 a difference found or a check failed   2 usage   3 bad input   4 bad configuration
   5 corrupt or incompatible state   6 cannot write, out of a resource, or lost a process of the job
-  130 interrupted
+  130 interrupted; SIGTERM ends serve and follow with 0
 
 PENSTOCK_TRACEBACK=1 in the environment also shows where in the program an error came from,
 PENSTOCK_COMPILE_CACHE=DIR sets where compiled programs are kept (off: nowhere).
@@ -96,31 +99,46 @@ def answer(argv: list[str], at_once: threading.Event) -> int:
     at_once : set to request an exit that waits for no thread: gRPC would wait forever for callers that stay connected
     """
     as_json = "--json" in argv
-    try:
-        return run(argv, at_once)
-    except KeyboardInterrupt as stop:
-        return fail(str(stop) or "interrupted", interrupts.INTERRUPTED, as_json)
-    except Exception as error:
-        if isinstance(error, BrokenPipeError) and error.filename in (None, "<stdout>"):
-            return RESOURCE  # the reader of stdout has closed it, so there is nothing to print to
-        code = exit_code(error)
-        if os.environ.get("PENSTOCK_TRACEBACK"):
-            traceback.print_exc()
-        return fail(explain(error), code, as_json)
-    finally:
-        drop_dead_streams()
+    with contextlib.ExitStack() as ending:
+        ending.callback(drop_dead_streams)
+        try:
+            return run(argv, at_once, ending)
+        except KeyboardInterrupt as stop:
+            return fail(str(stop) or "interrupted", interrupts.INTERRUPTED, as_json)
+        except Exception as error:
+            if isinstance(error, BrokenPipeError) and error.filename in (None, "<stdout>"):
+                return RESOURCE  # the reader of stdout has closed it, so there is nothing to print to
+            code = exit_code(error)
+            if os.environ.get("PENSTOCK_TRACEBACK"):
+                traceback.print_exc()
+            return fail(explain(error), code, as_json)
 
 
-def run(argv: list[str], at_once: threading.Event) -> int:
-    """Run the command and return its exit code. Errors propagate as exceptions."""
+def run(argv: list[str], at_once: threading.Event, ending: contextlib.ExitStack) -> int:
+    """Run the command and return its exit code. Errors propagate as exceptions.
+
+    ending : takes the context of the command's log, which is also written while an error is reported
+    """
     try:
         args = parse(parser(argv), argv)
     except SystemExit as done:  # --help and --version
         code: int = done.code if isinstance(done.code, int) else OK
     else:
         args.leave_at_once = at_once.set
-        interrupts.check()
-        code = args.run(args, Output(args.json, aside=getattr(args, "deltas", None) == "-")) or OK
+        out = Output(args.json, aside=getattr(args, "deltas", None) == "-")
+        if hasattr(args, "log_level"):
+            from penstock.cli.log_lines import logged
+
+            ending.enter_context(logged(args))
+        try:
+            interrupts.check()
+            code = args.run(args, out) or OK
+        except KeyboardInterrupt:
+            if not interrupts.is_terminated() or args.command not in ENDS_BY_SIGTERM:
+                raise
+            out.say("ended by SIGTERM before it had started")
+            out.result({})
+            code = OK
     sys.stdout.flush()
     return code
 

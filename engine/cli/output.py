@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # ``penstock --help`` must not load NumPy for a progress line
     from penstock.accumulators.frame_gate import FrameGate
     from penstock.stats import Counters, Report, TableReport
 
+ERROR_PREFIX = "penstock: "
 _REDRAWS_PER_S = 5.0
 _LINES_PER_S = 0.2  # on a terminal that cannot redraw a line
 
@@ -73,7 +74,7 @@ class Output:
 def say_error(message: str) -> None:
     """Print the message to stderr as one line."""
     with contextlib.suppress(OSError):
-        print("penstock: " + " ".join(message.split()), file=sys.stderr, flush=True)
+        print(ERROR_PREFIX + " ".join(message.split()), file=sys.stderr, flush=True)
 
 
 def own_process() -> None:

@@ -14,9 +14,9 @@ from penstock.cli.pages.monitoring import check_library
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError
-from penstock.io import quarantine
+from penstock.filesystem.append_file import check_new
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.delta_sink import check_new, is_stream
+from penstock.io.delta_sink import is_stream
 from penstock.io.sources.opening import open_sources
 from penstock.io.sources.seekable_source import check_order
 from penstock.learning_rates import check_given
@@ -82,7 +82,7 @@ class Checked:
             check_order(sources, args.merge, args.follow)
         check_checkpoint(args)
         if self.quarantine is not None and not args.resume:
-            quarantine.check_new(self.quarantine)
+            check_new(self.quarantine)
         self.deltas = deltas_of(args, mode)
         if self.deltas:
             form_of(self.config.tables, DeltaOptions.among(self.deltas))

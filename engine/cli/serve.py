@@ -37,7 +37,7 @@ from penstock.io.connectors.partition_source import partitions_of, topic_kinds
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
-from penstock.options import ReadingKeywords
+from penstock.options import ReadingKeywords, WatchingKeywords, options_of
 from penstock.service.auth import Tokens, certificates, check_protected, may_read, tokens_of
 from penstock.service.limits import Limits
 from penstock.service.received_memory import keep_freed_memory
@@ -67,6 +67,7 @@ LIMITS: LimitFlags = {
 DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", "MB", "memory of the deltas kept for readers", "")}
 # The arguments that a replica uses.
 REPLICA_FLAGS: tuple[str, ...] = ("replica", "listen", "tls_cert", "tls_key", "token_file", "insecure", "grace", "json")
+REPLICA_FLAGS += tuple(options_of("serve", WatchingKeywords))
 REPLICA_FLAGS += tuple(flag[2:].replace("-", "_") for flag in LIMITS)
 # Seconds between two checks for a signal.
 TICK_S = 0.1
@@ -194,20 +195,20 @@ def run(args: argparse.Namespace, out: Output) -> None:
 
 
 def serve_replica(args: argparse.Namespace, out: Output) -> None:
-    """Serve shared files until a caller requests a drain (exit code 0) or a signal arrives (130)."""
+    """Serve shared files until a caller requests a drain, or a signal arrives."""
     for action in args.serve_command._actions:
         if action.dest not in (*REPLICA_FLAGS, "help") and getattr(args, action.dest) != action.default:
             raise UsageError(f"{(action.option_strings or [action.metavar])[0]}: has no effect with --replica; omit it")
     address, tokens = Address.of(args.listen), tokens_of(args.token_file)
     tls = certificates(address, args.tls_cert, args.tls_key)
     check_protected(address, bool(tokens), args.insecure)
+    pages = page_access(args, tokens, bool(tls))
+    check_library(args)
     reader = Reader(args.replica)
     service = ReplicaService(reader, address, limits=_limits(args), tls=tls, tokens=tokens)
-    out.say(f"listening {service.address.uri}, step {count(reader.step)}")
-    (sys.stderr if args.json else sys.stdout).flush()
     try:
-        while not service.wants_to_end.wait(TICK_S):
-            interrupts.check()
+        with Watching(args, service, pages) as watching:
+            _wait(args, service, reader.step, watching, out)
     finally:
         interrupts.ignore()
         status = service.status()
@@ -238,16 +239,29 @@ def page_access(args: argparse.Namespace, tokens: Tokens, has_tls: bool) -> Page
     return PageAccess(partial(may_read, tokens), context)
 
 
-def _serve(args: argparse.Namespace, service: Service, watching: Watching, out: Output) -> None:
-    """Serve until a caller requests a drain (exit code 0) or a signal arrives (130)."""
-    engine = service.engine
-    out.say(f"listening {service.address.uri}, step {count(engine.global_step)}")
+def _wait(
+    args: argparse.Namespace, service: Service | ReplicaService, step: int, watching: Watching, out: Output
+) -> None:
+    """Say that the service listens, and wait until a caller requests a drain, or for SIGTERM.
+
+    Raises KeyboardInterrupt for SIGINT.
+    """
+    out.say(f"listening {service.address.uri}, step {count(step)}")
     (sys.stderr if args.json else sys.stdout).flush()
-    interrupted = False
     try:
         while not service.wants_to_end.wait(TICK_S):
             interrupts.check()
             watching.tick()
+    except KeyboardInterrupt:
+        if not interrupts.is_terminated():
+            raise
+
+
+def _serve(args: argparse.Namespace, service: Service, watching: Watching, out: Output) -> None:
+    """Serve until a caller requests a drain, or a signal arrives. Raises KeyboardInterrupt for SIGINT."""
+    engine, interrupted = service.engine, False
+    try:
+        _wait(args, service, engine.global_step, watching, out)
     except KeyboardInterrupt:
         interrupted = True
     interrupts.ignore()

@@ -13,6 +13,7 @@ from penstock.validation import MASKED, is_masked
 
 # In place of a vocabulary_size: every int64, or every uint64, is a key. A uint64 key is stored as an int64 of its bits.
 ANY_INT64, ANY_UINT64 = 0, -1
+_HASHED = 2**40  # nearly every 64-bit hash is beyond it, and no table has so many rows
 
 
 def bounds(vocabulary_size: int) -> tuple[int, int]:
@@ -60,6 +61,23 @@ def expected(vocabulary_size: int, name: str = "id") -> str:
     return f"0 <= {name} < {2**64 if vocabulary_size == ANY_UINT64 else vocabulary_size}"
 
 
+def id_text(vocabulary_size: int, row_id: int) -> str:
+    """Return an id as text: the numbers of a browser hold 53 bits of it."""
+    return str(row_id % 2**64 if vocabulary_size == ANY_UINT64 else row_id)
+
+
+def key_type_hint(vocabulary_size: int, value: int) -> str:
+    """Return what a message about an id outside a table adds: the ``key_type`` that it needs; "" for a small number."""
+    if vocabulary_size == ANY_INT64 and value >= 2**63:
+        return '; keys from 2^63 on need key_type="uint64" (in text UINT64)'
+    if vocabulary_size == ANY_UINT64:
+        return '; negative keys need key_type="int64" (in text INT64)'
+    if abs(value) < _HASHED:
+        return ""
+    need = ', of key_type="uint64" (in text UINT64)' if value >= 2**63 else ""
+    return f"; ids that are hashes need a dynamic table{need}"
+
+
 def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
     """Return ids as int64, shape (n,). Raises UsageError for an id outside the table.
 
@@ -76,5 +94,7 @@ def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
         raise UsageError(f"table '{table}': expected integer ids, got {array.dtype}")
     array = exact.reshape(-1)
     if array.size and (bad := outside(array, vocabulary_size)).any():
-        raise UsageError(f"table '{table}': expected {expected(vocabulary_size)}, got {array[bad][0]}")
+        got = int(array[bad][0])
+        hint = key_type_hint(vocabulary_size, got)
+        raise UsageError(f"table '{table}': expected {expected(vocabulary_size)}, got {got}{hint}")
     return array.astype(np.uint64 if vocabulary_size == ANY_UINT64 else np.int64).view(np.int64)

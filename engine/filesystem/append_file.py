@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.errors import UsageError
 from penstock.filesystem import atomic_files
 
 # Whether a commit refers to a new file, called when it is closed; None: there is no checkpoint.
@@ -63,7 +64,13 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-def existing_path(path: Path, check_new: Callable[[Path], None]) -> Path:
+def check_new(path: Path) -> None:
+    """Raise UsageError if the file exists: it may be the only copy of its rows."""
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"{path}: exists; it is never written over: move it, or give another name")
+
+
+def existing_path(path: Path) -> Path:
     """Return the path of a file of another run: ``.FILE.part`` if that exists, where FILE must not, else FILE."""
     part = part_of(path)
     if not part.exists():

@@ -104,7 +104,6 @@ class Forecast:
     def __init__(
         self, choice: Choice, specs: Mapping[str, TableSpec], sample_bits: Mapping[str, int], seed: int
     ) -> None:
-        self.choice = choice
         self.specs = {name: choice.of(spec) for name, spec in specs.items()}
         self.directories = {name: make_directory(self.specs[name], seed, bits) for name, bits in sample_bits.items()}
         self._cached = {

@@ -6,6 +6,7 @@ A service without TLS or tokens on an address that other hosts can reach require
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 import ssl
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 import pyarrow.flight as flight
 
 from penstock.errors import ConfigError, UsageError
+from penstock.events import FrequentEvent
 from penstock.io.flight.connection import Address
 from penstock.service.connections import Connections
 
@@ -143,16 +145,16 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._changed = threading.Condition()
         self.num_calls = self.num_idle = 0
         self.num_refused = 0
+        self._refused_event = FrequentEvent(logging.WARNING, "call_refused")
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> _AdmittedCall:
         with self._changed:
             role = self._role(headers)
             if role is None:
-                self.num_refused += 1
-                raise flight.FlightUnauthenticatedError("the token is missing or wrong")
+                raise self.refused(flight.FlightUnauthenticatedError("the token is missing or wrong"))
             if self.num_calls >= self._max_calls:
-                self.num_refused += 1
-                raise flight.FlightUnavailableError(f"busy with {self.num_calls} calls (--max-calls); try again")
+                problem = f"busy with {self.num_calls} calls (--max-calls); try again"
+                raise self.refused(flight.FlightUnavailableError(problem))
             self.num_calls += 1
         return _AdmittedCall(self, role)
 
@@ -172,10 +174,12 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             self.num_idle += change
             self._changed.notify_all()
 
-    def refused(self) -> None:
-        """Count a call that its role does not permit."""
+    def refused(self, error: flight.FlightError, peer: str | None = None) -> flight.FlightError:
+        """Count and log a refused call. Return its error. peer : None: not known yet"""
         with self._changed:
             self.num_refused += 1
+        self._refused_event.report(peer=peer, error=str(error))
+        return error
 
     def _role(self, headers: Mapping[str, list[Any]]) -> Role | None:
         if not self._tokens:
@@ -212,9 +216,9 @@ class _AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]
     def check(self, right: Right) -> None:
         """Raise FlightUnauthorizedError, PERMISSION_DENIED for the caller, if its role lacks a right."""
         if right not in self._role.value:
-            self._admission.refused()
             roles = " or ".join(role.word for role in Role if right in role.value)
-            raise flight.FlightUnauthorizedError(f"the token is a {self._role.word}'s, and this call needs a {roles}'s")
+            problem = f"the token is a {self._role.word}'s, and this call needs a {roles}'s"
+            raise self._admission.refused(flight.FlightUnauthorizedError(problem), self._peer)
 
     def call_completed(self, exception: BaseException | None) -> None:
         if self._peer is not None:

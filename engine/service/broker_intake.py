@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from penstock.errors import InputError, ServiceError
+from penstock.events import report
 from penstock.io.connectors.broker_partition import Message, Partition
 from penstock.io.connectors.message_frames import MessageFrames
 from penstock.io.connectors.partition_reader import PartitionReader
@@ -73,6 +75,7 @@ class BrokerIntake:
         position = self._sequencer.position(partition.producer)
         request = PutRequest(contributor=partition.producer, first=position + 1, stream=_STREAM)
         stream = self._sequencer.open(request, acked.append)
+        report(logging.INFO, "producer_connected", contributor=stream.contributor, first=stream.next)
         try:
             reader = PartitionReader(partition, position, self._patience_s, stream.creation)
             frames = MessageFrames(self._options, self._sequencer.first_bad)
@@ -91,6 +94,7 @@ class BrokerIntake:
                     partition.acknowledge(ack.position)
         finally:
             self._sequencer.close(stream)
+            report(logging.INFO, "producer_left", contributor=stream.contributor, **stream.counts())
 
     def _push(self, stream: Stream, frames: MessageFrames, partition: Partition, message: Message) -> None:
         try:

@@ -45,7 +45,7 @@ ACTIONS = {
     "position": 'how far a producer\'s frames have come: {"contributor": NAME}',
     "checkpoint": "commit now; answers when it is on disk",
     "rollback": 'step forward to the rows of an earlier commit: {"to": TAG or STEP}; answers when it is on disk',
-    "drain": "take no frames any more, commit, and end",
+    "drain": 'take no frames any more, commit, and end; {"wait": true} answers once that is on disk',
 }
 ADMISSION = "admission"
 
@@ -198,8 +198,14 @@ class FlightServer(AnsweringServer):
             return {"global_step": done.step, "to_step": done.target.step, "rolled_back": done.num_frames}
         if kind == "drain":
             self._drain()
-            return {"ending": True}
+            return self._drained() if decoded(body, "drain").get("wait") else {"ending": True}
         raise UsageError(f"action '{kind}': expected one of {', '.join(ACTIONS)}")
+
+    def _drained(self) -> dict[str, Any]:
+        """Wait until the service has committed its end. Return what it leaves."""
+        self._sequencer.ended.wait()
+        error = self._sequencer.error
+        return {"ending": True, "error": None if error is None else str(error), **self._status()}
 
     def _position(self, request: dict[str, Any]) -> dict[str, Any]:
         name = request.get("contributor")

@@ -49,6 +49,14 @@ class Listener:
         self.address = Address(address.host, self._server.port, address.tls)
         self.connections.watch(self._server.port)
 
+    def counts(self) -> dict[str, int]:
+        """Return the counts of callers."""
+        return {
+            "connections": self.connections.num_open,
+            "calls": self.admission.num_calls,
+            "refused": self.admission.num_refused,
+        }
+
     def close(self, grace_s: float) -> bool:
         """Wait for calls to complete, shut down the other connections, and stop listening.
 

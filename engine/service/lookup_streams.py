@@ -6,6 +6,7 @@ while a message is read or written, so a slow reader delays no other.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from itertools import pairwise
@@ -101,11 +102,28 @@ class Lookup(NamedTuple):
     places: npt.NDArray[np.intp] | None
 
 
-class LookupAnswers:
-    """Answers the lookups of one stream."""
+class LookupCounts:
+    """Counts the answered requests of all streams, and their rows."""
 
-    def __init__(self, rows: RowSource, limits: Limits) -> None:
-        self._rows, self._limits, self._dims = rows, limits, rows.dims
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_lookups = self._num_rows = 0
+
+    def add(self, num_rows: int) -> None:
+        with self._lock:
+            self._num_lookups += 1
+            self._num_rows += num_rows
+
+    def as_dict(self) -> dict[str, int]:
+        with self._lock:
+            return {"lookups": self._num_lookups, "looked_up_rows": self._num_rows}
+
+
+class LookupAnswers:
+    """Answers the lookups of one stream. counts : of all streams"""
+
+    def __init__(self, rows: RowSource, limits: Limits, counts: LookupCounts) -> None:
+        self._rows, self._limits, self._counts, self._dims = rows, limits, counts, rows.dims
         dims = set(self._dims.values())
         row = pa.list_(pa.float32(), *dims) if len(dims) == 1 else pa.list_(pa.float32())
         self._schema = pa.schema([("row", row)], {"penstock.dims": encoded(self._dims)})
@@ -136,6 +154,7 @@ class LookupAnswers:
             kind = "ReadTimeoutError" if isinstance(error, ReadTimeoutError) else "InputError"
             problem = {"kind": kind, "message": str(as_flight(error))}
             return pa.RecordBatch.from_pylist([], self._schema), encoded({"error": problem})
+        self._counts.add(chunk.data.num_rows)
         column = self._column([rows[name] for name in lookup.ids])
         if lookup.places is not None:
             column = column.take(pa.array(np.argsort(lookup.places)))

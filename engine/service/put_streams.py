@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import InputError, ServiceError
+from penstock.errors import InputError, PenstockError, ServiceError
+from penstock.events import FrequentEvent, report
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.flight.messages import Ack, PutRequest, read_metadata, schema_of
 from penstock.io.flight.source import Chunk, chunks_part
@@ -33,6 +35,7 @@ class Producers:
 
     def __init__(self, sequencer: Sequencer, options: ReadOptions, limits: Limits) -> None:
         self._sequencer, self._options, self.budget = sequencer, options, Budget(limits)
+        self._failed_event = FrequentEvent(logging.WARNING, "put_failed")
 
     def put(self, context: flight.ServerCallContext, request: PutRequest, reader: Any, send: Send) -> None:
         """Read a stream to its end, and send acknowledgements up to the last one.
@@ -40,9 +43,19 @@ class Producers:
         send : sends a message to the producer; may block until the producer reads it
         Raises UsageError or InputError if the stream is invalid, ServiceError if the service ends or is full.
         """
-        name = f"producer '{request.contributor}'" if request.contributor is not None else f"producer {context.peer()}"
+        try:
+            self._put(context, request, reader, send)
+        except PenstockError as error:
+            if not self._sequencer.is_closing:
+                self._failed_event.report(contributor=request.contributor, peer=context.peer(), error=str(error))
+            raise
+
+    def _put(self, context: flight.ServerCallContext, request: PutRequest, reader: Any, send: Send) -> None:
+        peer = context.peer()
+        name = f"producer '{request.contributor}'" if request.contributor is not None else f"producer {peer}"
         with Acks(send) as acks:
             stream = self._sequencer.open(request, acks.put)
+            report(logging.INFO, "producer_connected", contributor=stream.contributor, peer=peer, first=stream.next)
             try:
                 self._apply_all(context, stream, reader, name, request.ends)
                 self._sequencer.check_not_failed()  # which would have ended the stream
@@ -59,6 +72,7 @@ class Producers:
                 raise
             finally:
                 self._sequencer.close(stream)
+                report(logging.INFO, "producer_left", contributor=stream.contributor, peer=peer, **stream.counts())
 
     def _apply_all(self, context: flight.ServerCallContext, stream: Stream, reader: Any, name: str, ends: bool) -> None:
         queue = Queue(self.budget, name)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
+import penstock
 from penstock.errors import UsageError, listed
+from penstock.events import report
 from penstock.frames import Float32
 from penstock.io.flight.connection import Address
 from penstock.io.flight.messages import LOOKUP, TABLE, decoded, encoded, path_of
@@ -22,13 +25,16 @@ from penstock.service.auth import CallAdmission, Right, Tokens
 from penstock.service.flight_server import ADMISSION, AnsweringServer, answered
 from penstock.service.limits import Limits
 from penstock.service.listener import Listener
-from penstock.service.lookup_streams import REQUEST_SCHEMA, Ids, LookupAnswers
+from penstock.service.lookup_streams import REQUEST_SCHEMA, Ids, LookupAnswers, LookupCounts
 from penstock.service.snapshots import BLOCK_BYTES, PASSES, Messages
 from penstock.service.subscriptions import Answer
 from penstock.shared.header import TableLayout
 from penstock.shared.table_reader import Reader
 
-ACTIONS = {"status": "which rows the replica has, as JSON", "drain": "end"}
+if TYPE_CHECKING:
+    from penstock.metrics import StepCollector
+
+ACTIONS = {"status": "which rows the replica has, as JSON", "drain": 'end; {"wait": true} answers with the status'}
 READS_ONLY = "a replica takes no gradients: push them to the service that it follows"
 
 
@@ -64,18 +70,18 @@ class ReplicaServer(AnsweringServer):
         admission: CallAdmission,
         *,
         rows: ReplicaRows,
-        limits: Limits,
+        lookups: Callable[[], LookupAnswers],
         status: Callable[[], dict[str, Any]],
         drain: Callable[[], None],
     ) -> None:
-        self._rows, self._limits, self._status, self._drain = rows, limits, status, drain
+        self._rows, self._lookups, self._status, self._drain = rows, lookups, status, drain
         super().__init__(address, tls, admission)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with self._serving(context, Right.READ):
             if path_of(descriptor) != [LOOKUP]:
                 raise UsageError(f"exchange: expected the path {LOOKUP}; {READS_ONLY}")
-            LookupAnswers(self._rows, self._limits).answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
+            self._lookups().answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with self._serving(context):
@@ -118,7 +124,7 @@ class ReplicaServer(AnsweringServer):
                 return [json.dumps(self._status()).encode()]
             if action.type == "drain":
                 self._drain()
-                return [b'{"ending": true}']
+                return [json.dumps({"ending": True, "error": None, **self._status()}).encode()]
             raise UsageError(f"action '{action.type}': expected one of {', '.join(ACTIONS)}; {READS_ONLY}")
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
@@ -173,37 +179,46 @@ class ReplicaService:
     ) -> None:
         limits = limits or Limits()
         self.wants_to_end = threading.Event()
-        self._rows = ReplicaRows(reader)
+        self._rows, self._lookups = ReplicaRows(reader), LookupCounts()
         create = partial(
             ReplicaServer,
             address,
             tls or [],
             rows=self._rows,
-            limits=limits,
+            lookups=partial(LookupAnswers, self._rows, limits, self._lookups),
             status=self.status,
             drain=self.wants_to_end.set,
         )
         self._started_s = time.monotonic()
         self._listener = Listener(address, tokens, limits, create)
         self.address = self._listener.address
+        report(logging.INFO, "listening", address=self.address.uri, step=reader.step)
 
     def close(self, grace_s: float) -> bool:
         """End all lookups, and stop listening, as ``Listener.close`` does."""
+        report(logging.INFO, "ending", step=self._rows.reader.step)
         self._rows.is_ending = True
         return self._listener.close(grace_s)
 
+    def metrics(self) -> StepCollector:
+        from penstock.metrics import ReplicaMetrics  # loads prometheus-client
+
+        return ReplicaMetrics(self.status)
+
     def status(self) -> dict[str, Any]:
         """Return the status as plain data, for JSON."""
-        reader, admission = self._rows.reader, self._listener.admission
+        reader = self._rows.reader
         lineage, epoch = reader.history
         return {
+            "service": "replica",
+            "state": "draining" if self.wants_to_end.is_set() or self._rows.is_ending else "serving",
+            "version": penstock.__version__,
             "global_step": reader.step,
             "committed_step": reader.durable_step,
             "lineage": lineage,
             "epoch": epoch,
             "tables": list(reader.tables),
-            "connections": self._listener.connections.num_open,
-            "calls": admission.num_calls,
-            "refused": admission.num_refused,
+            **self._listener.counts(),
+            **self._lookups.as_dict(),
             "seconds": time.monotonic() - self._started_s,
         }

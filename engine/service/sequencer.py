@@ -7,6 +7,7 @@ dedicated threads.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.rollbacks import Rollback
 from penstock.checkpoint.store import Folder
 from penstock.errors import CapacityError, InputError, ServiceError, UsageError
+from penstock.events import FrequentEvent, report
 from penstock.frames import Frame
 from penstock.io.flight.messages import Ack, PutRequest
 from penstock.learning_rates import LearningRates
@@ -63,6 +65,7 @@ class Sequencer(CommitListener):
         self.counters = Counters()
         self.first_bad: dict[str, str] = {}  # the first row dropped, or frame rejected, for each reason
         self.notes: list[str] = []  # hints for the user, a sentence each
+        self._stale_event = FrequentEvent(logging.WARNING, "stale_frame")
         self.ended = threading.Event()
         self.error: BaseException | None = None
         self.is_closing = False
@@ -188,11 +191,13 @@ class Sequencer(CommitListener):
             except BaseException as error:
                 self._fail(error)
                 raise
+        report(logging.WARNING, "rolled_back", step=done.step, to=done.target.step, frames=done.num_frames)
         self.commit()
         return done
 
     def commit_begins(self) -> None:
         self._in_flight, self._next_commit = self._next_commit, threading.Event()
+        report(logging.DEBUG, "commit_began", step=self._engine.global_step)
         self.streams.commit_begins()
         self._log.commit_begins()
 
@@ -200,6 +205,7 @@ class Sequencer(CommitListener):
         self.streams.commit_is_on_disk()
         self._in_flight.set()
         self._log.commit_is_on_disk()
+        report(logging.INFO, "committed", step=self.streams.durable_step)
 
     def commit_failed(self, error: BaseException) -> None:
         self._fail(error)
@@ -257,6 +263,9 @@ class Sequencer(CommitListener):
                 self._fail(error)
             raise
         self.streams.count(stream, taken, not was_admitted)
+        if not was_admitted:
+            sender = taken.contributor if stream.contributor is None else stream.contributor
+            self._stale_event.report(contributor=sender, step=taken.local_step, global_step=step)
         try:
             if self._engine.global_step != step:
                 self._log.stepped()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import penstock
+from penstock.events import report
 from penstock.io.connectors.broker_partition import Partition
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
@@ -21,7 +24,7 @@ from penstock.service.delta_log import DeltaLog
 from penstock.service.flight_server import FlightServer
 from penstock.service.limits import Limits
 from penstock.service.listener import Listener
-from penstock.service.lookup_streams import EngineRows, LookupAnswers
+from penstock.service.lookup_streams import EngineRows, LookupAnswers, LookupCounts
 from penstock.service.put_streams import Producers
 from penstock.service.sequencer import Saving, Sequencer
 from penstock.service.subscriptions import Readers
@@ -69,10 +72,11 @@ class Service:
         self.sequencer = Sequencer(engine, rates, self.log, limits.producers, self.wants_to_end.set, saving)
         self.producers = Producers(self.sequencer, reading, limits)
         self.readers = Readers(engine, self.sequencer, self.log)
+        self._lookups = LookupCounts()
         self._started_s = time.monotonic()
         self._watched = ExitStack()
         self._watched.enter_context(engine.watch.run(self.sequencer.counters, lambda: None, self.sequencer.first_bad))
-        engine.watch.queued_rows = lambda: self.producers.budget.num_rows
+        engine.watch.of_service = self._counts
         create = partial(
             FlightServer,
             address,
@@ -81,7 +85,7 @@ class Service:
             sequencer=self.sequencer,
             producers=self.producers,
             readers=self.readers,
-            lookups=partial(LookupAnswers, EngineRows(engine, self.sequencer), limits),
+            lookups=partial(LookupAnswers, EngineRows(engine, self.sequencer), limits, self._lookups),
             status=self.status,
             drain=self.wants_to_end.set,
         )
@@ -93,11 +97,13 @@ class Service:
             raise
         self.address, self.close = self._listener.address, self._listener.close
         self.admission, self.connections = self._listener.admission, self._listener.connections
+        report(logging.INFO, "listening", address=self.address.uri, step=engine.global_step)
         messages = replace(reading, max_message=limits.message_bytes)
         self._intake = BrokerIntake(self.sequencer, messages, partitions, patience_s, self.wants_to_end.set)
 
     def end(self) -> None:
         """Take no more frames, commit, and notify all streams. Raises the error of the last commit."""
+        report(logging.INFO, "ending", step=self.engine.global_step, pending=self.engine.gate.num_accumulated)
         try:
             self._intake.end()
             self.sequencer.end()
@@ -114,6 +120,9 @@ class Service:
         with self.engine.gate.still():
             tables = self.engine.core.table_reports(expired_waiting)
             return {
+                "service": "engine",
+                "state": "draining" if self.wants_to_end.is_set() or sequencer.is_closing else "serving",
+                "version": penstock.__version__,
                 "global_step": self.engine.global_step,
                 "committed_step": sequencer.streams.durable_step if sequencer.streams.is_durable else None,
                 "deltas": {"from_step": log.first_step, "to_step": log.step, "bytes": log.num_bytes},
@@ -129,12 +138,17 @@ class Service:
                 "dropped": dict(counters.dropped),
                 "notes": list(sequencer.notes),
                 "keys": {name: asdict(table.keys) for name, table in tables.items() if table.keys is not None},
-                "producers": sequencer.streams.num_producers,
-                "streams": sequencer.streams.num_open,
-                "queued_rows": self.producers.budget.num_rows,
-                "queued_bytes": self.producers.budget.num_bytes,
-                "connections": self.connections.num_open,
-                "calls": self.admission.num_calls,
-                "refused": self.admission.num_refused,
+                **self._counts(),
                 "seconds": time.monotonic() - self._started_s,
             }
+
+    def _counts(self) -> dict[str, int]:
+        """Return the counts of producers and callers."""
+        return {
+            "producers": self.sequencer.streams.num_producers,
+            "streams": self.sequencer.streams.num_open,
+            "queued_rows": self.producers.budget.num_rows,
+            "queued_bytes": self.producers.budget.num_bytes,
+            **self._listener.counts(),
+            **self._lookups.as_dict(),
+        }

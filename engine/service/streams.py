@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.checkpoint.source_positions import Tally
 from penstock.errors import InputError, UsageError
@@ -37,6 +37,16 @@ class Stream:
     @property
     def position(self) -> int:
         return self.next - 1
+
+    def counts(self) -> dict[str, Any]:
+        """Return the counts of the stream as plain data."""
+        tally = self.tally
+        return {
+            "position": self.position,
+            "applied": tally.applied,
+            "stale": tally.stale,
+            "dropped": dict(tally.dropped),
+        }
 
     def acknowledge(self, ack: Ack) -> None:
         if ack.position > self.acked.position:

@@ -90,7 +90,7 @@ class TableLayout:
     num_rows : ids are below it; of a table with keys, that many have a row at once
     num_shards, mod, rows_per_shard, shards_per_part : as in ``pyx.partition.place``
     row_floats : of a row with its slots, which follow the ``dim`` weights
-    rows, pages : the files of every part: rows from ``first_float`` on, counters of pages from ``first_page`` on
+    rows, pages : the files of every device: rows from ``first_float`` on, counters of pages from ``first_page`` on
     keys : of a dynamic table
     """
 

@@ -28,25 +28,13 @@ _PAUSE_S = 0.0001
 class TableReads:
     """One table for reads without a lock.
 
-    parts : the arrays of rows and counters of every part; keys : of a dynamic table
+    parts : of every device, its rows and the counters of their pages; keys : of a dynamic table
     Raises ValueError if they do not fit the layout.
     """
 
     def __init__(self, layout: TableLayout, parts: list[tuple[Float32, Any]], keys: RowKeys | None) -> None:
         self.layout, self.keys = layout, keys
-        self._reads = RowReads(
-            layout.dim,
-            layout.num_rows,
-            layout.num_shards,
-            layout.mod,
-            layout.rows_per_shard,
-            layout.shards_per_part,
-            layout.row_floats,
-            parts,
-            layout.first_float,
-            layout.first_page,
-            keys,
-        )
+        self._reads = RowReads(layout, parts, keys)
 
     def read(self, ids: Int64, out: Float32, check: Check) -> None:
         """Copy the weights of valid ids to ``out``. check : called while a page is being written for long"""

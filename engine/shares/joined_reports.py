@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.sampling import Moment
+from penstock.sampling import IDS_PER_TABLE, MAX_TABLES, Moment
 from penstock.stats import CacheReport, KeyReport, TableReport
-from penstock.telemetry import MAX_HOT, MetricsSnapshot
+from penstock.telemetry import MetricsSnapshot
 
 
 def joined_tables(reports: Sequence[Mapping[str, TableReport]]) -> dict[str, TableReport]:
@@ -84,11 +84,10 @@ def _joined_moment(shares: Sequence[Moment]) -> Moment:
 
 
 def _joined_hot(shares: Sequence[MetricsSnapshot]) -> list[tuple[str, int, float]]:
-    rows = [sum(table.rows for table in share.tables.values()) for share in shares]
-    every = max(1, sum(rows))
-    hot = [
-        (table, row_id, fraction * n / every)
-        for share, n in zip(shares, rows, strict=True)
-        for table, row_id, fraction in share.hot
-    ]
-    return sorted(hot, key=lambda row: -row[2])[:MAX_HOT]
+    rows = Counter({name: sum(share.tables[name].rows for share in shares) for name in shares[0].tables})
+    joined: dict[str, list[tuple[str, int, float]]] = {name: [] for name, _ in rows.most_common(MAX_TABLES)}
+    for share in shares:
+        for name, row_id, fraction in share.hot:
+            if name in joined:  # every row has one owner
+                joined[name].append((name, row_id, fraction * share.tables[name].rows / max(1, rows[name])))
+    return [row for hot in joined.values() for row in sorted(hot, key=lambda row: -row[2])[:IDS_PER_TABLE]]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from penstock.config.id_ranges import expected, outside
+from penstock.config.id_ranges import expected, key_type_hint, outside
 from penstock.errors import listed
 from penstock.io.decoding.role_types import suggestion
 from penstock.io.decoding.rows import RowBatch
@@ -31,7 +31,6 @@ REASONS = (
     "length_mismatch",
     "gradient_not_finite",
 )
-_HASHED = 2**40  # nearly every 64-bit hash is beyond it, and no table has so many rows
 
 
 def find_bad_rows(batch: RowBatch, sizes: Sizes) -> npt.NDArray[np.uint8] | None:
@@ -71,8 +70,8 @@ def explain(batch: RowBatch, row: int, code: int, sizes: Sizes, roles: Roles) ->
     if reason == "id_out_of_range":
         setting = f"{'vocabulary_size' if vocabulary > 0 else 'key_type'} of table '{table}'"
         got = int(batch.raw_ids[row])
-        hint = "; ids that are hashes need a dynamic table" if vocabulary > 0 and abs(got) >= _HASHED else ""
-        return f"expected {expected(vocabulary)} ({setting}), got {got}{hint}", roles.id.name
+        problem = f"expected {expected(vocabulary)} ({setting}), got {got}"
+        return problem + key_type_hint(vocabulary, got), roles.id.name
     gradients, column = batch.gradients, roles.gradient.name
     if reason == "gradient_null":
         return f"expected {dim} floats, got null", column

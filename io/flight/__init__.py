@@ -20,7 +20,7 @@ import pyarrow.flight as flight
 
 import penstock.interrupts as interrupts
 from penstock.errors import ServiceError
-from penstock.io.flight.connection import Address, Connection
+from penstock.io.flight.connection import Address, Connection, Roots
 from penstock.io.flight.lookup_client import LookupRequest, LookupResult, LookupStream
 from penstock.io.flight.messages import TABLE, Ack, ReaderPosition, decoded
 from penstock.io.flight.producer import WINDOW_BYTES, Producer
@@ -83,7 +83,7 @@ class TableAt(NamedTuple):
     epoch: str = FIRST_EPOCH
 
 
-def connect(uri: str, token: str | None = None, *, roots: str | None = None, patience_s: float = 30.0) -> Client:
+def connect(uri: str, token: str | None = None, *, roots: Roots = None, patience_s: float = 30.0) -> Client:
     """Return a client of a service. Only the first call connects.
 
     Parameters
@@ -92,10 +92,10 @@ def connect(uri: str, token: str | None = None, *, roots: str | None = None, pat
         ``grpc://HOST:PORT`` or ``grpc+tls://HOST:PORT``.
     token : str or None
         None: PENSTOCK_FLIGHT_TOKEN of the environment, if set; "": send no token.
-    roots : str or None
-        PEM file of the certificates to trust; None: PENSTOCK_FLIGHT_ROOTS, else the system's.
+    roots : str, path, bytes or None
+        The certificates to trust: a PEM file, or PEM as bytes. None: PENSTOCK_FLIGHT_ROOTS, else the system's.
     patience_s : float
-        Seconds to retry while the service is unreachable.
+        Seconds to retry while the service is unreachable. A wrong certificate or token is not retried.
 
     Returns
     -------
@@ -105,7 +105,7 @@ def connect(uri: str, token: str | None = None, *, roots: str | None = None, pat
     Raises
     ------
     UsageError
-        If the address is not of this form.
+        If the address is not of this form. The first call raises it for certificates that cannot be read.
 
     Examples
     --------
@@ -458,7 +458,7 @@ class Client:
         return self.connection.act_once("rollback", to=version)
 
     def drain(self) -> None:
-        """Let the service commit and end."""
+        """Let the service take no more frames, commit and end. Returns at once (``penstock drain`` does not)."""
         self.connection.act("drain")
 
     def close(self) -> None:

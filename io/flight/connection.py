@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Callable, Mapping
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,12 +14,13 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import PenstockError, UsageError
-from penstock.io.flight.messages import encoded, flight_errors, from_flight
+from penstock.errors import InputError, PenstockError, ServiceError, UsageError
+from penstock.io.flight.messages import encoded, flight_errors, from_flight, json_object
 from penstock.io.patience import Patience
 from penstock.validation import is_loopback
 
 T = TypeVar("T")
+Roots = str | os.PathLike[str] | bytes | None
 
 TOKEN_VARIABLE, ROOTS_VARIABLE = "PENSTOCK_FLIGHT_TOKEN", "PENSTOCK_FLIGHT_ROOTS"
 
@@ -32,6 +34,9 @@ PASSING = (
     flight.FlightInternalError,
     OSError,
 )
+# What gRPC reports, as of an unreachable service, if no new connection helps: the certificate is not trusted, or
+# belongs to another host, or the service has none.
+_WRONG_CERTIFICATE = ("certificate verify failed", "is not in peer certificate", "wrong version number")
 
 # gRPC stores the backoff of an address for the whole process; with this option a new connection resets it.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
@@ -70,43 +75,56 @@ class Address:
 
 
 def dial(
-    address: Address, token: str | None = None, roots: str | os.PathLike[str] | None = None
+    address: Address, token: str | None = None, roots: Roots = None, timeout_s: float | None = None
 ) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
     """Return a client and the options of its calls. Nothing is sent yet.
 
     token : None: PENSTOCK_FLIGHT_TOKEN of the environment, if set; "": send no token
-    roots : PEM file of the certificates to trust; None: PENSTOCK_FLIGHT_ROOTS, else the system's
+    roots : the certificates to trust, as PEM, or their file; None: PENSTOCK_FLIGHT_ROOTS, else the system's
+    timeout_s : of each call; None: it may take any time
     """
     token = os.environ.get(TOKEN_VARIABLE) if token is None else token
     roots = roots or os.environ.get(ROOTS_VARIABLE)
-    tls: dict[str, Any] = {}
-    if address.tls and roots:
-        try:
-            tls["tls_root_certs"] = Path(roots).read_bytes()
-        except OSError as error:
-            raise UsageError(f"{os.fspath(roots)}: cannot read the certificates ({error.strerror})") from None
+    tls = {"tls_root_certs": _certificates(roots)} if address.tls and roots else {}
     headers = [(b"authorization", b"Bearer " + token.encode())] if token else []
     with flight_errors(address.uri):
         client = flight.FlightClient(address.uri, generic_options=_OPTIONS, **tls)
-    return client, flight.FlightCallOptions(headers=headers)
+    return client, flight.FlightCallOptions(timeout=timeout_s, headers=headers)
+
+
+def _certificates(roots: str | os.PathLike[str] | bytes) -> bytes:
+    """Return certificates as PEM. Raises UsageError."""
+    name = "roots" if isinstance(roots, bytes) else os.fspath(roots)
+    try:
+        pem = roots if isinstance(roots, bytes) else Path(roots).read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode())
+    except OSError as error:  # also an SSLError
+        reason = getattr(error, "reason", None) or error.strerror
+        raise UsageError(f"{name}: cannot read the certificates ({reason})") from None
+    except ValueError as error:
+        raise UsageError(f"{name}: expected certificates as PEM ({error})") from None
+    return pem
 
 
 class Connection:
     """A connection to one service, opened at the first call and again after a failure. For one thread at a time.
 
-    token, roots : as for ``dial``; patience_s : how long to retry a call
+    token, roots, timeout_s : as for ``dial``; patience_s : how long to retry a call
 
     uri : the address
     """
 
-    def __init__(self, address: Address, token: str | None, roots: str | None, patience_s: float) -> None:
+    def __init__(
+        self, address: Address, token: str | None, roots: Roots, patience_s: float, timeout_s: float | None = None
+    ) -> None:
         self._address, self._token, self._roots, self.patience_s = address, token, roots, patience_s
+        self._timeout_s = timeout_s
         self.uri = address.uri
         self._open: tuple[flight.FlightClient, flight.FlightCallOptions] | None = None
 
     def opened(self) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
         if self._open is None:
-            self._open = dial(self._address, self._token, self._roots)
+            self._open = dial(self._address, self._token, self._roots, self._timeout_s)
         return self._open
 
     def close(self) -> None:
@@ -129,8 +147,10 @@ class Connection:
 
     def _answer(self, kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         client, options = self.opened()
-        (answer,) = client.do_action(flight.Action(kind, encoded(arguments)), options)
-        message: dict[str, Any] = json.loads(answer.body.to_pybytes())
+        answers = [answer.body for answer in client.do_action(flight.Action(kind, encoded(arguments)), options)]
+        message = json_object(answers[0]) if len(answers) == 1 else None
+        if not isinstance(message, dict):
+            raise InputError(f"it answers '{kind}' with something else than penstock does", source=self.uri)
         return message
 
     def get(self, ticket: dict[str, Any]) -> flight.FlightStreamReader:
@@ -142,7 +162,9 @@ class Connection:
         patience = Patience(self.patience_s)
         while True:
             try:
-                return attempt()
+                answer = attempt()
+                patience.good()
+                return answer
             except (PenstockError, flight.FlightError, pa.ArrowException, OSError) as error:
                 self.recover(error, patience)
 
@@ -157,6 +179,28 @@ class Connection:
         if isinstance(error, PenstockError):
             raise error
         problem = from_flight(error, self.uri)
+        if has_wrong_certificate(error):
+            reason = re.split(r"::|\d: ", str(problem))[-1]
+            raise ServiceError(f"{self.uri}: no connection with its certificate: {reason}") from error
         if isinstance(error, PASSING):
             return problem
         raise problem from error
+
+
+def has_wrong_certificate(error: BaseException | None) -> bool:
+    """Return whether an error is about the certificate of the service."""
+    return isinstance(error, flight.FlightUnavailableError) and any(part in str(error) for part in _WRONG_CERTIFICATE)
+
+
+@contextmanager
+def as_source() -> Iterator[None]:
+    """Convert the errors of a service that a command reads: InputError, or UsageError for credentials."""
+    try:
+        yield
+    except ServiceError as error:
+        if isinstance(error.__cause__, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
+            raise UsageError(f"{error}; set {TOKEN_VARIABLE} to a token of the service") from error
+        if has_wrong_certificate(error.__cause__):
+            advice = f"set {ROOTS_VARIABLE} to a file with the certificates to trust, and use a name that they certify"
+            raise UsageError(f"{error}; {advice}") from error
+        raise InputError(str(error)) from error

@@ -239,6 +239,14 @@ def decoded(text: Any, name: str) -> dict[str, Any]:
     return message
 
 
+def json_object(text: Any) -> Any:
+    """Return JSON as Python's data; None for anything else."""
+    try:
+        return json.loads(memoryview(text).tobytes())
+    except _NO_JSON:
+        return None
+
+
 def schema_of(reader: Any, name: str) -> pa.Schema:
     """Return the schema of an incoming stream. Raises InputError if it has none."""
     try:
@@ -280,7 +288,7 @@ def _bounded(text: str) -> str:
 
 def from_flight(error: BaseException, address: str) -> PenstockError:
     """Convert an error of the other side or of the connection to one of penstock's."""
-    text = str(error).split(". Detail: ")[0].split(", with message: ")[-1]
+    text = str(error).split(". Detail: ")[0].split(", with message: ")[-1] or "it does not answer this call"
     return received((getattr(error, "extra_info", None) or b"").decode("utf-8", "replace"), text, address)
 
 

@@ -7,17 +7,18 @@ been written by another follower: this one ends, because two would undo each oth
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import pyarrow.flight as flight
 
 import penstock.interrupts as interrupts
-from penstock.errors import DeltasGoneError, InputError, ServiceError, StateError, TargetError, UsageError
+from penstock.errors import DeltasGoneError, ServiceError, StateError, TargetError, UsageError
+from penstock.events import report
 from penstock.io.flight import Client, Delta, TableAt
+from penstock.io.flight.connection import as_source
 from penstock.io.patience import Patience
 from penstock.io.targets.changes import changes_of, merged
 from penstock.io.targets.target import FollowedJob, MovedError, Position, Stored, TableRows, Target
@@ -190,7 +191,7 @@ class Follower:
 
     def _read_job(self) -> FollowedJob:
         """Read the job and the epochs of the service."""
-        with _of_the_source():
+        with as_source():
             self._job, status = FollowedJob.of(self.client), self.client.status()
         self._epochs = [epoch for epoch, *_ in status["epochs"]]
         return self._job
@@ -202,6 +203,8 @@ class Follower:
             self._check_not_behind(stored, last)
         if before is not None and (stored is None or before.is_ahead_of(stored, self._epochs)):
             self.progress.set_back += 1
+            step = None if stored is None else stored.position.step
+            report(logging.WARNING, "target_set_back", target=self.target.name, step=step, had=before.position.step)
         self._note_stored(stored)
         self._is_read = True
 
@@ -227,7 +230,7 @@ class Follower:
         """Apply the deltas after a position. Return whether there are any."""
         waiting: list[Delta] = []
         num_bytes, position, lineage = 0, stored.position, stored.job.lineage
-        with _of_the_source():
+        with as_source():
             for delta in self.client.deltas(position.step, lineage=lineage, epoch=position.epoch):
                 interrupts.check()
                 waiting.append(delta)
@@ -250,6 +253,7 @@ class Follower:
         self.progress.transactions += 1
         self.progress.rows += sum(len(table.ids) for table in changes)
         self.progress.removed += sum(len(table.removed) for table in changes)
+        report(logging.DEBUG, "applied", target=self.target.name, step=new.position.step, deltas=len(deltas))
 
     def _attempt(self, new: Stored) -> None:
         """Note what the next transaction leaves in the target."""
@@ -259,7 +263,7 @@ class Follower:
 
     def _fill(self, job: FollowedJob) -> None:
         """Fetch all tables, and replace those of the target by them."""
-        with _of_the_source():
+        with as_source():
             try:
                 tables = {name: self.client.table(name) for name in job.tables}
             except (ServiceError, UsageError):
@@ -278,6 +282,7 @@ class Follower:
         self._note_stored(new)
         self.progress.transactions += 1
         self.progress.full_copies += 1
+        report(logging.INFO, "filled", target=self.target.name, step=new.position.step, tables=len(rows))
         self.progress.rows += sum(len(table.ids) for table in rows)
 
     def _at_one_position(self, job: FollowedJob, tables: dict[str, TableAt]) -> tuple[list[TableRows], Position]:
@@ -309,15 +314,3 @@ def rows_of(name: str, table: TableAt) -> TableRows:
     """Return all rows of a table."""
     ids = np.arange(len(table.rows)) if table.keys is None else table.keys
     return TableRows(name, ids, table.rows, ids[:0])
-
-
-@contextmanager
-def _of_the_source() -> Iterator[None]:
-    """Convert the errors of a service that cannot be read: it is a source here."""
-    try:
-        yield
-    except ServiceError as error:
-        refused = (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError)
-        if isinstance(error.__cause__, refused):
-            raise UsageError(f"{error}; set PENSTOCK_FLIGHT_TOKEN to a token of the service") from error
-        raise InputError(str(error)) from error

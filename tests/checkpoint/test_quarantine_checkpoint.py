@@ -42,6 +42,18 @@ def ids_in(path):
     return [row["id"] for row in rows_of(path)]
 
 
+def test_a_resumed_run_with_another_quarantine_names_the_problem_or_begins_it(replay, refused, files, tmp_path):
+    first, other = (f"quarantine={tmp_path / name}.arrows" for name in ("first", "other"))
+    assert replay("--limit", "0", "--on-bad-row", first)[0] == 0
+    assert replay("--limit", "3", "--resume", "--on-bad-row", other)[0] == 0  # the first one has no rows to continue
+    assert ids_in(tmp_path / "other.arrows") == EVERY[:3]
+    words = ("replay", *files, "--checkpoint", tmp_path / "saved", "--resume", "--on-bad-row")
+    line = refused(5, *words, f"quarantine={tmp_path / 'third.arrows'}")
+    assert "third.arrows: the quarantine of the checkpoint cannot be read: there is no such file; it has 3 rows" in line
+    assert replay("--resume", "--on-bad-row", other)[0] == 0
+    assert ids_in(tmp_path / "other.arrows") == EVERY
+
+
 EVERY = [1000 + step for step in range(NUM_FRAMES)]
 
 

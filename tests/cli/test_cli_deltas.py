@@ -96,7 +96,7 @@ def test_deltas_stream_to_standard_output_and_text_goes_to_stderr(config, log):
         (["--deltas", "-", "--json"], 2, "both want standard output"),
         (["--deltas", "-", "--checkpoint", "c"], 2, "with --checkpoint deltas go into a file"),
         (["--deltas", "nosuch://x"], 2, "nosuch://x"),
-        (["--deltas", "there"], 2, "there: exists; deltas are never written over"),
+        (["--deltas", "there"], 2, "there: exists; it is never written over"),
         (["--deltas", "there/d"], 6, "there: cannot write: is not a directory"),
         (["--deltas", "/dev/full"], 6, "/dev/full: cannot write: no space left on device; free some space"),
     ],

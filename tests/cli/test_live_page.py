@@ -2,19 +2,17 @@
 
 import json
 import re
-import shutil
-import subprocess
 import urllib.request
 
 import cli
 import pyarrow as pa
 import pytest
+from browser import dumped, needs_chromium, rendered
 from cli import started, table
 from limits import HANG_S, until
 
 from penstock.cli.pages.monitoring import page_text
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 CONFIG = table() + table("<b>item") + "mode: TRAINING\n"
 
 
@@ -59,7 +57,7 @@ def test_live_json_has_the_values_of_the_page(replaying):
     assert live_values["metrics"]["penstock_required_frames"] == 3
     assert live_values["metrics"]["penstock_stale_lateness_frames_total"] == {"16": 1}
     assert live_values["hot"][0][:2] == ["user", "7"]
-    assert live_values["hot"][0][2] == pytest.approx(0.75)
+    assert live_values["hot"][0][2] == 1.0
     assert live_values["tables"] == ["user", "<b>item"]
     norms = [moment["norms"]["user"] for moment in live_values["moments"] if "user" in moment["norms"]]
     assert all(0 < norm < 1 for norm in norms)
@@ -67,23 +65,78 @@ def test_live_json_has_the_values_of_the_page(replaying):
     assert "got 99" in live_values["errors"][0]
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt install chromium)")
+@needs_chromium
 def test_chromium_renders_the_live_page(replaying, tmp_path):
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=2500",
-        f"--user-data-dir={tmp_path}/c",
-    ]
-    done = subprocess.run([CHROMIUM, *flags, "--dump-dom", replaying], capture_output=True, text=True, timeout=HANG_S)
-    text = re.sub(r"<[^>]+>", " ", done.stdout.partition("<script>")[0])
-    assert 'data-ready="yes"' in done.stdout
-    assert 'id="state" class="">live<' in done.stdout
+    page = dumped(replaying, tmp_path)
+    text = re.sub(r"<[^>]+>", " ", page.partition("<script>")[0])
+    assert 'data-ready="yes"' in page
+    assert 'id="state" class="">live<' in page
     assert "of 3 frames in" in text
     assert "rows, id_out_of_range" in text
     assert re.search(r"frames, 9 to 16 steps late\s+1", text)
     assert "&lt;b&gt;item" in text  # shown as text, not obeyed
-    assert re.search(r"user\s+7\s+75.0 %", text)
+    assert re.search(r"user\s+7\s+100 %", text)
     assert re.search(r"an optimizer step takes [\d.]+ [mµ]s", text)
-    assert done.stdout.count("<polyline") >= 2
+    assert page.count("<polyline") >= 2
+
+
+# ---- at any width, with odd data
+
+# In place of the command: the page asks for its data once, and never again.
+FETCH = "<script>window.fetch = async () => ({ json: async () => (%s) }); window.setTimeout = () => 0;</script>"
+
+
+def shown(live_values, width, folder):
+    page = page_text().replace("<script>", FETCH % json.dumps(live_values) + "<script>", 1)
+    return rendered(page.replace("history.replaceState", "(() => 0)"), width, folder)
+
+
+def moment(step, norms=(), seconds=None):
+    return {"seconds": step / 10 if seconds is None else seconds, "step": step, "rows": 10 * step, "norms": dict(norms)}
+
+
+@pytest.fixture
+def values(replaying):
+    return live(replaying)
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_fits_its_window(values, width, tmp_path):
+    values["title"] = "penstock replay " + "a_long_name_without_a_space" * 8
+    values["tables"] = ["user", "table_" + "x" * 80]
+    values["hot"] = [["table_" + "x" * 80, "18446744073709551615", 0.5], ["user", "7", 0.25], ["user", "8", 0.1]]
+    page = shown(values, width, tmp_path)
+    assert page["overflow"] <= 0
+    assert re.search(r"18446744073709551615\s+50.0 %", page["text"])
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("moments", "lines", "dots"),
+    [
+        ([], 0, 0),
+        ([moment(1, {"user": 0.1})], 0, 1),
+        # One interval of flow is a dot too. The norms of a table have dots, and a line if there are two of them.
+        ([moment(1, {"user": 0.1}), moment(2, {"user": 0.2})], 1, 3),
+        # No rows of a table in a sampled step break its line; a step without samples does not.
+        ([moment(1, {"a": 1, "b": 1}), moment(2), moment(3, {"b": 1}), moment(4, {"a": 1, "b": 1})], 2, 5),
+        # Nothing arrived for an hour: two lines of the flow, and not one across.
+        ([moment(s, seconds=s if s < 4 else 3600 + s) for s in range(8)], 2, 0),
+    ],
+)
+def test_one_sample_is_a_dot_and_a_line_breaks_where_nothing_arrived(values, moments, lines, dots, tmp_path):
+    values["tables"] = ["user", "a", "b"]
+    page = shown(values | {"moments": moments}, 1280, tmp_path)
+    assert (page["polyline"], page["circle"]) == (lines, dots)
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_of_a_replica_shows_its_lookups(values, width, tmp_path):
+    names = ("looked_up_rows_total", "lookups_total", "connections", "calls", "refused_calls_total")
+    metrics = values["metrics"] | {f"penstock_{name}": number for number, name in enumerate(names, start=41)}
+    page = shown({"title": "penstock serve tables", "metrics": metrics}, width, tmp_path)
+    assert page["overflow"] <= 0
+    assert re.search(r"41\s+rows looked up\s+42\s+lookups", page["text"])
+    assert "Gate" not in page["text"]

@@ -1,18 +1,22 @@
 """``--report``: pages that need nothing else, with the numbers behind them."""
 
 import json
+import math
 import re
 import xml.etree.ElementTree as ET
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from batches import batch
+from browser import needs_chromium, rendered
 from cli import frame, table
 from ipc import write
 
 from penstock.cli import main
-from penstock.cli.pages.html_report import covered, frequencies
+from penstock.cli.pages.html_report import covered, flow_of, frequencies, norms_of
 from penstock.cli.pages.id_statistics import IdUses
+from penstock.sampling import Hot, Moment
 from penstock.svg import Axis, Bar, bars, lines, short
 
 CONFIG = table(rate="dynamic { tag: 0 }") + "mode: TRAINING\n"
@@ -56,6 +60,7 @@ def test_replay_writes_a_page_of_the_run(files, tmp_path, call, monkeypatch):
         "Dropped",
         "Tables",
         "How often ids came",
+        "Hot ids",
     ]
     assert "3 id_out_of_range" in page
     assert report["state_hash"] in page
@@ -107,6 +112,63 @@ def test_inspect_writes_a_page_of_the_ids(files, tmp_path, capsys):
     assert f"report    {tmp_path / 'page' / 'index.html'}" in capsys.readouterr().out
 
 
+def test_hot_ids_are_those_of_the_whole_run_by_table(tmp_path):
+    """An id in a fifth of the rows of the first 20 of 600 frames is in 0.67 % of all; another table is much smaller."""
+    rng, batches = np.random.default_rng(0), []
+    for number in range(600):
+        ids = rng.integers(100, 50_000, 1000)
+        ids[: 200 if number < 20 else 0] = 5
+        tables = pa.array(["user"] * 1000 + ["item"] * 4)
+        batches.append(batch(np.concatenate([ids, [1, 1, 1, 2]]), table=tables, step=number))
+    (tmp_path / "t.pbtxt").write_text(table(rows=50_000) + table("item") + "mode: TRAINING\n")
+    words = ["replay", tmp_path / "t.pbtxt", write(tmp_path / "log.arrows", batches), "--no-hash"]
+    assert main([*map(str, words), "--report", str(tmp_path / "page")]) == 0
+    hot = json.loads((tmp_path / "page" / "report.json").read_text())["live"]["hot"]
+    shares = {(name, row_id): share for name, row_id, share in hot}
+    assert hot[0][:2] == ["user", "5"]
+    assert shares["user", "5"] < 0.02
+    assert (shares["item", "1"], shares["item", "2"]) == (pytest.approx(0.75), pytest.approx(0.25))
+    assert [name for name, _, _ in hot] == ["user"] * 5 + ["item"] * 2
+
+
+def test_samples_of_ids_are_spread_evenly_over_any_number_of_frames():
+    for num_frames in (1, 64, 65, 1000, 12_345):
+        hot = Hot()
+        for _ in range(num_frames):
+            if hot.is_due():
+                hot.add({"user": (np.array([5]), np.array([1.0]))})
+        numbers = np.array([sample.frame for sample in hot.samples])
+        assert min(num_frames, 32) <= len(numbers) <= 64
+        assert len(set(np.diff([0, *numbers]))) == 1
+        assert num_frames - numbers[-1] < numbers[0]
+
+
+def moment(seconds, rows, norms=()):
+    return Moment(seconds, rows, rows, rows, 0, 0, {}, dict(norms), ())
+
+
+def test_a_line_breaks_where_nothing_arrived():
+    flow = flow_of([moment(seconds, 10 * seconds) for seconds in (0, 1, 2, 3602, 3603)])
+    assert [rate for _, rate in flow] == [10, 10, pytest.approx(math.nan, nan_ok=True), 10]
+    norms = norms_of([moment(1, 1, {"a": 1.0, "b": 1.0}), moment(2, 2), moment(3, 3, {"b": 2.0})])
+    assert norms == {"a": [(1, 1.0), (3, pytest.approx(math.nan, nan_ok=True))], "b": [(1, 1.0), (3, 2.0)]}
+    picture = lines({"a": [(1, 1.0), (2, 2.0), (3, math.nan), (4, 1.0), (5, math.nan)]}, "x", "y")
+    assert (picture.count("<polyline"), picture.count("<circle")) == (1, 1)
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("num_frames", [1, 30])
+def test_the_page_fits_its_window_and_shows_a_single_sample(num_frames, width, tmp_path):
+    names = ["user", "table_" + "x" * 80]
+    (tmp_path / "t.pbtxt").write_text("".join(map(table, names)) + "mode: TRAINING\n")
+    log = write(tmp_path / "log.arrows", [frame(step, (7, 8), table=names) for step in range(num_frames)])
+    assert main(["replay", str(tmp_path / "t.pbtxt"), log, "--report", str(tmp_path / "page")]) == 0
+    page = rendered(page_of(tmp_path / "page"), width, tmp_path)
+    assert page["overflow"] <= 0
+    assert page["circle"] >= 2 if num_frames == 1 else page["polyline"] >= 3
+
+
 def test_a_report_that_cannot_be_written_is_exit_6_before_the_work(files, capsys):
     assert main(["replay", *files, "--report", files[0]]) == 6
     assert "cannot write" in capsys.readouterr().err
@@ -142,5 +204,6 @@ def test_axes_begin_and_end_at_their_data_and_survive_odd_data():
     assert Axis([], False, 0, 1).ticks()
     assert Axis([3.0, 3.0], False, 0, 1).ticks()
     assert lines({"a": [(1.0, 0.0), (2.0, 0.0)]}, "x", "y", log_y=True) == ""
+    assert lines({"a": [(1.0, math.nan)]}, "x", "y") == ""
     assert "&lt;b&gt;" in bars([Bar("<b>", 1.0, "1 s")])
     assert [short(x) for x in (0, 0.1234, 1234, 12_345, 2.5e6, 7e9)] == ["0", "0.123", "1234", "12.3 k", "2.5 M", "7 G"]

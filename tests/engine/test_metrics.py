@@ -29,7 +29,7 @@ from scrapes import (
 import penstock as ps
 from penstock.cli.pages.http_server import PLAIN, TEXT, Server
 from penstock.cli.pages.monitoring import Watching
-from penstock.metrics import Metrics, quantile
+from penstock.metrics import SERVICE_METRICS, Metrics, quantile
 
 
 def test_a_scrape_counts_frames_during_a_run_and_equals_the_report_at_its_end():
@@ -111,7 +111,7 @@ def test_a_scrape_has_the_names_types_and_labels_of_the_docs_and_no_others(tmp_p
     more = [dynamic_table(), replace(cached_table(), name="cached")]
     engine = ps.Engine(config_of(*more), num_required=2)
     engine.run(batches(), on_bad_row="drop", checkpoint=tmp_path / "c")
-    engine.watch.queued_rows = lambda: 0  # as a service sets it
+    engine.watch.of_service = lambda: dict.fromkeys(SERVICE_METRICS, 0)  # as a service sets it
     assert described(Metrics(engine).text()) == documented()
     assert len(documented()) > 30
     assert all(name.endswith(UNITS) for name in documented())

@@ -23,7 +23,8 @@ def words_of(option):
 def outside(mode):
     """The flags of a replay that do not work in a mode."""
     for name, option in options_of().items():
-        if option.flag is not None and mode not in option.modes and name not in CHECKED_ELSEWHERE:
+        of_replay = option.flag is not None and option.modes & MODES.keys() and name not in CHECKED_ELSEWHERE
+        if of_replay and mode not in option.modes:
             yield pytest.param(mode, option, id=f"{option.flag_name} {mode}")
 
 

@@ -205,7 +205,7 @@ def test_an_existing_file_is_not_touched(quarantined, file):
     file.write_text("mine")
     code, output, err = quarantined(batch(0, GOOD))
     assert (code, err.count("\n"), file.read_text()) == (2, 1, "mine")
-    assert "exists; a quarantine is never written over" in output["error"]
+    assert "exists; it is never written over" in output["error"]
 
 
 @pytest.mark.parametrize("value", ["quarantine", "quarantine=", "skip", "drop=x", ""])

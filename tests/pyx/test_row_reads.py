@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.pyx.row_reads import RowReads
+from penstock.shared.header import TableLayout
 
 # Words of a thread before those of its pages, and rows of a page: pyx/page_counters.h.
 PAGES_BEGIN, PAGE_ROWS = 8, 64
@@ -22,7 +23,9 @@ class Parts:
         self.rows = np.arange(parts * num_floats, dtype=np.float32).reshape(parts, -1, row_floats)
         self.counters = np.zeros((parts, threads, PAGES_BEGIN + num_pages), np.uint64)
         arrays = [(self.rows[part].reshape(-1), self.counters[part]) for part in range(parts)]
-        self.reads = RowReads(dim, vocabulary, parts, True, self.rows_per_part, 1, row_floats, arrays)
+        shards = {"num_shards": parts, "mod": True, "rows_per_shard": self.rows_per_part, "shards_per_part": 1}
+        places = {"row_floats": row_floats, "first_float": 0, "first_page": 0, "rows": (), "pages": ()}
+        self.reads = RowReads(TableLayout(name="t", dim=dim, num_rows=vocabulary, **shards, **places), arrays, None)
 
     def copyable(self, key):
         """Whether the last batches of all threads at the page of a key are complete."""

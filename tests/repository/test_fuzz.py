@@ -51,7 +51,7 @@ baseline = server.run(["--version"], {HANG_S}).anon_mib
 """
     for code, problem in BROKEN.items():
         script += f"""
-def broken(words, ending):
+def broken(words, at_once, ending):
     {code}
     return 0
 sys.modules["penstock.cli.main"].run = broken

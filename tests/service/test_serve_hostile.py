@@ -198,8 +198,7 @@ def test_ended_in_the_middle_of_a_put_everything_acknowledged_is_on_disk(how, tm
             service.process.send_signal(signal.SIGTERM)
         code, _, err = service.wait()
         acked = pushed()
-    assert code == (0 if how == "drain" else 130)
-    assert err.count("\n") == (0 if how == "drain" else 1), err
+    assert (code, err) == (0, "")
     restored = ps.Engine.restore(tmp_path / "c")
     applied = restored.session.positions.producers["w0"]
     assert 0 < acked <= applied  # the last acknowledgement may still be on its way

@@ -52,13 +52,14 @@ def follow(capsys, service, store, *flags):
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_a_follower_just_applies_a_rollback(store, serving, tmp_path, capsys):
+def test_a_follower_just_applies_a_rollback(store, serving, tmp_path, capsys, caplog):
     service, client = serving
     with open_store(store, tmp_path) as target:
         follow(capsys, service, target)
         push(client, range(24, 26))
         answer = client.rollback("good")
         assert answer == {"global_step": 27, "to_step": 12, "rolled_back": 0}
+        assert "rolled_back step=27 to=12 frames=0" in [record.getMessage() for record in caplog.records]
         assert rows_of(service.engine) == service.good
         done = follow(capsys, service, target)
         assert (done["full_copies"], done["deltas"], done["step"]) == (0, 2, 27)

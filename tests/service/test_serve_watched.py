@@ -1,6 +1,7 @@
 """``penstock serve --ui --metrics``: the page and the metrics show what producers got acknowledged."""
 
 import json
+import platform
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from limits import HANG_S
 from services import VOCABULARY, config_of, frame
 
+import penstock as ps
 from penstock.io.flight import connect
 
 
@@ -27,7 +29,7 @@ def serving(tmp_path):
         uri = process.stdout.readline().split()[1].rstrip(",")
         yield uri, page, metrics, tmp_path
         process.send_signal(signal.SIGTERM)
-        assert process.wait(HANG_S) == 130
+        assert process.wait(HANG_S) == 0
 
 
 def fetched(url):
@@ -47,6 +49,11 @@ def test_metrics_and_page_count_accepted_and_refused_frames(serving):
     for name, counted in (("rows", "rows"), ("frames", "frames"), ("steps", "steps")):
         assert float(numbers[f"penstock_{name}_total"]) == status[counted] > 0
     assert float(numbers["penstock_queued_rows"]) == 0  # every frame that came is whole
+    assert float(numbers["penstock_queued_bytes"]) == 0
+    assert float(numbers["penstock_producers"]) == 1  # a refused frame makes none
+    assert float(numbers["penstock_refused_calls_total"]) == 0
+    build = f'penstock_build_info{{python="{platform.python_version()}",version="{ps.__version__}"}} 1.0'
+    assert build in fetched(metrics)
     assert fetched(metrics.replace("/metrics", "/health")) == f"ok, step {status['steps']}\n"
     live = json.loads(fetched(page + "live.json"))
     assert live["metrics"]["penstock_frames_total"] == 6

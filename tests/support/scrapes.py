@@ -14,7 +14,8 @@ import penstock as ps
 from penstock.cli.pages.http_server import TEXT
 
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-UNITS = ("total", "seconds", "bytes", "ratio", "frames", "steps", "ids", "keys", "rows", "per_second")
+UNITS = ("total", "seconds", "bytes", "ratio", "frames", "steps", "ids", "keys", "rows", "per_second", "info")
+UNITS += ("producers", "streams", "connections", "calls")
 # Every number of the report, and the metric that says it; what is left says no number.
 METRIC_OF = {
     "rows": "penstock_rows_total",

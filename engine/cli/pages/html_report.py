@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,21 +15,26 @@ import numpy.typing as npt
 
 import penstock
 from penstock.cli.output import count, input_text, size_text, writing
+from penstock.config.embedding import EmbeddingConfig
+from penstock.config.id_ranges import id_text
 from penstock.errors import MOST_LISTED
-from penstock.sampling import Hot, Moment, thinned
+from penstock.sampling import Hot, Moment, hot_ids, tables_of, thinned
 from penstock.stats import Report, TableReport
 from penstock.svg import MAX_LEGEND, Bar, Points, bars, lines, short
 
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;color:#1f2933;background:#f7f9fb;max-width:72rem;margin:0 auto;
-padding:1rem}h1{font-size:1.4rem}h2{font-size:1rem;margin:0}p{margin:.2rem 0}p.note{color:#7b8794;font-size:.85rem}
-main{display:grid;grid-template-columns:repeat(auto-fit,minmax(26rem,1fr));gap:.8rem}
+padding:1rem}h1{font-size:1.4rem;overflow-wrap:anywhere}h2{font-size:1rem;margin:0}p{margin:.2rem 0}
+p.note{color:#7b8794;font-size:.85rem}
+main{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(26rem,100%),1fr));gap:.8rem}
 section{background:#fff;border:1px solid #e4e7eb;border-radius:.5rem;padding:.8rem 1rem;min-width:0;
-overflow-wrap:anywhere}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+overflow-wrap:anywhere;overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 td,th{padding:.15rem .5rem;text-align:right;border-bottom:1px solid #e4e7eb;font-weight:normal}
-td:first-child,th:first-child{text-align:left}th{color:#7b8794}svg{width:100%;height:auto}.bad{color:#a11}"""
+td:first-child,th:first-child{text-align:left}th{color:#7b8794;overflow-wrap:normal}svg{width:100%;height:auto}.bad{color:#a11}"""
 
 STAGES = {"read": "reading, decoding", "sum": "checking, summing", "step": "optimizer", "save": "checkpoint"}
 CURVE_POINTS, FLOW_POINTS = 200, 80
+# A pause between two moments breaks the line of the flow if it takes so long, and so many times the usual time.
+IDLE_S, IDLE = 1.0, 5.0
 # Fields of KeyReport, in the order of the page.
 KEY_COLUMNS = ["keys", "admitted", "returned", "expired", "evicted", "rejected", "waiting"]
 KEY_COLUMNS += ["unadmitted_rows", "expired_waiting"]
@@ -41,7 +47,8 @@ def write_page(folder: Path, title: str, sections: Iterable[tuple[str, str, str]
     sections : heading, note, content (HTML); a section without content is omitted
     """
     parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>",
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style>",
         f"<h1>{html.escape(title)}</h1>",
         f"<p class=note>penstock {penstock.__version__}; the numbers are in report.json</p>",
         "<main>",
@@ -67,7 +74,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def run_sections(
-    report: Report, moments: Sequence[Moment], hot: Hot, stages: Mapping[str, float], updated: Mapping[str, int]
+    report: Report,
+    config: EmbeddingConfig,
+    moments: Sequence[Moment],
+    hot: Hot,
+    stages: Mapping[str, float],
+    updated: Mapping[str, int],
 ) -> Iterator[tuple[str, str, str]]:
     """Yield the sections about a run: heading, note, content."""
     notes = "".join(f"<p class=bad>{html.escape(note)}</p>" for note in report.notes)
@@ -77,11 +89,7 @@ def run_sections(
         "seconds of the run's own thread",
         bars([Bar(STAGES[s], t, f"{short(t)} s") for s, t in stages.items()]),
     )
-    flow = [
-        (b.seconds, (b.rows - a.rows) / (b.seconds - a.seconds))
-        for a, b in pairwise(thinned(moments, FLOW_POINTS))
-        if b.seconds > a.seconds
-    ]
+    flow = flow_of(thinned(moments, FLOW_POINTS))
     yield "Flow", "gradient rows read per second, over the run", lines({"rows": flow}, "seconds", "rows/s")
     yield (
         "How far rows moved",
@@ -102,8 +110,17 @@ def run_sections(
     )
     yield (
         "How often ids came",
-        f"share of the rows by the id's rank, from a sample of {count(hot.sampled)} rows",
-        lines(sampled_ranks(hot), "rank", "share of the table's sampled rows", log_x=True, log_y=True),
+        f"share of the rows by the id's rank, from a sample of {count(hot.sampled)} rows over the whole run",
+        lines(sampled_ranks(hot), "rank", "share of the table's rows", log_x=True, log_y=True),
+    )
+    most = [
+        (name, id_text(config.id_ranges[name][0], row_id), f"{share:.2%}")
+        for name, row_id, share in hot_ids(hot.samples)
+    ]
+    yield (
+        "Hot ids",
+        "the most frequent ids of each table, and their share of its rows, from the same sample",
+        table(("table", "id", "of rows"), most) if most else "",
     )
 
 
@@ -153,9 +170,21 @@ def _keys(report: Report) -> str:
     return table(("table", *headings, "full", "directory"), [*rows, *more]) if rows else ""
 
 
+def flow_of(moments: Sequence[Moment]) -> Points:
+    """Return (seconds, rows per second) between two moments each; NaN where nothing arrived for long."""
+    spans = [(a, b) for a, b in pairwise(moments) if b.seconds > a.seconds]
+    usual_s = float(np.median([b.seconds - a.seconds for a, b in spans])) if spans else 0.0
+    longest_s = max(IDLE_S, IDLE * usual_s)
+    return [
+        (b.seconds, (b.rows - a.rows) / (b.seconds - a.seconds) if b.seconds - a.seconds <= longest_s else math.nan)
+        for a, b in spans
+    ]
+
+
 def norms_of(moments: Sequence[Moment]) -> dict[str, Points]:
     names = dict.fromkeys(name for moment in moments for name in moment.norms)
-    return {name: [(m.step, m.norms[name]) for m in moments if name in m.norms] for name in names}
+    # A table that was not in a sampled step breaks its line; steps that were not sampled say nothing of it.
+    return {name: [(m.step, m.norms.get(name, math.nan)) for m in moments if m.norms] for name in names}
 
 
 def rates_of(moments: Sequence[Moment]) -> dict[str, Points]:
@@ -173,11 +202,8 @@ def drops_of(moments: Sequence[Moment]) -> dict[str, Points]:
 
 def sampled_ranks(hot: Hot) -> dict[str, Points]:
     """Return table → (rank, share) of ids sampled at least twice; those sampled once only reflect the sample's size."""
-    by_table: dict[str, list[int]] = {}
-    for (name, _), number in hot.counts.items():
-        by_table.setdefault(name, []).append(number)
-    largest = sorted(by_table, key=lambda name: -sum(by_table[name]))[:MAX_LEGEND]
-    return {name: frequencies(np.array([n for n in by_table[name] if n > 1])) for name in largest}
+    tables = list(tables_of(hot.samples).items())[:MAX_LEGEND]
+    return {name: frequencies(table.rows[table.times > 1], float(table.rows.sum())) for name, table in tables}
 
 
 def _largest(curves: Mapping[str, Points], report: Report) -> dict[str, Points]:
@@ -192,11 +218,14 @@ def _ratio(rows: int, updates: int) -> str:
 # ---- streams
 
 
-def frequencies(times: npt.NDArray[np.int64]) -> Points:
-    """Return (rank, share of all rows) for the number of rows per id, thinned for a logarithmic axis."""
+def frequencies(times: npt.NDArray[Any], total: float | None = None) -> Points:
+    """Return (rank, share of all rows) for the number of rows per id, thinned for a logarithmic axis.
+
+    total : all rows; None: the sum of ``times``
+    """
     descending = np.sort(times)[::-1]
     ranks = spread(len(descending))
-    total = max(1, int(descending.sum()))
+    total = max(1.0, float(descending.sum())) if total is None else total
     return [(float(rank), float(descending[rank - 1] / total)) for rank in ranks]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.accumulators.frame_gate import FrameGate
 from penstock.cli.output import writing
-from penstock.config.id_ranges import ANY_UINT64
+from penstock.config.id_ranges import id_text
 from penstock.engine import Engine
 from penstock.io.registry import Library
 from penstock.sampling import thinned
@@ -23,8 +23,9 @@ from penstock.validation import is_loopback
 
 if TYPE_CHECKING:
     from penstock.cli.pages.http_server import PageAccess, Server
-    from penstock.metrics import MetricsCollector
+    from penstock.metrics import StepCollector
     from penstock.options import Progress
+    from penstock.service.replica import ReplicaService
     from penstock.shares.ray import Job
 
 LINE_EVERY_S = 1.0
@@ -49,26 +50,30 @@ def check_library(args: argparse.Namespace) -> None:
 
 
 class Watching:
-    """A context that monitors an engine or a job as the flags request; without flags it costs nothing.
+    """A context that monitors an engine, a job or a replica as the flags request; without flags it costs nothing.
 
     access : to the pages that other machines reach; None: they answer everybody
     """
 
-    def __init__(self, args: argparse.Namespace, watched: Engine | Job, access: PageAccess | None = None) -> None:
+    def __init__(
+        self, args: argparse.Namespace, watched: Engine | Job | ReplicaService, access: PageAccess | None = None
+    ) -> None:
         self._engine = watched if isinstance(watched, Engine) else None
         self._addresses, self._access = page_addresses(args), access
         self._path: Path | None = args.metrics_file
         self.servers: list[Server] = []
         self._written_s = 0.0
-        arguments = getattr(args, "sources", None) or [getattr(args, "config", "")]  # a service has no sources
+        # A service has no sources, and a replica no configuration.
+        arguments = getattr(args, "sources", None) or [getattr(args, "replica", None) or getattr(args, "config", "")]
         self.title = " ".join(map(str, ["penstock", args.command, *arguments]))
         self._report: Path | None = args.report
-        self._metrics: MetricsCollector | None = None
+        self._metrics: StepCollector | None = None
         if self._addresses or self._path or self._report:
-            from penstock.metrics import Metrics  # loads prometheus-client, which two threads must not load at once
+            # Loads prometheus-client, which two threads must not load at once.
+            from penstock.metrics import Metrics, MetricsCollector
 
             self._metrics = Metrics(watched) if isinstance(watched, Engine) else watched.metrics()
-            if args.report or args.ui:
+            if isinstance(self._metrics, MetricsCollector) and (args.report or args.ui):
                 self._metrics.look_closer()
 
     def __enter__(self) -> Watching:
@@ -122,15 +127,23 @@ class Watching:
 
     def live(self) -> dict[str, Any]:
         """Return a consistent snapshot of the values that the live page shows."""
+        from penstock.metrics import MetricsCollector
+
         assert self._metrics is not None
+        if not isinstance(self._metrics, MetricsCollector):  # of a replica, which takes no frames
+            return {"title": self.title, "metrics": self._metrics.plain()}
+        config = self._metrics.config
         snapshot = self._metrics.snapshot()
         errors = [f"{reason}: {first}" for reason, first in snapshot.first_bad.items()]
         errors += [f"stale: {snapshot.stale.last}"] if snapshot.stale.last else []
-        shown = list(self._metrics.config.sizes)[:MAX_SHOWN_TABLES]
+        shown = list(config.sizes)[:MAX_SHOWN_TABLES]
         return {
             "title": self.title,
             "metrics": self._metrics.plain(snapshot),
-            "hot": [(table, self._id_text(table, row_id), fraction) for table, row_id, fraction in snapshot.hot],
+            "hot": [
+                (table, id_text(config.id_ranges[table][0], row_id), fraction)
+                for table, row_id, fraction in snapshot.hot
+            ],
             "errors": errors,
             "tables": shown,
             "moments": [
@@ -139,20 +152,15 @@ class Watching:
             ],
         }
 
-    def _id_text(self, table: str, row_id: int) -> str:
-        """Return an id as text: the numbers of a browser hold 53 bits of it."""
-        assert self._metrics is not None
-        return str(row_id % 2**64 if self._metrics.config.id_ranges[table][0] == ANY_UINT64 else row_id)
-
     def report(self, report: Report) -> list[Path]:
         """Write the page that ``--report`` requests. Return the paths written."""
-        watch = None if self._engine is None else self._engine.watch
-        if self._report is None or watch is None or watch.probe is None:
+        engine = self._engine
+        if self._report is None or engine is None or engine.watch.probe is None:
             return []
-        probe, numbers = watch.probe, {"report": report.to_dict(), "live": self.live()}
+        watch, probe, numbers = engine.watch, engine.watch.probe, {"report": report.to_dict(), "live": self.live()}
         from penstock.cli.pages.html_report import run_sections, write_page
 
-        sections = run_sections(report, probe.moments, probe.hot, watch.stage_s, watch.updated)
+        sections = run_sections(report, engine.config, probe.moments, probe.hot, watch.stage_s, watch.updated)
         return [write_page(self._report, self.title, sections, numbers)]
 
     def _write(self) -> None:

@@ -31,6 +31,8 @@ def test_a_hash_in_a_static_table_is_an_error_that_names_dynamic_tables():
     for value, is_hash in ((2**40, True), (-(2**62), True), (2**40 - 1, False), (-1, False)):
         error = error_of([batch_of(1, id=pa.array([value], pa.int64()))])
         assert str(error).endswith(f"got {value}{hint if is_hash else ''} [id_out_of_range]")
+    error = error_of([batch_of(1, id=pa.array([2**63], pa.uint64()))])
+    assert str(error).endswith(f'got {2**63}{hint}, of key_type="uint64" (in text UINT64) [id_out_of_range]')
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,25 @@ def test_the_keys_of_hive_paths_are_columns(partitioned):
     assert report.frames == 4
 
 
+def test_the_note_about_a_file_per_table_names_the_flags_that_make_one_step_of_them(tmp_path, capsys):
+    whole = []
+    for name in ("item", "user"):
+        (tmp_path / "log" / f"table={name}").mkdir(parents=True)
+        steps = [rows(step) for step in range(4)]
+        pq.write_table(pa.concat_tables(steps), tmp_path / "log" / f"table={name}" / "0.parquet")
+        whole.append([step.append_column("table", pa.array([name] * 6)) for step in steps])
+    log = pa.concat_tables(part for step in zip(*whole, strict=True) for part in step)
+    pq.write_table(log, tmp_path / "whole.parquet")
+    engine().config.save(tmp_path / "tables.pbtxt")
+    expected = outcome(capsys, "replay", tmp_path / "tables.pbtxt", tmp_path / "whole.parquet")[1]
+    _, report, _ = outcome(capsys, "replay", tmp_path / "tables.pbtxt", tmp_path / "log")
+    advice = "--merge step; if each of N files has one table, both, with the files as sources (DIR/*/* in place of DIR)"
+    assert (report["stale"], report["notes"][0].endswith(advice)) == (4, True)
+    flags = ("--merge", "step", "--num-required", 2)
+    _, report, _ = outcome(capsys, "replay", tmp_path / "tables.pbtxt", tmp_path / "log" / "*" / "*", *flags)
+    assert (report["stale"], report["steps"], report["state_hash"]) == (0, 4, expected["state_hash"])
+
+
 def test_a_key_that_is_a_column_of_the_file_is_not_added(tmp_path):
     (tmp_path / "table=item" / "x=__HIVE_DEFAULT_PARTITION__").mkdir(parents=True)
     pq.write_table(rows(table=["user"] * 6), tmp_path / "table=item" / "x=__HIVE_DEFAULT_PARTITION__" / "0.parquet")

@@ -69,7 +69,7 @@ def test_a_service_continues_its_producer_and_its_lineage():
         assert client.position("w0") == EXPECTED["service"]["producers"]["w0"]
         client.put(read_frames("service/frames.arrows"), "w0", first=1)
         code, _, error = serving.end(signal.SIGTERM)
-    assert code in (0, 130), error  # 130 until SIGTERM became an end in order
+    assert code == 0, error
     assert ps.Engine.restore("service/commits").state_hash() == EXPECTED["service"]["resumed"]
 
 
@@ -183,7 +183,7 @@ def serve_until(commits, flag, uri, producer, last):
     ):
         until(lambda: client.position(producer) == last)
         code, _, error = serving.end(signal.SIGTERM)
-    assert code in (0, 130), error  # 130 until SIGTERM became an end in order
+    assert code == 0, error
     return ps.Engine.restore(commits).state_hash()
 
 

@@ -94,5 +94,5 @@ def test_a_function(service, tmp_path, monkeypatch, capsys):
         client.put([frame(0, keys=[7])], "w0")
     words = ["follow", service.address.uri, "--into", "cache:update", "--state", str(tmp_path / "cache.json")]
     capsys.readouterr()
-    assert main([*words, "--patience", "0.1"]) == 6
+    assert main([*words, "--patience", "0.1", "--log-level", "error"]) == 6
     assert capsys.readouterr().err == "penstock: cache:update: step 81: ZeroDivisionError: division by zero\n"

@@ -3,8 +3,9 @@
 Every case starts a command that does not end by itself, and sends SIGINT or SIGTERM once: at a random moment of the two
 seconds after the command has installed its handlers, or when a random number of the libraries of pyarrow and jaxlib are
 mapped, so that the signal arrives while the next one initializes. The command must then end with code 130 and one line,
-and its checkpoint must hold the state after some whole frames. Every eleventh case sends the signal earlier: Python may
-then end as Python does, but what lies on disk must be whole. ``--only NUMBER`` runs one case again.
+or ``serve`` after SIGTERM with code 0, and its checkpoint must hold the state after some whole frames. Every eleventh
+case sends the signal earlier: Python may then end as Python does, but what lies on disk must be whole. ``--only
+NUMBER`` runs one case again.
 """
 
 import argparse
@@ -133,10 +134,12 @@ class Harness:
         lost = self._lost(checkpoint)
         if lost:
             return lost
-        if case.early and not (code == 130 and err.startswith("penstock: ")):
+        if case.early and not (code == 130 and err.startswith("penstock: ")) and code != 0:
             # Python's own end: of a process that was killed, or KeyboardInterrupt's.
             usual = code == -case.signal or (case.signal == signal.SIGINT and "KeyboardInterrupt" in err)
             return "" if usual else f"exit code {code}: {err}"
+        if case.command == "serve" and case.signal == signal.SIGTERM:
+            return "" if (code, err) == (0, "") else f"exit code {code}: {err}"
         if code != 130:
             return f"exit code {code}: {err}"
         if not NO_FRAME.fullmatch(err) or "interrupted" not in err:

@@ -1,0 +1,76 @@
+"""``penstock status``: show what a running service has done and holds."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from penstock.cli.command_line import Parser
+from penstock.cli.output import Output, count, duration, several, size_text
+from penstock.errors import InputError, listed
+from penstock.events import printable
+from penstock.io.flight import Client
+from penstock.io.flight.connection import Address, Connection, as_source
+
+EXAMPLE = "penstock status grpc://127.0.0.1:8815"
+# Of a call that the service answers at once.
+TIMEOUT_S = 10.0
+
+
+def add(command: Parser) -> None:
+    add_address(command)
+
+
+def add_address(command: Parser) -> None:
+    command.add_argument("address", metavar="ADDRESS", help="of the service: grpc://HOST:PORT or grpc+tls://HOST:PORT")
+
+
+def run(args: argparse.Namespace, out: Output) -> None:
+    with client_of(args.address, TIMEOUT_S) as client:
+        status = status_of(client)
+    show(client.connection.uri, status, out)
+    out.result(status)
+
+
+def client_of(address: str, timeout_s: float | None) -> Client:
+    """Return a client that retries nothing."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
+    return Client(Connection(Address.of(address), None, None, patience_s=0, timeout_s=timeout_s))
+
+
+def status_of(client: Client) -> dict[str, Any]:
+    """Return the status. Raises InputError if there is no service of penstock, UsageError for wrong credentials."""
+    with as_source():
+        status = client.status()
+    if not {"global_step", "committed_step", "lineage", "seconds"} <= status.keys():
+        raise InputError("it answers 'status' with something else than penstock does", source=client.connection.uri)
+    return status
+
+
+def show(uri: str, status: dict[str, Any], out: Output) -> None:
+    """Print a status as text. A service of an earlier version does not say all of it."""
+    is_replica = status.get("service") == "replica"
+    kind = "replica" if is_replica else "service"
+    version = printable(str(status.get("version", "an earlier version")))
+    out.say(f"{kind:<10}{uri}: {status.get('state', 'serving')}, up {duration(status['seconds'])}, penstock {version}")
+    committed = status["committed_step"]
+    text = "without a checkpoint" if committed is None else f"committed {count(committed)}"
+    out.say(f"step      {count(status['global_step'])}, {text}")
+    out.say(f"lineage   {printable(str(status['lineage']))}, epoch {printable(str(status.get('epoch')))}")
+    if is_replica:
+        out.say(f"tables    {printable(listed(map(str, status['tables'])))}")
+    else:
+        stale = f", {count(status['stale'])} stale" if status["stale"] else ""
+        text = f"{count(status['frames'])}: {count(status['rows'])} rows, {several(status['steps'], 'step')}{stale}"
+        out.say(f"frames    {text}, {count(status['pending'])} pending")
+        queued = f"{several(status['queued_rows'], 'row')} ({size_text(status['queued_bytes'])}) queued"
+        out.say(f"producers {count(status['producers'])}, {several(status['streams'], 'open stream')}, {queued}")
+        for reason, number in status["dropped"].items():
+            out.say(f"dropped   {several(number, 'row')}: {printable(reason)}")
+        for note in status["notes"]:
+            out.say(f"note      {printable(note)}")
+    text = f"{several(status['connections'], 'connection')}, {several(status['calls'], 'call')} in progress"
+    out.say(f"callers   {text}, {count(status['refused'])} refused")
+    if "lookups" in status:
+        out.say(f"lookups   {count(status['lookups'])}: {several(status['looked_up_rows'], 'row')}")

@@ -1,0 +1,41 @@
+"""The build of the kernels says how far it is, also where pip captures its output."""
+
+import runpy
+import subprocess
+
+import Cython.Build
+import pytest
+import setuptools
+from scripts import ROOT
+from setuptools.command.build_ext import build_ext
+
+
+@pytest.fixture
+def setup_arguments(monkeypatch):
+    """The arguments of setup() in setup.py, which builds nothing."""
+    arguments = {}
+    monkeypatch.setattr(Cython.Build, "cythonize", lambda extensions, **_: extensions)
+    monkeypatch.setattr(setuptools, "setup", lambda **keywords: arguments.update(keywords))
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(str(ROOT / "setup.py"))
+    return arguments
+
+
+def test_the_build_says_how_many_kernels_are_compiled(setup_arguments, tmp_path, monkeypatch):
+    monkeypatch.setattr(build_ext, "build_extension", lambda *_: None)
+    command = setup_arguments["cmdclass"]["build_ext"](setuptools.Distribution())
+    command.extensions = setup_arguments["ext_modules"][:3]
+    for place in (None, tmp_path / "missing" / "folder", tmp_path / "progress"):
+        if place is not None:
+            monkeypatch.setenv("PENSTOCK_PROGRESS", str(place))
+        command.num_done = 0
+        for extension in command.extensions:
+            command.build_extension(extension)
+    lines = (tmp_path / "progress").read_text().splitlines()
+    assert lines == [f"compiled {number} of 3 kernels" for number in (1, 2, 3)]
+
+
+def test_make_shows_the_progress_of_what_pip_builds():
+    done = subprocess.run(["make", "-n", "-B", "demo"], cwd=ROOT, capture_output=True, text=True, check=True)
+    (install,) = [line for line in done.stdout.splitlines() if " pip install " in line]
+    assert install.startswith("PENSTOCK_PROGRESS=/proc/$$/fd/2 .venv/bin/python -m pip install -q ")
