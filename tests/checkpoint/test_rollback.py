@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from batches import batch
 from checkpoints import commits
+from dynamic import engine_of as dynamic_engine
+from dynamic import push as push_keys
 from rollbacks import CONFIGS, KINDS, bits, check_continues, next_clock, push, rows_of_frame, trained
 
 import penstock as ps
@@ -95,6 +97,19 @@ def test_a_reader_of_deltas_just_applies_a_rollback(kind, folder):
     push(engine, range(20, 23))
     follower.take(deltas.due())
     follower.check(engine)
+
+
+def test_a_key_of_which_only_the_clock_went_back_is_part_of_the_delta(folder):
+    engine = dynamic_engine(ps.Dynamic(), optimizer=ps.SGD(0.1))
+    deltas = Deltas(engine.core, DeltaOptions(numbered=True, last=True))
+    push_keys(engine, [1, 2])
+    engine.save(folder)
+    push_keys(engine, [2, 3], value=0.0)
+    assert len(list(deltas.take())) == 1
+    engine.rollback(1)
+    (delta,) = deltas.take()
+    assert (delta["id"].to_pylist(), delta["op"].to_pylist()) == ([2, 3], ["upsert", "delete"])
+    assert (delta["last"].to_pylist(), delta["clock"].to_pylist()) == ([0, None], [0, 0])
 
 
 class Follower:
@@ -282,6 +297,29 @@ def test_a_version_with_other_tables_is_refused_by_name(name, folder, tmp_path):
     with pytest.raises(ps.StateError, match=message):
         roll_back_folder(tmp_path / "new", "other")
     assert engine.global_step == 1
+
+
+def test_a_version_before_a_change_of_tables_is_refused_and_one_after_it_keeps_the_change(folder):
+    engine = ps.Engine(other())
+    engine.save(folder)
+    ps.tag(folder, "before")
+    push(engine, range(3))
+    engine.save(folder)
+    renamed = ps.Engine.restore(folder, config=other(name="member"), rename={"user": "member"})
+    renamed.save(folder)
+    renamed.tag("after")
+    push(renamed, range(3, 6))
+    renamed.save(folder)
+    for roll_back in (renamed.rollback, lambda name: roll_back_folder(folder, name)):
+        with pytest.raises(ps.StateError, match=r"table '(user' is gone now|member' is not there)"):
+            roll_back("before")
+    changes = Folder(folder).newest().contents["table_changes"]
+    roll_back_folder(folder, "after")
+    restored = ps.Engine.restore(folder)
+    assert bits(restored) == bits(ps.Engine.restore(folder, version="after"))
+    assert Folder(folder).newest().contents["table_changes"] == changes
+    assert renamed.rollback("after") == restored.global_step == 7
+    assert bits(renamed) == bits(restored)
 
 
 # ---- what continues

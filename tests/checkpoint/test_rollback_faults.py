@@ -150,9 +150,13 @@ def test_readers_without_the_lock_see_all_of_a_rollback_or_nothing(shared, folde
             steps.append(step)
         return steps
 
+    lost = np.setdiff1d(engine.keys("user"), keys)
+    assert len(lost) > 5
     done = in_thread(read)
     until(lambda: steps)
     engine.rollback("good")
+    absent, _ = reader.lookup_tables({"user": lost}, True, 60_000)
+    assert absent["user"].tobytes() == good.lookup("user", lost).tobytes()
     seen = len(steps)
     until(lambda: len(steps) > seen + 2)
     ended.append(True)

@@ -1,13 +1,17 @@
 """A rollback of a service: one numbered delta for all readers, durable before it is answered, for operators only."""
 
+from contextlib import suppress
+
 import pyarrow as pa
 import pytest
 from cli import outcome
+from faults.operations import full_disk
 from limits import in_thread, until
 from services import client_of, service_of
 from stores import STORES, config_of, frame, open_store, rows_of
 
 import penstock as ps
+from penstock.filesystem import atomic_files
 from penstock.service.auth import Role
 
 FRAMES = [frame(step) for step in range(60)]
@@ -125,6 +129,22 @@ def test_a_rollback_is_durable_once_it_is_answered_and_resumed(serving, folder):
     restored = ps.Engine.restore(folder)
     assert (restored.global_step, rows_of(restored)) == (25, service.good)
     assert client.status()["committed_step"] == 25
+
+
+def test_a_service_whose_disk_is_full_ends_and_resumes_before_the_rollback(folder, monkeypatch):
+    with suppress(OSError), service_of(ps.Engine(config_of()), folder) as service, client_of(service) as client:
+        push(client, range(6))
+        service.engine.tag("good")
+        push(client, range(6, 9))
+        before = rows_of(service.engine)
+        monkeypatch.setattr(atomic_files, "operations", full_disk())
+        with pytest.raises(ps.ServiceError, match=r"the commit failed: .*No space left"):
+            client.rollback("good")
+        monkeypatch.undo()
+    assert isinstance(service.sequencer.error, OSError)
+    with service_of(ps.Engine.restore(folder), folder, resume=True) as service, client_of(service) as client:
+        assert (service.engine.global_step, rows_of(service.engine)) == (9, before)
+        assert client.rollback("good")["global_step"] == 10
 
 
 def test_a_service_that_resumes_a_rolled_back_folder_sends_readers_the_tables(folder, tmp_path, capsys):
