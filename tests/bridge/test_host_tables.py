@@ -94,8 +94,8 @@ def test_an_interrupted_lookup_leaves_no_thread_at_work():
     handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         for delay in delays:
-            signal.setitimer(signal.ITIMER_REAL, delay)
             with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, delay)
                 look_up_for_ever()
             engine.apply({"t": (ids[-8:], np.zeros((8, 16), np.float32))})
             assert (engine.lookup("t", ids) == 1.0).all()

@@ -118,7 +118,7 @@ def test_ids_of_any_integer_type_and_rows_of_any_float_list_are_read(tmp_path, r
 
 
 def test_a_missing_file_is_an_error_that_names_the_table(tmp_path):
-    assert str(error_of(tmp_path)) == f"{tmp_path / 'user.parquet'}: no file for table 'user'"
+    assert str(error_of(tmp_path)).startswith(f"{tmp_path / 'user.parquet'}: no file for table 'user'; --new-tables")
     assert "no file for table" in str(error_of(tmp_path / "nowhere"))
 
 
