@@ -35,7 +35,7 @@ class DoPut(Ours):
         config = folder / "tables.pbtxt"
         config_of(workload, "adagrad").save(config)
         command = [*SERVE, str(config), "--threads", str(threads), "--no-hash"]
-        self._client = connect(_started(self, command, folder / "serve.txt"))
+        self._client = connect(started(self, command, folder / "serve.txt"))
 
     def run(self, steps: Sequence[int]) -> None:
         self._client.put((self._steps[number].batches for number in steps), "bench")
@@ -49,7 +49,7 @@ class Discarded(Ours):
 
     def __init__(self, steps: Sequence[Step], folder: Path) -> None:
         self._steps = steps
-        self._client = flight.connect(_started(self, DISCARD, folder / "discard.txt"))
+        self._client = flight.connect(started(self, DISCARD, folder / "discard.txt"))
 
     def run(self, steps: Sequence[int]) -> None:
         path = flight.FlightDescriptor.for_path("bench")
@@ -77,7 +77,7 @@ class Discarding(flight.FlightServerBase):  # type: ignore[misc]
         writer.write(b"read")
 
 
-def _started(owner: object, command: Sequence[str], log: Path) -> str:
+def started(owner: object, command: Sequence[str], log: Path) -> str:
     """Start a service, which ends with its owner; return the address in its first line.
 
     log : the file for its errors. Raises RuntimeError with the last of them if it does not start.

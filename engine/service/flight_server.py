@@ -208,11 +208,12 @@ class FlightServer(AnsweringServer):
         return {"ending": True, "error": None if error is None else str(error), **self._status()}
 
     def _position(self, request: dict[str, Any]) -> dict[str, Any]:
-        name = request.get("contributor")
+        name, stream = request.get("contributor"), request.get("stream")
         if not isinstance(name, str):
             raise UsageError('position: expected {"contributor": NAME}')
         with self._engine.gate.still():
             return {
+                **self._sequencer.streams.counts(name, stream),
                 "position": self._sequencer.streams.position(name),
                 "durable_position": self._sequencer.streams.durable_position(name),
                 "durable": self._sequencer.streams.is_durable,

@@ -135,6 +135,8 @@ class Service:
                 "rolled_back": counters.rolled_back,
                 "steps": counters.steps,
                 "pending": self.engine.gate.num_accumulated,
+                "num_required": self.engine.gate.num_required,
+                "reduction": self.engine.reduction,
                 "dropped": dict(counters.dropped),
                 "notes": list(sequencer.notes),
                 "keys": {name: asdict(table.keys) for name, table in tables.items() if table.keys is not None},

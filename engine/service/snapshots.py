@@ -41,13 +41,18 @@ class TableSnapshots:
         """
         dim = self._engine.core.tables.table(name).layout.dim
         dynamic = self._engine.core.tables.dynamic.get(name)
-        id_type = self._engine.core.tables.specs[name].id_type
+        spec = self._engine.core.tables.specs[name]
+        id_type = spec.id_type
         fields = [
             pa.field("id", pa.type_for_alias(id_type), nullable=False),
             pa.field("row", pa.list_(pa.float32(), dim), nullable=dynamic is not None),
         ]
         metadata = {"penstock.table": name}
-        if dynamic is not None:
+        if dynamic is None:
+            metadata["penstock.vocabulary_size"] = str(spec.vocabulary_size)
+            if not spec.rule.non_lazy:
+                metadata["penstock.changes_alone"] = "true"
+        else:
             metadata["penstock.key_type"] = id_type
             metadata["penstock.absent"] = json.dumps(dynamic.absent)
             fields += [pa.field("last", pa.int64())] if self._log.last else []

@@ -117,6 +117,12 @@ class Streams:
         """Return the number of a producer's frames that are durable; without a checkpoint, that were applied."""
         return self._durable.positions.get(contributor, 0) if self.is_durable else self.position(contributor)
 
+    def counts(self, contributor: str, identifier: str | None) -> dict[str, int]:
+        """Return the step, the frames in the gate, and the counts of a producer's stream up to its position."""
+        now = self._now()
+        tally = now.tally(contributor, identifier)
+        return {"step": now.step, "pending": now.pending, "applied": tally.applied, "stale": tally.stale}
+
     # ---- a stream
 
     def open(self, request: PutRequest, notify: Callable[[Ack], None]) -> Stream:

@@ -114,6 +114,32 @@ class Producer:
             self._wait_for_ack(commits=True)
         return self.acked
 
+    def poll(self) -> Ack:
+        """Return what the service has applied so far, durable or not; send frames again that it lost in a restart.
+
+        Returns
+        -------
+        Ack
+            Not durable; ``acked`` is the last acknowledgement.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from penstock.io.flight import connect
+        >>> frame = pa.table({"step": [0, 0], "id": [5, 3], "gradient": [[1.0, 2.0], [2.0, 2.0]]})
+        >>> with connect("grpc://127.0.0.1:8815") as service:
+        ...     with service.producer("worker-0") as producer:
+        ...         number = producer.send(frame)
+        ...         while producer.poll().position < number:
+        ...             pass
+        ...         producer.poll().applied
+        1
+        """
+        if not self._is_done():
+            self._send_buffer()
+        now = self._connection.act("position", contributor=self._contributor, stream=self._identifier)
+        return Ack(now["position"], False, now["step"], False, now["applied"], now["stale"], now["pending"])
+
     def close(self) -> None:
         """Wait for the last acknowledgement, and end."""
         try:
@@ -155,6 +181,9 @@ class Producer:
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 self._drop()
                 self._patience.wait(self._connection.passing(error))
+            except BaseException:  # an interrupt inside a frame, which begins again in another stream
+                self._drop()
+                raise
 
     def _wait_for_ack(self, commits: bool) -> None:
         """Wait for an acknowledgement or the end of the stream. commits : request a commit if none arrives"""

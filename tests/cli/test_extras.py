@@ -1,5 +1,6 @@
 """Without the libraries of the extras metrics and completion: what needs one says how to install it."""
 
+import importlib
 import subprocess
 import sys
 import tomllib
@@ -35,6 +36,24 @@ def test_a_flag_that_shows_metrics_says_what_to_install(flags, replay, without, 
 def test_completion_says_what_to_install(without, refused):
     line = "penstock: completion: needs the package shtab: pip install 'penstock[completion]'\n"
     assert refused(2, "completion", "bash") == line
+
+
+def test_the_modules_of_torch_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "penstock.torch", raising=False)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"penstock.torch needs the package torch: pip install 'penstock\[torch\]'"
+    ):
+        importlib.import_module("penstock.torch")
+
+
+def test_an_engine_and_a_service_load_no_torch():
+    code = (
+        "import sys, penstock as ps, penstock.service.server, penstock.io.flight\n"
+        "ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(5, 2, optimizer=ps.SGD(0.1))]))\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_doctor_lists_the_extras(call):

@@ -68,8 +68,10 @@ SETUP_CODE = {
         schema = batches[0].schema
     """,
 }
+# Page → the library that its Python needs.
+LIBRARIES = {"docs/torch.md": "torch", "docs/tutorials/from_torch.md": "torch"}
 # Blocks that need a library that may be missing here, or a running service, are compiled and not run.
-COMPILE_ONLY = re.compile(r"\b(optax\.|ray\.|dask\.|daft\.|beam\.|mapInArrow|connect\(\"grpc)")
+COMPILE_ONLY = re.compile(r"\b(optax\.|ray\.|dask\.|daft\.|beam\.|mapInArrow|(connect|store)\(\"grpc)")
 
 
 def blocks(page, language):
@@ -89,6 +91,8 @@ def test_the_readmes_python_runs_from_top_to_bottom(tmp_path, monkeypatch, capsy
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/") and blocks(page, "python")])
 def test_a_pages_python_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
+    if page in LIBRARIES:
+        pytest.importorskip(LIBRARIES[page])
     monkeypatch.chdir(tmp_path)
     namespace = {}
     exec(textwrap.dedent(SETUP_CODE.get(page, "")), namespace)
@@ -112,6 +116,25 @@ def run_commands(block, capsys):
         if arguments[0] == "penstock" and arguments[1] != "serve":  # serve runs until a signal
             assert main(arguments[1:]) == 0, line
     return capsys.readouterr().out
+
+
+def test_the_tutorial_for_torch_runs_with_its_service(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    page = "docs/tutorials/from_torch.md"
+    monkeypatch.chdir(tmp_path)
+    config = penstock.EmbeddingConfig.from_tables(
+        [penstock.TableConfig(1000, 8, name=name) for name in ("user", "item")], penstock.Adagrad(0.1)
+    )
+    with service_of(penstock.Engine(config), tmp_path / "served") as service:
+        namespace = {}
+        for block in blocks(page, "python"):
+            code = block.replace("grpc://127.0.0.1:8815", service.address.uri)
+            exec(compile(code, page, "exec"), namespace)
+        again = next(block for block in blocks(page, "python") if "trainer-0" in block)
+        exec(compile(again.replace("grpc://127.0.0.1:8815", service.address.uri), page, "exec"), namespace)
+        assert penstock.EmbeddingConfig.load("tables.pbtxt").to_proto() == config.to_proto()
+        assert service.status()["frames"] == 20 + 30  # the second start repeats ten batches, which are skipped
+        assert namespace["first"] == 20
 
 
 def test_the_python_of_the_page_on_services_runs():

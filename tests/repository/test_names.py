@@ -23,7 +23,8 @@ PUBLIC = {
 
 # Names that several classes share, with the reason.
 SHARED_NAMES = {
-    "Embedding": 2,  # public: of Flax in functional.nnx_embedding, of Keras in functional.keras_embedding
+    "Embedding": 3,  # public: of Flax in functional.nnx_embedding, of Keras in functional.keras_embedding, of torch
+    "Step": 2,  # public: of torch; and a step of the bench's workloads
 }
 
 

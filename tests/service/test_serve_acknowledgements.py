@@ -126,6 +126,38 @@ def test_counts_begin_anew_with_another_stream(tmp_path):
         assert put(service, FRAMES[5:], contributor="w0", first=6)["applied"] == 1
 
 
+def test_a_poll_has_the_counts_of_a_stream_before_they_are_durable(tmp_path):
+    with service_of(folder=tmp_path / "c") as service, client_of(service) as client:
+        client.put(FRAMES[:2], "w0")
+        with client.producer("w0") as producer:
+            assert fates(producer.poll()) == (0, 0, 0, {})
+            for each in (frame(7, step=2), frame(8, step=0)):
+                producer.send(each)
+            until(lambda: producer.poll().position == 4)
+            polled = producer.poll()
+            assert (polled.step, polled.durable, fates(polled)) == (3, False, (1, 1, 0, {}))
+            assert producer.acked.position == 2  # of the last commit
+            other = client.connection.act("position", contributor="w0", stream="another")
+            assert (other["position"], other["durable_position"], other["applied"]) == (4, 2, 0)
+
+
+def test_an_interrupt_inside_a_frame_sends_it_again_from_its_beginning(monkeypatch):
+    def interrupted(stream, frame):
+        monkeypatch.undo()
+        stream._writer.write_batch(frame.pieces[0])
+        raise KeyboardInterrupt
+
+    expected = ps.Engine(config_of())
+    expected.run(iter(FRAMES[:2]))
+    with service_of() as service, client_of(service) as client, client.producer("w0") as producer:
+        monkeypatch.setattr("penstock.io.flight.producer._PutStream.write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.send(FRAMES[0])
+        producer.send(FRAMES[1])
+        assert producer.wait().position == 2
+        assert service.engine.state_hash() == expected.state_hash()
+
+
 def test_names_of_streams_that_are_no_text_are_refused():
     problem = "stream: expected a name of 1 to 256 bytes, got '7'"
     with service_of() as service, pytest.raises(flight.FlightServerError, match=problem):

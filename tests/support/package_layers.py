@@ -5,7 +5,7 @@ ALLOWED = {
     "jax": {"bench", "bridge", "functional", "updates.optax_transforms"},
     "jaxlib": set(),
     "pyarrow": {"activations.inputs", "bench", "cli", "dataflow", "filesystem.file_stores", "io", "run"}
-    | {"service", "shares", "table_access"},
+    | {"service", "shares", "table_access", "torch.service_store"},
     "google": {"config", "updates.optimizer_class"},
     "flax": {"functional.nnx_embedding"},
     "keras": {"functional.keras_embedding"},
@@ -17,12 +17,13 @@ ALLOWED = {
 PEERS = ("duckdb", "fbgemm_gpu", "jax_tpu_embedding", "pandas", "polars", "tensorflow")
 PEERS += ("tensorflow_recommenders_addons", "torch", "torchrec")
 ALLOWED |= {library: {"bench.peers"} for library in PEERS}
+ALLOWED["torch"] |= {"bench.torch_steps", "torch"}
 
 # Packages and modules of penstock from high to low, as ARCHITECTURE.md draws them: an import goes down, or to the right
 # in its line, never back.
 LAYERS = """
 __main__   cli   bench
-service   ray   shares   dataflow   functional   metrics
+service   ray   shares   dataflow   functional   torch   metrics
 engine   activation_access   table_access   run   lockstep   live_reads   deltas   checkpoint   telemetry   planning
 core   tables   io   shared
 keywords   options   activations   accumulators   pipeline   sampling   gate   stats

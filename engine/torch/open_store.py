@@ -1,0 +1,69 @@
+"""``store``: opens the tables of an engine or of a service for modules."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch.distributed as distributed
+
+from penstock.errors import UsageTypeError
+from penstock.torch.stores import EngineStore, Store
+
+if TYPE_CHECKING:
+    from penstock.engine import Engine
+
+
+def store(
+    tables: Engine | str,
+    token: str | None = None,
+    *,
+    contributor: str | None = None,
+    roots: str | None = None,
+    patience_s: float = 30.0,
+) -> Store:
+    """Open the tables of an engine or of a service for modules and a ``Step``.
+
+    Parameters
+    ----------
+    tables : Engine or str
+        An engine of this process, or the address of a service (``penstock serve``).
+    token, roots, patience_s
+        For a service, as for ``penstock.connect``. The token needs the role ``operator``, to read and put.
+    contributor : str or None
+        The name of this process's frames, by which a service counts them: unique, and the same after a restart. None:
+        ``rank-R`` of ``torch.distributed``, else ``rank-0``.
+
+    Returns
+    -------
+    Store
+        A context manager.
+
+    Raises
+    ------
+    UsageTypeError
+        If ``tables`` is neither an engine nor an address.
+
+    Examples
+    --------
+    >>> import penstock as ps, penstock.torch as pt
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.25), name="user")
+    >>> store = pt.store(ps.Engine(ps.EmbeddingConfig.from_tables([table])))
+    >>> pt.Embedding(8, 2, store=store)
+    Embedding(8, 2, table='user')
+    """
+    if contributor is None:
+        contributor = f"rank-{distributed.get_rank() if is_distributed() else 0}"
+    if isinstance(tables, str):
+        from penstock.io.flight import connect
+        from penstock.torch.service_store import ServiceStore
+
+        return ServiceStore(partial(connect, tables, token, roots=roots, patience_s=patience_s), contributor)
+    if not hasattr(tables, "apply"):
+        raise UsageTypeError(f"store: expected an Engine or the address of a service, got {type(tables).__name__}")
+    return EngineStore(tables, contributor)
+
+
+def is_distributed() -> bool:
+    """Return whether this process is a rank of ``torch.distributed``."""
+    return bool(distributed.is_available() and distributed.is_initialized())

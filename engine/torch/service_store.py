@@ -1,0 +1,242 @@
+"""A store over a Flight service: lookups on a connection per thread, and frames of one producer, each applied once.
+
+The service may restart at any moment, from a commit that lacks the last frames. So frames stay buffered until they are
+durable, a thread sends them again meanwhile, and rows of an earlier step than the last known one are read again once
+that has happened.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import InputError, PenstockError, StateError, UsageError
+from penstock.io.flight import Client
+from penstock.io.flight.producer import Producer
+from penstock.torch.stores import Block, Float32, Ids, Pulled, StepReport, Store, TableInfo
+
+# Between two questions whether a frame is applied: at first, and at most.
+_PAUSE_S, _MOST_PAUSE_S = 0.0002, 0.02
+# How often the thread looks whether the service has restarted.
+_WATCH_S = 0.25
+# A service answers no request of more ids.
+_MOST_IDS = 1 << 16
+# How long the service may wait for rows of one step.
+_TIMEOUT_MS = 60_000
+
+
+class ServiceStore(Store):
+    """The tables of a service. connect : returns a new client; contributor : the name of the producer"""
+
+    def __init__(self, connect: Callable[[], Client], contributor: str) -> None:
+        super().__init__()
+        self._connect, self.contributor = connect, contributor
+        self._clients: list[Client] = []
+        self._of_thread = threading.local()
+        status = self._client.status()
+        self.num_required, self.reduction = status["num_required"], status["reduction"]
+        self._lineage, self._epoch = status["lineage"], status["epoch"]
+        self.report = StepReport(status["global_step"], 0, 0, status["pending"])
+        self.tables = {name: _info(schema) for name, schema in self._client.tables().items()}
+        dims = {info.dim for info in self.tables.values()}
+        self._dim = dims.pop() if len(dims) == 1 else -1
+        self._names = pa.array(list(self.tables), pa.utf8())
+        # Of the producer, which this thread and the watching one use in turn.
+        self._lock, self._pusher = threading.RLock(), self._new_client()
+        self._producer: Producer | None = None
+        self._first_number = 0  # of the next producer; 0: the one after what the service has applied
+        self._last_step: int | None = None  # of the last frame
+        self._closing = threading.Event()
+        self._watch: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"Store({self._pusher.connection.uri})"
+
+    # ---- rows out
+
+    def _pull(self, ids: Mapping[str, Ids]) -> Pulled:
+        """Return rows that are no older than the last known step. Those of several requests may be of several steps
+        if other ranks push meanwhile; the earliest counts."""
+        while True:
+            results = [self._client.lookup(part, True, timeout_ms=_TIMEOUT_MS) for part in _requests(ids)]
+            first = min(results, key=lambda result: result.step)
+            if first.lineage != self._lineage:
+                raise StateError(
+                    f"{self._pusher.connection.uri}: the service's state is another one than before; it was restarted "
+                    "without its checkpoint, or with another one"
+                )
+            if first.step >= self.report.step and all(result.epoch == self._epoch for result in results):
+                parts = {name: [result[name] for result in results if name in result] for name in ids}
+                rows = {
+                    name: _writable(part[0] if len(part) == 1 else np.concatenate(part)) for name, part in parts.items()
+                }
+                return Pulled(rows, first.step, first.epoch)
+            self._settle()  # the service has restarted
+            self._epoch = results[-1].epoch
+
+    @property
+    def _client(self) -> Client:
+        """The client of lookups of this thread."""
+        client: Client | None = getattr(self._of_thread, "client", None)
+        if client is None:
+            client = self._of_thread.client = self._new_client()
+        return client
+
+    def _new_client(self) -> Client:
+        client = self._connect()
+        self._clients.append(client)
+        return client
+
+    def whole(self, table: str) -> Float32:
+        return self._client.table(table).rows
+
+    # ---- gradients in
+
+    def _push(self, blocks: Sequence[Block], step: int) -> None:
+        batches = [self._batch(block, step) for block in blocks]
+        try:
+            with self._lock:
+                producer = self._opened()
+                self._last_step = step
+                self.frames = producer.send(batches)
+            self._settle()
+        except InputError:  # the service has refused the frame, and would again
+            self._producer = None
+            raise
+
+    def _batch(self, block: Block, step: int) -> pa.RecordBatch:
+        """Return a block as rows of a frame, without a copy of its gradients."""
+        numbers = {name: number for number, name in enumerate(self.tables)}
+        codes = np.repeat([numbers[name] for name in block.ids], [len(ids) for ids in block.ids.values()])
+        ids = np.concatenate(list(block.ids.values()))
+        flat = pa.array(block.rows.reshape(-1))
+        if self._dim > 0:
+            gradients = pa.FixedSizeListArray.from_arrays(flat, self._dim)
+        else:
+            dim = block.rows.shape[1]
+            gradients = pa.ListArray.from_arrays(pa.array(np.arange(0, len(flat) + 1, dim, dtype=np.int32)), flat)
+        columns = {
+            "table": pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), self._names),
+            "step": pa.array(np.full(len(ids), step)),
+            "id": pa.array(ids),
+            "gradient": gradients,
+        }
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _opened(self) -> Producer:
+        """Return the producer of this contributor, whose next frame follows those that the service has applied."""
+        if self._producer is None:
+            name = str(self.contributor)
+            counts = self._pusher.connection.act("position", contributor=name)
+            if counts["position"] != counts["durable_position"]:
+                self._pusher.checkpoint()  # else a crash could take frames back that precede the first one
+            first = self._first_number or counts["position"] + 1
+            self._producer, self._first_number = self._pusher.producer(name, first=first), 0
+            self.frames = first - 1
+            if self._watch is None:
+                self._watch = threading.Thread(target=self._resend, name="penstock-resends", daemon=True)
+                self._watch.start()
+        return self._producer
+
+    def _resend(self) -> None:
+        """Send frames again after a restart of the service: another rank may wait for them while this one computes."""
+        while not self._closing.wait(_WATCH_S):
+            with self._lock:
+                try:
+                    if self._producer is not None:
+                        self._producer.poll()
+                except PenstockError:
+                    return  # the next push or pull raises it
+
+    def _settle(self) -> None:
+        """Wait until all frames are applied, and if ranks are synchronous, until the gate has opened for the last."""
+        pause_s = _PAUSE_S
+        while True:
+            with self._lock:
+                if self._producer is None:
+                    status = self._pusher.status()
+                    self.report = self.report._replace(step=status["global_step"], pending=status["pending"])
+                    return
+                answer = self._producer.poll()
+            is_opened = not self.synchronous or self._last_step is None or answer.step > self._last_step
+            if answer.position >= self.frames and is_opened:
+                self.report = StepReport(answer.step, answer.applied, answer.stale, answer.pending)
+                return
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+
+    # ---- checkpoints
+
+    def seek(self, frames: int) -> None:
+        with self._lock:
+            if self._producer is not None:
+                raise UsageError("load_state_dict: this store has pushed frames; load before the first step()")
+            self.frames, self._first_number = frames, frames + 1
+
+    def make_durable(self) -> None:
+        with self._lock:
+            self._opened().wait()
+
+    def reference(self) -> dict[str, Any]:
+        return {"lineage": self._lineage, "epoch": self._epoch, "step": self.report.step, "digest": ""}
+
+    def _difference(self, saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+        uri = self._pusher.connection.uri
+        if saved["lineage"] != current["lineage"]:
+            return f"{uri} has the tables of another history of steps than these modules were saved with"
+        if saved["step"] > current["step"]:
+            return f"expected tables of {uri} at step {saved['step']} or later, got step {current['step']}"
+        return ""
+
+    def _close(self) -> None:
+        self._closing.set()
+        if self._watch is not None:
+            self._watch.join()
+        try:
+            if self._producer is not None:
+                self._producer.close()
+        finally:
+            for client in self._clients:
+                client.close()
+
+
+def _requests(ids: Mapping[str, Ids]) -> list[dict[str, Ids]]:
+    """Return the ids in requests of at most _MOST_IDS; at least one."""
+    requests: list[dict[str, Ids]] = [{}]
+    room = _MOST_IDS
+    for name, table_ids in ids.items():
+        begin = 0
+        while begin < len(table_ids) or not begin:
+            requests[-1][name] = part = table_ids[begin : begin + room]
+            room -= len(part)
+            begin += len(part) or 1
+            if not room:
+                requests.append({})
+                room = _MOST_IDS
+    return [request for request in requests if request] or requests
+
+
+def _info(schema: pa.Schema) -> TableInfo:
+    metadata = schema.metadata
+    rows = metadata.get(b"penstock.vocabulary_size")
+    dim = schema.field("row").type.list_size
+    return TableInfo(dim, None if rows is None else int(rows), b"penstock.changes_alone" in metadata)
+
+
+class _Writable:
+    """Describes an array's memory as writable: that of an answer belongs to its reader alone, but Arrow has no word
+    for it, and torch would warn."""
+
+    def __init__(self, array: Float32) -> None:
+        self._array = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
+def _writable(array: Float32) -> Float32:
+    return np.asarray(_Writable(array))

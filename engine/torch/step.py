@@ -1,0 +1,177 @@
+"""``Step``: the gradients of pulled rows as one frame, then the optimizer of the dense part."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+
+from penstock.errors import UsageError
+from penstock.torch.modules import StoreModule
+from penstock.torch.open_store import is_distributed
+from penstock.torch.pulled_rows import blocks_of
+from penstock.torch.stores import EngineStore, StepReport
+
+
+class Step:
+    """Pushes the gradients of all rows that were pulled since the last step, and steps the dense optimizer.
+
+    Parameters
+    ----------
+    modules : torch.nn.Module
+        A module of this package, or a model that contains some, all of one store.
+    dense_optimizer : torch.optim.Optimizer or None
+        Of the other parameters.
+    synchronous : bool or None
+        Whether a step waits until the gate has opened, which needs a frame of each other rank. None: if the gate needs
+        as many frames as ``torch.distributed`` has ranks.
+
+    Raises
+    ------
+    UsageError
+        If the modules belong to no store or to several, or an engine of this process would miss the gradients of other
+        ranks.
+
+    Notes
+    -----
+    A frame says the step at which its rows were read. If other frames have opened the gate since, it is stale: it
+    changes nothing and counts in ``report``; the dense optimizer steps all the same.
+
+    A ``torch.amp.GradScaler`` takes a Step for an optimizer: ``scaler.step(opt)`` unscales the gradients of rows, too,
+    and skips the step if one is not finite. Without a scaler, such a gradient raises InputError before anything is
+    sent.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import penstock as ps, penstock.torch as pt
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.25), name="user")
+    >>> bag = pt.EmbeddingBag(8, 2, store=pt.store(ps.Engine(ps.EmbeddingConfig.from_tables([table]))))
+    >>> opt = pt.Step(bag)
+    >>> bag(torch.tensor([[5, 3]])).sum().backward()
+    >>> opt.step()
+    >>> opt.report
+    StepReport(step=1, applied=1, stale=0, pending=0)
+    >>> bag(torch.tensor([[5]])).tolist()
+    [[0.875, 0.875]]
+    """
+
+    def __init__(
+        self,
+        modules: torch.nn.Module,
+        dense_optimizer: torch.optim.Optimizer | None = None,
+        *,
+        synchronous: bool | None = None,
+    ) -> None:
+        stores = {module.store for module in modules.modules() if isinstance(module, StoreModule)}
+        if len(stores) != 1:
+            raise UsageError(f"Step: expected modules of one store, got modules of {len(stores)}")
+        (self.store,) = stores
+        self.dense_optimizer = dense_optimizer
+        ranks = distributed.get_world_size() if is_distributed() else 1
+        if ranks > 1 and isinstance(self.store, EngineStore):
+            raise UsageError(
+                f"Step: this engine would get the gradients of one rank of {ranks}; serve its configuration (penstock "
+                "serve --num-required …), and give every rank the address"
+            )
+        required = self.store.num_required
+        self.store.synchronous = required == ranks > 1 if synchronous is None else synchronous
+        self.store.step_owner = self
+        if required > 1 and self.store.reduction == "mean":
+            warnings.warn(
+                f"the gate takes {required} frames and divides each row's sum by the number of frames that contain the "
+                "row (reduction='mean'); gradients add up, as in torch, with reduction='sum'",
+                stacklevel=2,
+            )
+
+    @property
+    def report(self) -> StepReport:
+        """The global step, and what became of the frames."""
+        return self.store.report
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameters of the dense optimizer, and a group of the pulled rows, for scaling and clipping."""
+        groups = [] if self.dense_optimizer is None else self.dense_optimizer.param_groups
+        return [*groups, {"params": [pulled.rows for pulled in self.store.pending]}]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of all rows that were pulled, and those of the dense optimizer.
+
+        Parameters
+        ----------
+        set_to_none : bool
+            As in torch, for the dense optimizer.
+        """
+        self.store.pending.clear()
+        if self.dense_optimizer is not None:
+            self.dense_optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Push one frame, and step the dense optimizer.
+
+        Parameters
+        ----------
+        closure : callable or None
+            Computes the loss again, once.
+
+        Returns
+        -------
+        object
+            The loss of the closure; None without one.
+
+        Raises
+        ------
+        InputError
+            If a gradient is not finite; nothing was sent, and the gradients stay until ``zero_grad``.
+        ServiceError
+            If the service stays unreachable. The frame is not lost: the next step sends it first.
+        UsageError
+            If a newer Step pushes for this store, or it is closed.
+
+        Notes
+        -----
+        Without gradients of rows no frame is sent. A step that is interrupted sends its frame once, or not at all.
+        """
+        if self.store.step_owner is not self:
+            raise UsageError("step: a newer Step pushes the gradients of this store")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        pulled = [part for part in self.store.pending if part.rows.grad is not None]
+        blocks = blocks_of(pulled)
+        self.store.pending.clear()  # before the push, so that an interrupted one is not repeated
+        self.store.push(blocks, min((part.step for part in pulled), default=0))
+        if self.dense_optimizer is not None:
+            self.dense_optimizer.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the dense optimizer and the number of frames so far, which are durable then.
+
+        Returns
+        -------
+        dict
+        """
+        self.store.make_durable()
+        dense = None if self.dense_optimizer is None else self.dense_optimizer.state_dict()
+        return {"dense": dense, "frames": self.store.frames}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue after a state: a service skips those of the next frames that it has applied already.
+
+        Parameters
+        ----------
+        state : dict
+            What ``state_dict`` returned.
+        """
+        self.store.seek(int(state["frames"]))
+        if self.dense_optimizer is not None:
+            self.dense_optimizer.load_state_dict(state["dense"])
+
+    def __repr__(self) -> str:
+        return f"Step({self.store!r}, {self.dense_optimizer!r})"

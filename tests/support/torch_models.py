@@ -1,0 +1,77 @@
+"""What the tests of penstock.torch share: engines with torch's constants, and stand-ins for torchrec's classes."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+import penstock as ps
+import penstock.torch as pt
+
+torch.set_num_threads(1)  # tests run in parallel
+torch.sparse.check_sparse_tensor_invariants.disable()  # else torch warns where it creates a sparse gradient
+RATE = 0.1
+# penstock's optimizer, and torch's with the same constants.
+OPTIMIZERS = {
+    "sgd": (ps.SGD(RATE), lambda parameters: torch.optim.SGD(parameters, lr=RATE)),
+    "adagrad": (
+        ps.Adagrad(RATE, initial_accumulator_value=0.1),
+        lambda parameters: torch.optim.Adagrad(parameters, lr=RATE, initial_accumulator_value=0.1, eps=0.0),
+    ),
+}
+
+
+def config_of(*tables, optimizer=None):
+    """A configuration of tables (name, rows, dim)."""
+    configs = [
+        ps.TableConfig(rows, dim, name=name, optimizer=optimizer or OPTIMIZERS["sgd"][0]) for name, rows, dim in tables
+    ]
+    return ps.EmbeddingConfig.from_tables(configs)
+
+
+def engine_of(*tables, optimizer=None, **options):
+    return ps.Engine(config_of(*(tables or (("user", 50, 4),)), optimizer=optimizer), **options)
+
+
+def store_of(*tables, **options):
+    return pt.store(engine_of(*tables, **options))
+
+
+@dataclass
+class BagConfig:
+    """As torchrec's EmbeddingBagConfig."""
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    feature_names: list = field(default_factory=list)
+    pooling: str = "SUM"
+
+
+class KeyedJagged:
+    """As torchrec's KeyedJaggedTensor: the attributes that penstock uses."""
+
+    def __init__(self, keys, values, lengths, weights=None):
+        self._keys, self._values, self._lengths, self._weights = keys, values, lengths, weights
+
+    def keys(self):
+        return self._keys
+
+    def values(self):
+        return self._values
+
+    def lengths(self):
+        return self._lengths
+
+    def offsets(self):
+        return torch.cat([torch.zeros(1, dtype=torch.int64), self._lengths.cumsum(0)])
+
+    def weights_or_none(self):
+        return self._weights
+
+
+def zipf_batch(rng, bags, vocabulary, most=6):
+    """Ids and offsets (bags + 1) of bags of 0 to ``most`` ids, frequent ones often."""
+    lengths = rng.integers(0, most + 1, bags)
+    ids = np.minimum(rng.zipf(1.3, lengths.sum()) - 1, vocabulary - 1)
+    return torch.from_numpy(ids), torch.from_numpy(np.concatenate([[0], lengths.cumsum()]))

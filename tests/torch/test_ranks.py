@@ -1,0 +1,119 @@
+"""Training jobs of several processes: ranks with DDP for the dense part, and ranks that are killed."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from evidence import IS_EVIDENCE, IS_LONG
+
+torch = pytest.importorskip("torch")
+
+from limits import HANG_S  # noqa: E402
+from scripts import ROOT  # noqa: E402
+from services import service_of  # noqa: E402
+from torch_models import engine_of  # noqa: E402
+from torch_rank import DIM, ROWS, batch_of  # noqa: E402
+
+import penstock as ps  # noqa: E402
+import penstock.torch as pt  # noqa: E402
+
+STEPS = 12
+KILLS = 200 if IS_LONG else 10 if IS_EVIDENCE else 2
+
+
+def started(*words):
+    command = [sys.executable, ROOT / "tests" / "support" / "torch_rank.py", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def ended(process):
+    out, _ = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0, out
+
+
+def in_one_process(ranks):
+    """The engine and the dense part after the same frames."""
+    engine = tables(ranks)
+    torch.manual_seed(0)
+    bag = pt.EmbeddingBag(ROWS, DIM, mode="sum", include_last_offset=True, store=pt.store(engine))
+    model = torch.nn.Linear(DIM, 1)
+    opt, dense = pt.Step(bag), torch.optim.SGD(model.parameters(), lr=0.01)
+    for number in range(STEPS):
+        dense.zero_grad()
+        for rank in range(ranks):
+            loss = (model(bag(*batch_of(rank, number))) ** 2).sum()
+            loss.backward()
+            opt.step()
+        for parameter in model.parameters():
+            parameter.grad /= ranks  # as DDP does
+        dense.step()
+    return engine, model
+
+
+def tables(ranks):
+    return engine_of(("user", ROWS, DIM), optimizer=ps.Adagrad(0.1), num_required=ranks, reduction="sum")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_equal_one_process_with_the_same_frames(ranks, tmp_path):
+    engine, model = in_one_process(ranks)
+    with service_of(tables(ranks)) as service:
+        meeting = tmp_path / "meeting"
+        processes = [started(service.address.uri, rank, ranks, STEPS, meeting, tmp_path) for rank in range(ranks)]
+        for process in processes:
+            ended(process)
+        results = [torch.load(tmp_path / f"rank-{rank}.done", weights_only=True) for rank in range(ranks)]
+        assert [result["report"][:3] for result in results] == [(STEPS, STEPS, 0)] * ranks
+        for result in results:
+            for name, tensor in model.state_dict().items():
+                torch.testing.assert_close(result["model"][name], tensor, rtol=1e-5, atol=1e-6)
+        rows, expected = (each.retrieve_parameters("user")["parameters"] for each in (service.engine, engine))
+        np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
+        if ranks == 1:
+            assert service.engine.state_hash() == engine.state_hash()
+
+
+def test_a_rank_that_is_killed_at_any_moment_loses_no_frame_and_repeats_none(tmp_path):
+    """Its dense part and its place in the data are its own checkpoint; frames after that are skipped by number."""
+    rng = np.random.default_rng(5)
+    for number in range(KILLS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with service_of(tables(1), folder / "run", every=2) as service, ps.connect(service.address.uri) as client:
+            words = (service.address.uri, 0, 1, STEPS, "", folder)
+            killed = started(*words, f"{rng.random() * 0.2:.3f}")
+            killed.communicate(timeout=HANG_S)
+            assert client.position("rank-0") <= service.engine.global_step <= STEPS
+            ended(started(*words))
+            status = client.status()
+            assert (status["frames"], status["stale"], status["global_step"]) == (STEPS, 0, STEPS), number
+            assert client.position("rank-0") == STEPS
+        assert ps.Engine.restore(folder / "run").global_step == STEPS
+
+
+def test_ddp_ignores_the_modules_of_a_wrapped_model(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    try:
+        engine = tables(1)
+        model = torch.nn.Sequential(pt.EmbeddingBag(ROWS, DIM, store=pt.store(engine)), torch.nn.Linear(DIM, 1))
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        opt = pt.Step(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1))
+        for _ in range(2):
+            opt.zero_grad()
+            wrapped(torch.tensor([[1, 2]])).sum().backward()
+            opt.step()
+        assert opt.report == (2, 2, 0, 0)
+        assert set(wrapped.state_dict()) == {"module.0._extra_state", "module.1.weight", "module.1.bias"}
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_an_engine_of_one_of_several_ranks_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    store = pt.store(tables(1))
+    assert store.contributor == "rank-1"
+    with pytest.raises(ps.UsageError, match="would get the gradients of one rank of 2; serve its configuration"):
+        pt.Step(pt.Embedding(ROWS, DIM, store=store))

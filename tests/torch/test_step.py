@@ -1,0 +1,354 @@
+"""Steps: what is pushed and when, in the orders that users happen to call things in."""
+
+import threading
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch_models import BagConfig, engine_of, zipf_batch  # noqa: E402
+
+import penstock as ps  # noqa: E402
+import penstock.torch as pt  # noqa: E402
+
+IDS = torch.tensor([[5, 3], [5, 49]])
+START = 1.0
+
+
+@pytest.fixture
+def engine():
+    return engine_of(optimizer=ps.SGD(0.5))
+
+
+@pytest.fixture
+def bag(engine):
+    engine.load_parameters("user", np.full((50, 4), START, np.float32))
+    return pt.EmbeddingBag(50, 4, mode="sum", store=pt.store(engine))
+
+
+@pytest.fixture
+def opt(bag):
+    return pt.Step(bag)
+
+
+def value(engine, number):
+    return engine.lookup("user", [number])[0, 0]
+
+
+def test_several_forwards_before_a_step_are_one_frame(bag, opt, engine):
+    bag(IDS).sum().backward()
+    bag(torch.tensor([[5, 7]])).sum().backward()
+    opt.step()
+    assert opt.report == (1, 1, 0, 0)
+    assert [value(engine, number) for number in (5, 3, 49, 7, 8)] == [-0.5, 0.5, 0.5, 0.5, 1.0]
+
+
+def test_modules_of_one_table_share_a_frame(engine, bag):
+    other = pt.Embedding(50, 4, store=bag.store)
+    opt = pt.Step(torch.nn.ModuleList([bag, other]))
+    (bag(IDS).sum() + other(torch.tensor([5])).sum()).backward()
+    opt.step()
+    assert opt.report.applied == 1
+    assert value(engine, 5) == -0.5
+
+
+def test_two_backward_passes_add_up_as_in_torch(bag, opt, engine):
+    loss = bag(IDS).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    opt.step()
+    assert value(engine, 3) == 0.0
+
+
+def test_a_step_without_forward_or_gradient_sends_nothing(bag, opt, engine):
+    opt.step()
+    bag(IDS)
+    opt.step()
+    torch.ones(1, requires_grad=True).sum().backward()
+    opt.step()
+    assert opt.report == (0, 0, 0, 0)
+    bag(IDS).sum().backward()
+    opt.step()
+    opt.step()
+    assert opt.report == (1, 1, 0, 0)
+    assert value(engine, 3) == 0.5
+
+
+def test_zero_grad_drops_what_an_exception_left(bag, opt, engine):
+    bag(IDS).sum().backward()
+    bag(IDS)  # an exception before its backward pass
+    opt.zero_grad()
+    bag(torch.tensor([[3]])).sum().backward()
+    opt.step()
+    assert [value(engine, number) for number in (5, 3)] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_names_table_and_id_and_sends_nothing(bag, opt, engine, number):
+    loss = bag(IDS)[1, 2] * number + bag(torch.tensor([[7]])).sum()
+    loss.backward()
+    with pytest.raises(
+        ps.InputError, match=r"expected a finite gradient, got (nan|inf) for id 5 of table 'user'"
+    ) as error:
+        opt.step()
+    assert error.value.reason == "gradient_not_finite"
+    assert engine.global_step == 0
+    opt.zero_grad()
+    bag(IDS).sum().backward()
+    opt.step()
+    assert value(engine, 5) == 0.0
+
+
+def test_a_finite_gradient_whose_sum_overflows_is_sent(bag, opt, engine):
+    (bag(IDS) * torch.tensor(2e38)).sum().backward()
+    bag.store.pending[0].rows.grad[bag.store.pending[0].rows.grad > 3e38] = 3e38
+    bag.store.pending[0].rows.grad[bag.store.pending[0].rows.grad == float("inf")] = 3e38
+    opt.step()
+    assert engine.global_step == 1
+
+
+def test_a_stale_frame_is_reported_and_not_raised(bag, opt, engine):
+    bag(IDS).sum().backward()
+    engine.apply({"user": ([9], np.ones((1, 4), np.float32))})  # another contributor
+    opt.step()
+    assert opt.report == (1, 0, 1, 0)
+    assert value(engine, 5) == START
+    bag(IDS).sum().backward()
+    opt.step()
+    assert opt.report == (2, 1, 1, 0)
+
+
+def test_the_oldest_forward_decides_the_step_of_a_frame(bag, opt, engine):
+    bag(IDS).sum().backward()
+    engine.apply({"user": ([9], np.ones((1, 4), np.float32))})
+    bag(IDS).sum().backward()
+    opt.step()
+    assert opt.report.stale == 1
+
+
+def test_frames_wait_in_the_gate(bag, engine):
+    waiting = engine_of(optimizer=ps.SGD(0.5), num_required=2, reduction="sum")
+    bag = pt.EmbeddingBag(50, 4, mode="sum", store=pt.store(waiting))
+    opt = pt.Step(bag)
+    before = value(waiting, 3)
+    for pending in (1, 0):
+        bag(IDS).sum().backward()
+        opt.step()
+        assert opt.report.pending == pending
+    assert opt.report == (1, 2, 0, 0)
+    np.testing.assert_allclose(value(waiting, 3), before - 1.0, rtol=1e-5)
+
+
+def test_a_mean_over_frames_is_pointed_out():
+    store = pt.store(engine_of(num_required=2))
+    with pytest.warns(UserWarning, match="the gate takes 2 frames .* with reduction='sum'"):
+        pt.Step(pt.Embedding(50, 4, store=store))
+
+
+def test_only_the_newest_step_of_a_store_pushes(bag, opt):
+    newer = pt.Step(torch.nn.Sequential(bag))
+    bag(IDS).sum().backward()
+    with pytest.raises(ps.UsageError, match="a newer Step pushes the gradients of this store"):
+        opt.step()
+    newer.step()
+    assert newer.report.applied == 1
+
+
+def test_a_step_needs_modules_of_one_store(bag):
+    other = pt.Embedding(50, 4, store=pt.store(engine_of()))
+    for modules, count in ((torch.nn.Linear(2, 2), 0), (torch.nn.ModuleList([bag, other]), 2)):
+        with pytest.raises(ps.UsageError, match=f"expected modules of one store, got modules of {count}"):
+            pt.Step(modules)
+
+
+def test_the_dense_optimizer_steps_after_the_frame(bag, engine):
+    dense = torch.nn.Linear(4, 1, bias=False)
+    opt = pt.Step(bag, torch.optim.SGD(dense.parameters(), lr=1.0))
+    before = dense.weight.detach().clone()
+    (dense(bag(IDS)).sum() * float("nan")).backward()
+    with pytest.raises(ps.InputError):
+        opt.step()
+    assert torch.equal(dense.weight, before)
+    opt.zero_grad()
+    assert dense.weight.grad is None
+
+    def closure():
+        opt.zero_grad()
+        loss = dense(bag(IDS)).sum()
+        loss.backward()
+        return loss
+
+    assert opt.step(closure).requires_grad
+    assert not torch.equal(dense.weight, before)
+    assert engine.global_step == 1
+    state = opt.state_dict()
+    assert state["frames"] == 1
+    opt.load_state_dict(state)
+
+
+def test_a_scaler_unscales_rows_and_skips_a_step_that_overflows(bag, engine):
+    dense = torch.nn.Linear(4, 1, bias=False)
+    opt = pt.Step(bag, torch.optim.SGD(dense.parameters(), lr=1.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for factor, step in ((float("inf"), 0), (1.0, 1)):
+        opt.zero_grad()
+        scaler.scale(bag(IDS).sum() * factor + dense.weight.sum()).backward()
+        scaler.step(opt)
+        scaler.update()
+        assert engine.global_step == step
+    assert value(engine, 3) == 0.5
+
+
+def test_an_interrupted_step_is_not_applied_twice(bag, opt, engine, monkeypatch):
+    def interrupted(*arguments, **keywords):
+        apply(*arguments, **keywords)
+        raise KeyboardInterrupt
+
+    apply = engine.apply
+    monkeypatch.setattr(engine, "apply", interrupted)
+    bag(IDS).sum().backward()
+    with pytest.raises(KeyboardInterrupt):
+        opt.step()
+    monkeypatch.undo()
+    opt.step()
+    assert engine.global_step == 1
+    assert value(engine, 3) == 0.5
+
+
+def test_a_closed_store_refuses_forwards_and_steps(bag, opt):
+    with bag.store:
+        bag(IDS).sum().backward()
+    for use in (lambda: bag(IDS), opt.step, lambda: bag.prefetch(IDS)):
+        with pytest.raises(ps.UsageError, match="this store is closed"):
+            use()
+    bag.store.close()
+
+
+# ---- prefetch
+
+
+def train(steps, prefetches, optimizer):
+    """The hash of tables trained with or without prefetches."""
+    engine = engine_of(("user", 1000, 4), ("item", 1000, 4), optimizer=optimizer)
+    configs = [BagConfig("user", 1000, 4, ["clicked"]), BagConfig("item", 1000, 4, ["seen"])]
+    bags = pt.EmbeddingBagCollection(tables=configs, store=pt.store(engine))
+    opt, rng = pt.Step(bags), np.random.default_rng(2)
+    batches = [{name: zipf_batch(rng, 32, 1000) for name in ("clicked", "seen")} for _ in range(steps)]
+    for batch, following in zip(batches, [*batches[1:], None], strict=True):
+        pooled = bags(batch).values()
+        if prefetches and following is not None:
+            bags.prefetch(following)
+        (pooled**2).sum().backward()
+        opt.step()
+    assert opt.report == (steps, steps, 0, 0)
+    bags.store.close()
+    return engine.state_hash()
+
+
+@pytest.mark.parametrize("optimizer", [ps.Adagrad(0.1), ps.Adam(0.1, lazy_adam=False)], ids=["lazy", "non-lazy"])
+def test_prefetches_change_no_bit(optimizer):
+    assert train(30, True, optimizer) == train(30, False, optimizer)
+
+
+def test_a_prefetched_batch_pulls_only_changed_rows_again(bag, opt, monkeypatch):
+    following = torch.tensor([[5, 9, 11]])
+    bag(IDS).sum().backward()
+    bag.prefetch(following)
+    pulls, pull = [], bag.store.pull
+    bag._prefetched[1].result()
+    monkeypatch.setattr(bag.store, "pull", lambda ids: pulls.append(ids["user"].tolist()) or pull(ids))
+    opt.step()
+    assert bag(following)[0, 0] == START + START + (START - 1.0)
+    assert pulls == [[5]]
+
+
+def test_a_prefetch_of_rows_that_others_changed_is_pulled_again(bag, opt, engine, monkeypatch):
+    following = torch.tensor([[5, 9, 11]])
+    bag.prefetch(following)
+    bag._prefetched[1].result()
+    engine.apply({"user": ([9], np.ones((1, 4), np.float32))})
+    pooled = bag(following)
+    assert pooled[0, 0] == 2 * START + 0.5
+    pooled.sum().backward()
+    opt.step()
+    assert opt.report.stale == 0
+
+
+def test_another_batch_than_the_prefetched_one_is_looked_up(bag):
+    bag.prefetch(IDS)
+    assert bag(torch.tensor([[5]]))[0, 0] == START
+    assert bag._prefetched is None
+
+
+def test_an_error_of_a_prefetch_is_raised_by_the_forward_pass(bag):
+    wrong = torch.tensor([[50]])
+    bag.prefetch(wrong)
+    with pytest.raises(ps.UsageError, match="user"):
+        bag(wrong)
+    assert bag(IDS)[0, 0] == 2 * START
+
+
+# ---- compiled
+
+
+class Model(torch.nn.Module):
+    def __init__(self, bags):
+        super().__init__()
+        self.bags = bags
+        self.dense = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+
+    def forward(self, features):
+        pooled = self.bags(features)
+        return self.dense(pooled if isinstance(pooled, torch.Tensor) else pooled.values())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # in torch._dynamo
+@pytest.mark.parametrize("is_collection", [False, True])
+def test_everything_between_pull_and_push_compiles(is_collection, bag):
+    configs = [BagConfig("user", 50, 4, ["clicked"])]
+    bags = pt.EmbeddingBagCollection(tables=configs, store=bag.store) if is_collection else bag
+    torch.manual_seed(0)
+    model = Model(bags)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(" ".join(str(node.target) for node in graph.graph.nodes))
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend)
+    opt = pt.Step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    rng = np.random.default_rng(0)
+    for size in (4, 7, 5, 9):
+        ids = torch.from_numpy(rng.integers(0, 50, (size, 3)))
+        features = {"clicked": (ids.reshape(-1), torch.arange(size + 1) * 3)} if is_collection else ids
+        expected = model(features).detach()
+        opt.zero_grad()
+        result = compiled(features)
+        torch.testing.assert_close(result, expected)
+        result.sum().backward()
+        opt.step()
+    assert opt.report == (4, 4, 0, 0)
+    assert sum("embedding_bag" in graph for graph in graphs) == 2  # compiled again for other sizes, once
+    assert sum("linear" in graph for graph in graphs) == 2
+
+
+def test_threads_of_other_contributors_only_make_frames_stale(bag, opt, engine):
+    stop = threading.Event()
+
+    def push():
+        while not stop.is_set():
+            engine.apply({"user": ([9], np.ones((1, 4), np.float32))})
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    try:
+        for _ in range(50):
+            bag(IDS).sum().backward()
+            opt.step()
+    finally:
+        stop.set()
+        thread.join()
+    assert opt.report.applied + opt.report.stale == 50
+    np.testing.assert_allclose(value(engine, 3), START - 0.5 * opt.report.applied)

@@ -1,0 +1,293 @@
+"""Tables of a service: the bits of an engine in this process, also over restarts and for ranks that were killed."""
+
+import threading
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from limits import in_thread  # noqa: E402
+from services import Process, free_port, service_of  # noqa: E402
+from torch_models import BagConfig, config_of, engine_of, zipf_batch  # noqa: E402
+
+import penstock as ps  # noqa: E402
+import penstock.torch as pt  # noqa: E402
+
+IDS = torch.tensor([[5, 3], [5, 49]])
+TABLES = {"same dims": (("user", 200, 4), ("item", 100, 4)), "other dims": (("user", 200, 4), ("item", 100, 3))}
+
+
+def bags_of(store):
+    configs = [BagConfig(name, info.num_rows, info.dim, [f"of_{name}"]) for name, info in store.tables.items()]
+    return pt.EmbeddingBagCollection(tables=configs, store=store)
+
+
+def batch_of(number):
+    rng = np.random.default_rng(number)
+    return {f"of_{name}": zipf_batch(rng, 16, rows) for name, rows in (("user", 200), ("item", 100))}
+
+
+def train(bags, opt, numbers, prefetches=False):
+    losses = []
+    batches = [batch_of(number) for number in [*numbers, numbers[-1] + 1]]
+    for batch, following in pairwise(batches):
+        opt.zero_grad()
+        loss = (bags(batch).values() ** 2).sum()
+        if prefetches:
+            bags.prefetch(following)
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("prefetches", [False, True])
+@pytest.mark.parametrize("tables", TABLES.values(), ids=TABLES)
+def test_a_service_trains_to_the_bits_of_an_engine(tables, prefetches):
+    local = engine_of(*tables, optimizer=ps.Adagrad(0.1))
+    bags = bags_of(pt.store(local))
+    expected = train(bags, pt.Step(bags), range(20))
+    with service_of(engine_of(*tables, optimizer=ps.Adagrad(0.1))) as service, pt.store(service.address.uri) as store:
+        bags = bags_of(store)
+        opt = pt.Step(bags)
+        assert train(bags, opt, range(20), prefetches) == expected
+        assert opt.report == (20, 20, 0, 0)
+        assert service.engine.state_hash() == local.state_hash()
+        twins = bags.materialize()
+        np.testing.assert_array_equal(twins["item"].weight.detach(), local.retrieve_parameters("item")["parameters"])
+
+
+def test_modules_check_the_tables_of_a_service():
+    with service_of(engine_of(num_required=2)) as service, pt.store(service.address.uri) as store:
+        assert (store.num_required, store.reduction) == (2, "mean")
+        assert repr(store) == f"Store({service.address.uri})"
+        with pytest.raises(ps.UsageError, match="its vocabulary_size is 50, got num_embeddings=60"):
+            pt.Embedding(60, 4, store=store)
+        embedding = pt.Embedding(50, 4, store=store)
+        with pytest.raises(ValueError, match="50"):
+            embedding(torch.tensor([50]))
+        assert embedding(torch.tensor([49])).shape == (1, 4)
+
+
+def test_a_stale_frame_and_a_gate_that_waits_are_reported():
+    engine = engine_of(optimizer=ps.SGD(0.5))
+    with service_of(engine) as service, pt.store(service.address.uri) as store:
+        bag = pt.EmbeddingBag(50, 4, store=store)
+        opt = pt.Step(bag)
+        bag(IDS).sum().backward()
+        engine.apply({"user": ([9], np.ones((1, 4), np.float32))})
+        opt.step()
+        assert opt.report == (1, 0, 1, 0)
+        bag(IDS).sum().backward()
+        opt.step()
+        assert opt.report == (2, 1, 1, 0)
+
+
+class Killable:
+    """``penstock serve`` at one address, in a process that ``kill`` ends and ``start`` starts again."""
+
+    def __init__(self, folder, config, *words):
+        self.folder = folder
+        config.save(folder / "tables.pbtxt")
+        self.words = (folder / "tables.pbtxt", "--listen", f"grpc://127.0.0.1:{free_port()}", *words)
+        self.start("run")
+
+    def start(self, name):
+        resume = ["--resume"] if (self.folder / name).exists() else []
+        self.process = Process(*self.words, "--checkpoint", self.folder / name, *resume)
+        assert self.process.uri is not None, self.process.wait()
+        self.uri = self.process.uri
+
+    def kill(self):
+        self.process.process.kill()
+        self.process.process.communicate()
+
+    def state_hash(self):
+        with ps.connect(self.uri) as client:
+            client.checkpoint()
+        return ps.Engine.restore(self.folder / "run").state_hash()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.__exit__()
+
+
+@pytest.mark.parametrize("prefetches", [False, True])
+def test_a_service_that_is_killed_between_steps_gets_every_frame_once(tmp_path, prefetches):
+    tables = TABLES["same dims"]
+    local = engine_of(*tables, optimizer=ps.Adagrad(0.1))
+    bags = bags_of(pt.store(local))
+    expected = train(bags, pt.Step(bags), range(12))
+    with Killable(tmp_path, local.config, "--every", "4") as running, pt.store(running.uri) as store:
+        bags = bags_of(store)
+        opt = pt.Step(bags)
+        losses = train(bags, opt, range(6), prefetches)
+        running.kill()
+        running.start("run")
+        losses += train(bags, opt, range(6, 9), prefetches)
+        assert opt.state_dict() == {"dense": None, "frames": 9}  # durable now
+        running.kill()
+        running.start("run")
+        losses += train(bags, opt, range(9, 12), prefetches)
+        assert losses == expected
+        assert opt.report == (12, 12, 0, 0)
+        assert running.state_hash() == local.state_hash()
+
+
+def test_a_frame_for_a_service_that_is_away_is_sent_by_the_next_step(tmp_path):
+    config = config_of(("user", 50, 4), optimizer=ps.SGD(0.5))
+    with Killable(tmp_path, config) as running, pt.store(running.uri, patience_s=0.2) as store:
+        bag = pt.EmbeddingBag(50, 4, mode="sum", store=store)
+        opt = pt.Step(bag)
+        bag(IDS).sum().backward()
+        opt.step()
+        loss = bag(IDS).sum()
+        loss.backward()
+        running.kill()
+        with pytest.raises(ps.ServiceError):
+            opt.step()
+        with pytest.raises(ps.ServiceError):
+            bag(IDS)
+        running.start("run")
+        opt.step()
+        bag(IDS).sum().backward()
+        opt.step()
+        assert opt.report == (3, 3, 0, 0)
+
+
+def test_a_service_that_lost_its_checkpoint_is_an_error(tmp_path):
+    with Killable(tmp_path, config_of(("user", 50, 4))) as running:
+        store = pt.store(running.uri)
+        bag = pt.EmbeddingBag(50, 4, store=store)
+        opt = pt.Step(bag)
+        bag(IDS).sum().backward()
+        opt.step()
+        running.kill()
+        running.start("other")
+        with pytest.raises(ps.StateError, match="restarted without its checkpoint"):
+            bag(IDS)
+
+
+def test_a_rank_that_restarts_continues_after_its_checkpoint(tmp_path):
+    """The frames after it are recognized by their numbers, and are not applied again."""
+    tables = TABLES["same dims"]
+    local = engine_of(*tables, optimizer=ps.Adagrad(0.1))
+    bags = bags_of(pt.store(local))
+    train(bags, pt.Step(bags), range(10))
+    with service_of(engine_of(*tables, optimizer=ps.Adagrad(0.1)), tmp_path / "run") as service:
+        store = pt.store(service.address.uri)
+        bags = bags_of(store)
+        opt = pt.Step(bags)
+        train(bags, opt, range(4))
+        state, model = opt.state_dict(), bags.state_dict()
+        assert state["frames"] == 4
+        train(bags, opt, range(4, 7))  # and is killed
+
+        again = pt.store(service.address.uri)
+        bags = bags_of(again)
+        opt = pt.Step(bags)
+        bags.load_state_dict(model)
+        opt.load_state_dict(state)
+        train(bags, opt, range(4, 10))
+        assert opt.report == (10, 3, 0, 0)
+        assert opt.state_dict()["frames"] == 10
+        assert service.engine.state_hash() == local.state_hash()
+        again.close()
+        with pytest.raises(ps.UsageError, match="another stream of producer 'rank-0' has begun"):
+            train(bags_of(store), pt.Step(bags_of(store)), [8])
+
+
+def test_a_state_of_another_history_or_a_later_step_is_refused(tmp_path):
+    with service_of(engine_of()) as service, pt.store(service.address.uri) as store:
+        bag = pt.EmbeddingBag(50, 4, store=store)
+        state = bag.state_dict()
+        with service_of(engine_of()) as other, pt.store(other.address.uri) as others:
+            stranger = pt.EmbeddingBag(50, 4, store=others)
+            with pytest.raises(ps.StateError, match="has the tables of another history"):
+                stranger.load_state_dict(state)
+        state["_extra_state"]["step"] = 3
+        with pytest.raises(ps.StateError, match="at step 3 or later, got step 0"):
+            bag.load_state_dict(state)
+
+
+def test_a_frame_that_the_service_refuses_is_dropped(monkeypatch):
+    with service_of(engine_of(optimizer=ps.SGD(0.5))) as service, pt.store(service.address.uri) as store:
+        bag = pt.EmbeddingBag(50, 4, mode="sum", store=store)
+        opt = pt.Step(bag)
+        bag(IDS).sum().backward()
+        store.pending[0].ids["user"][0] = 77
+        with pytest.raises(ps.InputError, match="expected 0 <= id < 50"):
+            opt.step()
+        bag(IDS).sum().backward()
+        opt.step()
+        assert service.engine.global_step == 1
+
+
+def test_ranks_of_one_step_wait_for_each_other():
+    """Each is a thread here; tests of processes are in test_ranks.py."""
+    engine = engine_of(optimizer=ps.SGD(0.5), num_required=2, reduction="sum")
+    ready = threading.Barrier(2)
+
+    def rank(number):
+        store = pt.store(service.address.uri, contributor=f"rank-{number}")
+        bag = pt.EmbeddingBag(50, 4, mode="sum", store=store)
+        opt = pt.Step(bag, synchronous=True)
+        ready.wait()
+        for _ in range(10):
+            bag(IDS).sum().backward()
+            opt.step()
+        assert opt.report.step >= 10
+        with pytest.raises(ps.UsageError, match="this batch has no rows, and the gate waits for a frame of each of 2"):
+            opt.step()
+        store.close()
+        return opt.report
+
+    with service_of(engine) as service:
+        ranks = [in_thread(lambda number=number: rank(number)) for number in range(2)]
+        for result in ranks:
+            report = result()
+            assert (report.applied, report.stale) == (10, 0)
+        assert engine.global_step == 10
+
+
+def test_an_interrupt_while_a_frame_is_sent_neither_loses_nor_repeats_it(monkeypatch):
+    from penstock.io.flight import producer
+
+    write = producer._PutStream.write
+
+    def interrupted(stream, frame):
+        monkeypatch.setattr(producer._PutStream, "write", write)
+        stream._writer.write_batch(frame.pieces[0])
+        raise KeyboardInterrupt
+
+    with service_of(engine_of(optimizer=ps.SGD(0.5))) as service, pt.store(service.address.uri) as store:
+        bag = pt.EmbeddingBag(50, 4, mode="sum", store=store)
+        opt = pt.Step(bag)
+        before = service.engine.lookup("user", [5])
+        bag(IDS).sum().backward()
+        monkeypatch.setattr(producer._PutStream, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            opt.step()
+        bag(torch.tensor([[7]])).sum().backward()
+        opt.step()
+        np.testing.assert_allclose(service.engine.lookup("user", [5]), before - 1.0, rtol=1e-5)
+        assert opt.report.applied + opt.report.stale == 2
+
+
+def test_a_batch_of_more_ids_than_a_request_takes_is_pulled_in_several():
+    tables = (("user", 100_000, 2), ("item", 100_000, 2))
+    local = engine_of(*tables)
+    with service_of(engine_of(*tables)) as service, pt.store(service.address.uri) as store:
+        bags = bags_of(store)
+        ids = torch.arange(100_000)
+        pooled = bags({"of_user": (ids, [0, 100_000]), "of_item": (ids.flip(0), [0, 100_000])})
+        expected = [local.retrieve_parameters(name)["parameters"].sum(axis=0) for name in ("user", "item")]
+        np.testing.assert_allclose(pooled.values()[0].detach(), np.concatenate(expected), rtol=1e-3, atol=1e-2)
+        opt = pt.Step(bags)
+        pooled.values().sum().backward()
+        opt.step()
+        assert opt.report == (1, 1, 0, 0)
