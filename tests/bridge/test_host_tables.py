@@ -87,7 +87,8 @@ def test_an_interrupted_lookup_leaves_no_thread_at_work():
     engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), threads=4)
     ids, delays = np.arange(num_rows), np.random.default_rng(0).uniform(0.0005, 0.01, 60)
 
-    def look_up_for_ever():
+    def look_up_until_interrupted(delay):
+        signal.setitimer(signal.ITIMER_REAL, delay)
         while True:
             engine.lookup("t", ids[::-1])
 
@@ -95,8 +96,7 @@ def test_an_interrupted_lookup_leaves_no_thread_at_work():
     try:
         for delay in delays:
             with pytest.raises(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, delay)
-                look_up_for_ever()
+                look_up_until_interrupted(delay)
             engine.apply({"t": (ids[-8:], np.zeros((8, 16), np.float32))})
             assert (engine.lookup("t", ids) == 1.0).all()
     finally:
