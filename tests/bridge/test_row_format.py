@@ -28,8 +28,8 @@ def test_for_xla_an_array_of_one_strip_is_kept_as_halves_of_words_in_as_many_byt
     for num_slots, by_xla, by_kernel in ((0, ["int16"], ["float32"]), (2, ["float32", "int16"], ["float32"] * 2)):
         rule = rule_of("adam" if num_slots else "stochastic_gradient_descent")
         tables = [table_of(mesh_of, rule, 300, 128, variant=variant) for variant in ("xla", "pallas")]
-        assert [[str(a.dtype) for a in t.arrays] for t in tables] == [by_xla, by_kernel]
-        assert len({sum(a.nbytes for a in t.arrays) for t in tables} | {t.layout.nbytes for t in tables}) == 1
+        assert [[str(a.dtype) for a in t.backend.arrays] for t in tables] == [by_xla, by_kernel]
+        assert len({sum(a.nbytes for a in t.backend.arrays) for t in tables} | {t.layout.nbytes for t in tables}) == 1
 
 
 @pytest.mark.parametrize("dim", [8, 128])

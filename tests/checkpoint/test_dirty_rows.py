@@ -104,6 +104,7 @@ class Numbers:
     def __init__(self, stride, copies_any_number):
         self.values = np.zeros((ROWS, 4), np.float32)
         self.stride, self.copies_any_number = stride, copies_any_number
+        self.backend = self
 
     def copy_rows(self, ids, out):
         copy = self.values[ids]

@@ -401,7 +401,7 @@ def test_deltas_after_a_change_begin_another_file(tmp_path):
     path, folder = written(tmp_path / "1.arrows", log_of(range(6))), tmp_path / "c"
     ps.Engine(BEFORE).run([path], checkpoint=folder, limit=3, deltas=tmp_path / "d1")
     config, options = config_of(USER, ITEM, AD), {"new_tables": True}
-    with pytest.raises(ps.UsageError, match="d1: exists; deltas are never written over"):
+    with pytest.raises(ps.UsageError, match="d1: exists; it is never written over"):
         ps.Engine.restore(folder, config=config, **options).run(
             [path], checkpoint=folder, resume=True, deltas=tmp_path / "d1"
         )
