@@ -171,7 +171,7 @@ def _stepped(newest: Commit, target: Commit) -> dict[str, Any]:
         counters["rolled_back"] = counters.get("rolled_back", 0) + dropped
     pipeline = {name: value for name, value in before["pipeline"].items() if name != "time"}
     positions, lineage = before["positions"], Lineage.from_state(before["positions"])
-    if lineage is not None:  # the service may have sent its readers other rows of this step, which no commit had yet
+    if lineage is not None:  # a reader may have other rows of this step, of commits that are gone since
         positions = {**positions, **lineage.started(newest.step).get_state()}
     return {
         **{name: value for name, value in before.items() if name != REPEATS},
