@@ -26,6 +26,7 @@ from penstock.checkpoint.versions import Version
 from penstock.core import EngineCore
 from penstock.errors import StateError
 from penstock.frames import Float32, Int64
+from penstock.lineage import Lineage
 
 
 class SavedState:
@@ -169,6 +170,9 @@ def _stepped(newest: Commit, target: Commit) -> dict[str, Any]:
     if dropped := before["gate"]["num_accumulated"]:
         counters["rolled_back"] = counters.get("rolled_back", 0) + dropped
     pipeline = {name: value for name, value in before["pipeline"].items() if name != "time"}
+    positions, lineage = before["positions"], Lineage.from_state(before["positions"])
+    if lineage is not None:  # a reader may have other rows of this step, of commits that are gone since
+        positions = {**positions, **lineage.started(newest.step).get_state()}
     return {
         **{name: value for name, value in before.items() if name != REPEATS},
         "global_step": step,
@@ -176,6 +180,7 @@ def _stepped(newest: Commit, target: Commit) -> dict[str, Any]:
         "gate": {**before["gate"], "global_step": step, "num_accumulated": 0, "contributors": []},
         "pipeline": pipeline if time is None else {**pipeline, "time": time},
         "counters": counters,
+        "positions": positions,
         CLOCK_OFFSET: step - target.step + int(target.contents.get(CLOCK_OFFSET, 0)),
     }
 

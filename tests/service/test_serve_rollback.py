@@ -1,5 +1,6 @@
 """A rollback of a service: one numbered delta for all readers, durable before it is answered, for operators only."""
 
+import shutil
 from contextlib import suppress
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from services import client_of, service_of
 from stores import STORES, config_of, frame, open_store, rows_of
 
 import penstock as ps
+from penstock.checkpoint.rollbacks import roll_back_folder
 from penstock.filesystem import atomic_files
 from penstock.service.auth import Role
 
@@ -161,6 +163,24 @@ def test_a_service_that_resumes_a_rolled_back_folder_sends_readers_the_tables(fo
             list(client.deltas(taken.step, lineage=taken.lineage, epoch=taken.epoch))
         assert rows_of(service.engine) == good
         assert client.position("w0") == 9
+
+
+def test_a_reader_of_a_step_that_went_back_does_not_take_it_for_that_of_a_rollback(folder, tmp_path):
+    """The rollback of an older copy takes the number of a step that a reader has already, with other rows."""
+    with service_of(ps.Engine(config_of()), folder) as service, client_of(service) as client:
+        push(client, range(6))
+        service.engine.tag("good")
+        push(client, range(6, 9))
+        copy = shutil.copytree(folder, tmp_path / "copy")
+        push(client, [9])
+        taken = client.table("item")
+        assert taken.step == 10
+    assert roll_back_folder(copy, "good").step == 10
+    engine = ps.Engine.restore(copy)
+    with service_of(engine, copy, resume=True) as service, client_of(service) as client:
+        assert client.status()["global_step"] == taken.step
+        with pytest.raises(ps.DeltasGoneError, match="read the tables again"):
+            list(client.deltas(taken.step, lineage=taken.lineage, epoch=taken.epoch))
 
 
 def test_a_rollback_drops_the_frames_in_the_gate(folder):
