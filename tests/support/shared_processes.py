@@ -4,7 +4,7 @@ A step changes every row of two tables: the slot is the number of the step in al
 sum of the numbers so far.
 
     python shared_processes.py write FOLDER STEPS        python shared_processes.py read FOLDER SECONDS CONSISTENT
-    python shared_processes.py rename FOLDER STEPS
+    python shared_processes.py rename FOLDER STEPS       python shared_processes.py begin FOLDER STEPS
 """
 
 import json
@@ -115,9 +115,21 @@ def rename(folder, steps):
             pass
 
 
+def begin(folder, steps):
+    """Take steps, and remain within the next one."""
+    writer = Writer(folder)
+    writer.run(steps)
+    writer.words.begin()
+    print("ready", flush=True)
+    sys.stdin.read()
+
+
 def main(role, folder, amount, consistent=""):
     if role == "rename":
         rename(folder, int(amount))
+        return
+    if role == "begin":
+        begin(folder, int(amount))
         return
     if role == "write":
         writer = Writer(folder)
