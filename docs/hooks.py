@@ -29,6 +29,7 @@ MODULES = {
     "penstock.ray": ("Job",),
     "penstock.shares": ("Router",),
     "penstock.stats": ("KeyReport", "CacheReport"),
+    "penstock.tables.table_io": ("LoadedTables",),
 }
 # Docstrings of classes that the compiler of messages writes.
 GENERATED_CODE = {
