@@ -60,13 +60,13 @@ class Rows:
     gains: Float32 | None = None
     counts: Int64 | None = None
 
-    def gradient(self, row: int) -> Float32:
-        """Return the gradient of one row: float32, shape (dim,)."""
+    def gradient(self, row: int | Int64) -> Float32:
+        """Return the gradient of one row, float32 (dim,), or of k rows, float32 (k, dim)."""
         gradient: Float32 = self.grads[row if self.which is None else self.which[row]]
         if self.gains is None:
             return gradient
         with np.errstate(over="ignore", invalid="ignore"):  # summing reports values that are not finite
-            gained: Float32 = gradient * self.gains[row]
+            gained: Float32 = gradient * np.expand_dims(self.gains[row], -1)
         return gained
 
     def span(self, start: int, stop: int) -> Rows:
