@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 class Session(Protocol):
     """Continues the history of a commit."""
 
-    def resume_from(self, folder: Folder, commit: Commit, change: TableChange | None) -> None: ...
+    def resume_from(self, folder: Folder, commit: Commit, change: TableChange | None, adds_rows: bool) -> None: ...
 
 
 class Restorable(Protocol):
@@ -185,7 +185,7 @@ def restore(
             change = changed.change and replace(changed.change, lost_sums=lost)
             if change is not None:
                 log.warning("%s: %s", place, change)
-            engine.session.resume_from(folder, commit, change)
+            engine.session.resume_from(folder, commit, change, changed.adds_rows)
         return engine
 
     return chosen.read(read)

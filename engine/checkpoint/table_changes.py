@@ -115,12 +115,14 @@ class ChangedTables:
     names : the name of a table in the files → its name here; others are not loaded
     weights_only : tables whose slots are not loaded
     change : None: the tables are those of the commit
+    adds_rows : whether a table has rows or keys that no reader of the commit has: it has grown, or has become dynamic
     """
 
     contents: Mapping[str, Any]
     names: Mapping[str, str]
     weights_only: frozenset[str] = frozenset()
     change: TableChange | None = None
+    adds_rows: bool = False
 
     @property
     def first_names(self) -> dict[str, str]:
@@ -172,14 +174,15 @@ class _Comparison:
             here[name] = {**here[name], **{key: self._specs[name][key] for key in _OF_SLOTS}}
         for name, entry in here.items():
             self._check(name, entry)
+        adds_rows = any(self._adds_rows(name, entry) for name, entry in here.items())
         if not any((new, dropped, renamed, new_slots, reset)):
-            return ChangedTables(self._contents, names)
+            return ChangedTables(self._contents, names, adds_rows=adds_rows)
         number = self._past[-1].number + 1 if self._past else 1
         step = int(self._contents["global_step"])
         change = TableChange(number, step, new, dropped, renamed, new_slots, reset)
         entries = [here.get(name, self._specs[name]) for name in self._specs]
         loaded = {old: name for old, name in names.items() if name not in reset}
-        return ChangedTables(self._with_tables(entries, loaded), loaded, frozenset(new_slots), change)
+        return ChangedTables(self._with_tables(entries, loaded), loaded, frozenset(new_slots), change, adds_rows)
 
     def _with_tables(self, entries: list[dict[str, Any]], loaded: Mapping[str, str]) -> dict[str, Any]:
         programs = self._contents.get("programs", {})
@@ -305,6 +308,10 @@ class _Comparison:
         new = self._specs[name]
         becomes = "dynamic" in new and "dynamic" not in old
         return [key for key in keys if new.get(key) != old.get(key) and not (key == "dynamic" and becomes)]
+
+    def _adds_rows(self, name: str, old: Mapping[str, Any]) -> bool:
+        new = self._specs[name]
+        return "dynamic" not in old and ("dynamic" in new or bool(new["vocabulary_size"] > old["vocabulary_size"]))
 
     def _shrinks(self, name: str, old: Mapping[str, Any]) -> bool:
         new = self._specs[name]
