@@ -121,7 +121,7 @@ class ReplicaServer(AnsweringServer):
         raise UsageError(f"table '{layout.name}': it has changed during each of {PASSES} readings; follow the service")
 
     def _check_same(self, layout: TableLayout) -> None:
-        """Raise ServiceError if a table has other columns or ids by now: the followed service has changed its tables."""
+        """Raise ServiceError if a table has other columns or ids by now: the followed service has changed it."""
         now = {each.name: each for each in self._rows.reader.layouts}.get(layout.name)
         if now is None or schema_of(now) != schema_of(layout) or (now.keys is None and now.num_rows != layout.num_rows):
             raise ServiceError(OTHER_TABLES)

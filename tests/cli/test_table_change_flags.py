@@ -126,15 +126,38 @@ def test_inspect_diff_and_history_show_a_change(checkpoint, config, tmp_path, ca
     assert report["changes"] == [expected]
     text, report = call(1, "diff", f"{folder}@before", folder)
     assert f"B: {change}\n" in text
-    assert report["differences"]["changes"] == [expected]
+    assert report["differences"]["changes"] == [{"only_in": "B", **expected}]
     assert report["differences"]["item"] == {"missing_in": str(folder)}
     assert report["differences"]["ad"] == {"missing_in": f"{folder}@before"}
     assert report["differences"]["member"]["parameters"]["rows"] == 3  # compared with those of "user"
+    text, backward = call(1, "diff", folder, f"{folder}@before")
+    assert f"A: {change}\n" in text
+    assert backward["differences"]["changes"] == [{"only_in": "A", **expected}]
+    assert backward["differences"]["member"]["parameters"]["rows"] == 3
     versions = call(0, "history", folder, "--table", "member", "--id", "1")[1]["versions"]
     assert [version["step"] for version in versions] == [4, 7]
     assert versions[0]["row"] != versions[1]["row"] is not None
     assert call(0, "history", folder, "--table", "ad", "--id", "1")[1]["versions"][0]["row"] is None
     assert "no table 'nothing'" in call(2, "history", folder, "--table", "nothing", "--id", "1")[0]
+
+
+def test_diff_follows_no_table_to_the_name_of_one_that_was_added_after_it_was_dropped(tmp_path, call):
+    def of(name):
+        return ps.EmbeddingConfig.from_tables([ps.TableConfig(20, 2, name=each, optimizer=ps.SGD(0.1)) for each in name])
+
+    ps.Engine(of("ab")).save(tmp_path)
+    call(0, "tag", tmp_path, "before")
+    for names, options in (
+        ("b", {"drop_table": "a"}),
+        ("ab", {"new_tables": True}),
+        ("cb", {"rename": {"a": "c"}}),
+        ("ca", {"rename": {"b": "a"}}),
+    ):
+        ps.Engine.restore(tmp_path, config=of(names), **options).save(tmp_path)
+    for place, other in ((f"{tmp_path}@before", tmp_path), (tmp_path, f"{tmp_path}@before")):
+        differences = call(1, "diff", place, other)[1]["differences"]
+        assert differences.keys() == {"changes", "c"}  # "a" is compared with the former "b"
+        assert "missing_in" in differences["c"]
 
 
 def test_a_table_that_becomes_dynamic_may_be_renamed_too(checkpoint, config, call):
