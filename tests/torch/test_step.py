@@ -162,6 +162,25 @@ def test_a_step_needs_modules_of_one_store(bag):
             pt.Step(modules)
 
 
+def test_a_step_takes_no_parameters(bag):
+    model = torch.nn.Sequential(bag, torch.nn.Linear(4, 1))
+    for modules, kind in ((model.parameters(), "generator"), ([bag], "list")):
+        with pytest.raises(TypeError, match=f"expected the model, a torch.nn.Module, got {kind}; give parameters to"):
+            pt.Step(modules)
+
+
+def test_gradients_without_a_step_are_pointed_out(bag):
+    bag(IDS).sum()  # a forward pass alone may come before the Step
+    bag(IDS).sum().backward()
+    with pytest.warns(UserWarning, match=r"no Step pushes them.*create penstock.torch.Step\(model, optimizer\)"):
+        bag(IDS)
+    opt = pt.Step(bag)
+    bag(IDS).sum().backward()
+    bag(IDS).sum().backward()
+    opt.step()
+    assert opt.report.applied == 1
+
+
 def test_the_dense_optimizer_steps_after_the_frame(bag, engine):
     dense = torch.nn.Linear(4, 1, bias=False)
     opt = pt.Step(bag, torch.optim.SGD(dense.parameters(), lr=1.0))
