@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.errors import UsageError
 from penstock.frames import Array, Float32
-from penstock.io.formats.table_format import TableFormat, Tensor, TablesToWrite, unreadable
+from penstock.io.formats.table_format import TableFormat, TablesToWrite, Tensor, unreadable
 from penstock.io.registry import Library
 
 _LIBRARY = Library("orbax", "orbax")

@@ -15,7 +15,7 @@ import numpy as np
 import penstock.interrupts as interrupts
 from penstock.filesystem import atomic_files
 from penstock.frames import Array
-from penstock.io.formats.table_format import TableFormat, Tensor, TablesToWrite, first_bytes, unreadable
+from penstock.io.formats.table_format import TableFormat, TablesToWrite, Tensor, first_bytes, unreadable
 from penstock.io.registry import Library
 
 _LIBRARY = Library("safetensors", "safetensors")

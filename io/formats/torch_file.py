@@ -21,7 +21,7 @@ from penstock.config.specs import WEIGHTS
 from penstock.errors import InputError
 from penstock.filesystem import atomic_files
 from penstock.frames import Array
-from penstock.io.formats.table_format import TableFormat, Tensor, TablesToWrite, first_bytes, unreadable
+from penstock.io.formats.table_format import TableFormat, TablesToWrite, Tensor, first_bytes, unreadable
 from penstock.io.registry import Library
 
 LIBRARY = Library("torch", "torch")
