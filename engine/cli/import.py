@@ -12,7 +12,7 @@ from penstock.cli.command_line import Parser, add_flag, make_devices, names_of
 from penstock.cli.output import Output, check_writable, place_text, several, writing
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
-from penstock.io.formats.table_format import table_formats
+from penstock.io.formats.table_format import format_of, table_formats
 from penstock.tables.table_io import LoadedTables
 
 EXAMPLE = "penstock import model.pt run1 --config tables.pbtxt --map user_embedding=user"
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     check_new(folder)
     check_writable(args.checkpoint if "://" in args.checkpoint else Path(args.checkpoint))
     config = EmbeddingConfig.load(args.config)
+    format_of(args.source)  # before the tables are allocated
     gate = {"num_required": args.num_required, "reduction": args.reduction}
     engine = Engine(config, make_devices(args.devices), seed=args.seed, threads=args.threads, **gate)
     loaded = engine.read_tables(args.source, args.new_tables, names)

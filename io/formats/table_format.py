@@ -75,6 +75,8 @@ def format_of(path: Path) -> TableFormat:
     for each in table_formats():
         if each.is_at(path):
             return each
+    if path.is_dir() and any(path.glob("*.commit")):
+        raise InputError("a checkpoint of penstock; export it, or continue from it with --resume", source=str(path))
     if path.is_dir():
         return table_formats()[0]
     if not path.exists():

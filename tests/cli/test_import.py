@@ -198,6 +198,9 @@ def test_a_source_that_is_missing_damaged_or_unknown_is_exit_3(tmp_path, refusal
     line = refusal(3)
     assert "source: tables in no known format; expected a TensorFlow checkpoint, a checkpoint of torch." in line
     (tmp_path / "source").unlink()
+    ps.Engine(ps.EmbeddingConfig.load(tmp_path / "tables.pbtxt")).save(tmp_path / "source")
+    assert "source: a checkpoint of penstock; export it, or continue from it with --resume" in refusal(3)
+    shutil.rmtree(tmp_path / "source")
     folder_of(tmp_path / "source")
     file = tmp_path / "source" / "user.npy"
     file.write_bytes(file.read_bytes()[:-5])
@@ -310,9 +313,18 @@ def test_a_source_is_read_in_blocks(tmp_path, call):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc are Linux's")
-def test_a_file_system_that_is_full_is_exit_6_and_leaves_no_commit(tmp_path, config):
+def test_a_file_system_that_is_full_is_exit_6_and_leaves_no_commit(tmp_path, config, call):
     folder_of(tmp_path / "source")
     done = below(64 << 30, "import", tmp_path / "source", tmp_path / "c", "--config", config, file_bytes=200)
     assert (done.returncode, done.stderr.count("\n")) == (6, 1), done.stderr
     assert "c/00000001.base: cannot write: file too large; raise the limit on file sizes" in done.stderr
     assert set(os.listdir(tmp_path / "c")) <= {".lock"}
+    words = "import", tmp_path / "source", tmp_path / "c", "--config", config
+    call(0, *words)
+    for form in ("safetensors", "parquet"):
+        done = below(64 << 30, "export", tmp_path / "c", tmp_path / form, "--format", form, file_bytes=200)
+        assert (done.returncode, done.stderr.count("\n")) == (6, 1), done.stderr
+        assert f"{form}" in done.stderr
+        assert "cannot write: file too large; raise the limit on file sizes" in done.stderr
+        assert [str(path) for path in tmp_path.rglob("*part*")] == []
+        assert not (tmp_path / form).is_file()

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cli import table  # noqa: E402
+from commands_below import below  # noqa: E402
 from dynamic import ALL_POLICIES  # noqa: E402
 from limits import HANG_S  # noqa: E402
 from scripts import ROOT  # noqa: E402
@@ -159,6 +160,16 @@ def test_torch_loads_what_export_writes(tmp_path, call):
     model = torch.nn.ModuleDict({"user": torch.nn.EmbeddingBag(60, 4)})
     assert model.load_state_dict(state, strict=False).missing_keys == []
     np.testing.assert_array_equal(model["user"].weight.detach(), engine.lookup("user", range(60)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits are Linux's")
+def test_an_export_to_a_full_file_system_is_exit_6_and_leaves_nothing(tmp_path, config):
+    ps.Engine(ps.EmbeddingConfig.load(config)).save(tmp_path / "c")
+    for most in (200, 4000):  # the scratch file, or the file
+        done = below(64 << 30, "export", tmp_path / "c", tmp_path / "m.pt", "--format", "torch", file_bytes=most)
+        assert (done.returncode, done.stderr.count("\n")) == (6, 1), done.stderr
+        assert "cannot write: file too large; raise the limit on file sizes" in done.stderr
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "tables.pbtxt"]
 
 
 def test_a_pickle_of_objects_is_not_loaded(tmp_path, imported):
