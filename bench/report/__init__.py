@@ -21,12 +21,13 @@ from penstock.bench.report.readme_table import cell_of, peers_of
 from penstock.bench.workloads import WORKLOADS
 from penstock.svg import SCHEME, standalone
 
-# Wide plots and tables are scrolled in their sections.
+# Tables, and on a narrow screen plots, scroll in their sections.
 STYLE = f"""{SCHEME}body{{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--back);max-width:60rem;
 margin:2rem auto;padding:0 1rem;overflow-wrap:anywhere}}section{{overflow-x:auto;margin:1rem 0}}
 table{{border-collapse:collapse;overflow-wrap:normal}}
 td,th{{padding:.2rem .7rem;border-bottom:1px solid var(--line);text-align:right}}td+td{{white-space:nowrap}}
-td:first-child,th:first-child{{text-align:left}}svg{{width:100%;min-width:36rem;height:auto}}.bad{{color:var(--bad)}}"""
+td:first-child,th:first-child{{text-align:left}}svg{{width:100%;height:auto}}.bad{{color:var(--bad)}}
+@media(max-width:32rem){{svg{{min-width:32rem}}}}"""
 
 
 def check_folder(folder: Path) -> None:

@@ -22,7 +22,7 @@ from penstock.sampling import Hot, Moment, hot_ids, tables_of, thinned
 from penstock.stats import Report, TableReport
 from penstock.svg import MAX_LEGEND, SCHEME, Bar, Points, bars, lines, short
 
-# On a narrow screen plots and tables are scrolled in their sections: smaller ones could not be read.
+# On a narrow screen plots scroll in their sections: smaller ones could not be read.
 STYLE = f"""{SCHEME}body{{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--back);max-width:72rem;
 margin:0 auto;padding:1rem}}h1{{font-size:1.4rem;overflow-wrap:anywhere}}h2{{font-size:1rem;margin:0}}
 p{{margin:.2rem 0}}p.note{{color:var(--pale);font-size:.85rem}}
@@ -32,7 +32,8 @@ overflow-x:auto}}table{{border-collapse:collapse;width:100%;font-variant-numeric
 td,th{{padding:.15rem .5rem;text-align:right;border-bottom:1px solid var(--line);font-weight:normal}}
 td:first-child,th:first-child{{text-align:left;overflow-wrap:anywhere;min-width:5rem}}th{{color:var(--pale)}}
 td+td{{white-space:nowrap}}td:first-child+td:last-child{{white-space:normal;overflow-wrap:anywhere}}
-svg{{width:100%;min-width:28rem;height:auto}}.bad{{color:var(--bad)}}"""
+svg{{width:100%;height:auto}}.bad{{color:var(--bad)}}
+@media(max-width:32rem){{svg{{min-width:32rem}}td,th{{padding:.15rem .25rem}}}}"""
 
 STAGES = {"read": "reading, decoding", "sum": "checking, summing", "step": "optimizer", "save": "checkpoint"}
 CURVE_POINTS, FLOW_POINTS = 200, 80
