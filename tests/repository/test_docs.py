@@ -301,9 +301,12 @@ def test_every_method_that_the_architecture_draws_exists():
     assert drawn_names - methods_of_classes() == set()
 
 
-def test_every_path_that_the_architecture_names_exists():
-    for path in re.findall(r"`((?:engine|io|pyx|bench)/[a-z_/]*(?:\.pyx?)?)`", (ROOT / "ARCHITECTURE.md").read_text()):
-        assert (ROOT / path).exists() or (ROOT / f"{path}.py").exists(), path
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_of_the_repository_that_a_page_names_exists(page):
+    """Except those of an earlier commit, which the page then names."""
+    path = r"`(?:python |bash )?((?:engine|io|pyx|bench|tests|examples|docs|\.ci)/[a-z\d_./-]*)(?: [^`]*)?`"
+    for name in re.findall(rf"{path}(?!\s+of\s+(?:the\s+)?commit)", (ROOT / page).read_text()):
+        assert (ROOT / name).exists() or (ROOT / f"{name}.py").exists(), name
 
 
 def test_every_hint_to_install_an_extra_names_the_package_and_one_of_its_extras():
