@@ -32,6 +32,7 @@ MODULES = {
     "penstock.shared.table_writer": ("SharedWriter", "SharedTable"),
     "penstock.shares": ("Router",),
     "penstock.stats": ("KeyReport", "CacheReport"),
+    "penstock.tables.table_io": ("LoadedTables",),
 }
 # Packages whose ``__all__`` is public.
 PACKAGES = ("bridge", "functional", "ray", "torch", "updates")
@@ -57,6 +58,7 @@ GROUPS = {
         (
             "penstock.engine",
             "penstock.stats",
+            "penstock.tables.table_io",
             "penstock.activations.coo",
             "penstock.activations.deduplication",
             "penstock.dataflow",

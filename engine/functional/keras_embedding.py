@@ -17,12 +17,11 @@ from penstock.bridge.functional_table import PARTS
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.engine_config_pb2 import EngineConfig
 from penstock.config.features import flatten, pack
-from penstock.config.specs import PythonPart
+from penstock.config.specs import WEIGHTS, PythonPart
 from penstock.config.tables import Initializer
 from penstock.errors import UsageError, UsageTypeError, listed
 from penstock.frames import Float32
 from penstock.functional.embedding_tables import EmbeddingTables
-from penstock.tables.orbax import WEIGHTS
 from penstock.updates import OptaxRule
 
 # Of each array of lookups: its number of axes and its type.
