@@ -160,10 +160,15 @@ proto: .venv/installed
 	PYTHON=$(CURDIR)/$(BIN)/python sh engine/config/generate.sh
 
 # The exact versions that CI uses; users of the package are bound only by pyproject.toml. `make demo` installs only the
-# runtime dependencies; every other target also installs the developers' tools.
-SOURCES := pyproject.toml setup.py .ci/constraints.txt $(KERNEL_SOURCES)
-# pip captures the output of builds: setup.py writes its progress to the standard error of the recipe.
-PIP_INSTALL = PENSTOCK_PROGRESS=/proc/$$$$/fd/2 $(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e
+# runtime dependencies; every other target also installs the developers' tools, and EXTRAS.
+CONSTRAINTS ?= .ci/constraints.txt
+EXTRAS ?= dev
+SOURCES := pyproject.toml setup.py $(CONSTRAINTS) $(KERNEL_SOURCES)
+PIP_INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS)
+# pip captures the output of builds: setup.py writes its progress to the standard error of the recipe. Cython is that of
+# .venv: kernels that an earlier target has translated and compiled are those of this one.
+INSTALL_PENSTOCK = $(PIP_INSTALL) --upgrade cython setuptools && \
+	PENSTOCK_PROGRESS=/proc/$$$$/fd/2 $(PIP_INSTALL) --no-build-isolation -e
 
 define MAKE_VENV
 $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "penstock needs Python 3.11 or newer, found " + sys.version)'
@@ -174,13 +179,12 @@ endef
 
 .venv/running: $(SOURCES)
 	$(MAKE_VENV)
-	$(PIP_INSTALL) .
+	$(INSTALL_PENSTOCK) .
 	touch $@
 
 .venv/installed: $(SOURCES)
 	$(MAKE_VENV)
-	$(PIP_INSTALL) '.[dev]'
-	$(BIN)/python setup.py -q build_ext --inplace
+	$(INSTALL_PENSTOCK) '.[$(EXTRAS)]'
 	touch .venv/running $@
 
 clean:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -105,9 +106,20 @@ def say(text: str) -> None:
 
 
 class BuildWithProgress(build_ext):
-    """Compiles the kernels on several threads, and says how many are done."""
+    """Compiles the kernels on several threads, and says how many are done.
+
+    pip would compile those of an editable installation in a folder that it removes: it uses that of ``build_ext
+    --inplace``, so that neither compiles what the other has compiled.
+    """
 
     num_done, counting = 0, threading.Lock()
+
+    def run(self) -> None:
+        if self.editable_mode:
+            folders = build(self.distribution)
+            folders.ensure_finalized()
+            self.build_lib, self.build_temp = folders.build_lib, folders.build_temp
+        super().run()
 
     def build_extension(self, ext: Extension) -> None:
         super().build_extension(ext)

@@ -2,6 +2,7 @@
 
 import runpy
 import subprocess
+from pathlib import Path
 
 import Cython.Build
 import pytest
@@ -38,4 +39,18 @@ def test_the_build_says_how_many_kernels_are_compiled(setup_arguments, tmp_path,
 def test_make_shows_the_progress_of_what_pip_builds():
     done = subprocess.run(["make", "-n", "-B", "demo"], cwd=ROOT, capture_output=True, text=True, check=True)
     (install,) = [line for line in done.stdout.splitlines() if " pip install " in line]
-    assert install.startswith("PENSTOCK_PROGRESS=/proc/$$/fd/2 .venv/bin/python -m pip install -q ")
+    tools, penstock = install.split(" && ")
+    assert tools.endswith(" --upgrade cython setuptools")
+    assert penstock.startswith("PENSTOCK_PROGRESS=/proc/$$/fd/2 .venv/bin/python -m pip install -q ")
+
+
+@pytest.mark.parametrize("editable", [True, False])
+def test_an_editable_installation_compiles_where_a_build_in_place_does(editable, setup_arguments, monkeypatch):
+    monkeypatch.setattr(build_ext, "run", lambda _: None)
+    distribution = setuptools.Distribution({"ext_modules": setup_arguments["ext_modules"]})
+    command = setup_arguments["cmdclass"]["build_ext"](distribution)
+    command.editable_mode, command.inplace = editable, True
+    command.build_lib, command.build_temp = "removed/lib", "removed/temp"
+    command.run()
+    folders = {Path(command.build_lib).parent, Path(command.build_temp).parent}
+    assert folders == {Path("build" if editable else "removed")}
