@@ -5,8 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/keys/*.pyx pyx/keys/*.pxd pyx/keys/*.h bench/*.pyx)
 
-.PHONY: demo demo-train test evidence neighbours lint types checked tsan sanitize fuzz mutations faults follow-histories \
-	cluster bench docs dist proto clean \
+.PHONY: demo demo-train test evidence neighbours pythons versions lint types checked tsan sanitize fuzz mutations faults \
+	follow-histories cluster bench docs dist proto clean \
 	tpu-matrix tpu-small gpu-aot
 
 demo: .venv/running
@@ -35,6 +35,12 @@ neighbours: build/neighbours/installed
 	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python -m pytest -n auto --dist worksteal \
 		--junitxml=build/outcomes/neighbours.xml $(ARGS) @build/outcomes/skipped.txt
 	$(BIN)/python tests/support/skips.py check $(OUTCOMES) build/outcomes/neighbours.xml
+
+# The demo and the tests, in clones: on every Python from 3.11 to 3.14 that is here, and with the lowest and the newest
+# versions of the libraries. A line for each in bench/results/suites.md. `make pythons ARGS='--only "Python 3.12"
+# --pytest "-n 2"' PYTHONS=/opt/python3.14/bin/python3` runs one of them; PYTHONS names further executables.
+pythons versions:
+	PYTHONS=$(PYTHONS) $(PYTHON) tests/support/suite_runs.py $@ $(ARGS)
 
 lint: .venv/installed
 	$(BIN)/ruff check .
