@@ -27,7 +27,7 @@ UInt32 = npt.NDArray[np.uint32]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Contributor = int | str | None
-Place = tuple[int, ...]  # in a source that can seek: the number of a message; or a version, a file and a row
+Position = tuple[int, ...]  # in a source that can seek: the number of a message; or a version, a file and a row
 
 # What the columns of a row stream are for.
 ROLES = ("id", "gradient", "table", "step", "contributor", "learning_rates", "time")
@@ -60,13 +60,13 @@ class Rows:
     gains: Float32 | None = None
     counts: Int64 | None = None
 
-    def gradient(self, row: int) -> Float32:
-        """Return the gradient of one row: float32, shape (dim,)."""
+    def gradient(self, row: int | Int64) -> Float32:
+        """Return the gradient of one row, float32 (dim,), or of k rows, float32 (k, dim)."""
         gradient: Float32 = self.grads[row if self.which is None else self.which[row]]
         if self.gains is None:
             return gradient
         with np.errstate(over="ignore", invalid="ignore"):  # summing reports values that are not finite
-            gained: Float32 = gradient * self.gains[row]
+            gained: Float32 = gradient * np.expand_dims(self.gains[row], -1)
         return gained
 
     def span(self, start: int, stop: int) -> Rows:
@@ -97,9 +97,9 @@ class Frame:
     audit : returns the frame after a check of every value, which raises InputError or drops rows; None: checked already
     truncated : number of ids beyond ``max_sequence_length``; they do not count as rows
     time : seconds, of the stream's column ``time``; None: it has none
-    place : where its source continues after it, if the source can seek; else ()
-    is_void : it stands for a message without a frame, which counts in ``dropped`` and is not applied; without a place,
-        for a pause in which no frame arrives
+    position : where its source continues after it, if the source can seek; else ()
+    is_void : it stands for a message without a frame, which counts in ``dropped`` and is not applied; without a
+        position, for a pause in which no frame arrives
     fingerprint : of the whole frame, for source positions, if these rows are only a part of it; None: they are all; "":
         positions are counted elsewhere
     """
@@ -116,7 +116,7 @@ class Frame:
     truncated: int = 0
     fingerprint: str | None = None
     time: int | None = None
-    place: Place = ()
+    position: Position = ()
     is_void: bool = False
 
     def audited(self) -> Frame:

@@ -198,7 +198,7 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
     commit : with the contents of ``changed``
     """
     directories = {old: state for old, state in directories_of(folder, commit).items() if old in changed.names}
-    places = {
+    rows_now = {
         changed.names[old]: core.tables.dynamic[changed.names[old]].set_state(state)
         for old, state in directories.items()
     }
@@ -210,8 +210,8 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
             spec = core.tables.specs[name]
             slots = [np.full((len(ids), spec.slot_dim), value, np.float32) for _, value in spec.slots]
             parts = [parts[0], *slots]
-        if name in places:  # the row of a key, and whether it has one, may differ here
-            ids = places[name][ids]
+        if name in rows_now:  # the row of a key, and whether it has one, may differ here
+            ids = rows_now[name][ids]
             here = ids >= 0
             ids, parts = ids[here], [rows[here] for rows in parts]
         elif name in core.tables.dynamic:

@@ -98,9 +98,9 @@ def _parts_of_parquet(folder: Path, name: str) -> dict[str, Float32]:
     keys, first = read_keys(folder, name), 0
     id_range = num_rows if keys is None else ANY_UINT64 if keys.dtype == np.uint64 else ANY_INT64
     for ids, values in read_table(folder, name, id_range, columns):
-        places = ids if keys is None else slice(first, first + len(ids))
+        indices = ids if keys is None else slice(first, first + len(ids))
         for column, rows in values.items():
-            parts[column][places] = rows
+            parts[column][indices] = rows
         first += len(ids)
     if "row" not in parts:
         raise InputError("no column 'row'", source=str(folder / name))
@@ -125,10 +125,10 @@ def _compare_tables(a: _Tables, b: _Tables, name: str, other_name: str) -> dict[
         return _compare(parts, other_parts, None)
     keys = np.arange(len(parts[WEIGHTS])) if keys is None else keys
     other_keys = np.arange(len(other_parts[WEIGHTS])) if other_keys is None else other_keys
-    common, places, other_places = _common(keys, other_keys)
+    common, indices, other_indices = _common(keys, other_keys)
     differences = _compare(
-        {key: rows[places] for key, rows in parts.items()},
-        {key: rows[other_places] for key, rows in other_parts.items()},
+        {key: rows[indices] for key, rows in parts.items()},
+        {key: rows[other_indices] for key, rows in other_parts.items()},
         common,
     )
     if len(common) < max(len(keys), len(other_keys)):

@@ -95,11 +95,11 @@ class EngineRows:
 class Lookup(NamedTuple):
     """One request. ids : by table
 
-    places : of these ids, table after table, in the request; None: they are in order
+    indices : of these ids, table after table, in the request; None: they are in order
     """
 
     ids: Mapping[str, Ids]
-    places: npt.NDArray[np.intp] | None
+    indices: npt.NDArray[np.intp] | None
 
 
 class LookupCounts:
@@ -156,8 +156,8 @@ class LookupAnswers:
             return pa.RecordBatch.from_pylist([], self._schema), encoded({"error": problem})
         self._counts.add(chunk.data.num_rows)
         column = self._column([rows[name] for name in lookup.ids])
-        if lookup.places is not None:
-            column = column.take(pa.array(np.argsort(lookup.places)))
+        if lookup.indices is not None:
+            column = column.take(pa.array(np.argsort(lookup.indices)))
         return pa.RecordBatch.from_arrays([column], schema=self._schema), encoded(identity)
 
     def _parsed(self, batch: pa.RecordBatch) -> Lookup:
@@ -251,9 +251,11 @@ def _by_table(names: pa.Array, ids: Ids) -> Lookup:
     if len(distinct) < len(tables):  # the dictionary repeats a name
         numbers = {table: number for number, table in enumerate(distinct)}
         codes = np.array([numbers[table] for table in tables])[codes]
-    places = None
+    indices = None
     if (np.diff(codes) < 0).any():
-        places = np.argsort(codes, kind="stable")
-        ids, codes = ids[places], codes[places]
+        indices = np.argsort(codes, kind="stable")
+        ids, codes = ids[indices], codes[indices]
     ends = np.searchsorted(codes, np.arange(len(distinct) + 1)).tolist()
-    return Lookup({table: ids[begin:end] for table, (begin, end) in zip(distinct, pairwise(ends), strict=True)}, places)
+    return Lookup(
+        {table: ids[begin:end] for table, (begin, end) in zip(distinct, pairwise(ends), strict=True)}, indices
+    )

@@ -39,14 +39,14 @@ class MessageFrames:
                 raise
             self._first_bad.setdefault(BAD_MESSAGE, str(error))
             dropped = {BAD_MESSAGE: 1}
-        return frame or Frame({}, 0, source=name, dropped=dropped, place=(message.number,), is_void=True)
+        return frame or Frame({}, 0, source=name, dropped=dropped, position=(message.number,), is_void=True)
 
     def decode(self, message: Message, name: str) -> Frame | None:
         """Return the frame of a message; None if it has no rows. name : of the message, for errors
 
         Raises InputError if the message is not a frame: then nothing of it is applied.
         """
-        data, place, most = message.data, (message.number,), self._options.max_message
+        data, position, most = message.data, (message.number,), self._options.max_message
         if data is None:
             raise InputError("the value is null, expected an Arrow IPC stream", source=name, reason=BAD_MESSAGE)
         if len(data) > most:
@@ -56,14 +56,14 @@ class MessageFrames:
         frames: list[Frame] = []
         with closing(self._batches(data, name)) as batches:
             for columns, batch in batches:
-                batch.after = lambda _: place
+                batch.after = lambda _: position
                 if batch.data.num_rows:
                     for piece in columns.pieces(batch):
                         frames += map(as_frame, builder.add(piece))
         frames += map(as_frame, builder.end())
         if len(frames) > 1:
-            places = [f"({frame.local_step}, {frame.contributor})" for frame in frames[:2]]
-            problem = f"rows of several (step, contributor), {' and '.join(places)}; send one frame per message"
+            heads = [f"({frame.local_step}, {frame.contributor})" for frame in frames[:2]]
+            problem = f"rows of several (step, contributor), {' and '.join(heads)}; send one frame per message"
             raise InputError(problem, source=name, reason=BAD_MESSAGE)
         return frames[0] if frames else None
 

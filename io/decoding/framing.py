@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from penstock.frames import START, Frame, FrameRun, Place, Rows, time_problem
+from penstock.frames import START, Frame, FrameRun, Position, Rows, time_problem
 from penstock.io.decoding.bad_rows import quarantined
 from penstock.io.decoding.columns import Int64
 from penstock.io.decoding.frame_columns import Key
@@ -104,7 +104,7 @@ class PartialFrame:
         self._bad_rows: list[pa.RecordBatch] = []
         self._rates: tuple[float, ...] | None = None
         self._time: int | None = None
-        self._place: Place = ()
+        self._position: Position = ()
 
     def add(self, piece: FramePiece) -> None:
         """Add a piece. Raises InputError at a bad row, if those are errors, and where learning rates change."""
@@ -112,7 +112,7 @@ class PartialFrame:
         if not self.num_units:
             self.key, self._source = piece.key, batch.raw.source
         if batch.raw.after is not None:
-            self._place = batch.raw.after(piece.stop)
+            self._position = batch.raw.after(piece.stop)
         if batch.plain is not None:
             table, whole = batch.plain
             self.num_units += piece.num_units
@@ -156,7 +156,7 @@ class PartialFrame:
             audit=audit,
             truncated=self._truncated,
             time=self._time,
-            place=self._place,
+            position=self._position,
         )
 
     def _drop(self, batch: SourceBatch, bad: BadRows) -> None:

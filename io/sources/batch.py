@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import penstock.interrupts as interrupts
 from penstock.errors import InputError, PenstockError
-from penstock.frames import Place
+from penstock.frames import Position
 
 END_KEY = b"penstock.end"
 
@@ -49,7 +49,7 @@ class Batch:
     index: int | None  # None: the source has no batches (Parquet)
     first_row: int  # of the batch, counted over the part
     ends_frame: bool = False
-    after: Callable[[int], Place] | None = None
+    after: Callable[[int], Position] | None = None
 
     def error(self, row: int, problem: str, column: str | None, reason: str | None = None) -> InputError:
         """row : of the batch"""

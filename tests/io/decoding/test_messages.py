@@ -33,7 +33,7 @@ def outcome(decoder, message):
     return actual and (
         actual.local_step,
         actual.contributor,
-        actual.place,
+        actual.position,
         [(table, rows.ids.tolist(), rows.grads.tobytes()) for table, row in actual.rows.items() for rows in row],
     )
 
