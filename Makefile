@@ -6,7 +6,7 @@ BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/keys/*.pyx pyx/keys/*.pxd pyx/keys/*.h bench/*.pyx)
 
 .PHONY: demo demo-train test evidence neighbours pythons versions lint types checked tsan sanitize fuzz mutations faults \
-	follow-histories cluster bench docs dist proto clean \
+	follow-histories cluster bench docs dist release-check proto clean \
 	tpu-matrix tpu-small gpu-aot
 
 demo: .venv/running
@@ -155,6 +155,15 @@ build/neighbours/installed: .ci/neighbours.txt .venv/installed
 	for library in $$(grep -v '^#' .ci/neighbours.txt); do \
 		$$pip "$$library" || echo "cannot be installed, so that tests are skipped: $$library" >&2; \
 	done; }
+	touch $@
+
+# The files of a release in dist/: sdist and wheel, built twice and compared, checked, and an SBOM (RELEASING.md).
+release-check: build/release-tools/installed
+	build/release-tools/bin/python tests/support/release_check.py $(ARGS)
+
+build/release-tools/installed: .ci/release.txt
+	$(PYTHON) -m venv build/release-tools
+	build/release-tools/bin/python -m pip install -q --disable-pip-version-check -r .ci/release.txt
 	touch $@
 
 dist: .venv/installed

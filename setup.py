@@ -7,9 +7,11 @@ is a file to write to how many kernels are compiled: pip shows nothing of a buil
 """
 
 import contextlib
+import gzip
 import multiprocessing
 import os
 import sys
+import tarfile
 import threading
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent
 CHECKED = os.environ.get("PENSTOCK_CHECKED", "") not in ("", "0")
@@ -128,11 +131,34 @@ class BuildWithProgress(build_ext):
             say(f"compiled {self.num_done} of {len(self.extensions)} kernels")
 
 
+class ReproducibleSdist(sdist):
+    """With SOURCE_DATE_EPOCH the same files are the same bytes: without owners, all from that moment. (Wheels are.)"""
+
+    def make_archive(self, base_name: str, kind: str, **keywords) -> str:
+        moment = int(os.environ.get("SOURCE_DATE_EPOCH", "-1"))
+        if kind != "gztar" or moment < 0:
+            return super().make_archive(base_name, kind, **keywords)
+
+        def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+            entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname = moment, 0, 0, "", ""
+            entry.mode = 0o755 if entry.mode & 0o100 else 0o644
+            return entry
+
+        path = f"{base_name}.tar.gz"
+        with (
+            open(path, "wb") as file,
+            gzip.GzipFile("", "wb", fileobj=file, mtime=moment) as compressed,
+            tarfile.open(fileobj=compressed, mode="w") as archive,
+        ):
+            archive.add(keywords["base_dir"], filter=anonymous)
+        return path
+
+
 BUILD_DIR = "build/checked" if CHECKED else "build/release"
 if not (ROOT / BUILD_DIR).exists():  # pip runs this file several times
     say(f"translating {len(MODULES)} kernels to C")
 setup(
-    cmdclass={"build_ext": BuildWithProgress},
+    cmdclass={"build_ext": BuildWithProgress, "sdist": ReproducibleSdist},
     packages=PACKAGES,
     package_dir=PACKAGE_DIR,
     package_data={

@@ -1,5 +1,6 @@
 """The build of the kernels says how far it is, also where pip captures its output."""
 
+import os
 import runpy
 import subprocess
 from pathlib import Path
@@ -54,3 +55,18 @@ def test_an_editable_installation_compiles_where_a_build_in_place_does(editable,
     command.run()
     folders = {Path(command.build_lib).parent, Path(command.build_temp).parent}
     assert folders == {Path("build" if editable else "removed")}
+
+
+def test_an_sdist_of_the_same_files_has_the_same_bytes(setup_arguments, tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
+    archives = []
+    for number, names in enumerate((["b.py", "a.py"], ["a.py", "b.py"])):
+        folder = tmp_path / str(number) / "penstock-1"
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text("pass\n")
+            os.utime(folder / name, (number, number))
+        monkeypatch.chdir(folder.parent)
+        command = setup_arguments["cmdclass"]["sdist"](setuptools.Distribution())
+        archives.append(Path(command.make_archive("penstock-1", "gztar", base_dir="penstock-1")).read_bytes())
+    assert archives[0] == archives[1]
