@@ -45,11 +45,11 @@ class Case:
     extras: Sequence[str] = ()
 
 
-def pythons(given: str) -> dict[int, str]:
-    """Return minor version → an executable that can make virtual environments. given : paths, separated by colons"""
+def pythons(named: str) -> dict[int, str]:
+    """Return minor version → an executable that can make virtual environments. named : paths, separated by colons"""
     code = "import sys, venv, ensurepip; print(*sys.version_info[:2])"
     executables: dict[int, str] = {}
-    for path in candidates(given):
+    for path in candidates(named):
         done = subprocess.run([path, "-c", code], capture_output=True, text=True, check=False)
         major, _, minor = done.stdout.partition(" ")
         if done.returncode == 0 and major == "3" and int(minor) in MINORS:
@@ -57,8 +57,8 @@ def pythons(given: str) -> dict[int, str]:
     return dict(sorted(executables.items()))
 
 
-def candidates(given: str) -> Iterator[str]:
-    yield from (shutil.which(path) or path for path in given.split(":") if path)
+def candidates(named: str) -> Iterator[str]:
+    yield from (shutil.which(path) or path for path in named.split(":") if path)
     yield from filter(None, (shutil.which(f"python3.{minor}") for minor in MINORS))
     if pyenv := shutil.which("pyenv"):
         root = subprocess.run([pyenv, "root"], capture_output=True, text=True, check=True).stdout.strip()
