@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 class Session(Protocol):
     """Continues the history of a commit."""
 
-    def resume_from(self, folder: Folder, commit: Commit, change: TableChange | None) -> None: ...
+    def resume_from(self, folder: Folder, commit: Commit, change: TableChange | None, adds_rows: bool) -> None: ...
 
 
 class Restorable(Protocol):
@@ -162,10 +162,9 @@ def restore(
             seed, files, more = commit.contents["seed"], commit.files, {}
             if share is not None:
                 more = {"share": checked_share(share)}
-                files = files_for(
-                    commit,
-                    shares_of(restored_config.tables, restored_config.sharding_strategy == "MOD", seed, *more["share"]),
-                )
+                if _is_distributed_alike(changed.contents, restored_config):
+                    mod = restored_config.sharding_strategy == "MOD"
+                    files = files_for(commit, shares_of(restored_config.tables, mod, seed, *more["share"]))
             folder.checked(commit, files)
             programs = changed.contents.get("programs", {})
             variants = {name: current(program["variant"]) for name, program in programs.items()}
@@ -186,10 +185,19 @@ def restore(
             change = changed.change and replace(changed.change, lost_sums=lost)
             if change is not None:
                 log.warning("%s: %s", place, change)
-            engine.session.resume_from(folder, commit, change)
+            engine.session.resume_from(folder, commit, change, changed.adds_rows)
         return engine
 
     return chosen.read(read)
+
+
+def _is_distributed_alike(contents: Mapping[str, Any], config: EmbeddingConfig) -> bool:
+    """Return whether as many shares have the same rows with a configuration as when they wrote a commit."""
+    saved = parse_stored(base64.b64decode(contents["config"])).tpu_embedding_configuration
+    if saved.sharding_strategy != config.to_engine_proto().tpu_embedding_configuration.sharding_strategy:
+        return False
+    forms = {table["name"]: (table["vocabulary_size"], "dynamic" in table) for table in contents["tables"]}
+    return all(forms[spec.name] == (spec.vocabulary_size, spec.dynamic is not None) for spec in config.tables)
 
 
 def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTables) -> dict[str, int]:

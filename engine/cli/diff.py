@@ -39,18 +39,19 @@ def run(args: argparse.Namespace, out: Output) -> int:
     if None not in (a.global_step, b.global_step) and a.global_step != b.global_step:
         out.say(f"global step: {a.global_step} and {b.global_step}")
         differences["global_step"] = [a.global_step, b.global_step]
-    changes = [change for change in b.changes if change not in a.changes]
-    for change in changes:
-        out.say(f"B: {change}")
-    if changes:
-        differences["changes"] = [change.get_state() for change in changes]
-    # A renamed table last: the name that it has now may have been that of one that was dropped.
-    in_order = sorted(a.names, key=lambda name: _renamed(name, changes) != name)
-    names_in_a = {_renamed(name, changes): name for name in in_order}
-    for name in sorted(names_in_a.keys() | b.names):
+    later_in = {"A": _later(a, b), "B": _later(b, a)}
+    for side, changes in later_in.items():
+        for change in changes:
+            out.say(f"{side}: {change}")
+    if any(later_in.values()):
+        differences["changes"] = [
+            {"only_in": side, **change.get_state()} for side, changes in later_in.items() for change in changes
+        ]
+    names_in_a, names_in_b = _names_after(later_in["B"], a), _names_after(later_in["A"], b)
+    for name in sorted(names_in_a.keys() | names_in_b):
         interrupts.check()
-        if name in names_in_a and name in b.names:
-            different = _compare_tables(a, b, names_in_a[name], name)
+        if name in names_in_a and name in names_in_b:
+            different = _compare_tables(a, b, names_in_a[name], names_in_b[name])
         else:
             different = {"missing_in": args.b if name in names_in_a else args.a}
         if different:
@@ -107,9 +108,23 @@ def _parts_of_parquet(folder: Path, name: str) -> dict[str, Float32]:
     return {WEIGHTS: parts.pop("row"), **parts}
 
 
+def _later(tables: _Tables, other: _Tables) -> list[TableChange]:
+    """Return the changes that only one of two checkpoints has."""
+    return [change for change in tables.changes if change not in other.changes]
+
+
+def _names_after(changes: Sequence[TableChange], tables: _Tables) -> dict[str, str]:
+    """Return the name that each table has after some changes → its name before."""
+    names = {name: _renamed(name, changes) for name in tables.names}
+    # A renamed table last: its name may have been that of one that was dropped.
+    return {names[name]: name for name in sorted(names, key=lambda name: names[name] != name)}
+
+
 def _renamed(name: str, changes: Sequence[TableChange]) -> str:
-    """Return the name of a table after some changes."""
+    """Return the name of a table after some changes; of one that they drop, its last one."""
     for change in changes:
+        if name in change.dropped:
+            break
         name = change.renamed.get(name, name)
     return name
 
@@ -194,8 +209,12 @@ def _say(out: Output, name: str, different: Mapping[str, Any]) -> None:
             only_a, only_b = difference["only_in_a"], difference["only_in_b"]
             out.say(f"table {name}: {count(only_a)} keys only in A, {count(only_b)} only in B")
             continue
-        if "rows" not in difference:
-            out.say(f"table {name}, {key}: {difference}")
+        if "missing_in" in difference:
+            out.say(f"table {name}, {key}: not in {difference['missing_in']}")
+            continue
+        if "shapes" in difference:
+            shape, other_shape = (" × ".join(map(str, sizes)) for sizes in difference["shapes"])
+            out.say(f"table {name}, {key}: {shape} and {other_shape}")
             continue
         out.say(f"table {name}, {key}: {count(difference['rows'])} rows differ")
         for kind in ("first", "largest"):

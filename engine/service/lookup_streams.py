@@ -29,6 +29,7 @@ Ids = npt.NDArray[Any]
 ReadTables = Callable[[Mapping[str, Ids], bool, int], tuple[dict[str, Float32], int]]
 # How long a consistent request waits if it does not say.
 TIMEOUT_MS = 1000
+OTHER_TABLES = "the service has other tables now; look the rows up again"
 # The columns of requests, as penstock's client sends them.
 REQUEST_SCHEMA = pa.schema([("table", pa.dictionary(pa.int32(), pa.utf8())), ("ids", pa.int64())])
 
@@ -140,7 +141,7 @@ class LookupAnswers:
             if self._rows.is_ending:
                 raise ServiceError("the service is ending; look the rows up again later")
             if self._rows.dims != self._dims:
-                raise ServiceError("the service has other tables now; look the rows up again")
+                raise ServiceError(OTHER_TABLES)
             if chunk.data is not None:
                 writer.write_with_metadata(*self._answer(chunk))
 
@@ -154,6 +155,8 @@ class LookupAnswers:
             kind = "ReadTimeoutError" if isinstance(error, ReadTimeoutError) else "InputError"
             problem = {"kind": kind, "message": str(as_flight(error))}
             return pa.RecordBatch.from_pylist([], self._schema), encoded({"error": problem})
+        if any(rows[name].shape[1] != self._dims[name] for name in lookup.ids):  # they have changed meanwhile
+            raise ServiceError(OTHER_TABLES)
         self._counts.add(chunk.data.num_rows)
         column = self._column([rows[name] for name in lookup.ids])
         if lookup.indices is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 
-from penstock.errors import UsageError
+from penstock.errors import UsageError, UsageTypeError
 from penstock.torch.modules import StoreModule
 from penstock.torch.open_store import is_distributed
 from penstock.torch.pulled_rows import blocks_of
@@ -34,6 +34,8 @@ class Step:
     UsageError
         If the modules belong to no store or to several, or an engine of this process would miss the gradients of other
         ranks.
+    UsageTypeError
+        If ``modules`` is no module, for example parameters.
 
     Notes
     -----
@@ -66,6 +68,11 @@ class Step:
         *,
         synchronous: bool | None = None,
     ) -> None:
+        if not isinstance(modules, torch.nn.Module):
+            raise UsageTypeError(
+                f"Step: expected the model, a torch.nn.Module, got {type(modules).__name__}; give parameters to the "
+                "dense optimizer, and put several modules into a torch.nn.ModuleList"
+            )
         stores = {module.store for module in modules.modules() if isinstance(module, StoreModule)}
         if len(stores) != 1:
             raise UsageError(f"Step: expected modules of one store, got modules of {len(stores)}")

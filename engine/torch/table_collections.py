@@ -13,13 +13,14 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from penstock.errors import UsageError
+from penstock.errors import UsageError, UsageTypeError
 from penstock.torch.jagged import JaggedTensor, KeyedTensor, jagged_features
 from penstock.torch.modules import StoreModule, checked_table, tensor_of, whole_weight
 from penstock.torch.pulled_rows import ids_of, planned
 from penstock.torch.stores import Ids, Store
 
 _MODES = {"SUM": "sum", "MEAN": "mean"}
+_ATTRIBUTES = ("name", "num_embeddings", "embedding_dim", "feature_names")
 
 
 class _Group(NamedTuple):
@@ -50,6 +51,12 @@ class _Collection(StoreModule):
         super().__init__(store, device, dtype)
         self._configs: dict[str, Any] = {}
         for table in tables:
+            missing = [name for name in _ATTRIBUTES if not hasattr(table, name)]
+            if missing:
+                raise UsageTypeError(
+                    "tables: expected torchrec's configurations, or objects with the same attributes; "
+                    f"{type(table).__name__} has no {', '.join(missing)}"
+                )
             if table.name in self._configs:
                 raise UsageError(f"Duplicate table name {table.name}")
             checked_table(store, table.name, table.num_embeddings, table.embedding_dim)

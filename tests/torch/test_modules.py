@@ -150,6 +150,28 @@ def test_eval_and_no_grad_read_and_record_nothing(store):
     assert opt.report.applied == 0
 
 
+@pytest.mark.parametrize("kind", [pt.EmbeddingBag, pt.Embedding])
+def test_a_missing_weight_is_explained(kind, store):
+    module = kind(50, 4, store=store)
+    assert not hasattr(module, "weight")
+    with pytest.raises(AttributeError, match=r"no weight: its rows are in table 'user'; materialize.*load_param"):
+        torch.nn.init.zeros_(module.weight)
+    with pytest.raises(AttributeError, match="has no attribute 'weights'"):
+        _ = module.weights
+
+
+def test_a_frozen_module_keeps_its_rows_in_training(store, engine):
+    bag = pt.EmbeddingBag(50, 4, store=store).requires_grad_(False)
+    model, before = torch.nn.Sequential(bag, torch.nn.Linear(4, 1)), engine.lookup("user", [5])
+    opt = pt.Step(model)
+    for is_trained in (False, True):
+        bag.requires_grad_(is_trained)
+        model.train()(IDS[None]).sum().backward()
+        opt.step()
+        assert opt.report.applied == is_trained
+        assert np.array_equal(engine.lookup("user", [5]), before) != is_trained
+
+
 def test_rows_of_a_step_are_freed(store):
     bag = pt.EmbeddingBag(50, 4, store=store)
     opt = pt.Step(bag)
@@ -351,3 +373,5 @@ def test_errors_of_a_collection_name_the_feature(tables):
     ]:
         with pytest.raises(ps.UsageError, match=words):
             pt.EmbeddingBagCollection(tables=configs, store=store)
+    with pytest.raises(TypeError, match="dict has no name, num_embeddings, embedding_dim, feature_names"):
+        pt.EmbeddingBagCollection(tables=[vars(CONFIGS[0])], store=store)
