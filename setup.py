@@ -161,6 +161,7 @@ setup(
     cmdclass={"build_ext": BuildWithProgress, "sdist": ReproducibleSdist},
     packages=PACKAGES,
     package_dir=PACKAGE_DIR,
+    include_package_data=False,  # MANIFEST.in is for the sdist
     package_data={
         "penstock": ["py.typed", "*.pyi"],
         "penstock.bench": ["*.pyi"],
@@ -169,7 +170,6 @@ setup(
         "penstock.pyx": ["*.pyi"],
         "penstock.pyx.keys": ["*.pyi"],
     },
-    exclude_package_data={"": ["*.pyx", "*.pxd", "*.c", "*.h", "*.md", "*.sh"]},
     ext_modules=cythonize(
         [
             Extension(name, [path], include_dirs=["pyx"], depends=HEADERS, extra_compile_args=COMPILE_ARGS)

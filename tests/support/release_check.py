@@ -7,6 +7,7 @@ SBOM of that environment. --final also refuses placeholders and an unreleased CH
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -62,7 +63,7 @@ def metadata_of(wheel: Path) -> Message:
 def content_problems(wheel_names: Sequence[str], sdist_names: Sequence[str]) -> Iterator[str]:
     """Yield what the wheel or the sdist contains or lacks. Names in the sdist have its folder."""
     for name in wheel_names:
-        if re.search(r"(^|/)(tests|experiments|docs)/", name) or name.endswith((".pyx", ".pxd", ".c", ".h")):
+        if re.search(r"(^|/)(tests|experiments|results|docs)/", name) or name.endswith((".pyx", ".pxd", ".c", ".h")):
             yield f"the wheel contains {name}"
         if not re.match(r"penstock/|penstock-[^/]+\.dist-info/", name):
             yield f"the wheel installs {name} next to penstock"
@@ -112,11 +113,12 @@ def first_example(page: str) -> str:
 
 
 def install(wheel: Path, folder: Path) -> Path:
-    """Install the wheel in a fresh environment. Return its Python."""
+    """Install the wheel in a fresh environment, which then has neither pip nor setuptools. Return its Python."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
     command = [python, "-m", "pip", "install", "-q", "--only-binary", ":all:", "-c", PINNED[0], wheel]
     subprocess.run([*command, "--disable-pip-version-check"], check=True)
+    subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", "setuptools", "pip"], check=True)
     return python
 
 
@@ -130,10 +132,14 @@ def example_problems(python: Path) -> Iterator[str]:
             yield f"{Path(command[0]).name} of the wheel exits with {done.returncode}: {done.stderr[-2000:]}"
 
 
-def write_sbom(python: Path, path: Path) -> None:
+def write_sbom(python: Path, version: str, path: Path) -> None:
+    """Write the packages of an environment. pyproject.toml, which describes penstock there, lacks its version."""
     command = [sys.executable, "-m", "cyclonedx_py", "environment", "--pyproject", ROOT / "pyproject.toml"]
     options = ["--mc-type", "library", "--output-reproducible", "--of", "JSON", "-o", path, python]
     subprocess.run([*command, *options], check=True)
+    sbom = json.loads(path.read_text())
+    sbom["metadata"]["component"]["version"] = version
+    path.write_text(json.dumps(sbom, indent=2) + "\n")
 
 
 def main() -> int:
@@ -162,7 +168,7 @@ def main() -> int:
         python = install(wheel, Path(temporary, "fresh"))
         problems += example_problems(python)
         files.append(DIST / f"penstock-{metadata['Version']}.cdx.json")
-        write_sbom(python, files[-1])
+        write_sbom(python, metadata["Version"], files[-1])
     (DIST / "SHA256SUMS").write_text("".join(f"{digest(path)}  {path.name}\n" for path in files))
     print((DIST / "SHA256SUMS").read_text(), end="")
     left = list(final_problems(metadata["Version"], project))
