@@ -47,6 +47,7 @@ KERNELS = [
     "gradient_blocks",
     "id_table",
     "initial_rows",
+    "locks",
     "part_memory",
     "partition",
     "row_keys",
