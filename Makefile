@@ -109,10 +109,14 @@ cluster: build/neighbours/installed
 bench: .venv/installed
 	$(BIN)/penstock bench 'w1/*' '*/coalesce' '*/adagrad' --short --peers none $(ARGS)
 
-# The site, in build/site: every warning is an error, and the build fetches nothing.
+# The site: every warning is an error, and the build fetches nothing. A version is a folder of SITE (to publish, a copy
+# of the published site), next to versions.json and an index.html that leads to the newest: docs/decisions/site.md.
+# To read it: python -m http.server -d build/site
+SITE ?= build/site
 docs: .venv/installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet  # (an announcement, not a warning)
+	$(INSTALL_PENSTOCK) '.[docs]'
+	version=$$($(BIN)/python -c 'import penstock; print(penstock.__version__)') && \
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir $(SITE)/$$version
 
 # Every step compiled for every generation of TPU, into bench/results/tpu-matrix.md (about an hour on one core;
 # finished cases are kept, so that it can be interrupted). tpu-small is the sample that CI compiles in `make neighbours`.

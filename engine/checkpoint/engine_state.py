@@ -231,6 +231,13 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
     core.tables.dynamic.forget_changes()
     saved_stores = _stores_of(folder, commit)
     stores = {changed.names[old]: sums for old, sums in saved_stores.items() if old in changed.names}
+    for name in [name for name, sums in stores.items() if not core.pipeline.stores[name].takes(sums)]:
+        if name not in changed.weights_only:
+            raise StateError(
+                f"{folder.path}, commit {commit.number}: table '{name}' has another gradient_accumulation_status in "
+                "the configuration, which frames in the gate prevent: --flush them with the one before"
+            )
+        del stores[name]
     contents = commit.contents
     core.tables.programs.resume(contents.get("programs", {}))  # older commits omit it
 
@@ -244,7 +251,7 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
     core.set_clock_offset(contents.get(CLOCK_OFFSET, 0))
     rates = contents["learning_rates"]
     core.last_rates = None if rates is None else tuple(rates)
-    lost = {name: _num_ids(sums) for name, sums in saved_stores.items() if name not in changed.names}
+    lost = {old: _num_ids(sums) for old, sums in saved_stores.items() if changed.names.get(old) not in stores}
     return {name: count for name, count in lost.items() if count}
 
 

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.checkpoint.arrays import WEIGHTS, keys_and_rows, records_of, slot_dim
+from penstock.checkpoint.arrays import keys_and_rows, records_of, slot_dim
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import changes_in
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, bounds, expected
+from penstock.config.specs import WEIGHTS
 from penstock.errors import StateError, UsageError, listed
 from penstock.frames import Float32
 

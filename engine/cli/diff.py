@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 import penstock.interrupts as interrupts
-from penstock.checkpoint.arrays import WEIGHTS, SavedTables
+from penstock.checkpoint.arrays import SavedTables
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.table_changes import TableChange, changes_in
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, several
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
+from penstock.config.specs import WEIGHTS
 from penstock.errors import MOST_LISTED, InputError
 from penstock.frames import Array, Int64
 from penstock.io.table_files import read_keys, read_shape, read_table

@@ -48,11 +48,12 @@ EXTRAS = (
     Extra("lance", "pylance", "gradients from Lance, and follow into it"),
     Extra("lmdb", "lmdb", "follow into LMDB"),
     Extra("redis", "redis", "follow into Redis"),
-    Extra("orbax", "orbax-checkpoint", "checkpoints of Orbax"),
-    Extra("safetensors", "safetensors", "export --format safetensors"),
+    Extra("orbax", "orbax-checkpoint", "import and export of Orbax"),
+    Extra("safetensors", "safetensors", "import and export of safetensors"),
+    Extra("tensorflow", "tensorflow", "import of checkpoints of TensorFlow"),
     Extra("flax", "flax", "tables in a step of Flax"),
-    Extra("keras", "keras", "tables in a model of Keras"),
-    Extra("torch", "torch", "penstock.torch"),
+    Extra("keras", "keras", "tables in a model of Keras, and import of its weights"),
+    Extra("torch", "torch", "penstock.torch, import and export of its files"),
     Extra("ray", "ray", "jobs on a Ray cluster"),
 )
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, InputError, ReadTimeoutError, ServiceError, UsageError, listed
 from penstock.frames import Float32
-from penstock.io.flight.messages import MAX_METADATA_BYTES, as_flight, decoded, encoded, schema_of
+from penstock.io.flight.messages import DIMS, MAX_METADATA_BYTES, as_flight, decoded, encoded, schema_of
 from penstock.service.limits import Limits
 from penstock.service.sequencer import Sequencer
 
@@ -32,6 +32,11 @@ TIMEOUT_MS = 1000
 OTHER_TABLES = "the service has other tables now; look the rows up again"
 # The columns of requests, as penstock's client sends them.
 REQUEST_SCHEMA = pa.schema([("table", pa.dictionary(pa.int32(), pa.utf8())), ("ids", pa.int64())])
+
+
+def request_schema(dims: Mapping[str, int]) -> pa.Schema:
+    """Return the schema of requests, with the tables in its metadata. dims : by table"""
+    return REQUEST_SCHEMA.with_metadata({DIMS: encoded(dims)})
 
 
 class RowSource(Protocol):
@@ -127,7 +132,7 @@ class LookupAnswers:
         self._rows, self._limits, self._counts, self._dims = rows, limits, counts, rows.dims
         dims = set(self._dims.values())
         row = pa.list_(pa.float32(), *dims) if len(dims) == 1 else pa.list_(pa.float32())
-        self._schema = pa.schema([("row", row)], {"penstock.dims": encoded(self._dims)})
+        self._schema = pa.schema([("row", row)], {DIMS: encoded(self._dims)})
 
     def answer_all(self, reader: Any, writer: Any, idle: Callable[[], AbstractContextManager[None]]) -> None:
         """Answer all requests.

@@ -25,7 +25,7 @@ from penstock.service.auth import CallAdmission, Right, Tokens
 from penstock.service.flight_server import ADMISSION, AnsweringServer, answered
 from penstock.service.limits import Limits
 from penstock.service.listener import Listener
-from penstock.service.lookup_streams import OTHER_TABLES, REQUEST_SCHEMA, Ids, LookupAnswers, LookupCounts
+from penstock.service.lookup_streams import OTHER_TABLES, Ids, LookupAnswers, LookupCounts, request_schema
 from penstock.service.snapshots import BLOCK_BYTES, PASSES, Messages
 from penstock.service.subscriptions import Answer
 from penstock.shared.header import TableLayout
@@ -147,7 +147,7 @@ class ReplicaServer(AnsweringServer):
     def _flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         path = path_of(descriptor)
         if path == [LOOKUP]:
-            return flight.FlightInfo(REQUEST_SCHEMA, descriptor, [], -1, -1)
+            return flight.FlightInfo(request_schema(self._rows.dims), descriptor, [], -1, -1)
         if path is None or len(path) != 2 or path[0] != TABLE:
             raise UsageError(f"no flight {'/'.join(path or ())}: expected {LOOKUP} or {TABLE}/NAME; {READS_ONLY}")
         endpoint = flight.FlightEndpoint(encoded({TABLE: path[1]}), [])

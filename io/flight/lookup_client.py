@@ -21,7 +21,7 @@ import penstock.interrupts as interrupts
 from penstock.config.id_ranges import exact_integers
 from penstock.errors import ServiceError, UsageError, UsageTypeError
 from penstock.io.flight.connection import Connection
-from penstock.io.flight.messages import LOOKUP, decoded, encoded, received
+from penstock.io.flight.messages import DIMS, LOOKUP, decoded, encoded, received
 from penstock.validation import MASKED, is_masked, whole
 
 Float32 = npt.NDArray[np.float32]
@@ -68,7 +68,7 @@ class LookupRequest:
         stamp = decoded(answer.app_metadata, "the metadata of rows")
         if (error := stamp.get("error")) is not None:
             raise received(str(error.get("kind")), str(error.get("message")), address)
-        dims, rows = json.loads(schema.metadata[b"penstock.dims"]), answer.data.column("row")
+        dims, rows = json.loads(schema.metadata[DIMS]), answer.data.column("row")
         ends = np.cumsum([0, *(count * dims[name] for name, count in self.counts.items())]).tolist()
         values: Float32 = rows.flatten().to_numpy()
         if len(values) != ends[-1]:

@@ -30,6 +30,8 @@ from penstock.errors import (
 END = "penstock.end"
 FRAME = "penstock.frame"
 GRADIENTS, EXCHANGE, DELTAS, TABLE, LOOKUP = "gradients", "exchange", "deltas", "table", "lookup"
+# In the metadata of the schemas of lookups: the dim of every table, as JSON.
+DIMS = b"penstock.dims"
 
 # The key in the schema metadata of a stream of deltas.
 _START = "penstock.start"

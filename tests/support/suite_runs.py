@@ -28,9 +28,8 @@ RESULTS = ROOT / "bench" / "results" / "suites.md"
 PINNED = ROOT / ".ci" / "constraints.txt"
 MINORS = range(11, 15)
 
-# Extras whose versions say nothing to users: what developers and benchmarks use, and what only an accelerator's
-# compiler or several gigabytes of torch would show.
-NO_PROMISE = {"bench-peers", "dev", "docs", "torch", "tpu-aot"}
+# Extras of developers and benchmarks, and of gigabytes: of these, pyproject.toml promises only the versions of CI.
+NO_PROMISE = {"bench-peers", "dev", "docs", "tensorflow", "torch", "tpu-aot"}
 # Of these the results name the versions.
 NAMED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf", "flax", "keras", "ray")
 
