@@ -31,9 +31,10 @@ MANYLINUX = "pipx run cibuildwheel --platform linux"
 PLACEHOLDER = ".invalid"
 
 
-def build(folder: Path, moment: str) -> list[Path]:
-    """Build sdist and wheel of HEAD from a clone in ``folder``, then give the wheel the tag of its C library."""
+def build(folder: Path, commit: str, moment: str) -> list[Path]:
+    """Build sdist and wheel of a commit from a clone in ``folder``, then give the wheel the tag of its C library."""
     subprocess.run(["git", "clone", "-q", ROOT, folder], check=True)
+    subprocess.run(["git", "checkout", "-q", commit], cwd=folder, check=True)
     environment = os.environ | {"SOURCE_DATE_EPOCH": moment, "PIP_CONSTRAINT": " ".join(map(str, PINNED))}
     command = [sys.executable, "-m", "build", "--outdir", "built", "."]
     with open(folder / "build.log", "w") as log:
@@ -147,13 +148,14 @@ def main() -> int:
     parser.add_argument("--final", action="store_true", help="also refuse placeholders and an unreleased CHANGELOG")
     args = parser.parse_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    moment = subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=ROOT, text=True).strip()
+    newest = subprocess.check_output(["git", "log", "-1", "--format=%H %ct"], cwd=ROOT, text=True)
+    commit, moment = newest.split()
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
     problems = []
     with tempfile.TemporaryDirectory(prefix="penstock-release-") as temporary:
         first, second = Path(temporary, "first"), Path(temporary, "another", "folder")
-        files, again = build(first, moment), build(second, moment)
+        files, again = build(first, commit, moment), build(second, commit, moment)
         for path, other in zip(files, again, strict=True):
             if path.name != other.name or digest(path) != digest(other):
                 problems.append(f"two builds of {path.name} differ")
