@@ -45,11 +45,12 @@ def _of_pair(name: str, pair: Any) -> Jagged:
     values, offsets, weights = (*pair, None)[:3]
     if not isinstance(values, torch.Tensor) or values.dim() != 1:
         raise UsageTypeError(f"feature '{name}': expected values of shape (n,), a Tensor")
-    return Jagged(values, _checked_offsets(f"feature '{name}'", torch.as_tensor(offsets), len(values)), weights)
+    expected = f"feature '{name}': expected integer offsets of shape (batch + 1,), as with include_last_offset=True,"
+    return Jagged(values, _checked_offsets(expected, torch.as_tensor(offsets), len(values)), weights)
 
 
-def _checked_offsets(place: str, offsets: torch.Tensor, count: int) -> torch.Tensor:
-    """Return offsets on the CPU as int64. count : of the values. Raises UsageError, which names the place."""
+def _checked_offsets(expected: str, offsets: torch.Tensor, count: int) -> torch.Tensor:
+    """Return offsets on the CPU as int64. expected : begins the text of a UsageError; count : of the values"""
     problem = ""
     if offsets.dim() != 1 or not len(offsets):
         problem = f"shape {tuple(offsets.shape)}"
@@ -63,10 +64,7 @@ def _checked_offsets(place: str, offsets: torch.Tensor, count: int) -> torch.Ten
             index = int((offsets.diff() < 0).nonzero()[0])
             problem = f"{int(offsets[index + 1])} after {int(offsets[index])}"
     if problem:
-        raise UsageError(
-            f"{place}: expected integer offsets of shape (batch + 1,), as with include_last_offset=True, that ascend "
-            f"from 0 to {count}, the number of values; got {problem}"
-        )
+        raise UsageError(f"{expected} that ascend from 0 to {count}, the number of values; got {problem}")
     return offsets
 
 
@@ -81,7 +79,7 @@ def _of_keyed(features: Any) -> dict[str, Jagged]:
     else:
         lengths = features.lengths().to("cpu", torch.int64)
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    offsets = _checked_offsets("features", offsets, len(values))
+    offsets = _checked_offsets("features: expected integer lengths, with offsets", offsets, len(values))
     stride, rest = divmod(len(offsets) - 1, max(len(keys), 1))
     if rest:
         raise UsageError(
