@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import InputError, PenstockError, StateError, UsageError
-from penstock.io.flight import Ack, Client
+from penstock.io.flight import Client
+from penstock.io.flight.messages import Ack
 from penstock.io.flight.producer import Producer
 from penstock.torch.stores import Block, Float32, Ids, Pulled, StepReport, Store, TableInfo
 
