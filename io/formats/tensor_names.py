@@ -26,9 +26,9 @@ _ADAGRAD = {"accumulators": ("momentum1", "momentum_1", "sum", "Adagrad")}
 OTHER_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Adagrad": _ADAGRAD,
     "RowWiseAdagrad": _ADAGRAD,
-    "AdagradMomentum": {"accumulators": ("AdagradMomentum",), "momenta": ("AdagradMomentum_1",)},
+    "AdagradMomentum": {"accumulators": ("AdagradMomentum/Accumulator",), "momenta": ("AdagradMomentum/Momentum",)},
     "ProximalAdagrad": {"accumulators": ("ProximalAdagrad",)},
-    "Momentum": {"momenta": ("momentum1", "momentum_1", "momentum_buffer", "Momentum")},
+    "Momentum": {"momenta": ("momentum_buffer", "Momentum")},
     "Adam": {
         "momenta": ("momentum1", "momentum_1", "exp_avg", "Adam/m"),
         "velocities": ("momentum2", "momentum_2", "exp_avg_sq", "Adam/v"),
@@ -36,6 +36,7 @@ OTHER_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "FTRL": {"accumulators": ("Ftrl",), "linears": ("Ftrl_1",)},
     "RMSProp": {"ms": ("square_avg", "RMSProp/ms"), "mom": ("RMSProp/mom",)},
     "Adadelta": {"accumulators": ("square_avg",), "updates": ("acc_delta",)},
+    "ProximalYogi": {"v": ("ProximalYogi",), "m": ("ProximalYogi_1",)},
 }
 
 

@@ -3,6 +3,8 @@
 import os
 import shutil
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from commands_below import below
 from ipc import write
 
 import penstock as ps
+from penstock.io.formats.table_format import table_formats
+from penstock.io.formats.tensor_names import OTHER_NAMES
 from penstock.tables.table_io import LoadedTables
 
 CONFIG = table() + table("item", 20, 3, "adam { beta1: 0.9 beta2: 0.99 epsilon: 1e-8 }") + "mode: TRAINING\n"
@@ -292,6 +296,19 @@ def test_keys_of_dynamic_tables_are_taken_with_their_rows(tmp_path, call, refusa
     folder_of(tmp_path / "source", {"user": rows_of(9, 2), "user/keys": np.arange(9)})
     call(5, "import", tmp_path / "source", tmp_path / "d", "--config", tmp_path / "tables.pbtxt")
     assert not (tmp_path / "d").exists()
+
+
+def test_the_page_has_every_format_with_its_extra_and_every_name_of_a_slot():
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs" / "import.md").read_text()
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for each in table_formats():
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| `{each.name}` |"))
+        assert each.library is None or (each.library.extra in extras and f"penstock[{each.library.extra}]" in line)
+    for optimizer, slots in OTHER_NAMES.items():
+        assert set(slots) <= set(getattr(ps, optimizer).slot_names)
+        names = {name for others in slots.values() for name in others if not name.startswith("momentum_")}
+        assert [name for name in names if f"`{name}`" not in page] == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc are Linux's")
