@@ -37,7 +37,6 @@ PACKAGES = [
 # kernels.
 KERNELS = [
     "accumulator",
-    "arrow_c_data",
     "buffer_pool",
     "coalesce",
     "dirty_bits",
@@ -50,6 +49,7 @@ KERNELS = [
     "locks",
     "part_memory",
     "partition",
+    "plain_batches",
     "row_keys",
     "row_reads",
     "row_sums",
