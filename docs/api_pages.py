@@ -198,8 +198,9 @@ def page(group: Group) -> str:
     for entry in entries_of(group):
         parts += ["", f"## {entry.label} {{ #{entry.label} }}", "", *described(entry.path, entry.value)]
         for method, function in public_methods(entry.value):
-            label = f"{entry.label}.{method}"
-            heading = f'### {label} {{ #{label} data-toc-label="{method}" }}'
+            name = method.strip("_")  # in attributes, Markdown would make __call__ bold
+            shown = f"{entry.label}.{method}".replace("__", r"\_\_")
+            heading = f'### {shown} {{ #{entry.label}.{name} data-toc-label="{name}" }}'
             parts += ["", heading, "", *described(f"{entry.path.rpartition('.')[2]}.{method}", function)]
     return "\n".join([*parts, ""])
 
@@ -235,7 +236,8 @@ def public_methods(value: Any) -> list[tuple[str, Any]]:
     for name, member in (item for kind in kinds for item in vars(kind).items()):
         function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
         plain = isinstance(function, property) or (inspect.isfunction(function) and function.__name__ == name)
-        if plain and not name.startswith("_") and name not in CALLED_BY_LIBRARIES and function.__doc__:
+        public = name == "__call__" or not name.startswith("_")
+        if plain and public and name not in CALLED_BY_LIBRARIES and function.__doc__:
             methods.setdefault(name, function)
     return sorted(methods.items(), key=lambda item: isinstance(item[1], property))
 

@@ -245,7 +245,7 @@ class Pipeline:
 
         most, most_steps, most_changes, rate : as ``FrameSteps.take`` takes them
         """
-        arrays = run.blocks, run.starts, run.bounds, run.steps
+        arrays = run.blocks, run.bounds, run.steps
         try:
             num = steps.take(*arrays, run.next, most, most_steps, most_changes, rate, self._num_added + 1)
         except MemoryError:  # for several frames; nothing has changed

@@ -127,7 +127,7 @@ class CheckpointSession(StepObserver):
             self.positions = run.positions
 
     def most_unseen(self) -> tuple[int, int]:
-        return min((run.most_unseen for run in self._runs), default=INT64_MAX), INT64_MAX
+        return (min([run.most_unseen for run in self._runs]) if self._runs else INT64_MAX), INT64_MAX
 
     # ---- commits
 

@@ -99,13 +99,16 @@ class Positions:
         entry = self.entries[number]
         entry.frames += 1
         if entry.position is not None:
-            entry.position = frame.position
-            if len(frame.position) == 1:  # a partition of a broker, which a service may read too
-                self.producers[entry.source] = frame.position[0]
-            if creation is not None:
-                self.creations[entry.source] = creation
+            self._continue_at(entry, frame.position, creation)
         if self._hashing and entry.digest is not None and entry.frames > self._num_unchecked(number):
             entry.digest = _digest_with(entry.digest, frame)
+
+    def _continue_at(self, entry: SourcePosition, position: Position, creation: str | None) -> None:
+        entry.position = position
+        if len(position) == 1:  # a partition of a broker, which a service may read too
+            self.producers[entry.source] = position[0]
+        if creation is not None:
+            self.creations[entry.source] = creation
 
     def _num_unchecked(self, number: int) -> int:
         return self.unchecked[number] if number < len(self.unchecked) else 0
@@ -119,12 +122,14 @@ class Positions:
     def count_run(self, number: int, run: FrameRun, first: int, stop: int, creation: str | None = None) -> None:
         """Count several frames of a run, none of them stale, as ``count`` does. first, stop : their numbers"""
         entry = self.entries[number]
-        if entry.position is not None or (self._hashing and entry.digest is not None):
+        if (entry.position is not None and not run.positions) or (self._hashing and entry.digest is not None):
             for frame in map(run.frame_at, range(first, stop)):
                 self.count(number, frame, True, creation)
         else:
             self.rows += int(run.bounds[stop] - run.bounds[first])
             entry.frames += stop - first
+            if entry.position is not None:
+                self._continue_at(entry, run.positions[stop - 1], creation)
 
     def check_counted(self) -> None:
         """Raise StateError if a frame was applied that no position counts: a resumed run would apply it again."""

@@ -253,6 +253,8 @@ def _options(metadata: Any) -> tuple[bool, int]:
 def _by_table(names: pa.Array, ids: Ids) -> Lookup:
     """Return the ids by table, of the column with their tables."""
     column = names if isinstance(names, pa.DictionaryArray) else names.dictionary_encode()
+    if len(column.dictionary) == 1 and len(ids):
+        return Lookup({column.dictionary[0].as_py(): ids}, None)
     used, codes = np.unique(column.indices.to_numpy(), return_inverse=True)
     tables = [column.dictionary[number].as_py() for number in used.tolist()]
     distinct = list(dict.fromkeys(tables))

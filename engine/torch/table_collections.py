@@ -57,6 +57,10 @@ class _Collection(StoreModule):
                     "tables: expected torchrec's configurations, or objects with the same attributes; "
                     f"{type(table).__name__} has no {', '.join(missing)}"
                 )
+            if isinstance(table.feature_names, str):
+                raise UsageTypeError(
+                    f"table '{table.name}': expected feature_names as a list, got {table.feature_names!r}"
+                )
             if table.name in self._configs:
                 raise UsageError(f"Duplicate table name {table.name}")
             checked_table(store, table.name, table.num_embeddings, table.embedding_dim)
@@ -83,7 +87,7 @@ class _Collection(StoreModule):
     def _plan(self, features: Any) -> tuple[dict[str, Ids], Any]:
         """Return the distinct ids of every table; the features, and by (feature, table) the index of every id."""
         jagged = jagged_features(features, self._features)
-        values = {name: ids_of(feature.values) for name, feature in jagged.items()}
+        values = {name: ids_of(feature.values, f"feature '{name}': ") for name, feature in jagged.items()}
         uses: dict[str, list[str]] = {name: list(config.feature_names) for name, config in self._configs.items()}
         ids, index = planned({name: _joined([values[feature] for feature in uses[name]]) for name in uses})
         places: dict[tuple[str, str], Ids] = {}

@@ -17,7 +17,6 @@ from services import frame, service_of
 
 import penstock
 from penstock.cli.command_line import parse
-from penstock.cli.doctor import OPTIONAL
 from penstock.cli.main import COMMANDS, main, parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -316,7 +315,7 @@ def test_every_hint_to_install_an_extra_names_the_package_and_one_of_its_extras(
     files = [path for folder in (ROOT.glob("*.md"), *folders) for path in folder if path.suffix in (".md", ".py")]
     hints = {hint_text for path in files for hint_text in hint.findall(path.read_text())}
     assert {(how, package) for how, package, _ in hints} == {("", "penstock")}
-    assert {extra for _, _, extra in hints} | set(OPTIONAL.values()) <= set(extras)
+    assert {extra for _, _, extra in hints} <= set(extras)
 
 
 @pytest.mark.parametrize(("codes", "exit_code"), [(["kill", "kill", "0"], 0), (["kill", "3"], 3), (["130"], 130)])

@@ -358,7 +358,15 @@ def test_errors_of_a_collection_name_the_feature(tables):
     bags = pt.EmbeddingBagCollection(tables=CONFIGS, store=store)
     good = pairs(keyed())
     for features, words in [
-        ({**good, "seen": (IDS, [0, 2])}, r"feature 'seen': expected offsets of shape \(batch \+ 1,\), from 0 to 4"),
+        ({**good, "seen": (IDS, [0, 2])}, r"feature 'seen': expected .* ascend from 0 to 4, the .*; got 0 to 2"),
+        ({**good, "seen": (IDS, [0, 5, 4])}, "feature 'seen': .*; got 4 after 5"),
+        ({**good, "seen": (IDS, [-1, 2, 4])}, "feature 'seen': .*; got -1 to 4"),
+        ({**good, "seen": (IDS, [0.0, 2.0, 4.0])}, "feature 'seen': expected integer offsets .*; got torch.float32"),
+        ({**good, "seen": (IDS, [[0, 4]])}, r"feature 'seen': .*; got shape \(1, 2\)"),
+        ({**good, "seen": (IDS * 1.0, [0, 2, 4])}, "feature 'seen': Expected .* Long, Int; but got torch.FloatTensor"),
+        (KeyedJagged(["clicked"], IDS, torch.tensor([5, -1])), "features: expected .*; got 4 after 5"),
+        (KeyedJagged(["clicked"], IDS, torch.tensor([2, 1])), "features: .* ascend from 0 to 4, .*; got 0 to 3"),
+        (KeyedJagged(["clicked", "seen"], IDS, torch.tensor([2, 1, 1])), "for each of 2 keys, got 3 lengths in all"),
         ({**good, "seen": IDS}, r"feature 'seen': expected \(values, offsets\)"),
         ({"clicked": good["clicked"]}, "features: no 'bought'; got clicked"),
         ({**good, "bought": (IDS, [0, 4])}, "the same number of samples in each"),
@@ -373,5 +381,14 @@ def test_errors_of_a_collection_name_the_feature(tables):
     ]:
         with pytest.raises(ps.UsageError, match=words):
             pt.EmbeddingBagCollection(tables=configs, store=store)
+    with pytest.raises(TypeError, match="table 'user': expected feature_names as a list, got 'clicked'"):
+        pt.EmbeddingBagCollection(tables=[BagConfig("user", 50, 4, "clicked")], store=store)
     with pytest.raises(TypeError, match="dict has no name, num_embeddings, embedding_dim, feature_names"):
         pt.EmbeddingBagCollection(tables=[vars(CONFIGS[0])], store=store)
+
+
+def test_a_feature_of_several_tables_is_listed_by_the_error_for_its_bare_name(tables):
+    configs = [BagConfig("user", 50, 4, ["seen"]), BagConfig("item", 20, 4, ["seen"])]
+    bags = pt.EmbeddingBagCollection(tables=configs, store=pt.store(tables))
+    with pytest.raises(KeyError, match="no feature 'seen'; expected one of seen@user, seen@item"):
+        bags({"seen": (torch.tensor([5, 3]), [0, 2])})["seen"]

@@ -185,6 +185,31 @@ def test_a_step_takes_no_parameters(bag):
     for modules, kind in ((model.parameters(), "generator"), ([bag], "list")):
         with pytest.raises(TypeError, match=f"expected the model, a torch.nn.Module, got {kind}; give parameters to"):
             pt.Step(modules)
+    for dense in (model.parameters(), torch.optim.Adam):
+        with pytest.raises(TypeError, match=r"expected dense_optimizer as a torch.optim.Optimizer, .*, got <"):
+            pt.Step(model, dense)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_step_of_the_dense_optimizer_alone_is_pointed_out(bag, engine):
+    model = torch.nn.Sequential(bag, torch.nn.Linear(4, 1))
+    dense = torch.optim.SGD(model.parameters(), lr=1.0)
+    opt = pt.Step(model, dense)
+    model(IDS).sum().backward()
+    opt.step()
+    dense.step()  # no gradient of a row waits
+    model(IDS).sum().backward()
+    with pytest.warns(
+        UserWarning, match=r"stepped without the rows.*call step\(\) and zero_grad\(\) of penstock"
+    ) as warned:
+        dense.step()
+    assert warned[0].filename == __file__
+    assert engine.global_step == 1
+    newer = pt.Step(model)
+    model(IDS).sum().backward()
+    dense.step()  # the newer Step has no dense optimizer: it steps before or after
+    newer.step()
+    assert engine.global_step == 2
 
 
 def test_gradients_without_a_step_are_pointed_out(bag):
