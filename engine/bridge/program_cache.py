@@ -87,7 +87,14 @@ def compiled(
     rule : of the programs BY_RULE, else None; variant : of ``apply``, else "xla"; compact : of the programs BY_ROWS
     """
     program = jitted(name, mesh, rule, line, variant, num_lines, compact)
-    return programs.compiled(mesh, program, *shapes(name, mesh, line, num_lines, size, compact))
+    arguments = shapes(name, mesh, line, num_lines, size, compact)
+    return programs.compiled(mesh, program, *arguments, options=options(name, mesh, line, arguments))
+
+
+def options(name: str, mesh: Mesh, line: Line, arguments: Sequence[Any]) -> dict[str, Any]:
+    """Return the compiler options of a program. XLA moves no array in steps of rules whose slots are planes."""
+    moves = name in ("read", "write") or (name in BY_RULE and line.row_slots)
+    return programs.left_in_hbm(mesh, arguments[0]) if moves else {}
 
 
 def compiler_of(device: jax.Device) -> str:
