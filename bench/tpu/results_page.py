@@ -20,9 +20,7 @@ v5e:4x4 topology.
 [docs/tpu.md](../../docs/tpu.md) explains the columns.
 
 """
-COLUMNS = (
-    "generation optimizer dim variant bytes_per_line ×_floor ×_row_floor bundles_per_line temporary compiled_in"
-)
+COLUMNS = "generation optimizer dim variant bytes_per_line ×_floor ×_row_floor bundles_per_line temporary compiled_in"
 Bundles = Mapping[Case, float]
 
 
