@@ -25,9 +25,19 @@ ARRAY = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
 # At the end of an array.
 PADDING_BYTES = 4096
 # Operations whose results are their operands' memory, and those that run other computations on it.
-SAME_MEMORY = {"parameter", "bitcast", "get-tuple-element", "tuple", "opt-barrier", "while", "conditional", "call"}
+SAME_MEMORY = {
+    "parameter",
+    "bitcast",
+    "get-tuple-element",
+    "tuple",
+    "opt-barrier",
+    "while",
+    "conditional",
+    "call",
+    "call-done",
+}
 IN_PLACE = ("scatter", "dynamic-update-slice")
-RUNS = re.compile(r"\b(?:body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+RUNS = re.compile(r"\b(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 
 
@@ -154,7 +164,7 @@ def executed(bodies: dict[str, list[Instruction]]) -> Iterator[Instruction]:
     while waiting:
         for instruction in bodies[waiting.pop()]:
             yield instruction
-            if instruction.operation in ("while", "conditional", "call"):
+            if instruction.operation in ("while", "conditional", "call", "call-start"):
                 branches = ",".join(BRANCHES.findall(instruction.attributes)).replace("%", "").split(",")
                 names = {*RUNS.findall(instruction.attributes), *map(str.strip, branches)} - known - {""}
                 waiting += names

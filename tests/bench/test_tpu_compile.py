@@ -260,7 +260,9 @@ def test_the_kernel_needs_at_most_24_bundles_per_line_of_adagrad(tmp_path):
     assert 10 < actual <= 24
 
 
-@pytest.mark.parametrize("command", ["matrix --small", "functional_step --small", "exchanged_step", "cached_steps v5e"])
+@pytest.mark.parametrize(
+    "command", ["matrix --small", "functional_step --small", "row_steps --small", "exchanged_step", "cached_steps v5e"]
+)
 def test_a_sample_of_the_steps_compiles_for_every_generation_for_several_hosts_and_elsewhere(command):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed: pip install 'penstock[tpu-aot]', or make tpu-small")
