@@ -155,12 +155,12 @@ def _body(
     copy_rows : ``_indirect`` or ``_row_by_row``
     """
     planes, block = 1 + line.num_slots, block_of(line)
-    given, table, scratch = refs[:5], refs[5 : 5 + len(line.groups)], refs[5 + len(line.groups) :]
-    numbers, words, *_ = given
+    inputs, table, scratch = refs[:5], refs[5 : 5 + len(line.groups)], refs[5 + len(line.groups) :]
+    numbers, words, *_ = inputs
     parts, *scalars = scratch[:4]
     words_here, *planes_here = scratch[4 : 5 + planes]
     arrived, gone = scratch[5 + planes :]
-    for source, target in zip(given[2:], scalars, strict=True):
+    for source, target in zip(inputs[2:], scalars, strict=True):
         pltpu.sync_copy(source, target)
     count, lr, zero = (ref[...] for ref in scalars)
     ops = Ops(_namespace(), partial(_rounded, zero))
