@@ -5,8 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/keys/*.pyx pyx/keys/*.pxd pyx/keys/*.h bench/*.pyx)
 
-.PHONY: demo demo-train test evidence neighbours lint types checked tsan sanitize fuzz mutations faults follow-histories \
-	cluster bench docs dist proto clean \
+.PHONY: demo demo-train test evidence neighbours pythons versions lint types checked tsan sanitize fuzz mutations faults \
+	follow-histories cluster bench docs dist release-check proto clean \
 	tpu-matrix tpu-small gpu-aot
 
 demo: .venv/running
@@ -35,6 +35,12 @@ neighbours: build/neighbours/installed
 	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python -m pytest -n auto --dist worksteal \
 		--junitxml=build/outcomes/neighbours.xml $(ARGS) @build/outcomes/skipped.txt
 	$(BIN)/python tests/support/skips.py check $(OUTCOMES) build/outcomes/neighbours.xml
+
+# The demo and the tests, in clones: on every Python from 3.11 to 3.14 that is here, and with the lowest and the newest
+# versions of the libraries. A line for each in bench/results/suites.md. `make pythons ARGS='--only "Python 3.12"
+# --pytest "-n 2"' PYTHONS=/opt/python3.14/bin/python3` runs one of them; PYTHONS names further executables.
+pythons versions:
+	PYTHONS=$(PYTHONS) $(PYTHON) tests/support/suite_runs.py $@ $(ARGS)
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -103,10 +109,14 @@ cluster: build/neighbours/installed
 bench: .venv/installed
 	$(BIN)/penstock bench 'w1/*' '*/coalesce' '*/adagrad' --short --peers none $(ARGS)
 
-# The site, in build/site: every warning is an error, and the build fetches nothing.
+# The site: every warning is an error, and the build fetches nothing. A version is a folder of SITE (to publish, a copy
+# of the published site), next to versions.json and an index.html that leads to the newest: docs/decisions/site.md.
+# To read it: python -m http.server -d build/site
+SITE ?= build/site
 docs: .venv/installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet  # (an announcement, not a warning)
+	$(INSTALL_PENSTOCK) '.[docs]'
+	version=$$($(BIN)/python -c 'import penstock; print(penstock.__version__)') && \
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir $(SITE)/$$version
 
 # Every step compiled for every generation of TPU, into bench/results/tpu-matrix.md (about an hour on one core;
 # finished cases are kept, so that it can be interrupted). tpu-small is the sample that CI compiles in `make neighbours`.
@@ -153,6 +163,15 @@ build/neighbours/installed: .ci/neighbours.txt .venv/installed
 	done; }
 	touch $@
 
+# The files of a release in dist/: sdist and wheel, built twice and compared, checked, and an SBOM (RELEASING.md).
+release-check: build/release-tools/installed
+	build/release-tools/bin/python tests/support/release_check.py $(ARGS)
+
+build/release-tools/installed: .ci/release.txt
+	$(PYTHON) -m venv build/release-tools
+	build/release-tools/bin/python -m pip install -q --disable-pip-version-check -r .ci/release.txt
+	touch $@
+
 dist: .venv/installed
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
@@ -162,10 +181,15 @@ proto: .venv/installed
 	PYTHON=$(CURDIR)/$(BIN)/python sh engine/config/generate.sh
 
 # The exact versions that CI uses; users of the package are bound only by pyproject.toml. `make demo` installs only the
-# runtime dependencies; every other target also installs the developers' tools.
-SOURCES := pyproject.toml setup.py .ci/constraints.txt $(KERNEL_SOURCES)
-# pip captures the output of builds: setup.py writes its progress to the standard error of the recipe.
-PIP_INSTALL = PENSTOCK_PROGRESS=/proc/$$$$/fd/2 $(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt -e
+# runtime dependencies; every other target also installs the developers' tools, and EXTRAS.
+CONSTRAINTS ?= .ci/constraints.txt
+EXTRAS ?= dev
+SOURCES := pyproject.toml setup.py $(CONSTRAINTS) $(KERNEL_SOURCES)
+PIP_INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS)
+# pip captures the output of builds: setup.py writes its progress to the standard error of the recipe. Cython is that of
+# .venv: kernels that an earlier target has translated and compiled are those of this one.
+INSTALL_PENSTOCK = $(PIP_INSTALL) --upgrade cython setuptools && \
+	PENSTOCK_PROGRESS=/proc/$$$$/fd/2 $(PIP_INSTALL) --no-build-isolation -e
 
 define MAKE_VENV
 $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "penstock needs Python 3.11 or newer, found " + sys.version)'
@@ -176,13 +200,12 @@ endef
 
 .venv/running: $(SOURCES)
 	$(MAKE_VENV)
-	$(PIP_INSTALL) .
+	$(INSTALL_PENSTOCK) .
 	touch $@
 
 .venv/installed: $(SOURCES)
 	$(MAKE_VENV)
-	$(PIP_INSTALL) '.[dev]'
-	$(BIN)/python setup.py -q build_ext --inplace
+	$(INSTALL_PENSTOCK) '.[$(EXTRAS)]'
 	touch .venv/running $@
 
 clean:

@@ -7,15 +7,19 @@ is a file to write to how many kernels are compiled: pip shows nothing of a buil
 """
 
 import contextlib
+import gzip
 import multiprocessing
 import os
 import sys
+import tarfile
 import threading
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent
 CHECKED = os.environ.get("PENSTOCK_CHECKED", "") not in ("", "0")
@@ -33,7 +37,6 @@ PACKAGES = [
 # kernels.
 KERNELS = [
     "accumulator",
-    "arrow_c_data",
     "buffer_pool",
     "coalesce",
     "dirty_bits",
@@ -43,8 +46,10 @@ KERNELS = [
     "gradient_blocks",
     "id_table",
     "initial_rows",
+    "locks",
     "part_memory",
     "partition",
+    "plain_batches",
     "row_keys",
     "row_reads",
     "row_sums",
@@ -105,9 +110,20 @@ def say(text: str) -> None:
 
 
 class BuildWithProgress(build_ext):
-    """Compiles the kernels on several threads, and says how many are done."""
+    """Compiles the kernels on several threads, and says how many are done.
+
+    pip would compile those of an editable installation in a folder that it removes: it uses that of ``build_ext
+    --inplace``, so that neither compiles what the other has compiled.
+    """
 
     num_done, counting = 0, threading.Lock()
+
+    def run(self) -> None:
+        if self.editable_mode:
+            folders = build(self.distribution)
+            folders.ensure_finalized()
+            self.build_lib, self.build_temp = folders.build_lib, folders.build_temp
+        super().run()
 
     def build_extension(self, ext: Extension) -> None:
         super().build_extension(ext)
@@ -116,13 +132,37 @@ class BuildWithProgress(build_ext):
             say(f"compiled {self.num_done} of {len(self.extensions)} kernels")
 
 
+class ReproducibleSdist(sdist):
+    """With SOURCE_DATE_EPOCH the same files are the same bytes: without owners, all from that moment. (Wheels are.)"""
+
+    def make_archive(self, base_name: str, kind: str, **keywords) -> str:
+        moment = int(os.environ.get("SOURCE_DATE_EPOCH", "-1"))
+        if kind != "gztar" or moment < 0:
+            return super().make_archive(base_name, kind, **keywords)
+
+        def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+            entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname = moment, 0, 0, "", ""
+            entry.mode = 0o755 if entry.mode & 0o100 else 0o644
+            return entry
+
+        path = f"{base_name}.tar.gz"
+        with (
+            open(path, "wb") as file,
+            gzip.GzipFile("", "wb", fileobj=file, mtime=moment) as compressed,
+            tarfile.open(fileobj=compressed, mode="w") as archive,
+        ):
+            archive.add(keywords["base_dir"], filter=anonymous)
+        return path
+
+
 BUILD_DIR = "build/checked" if CHECKED else "build/release"
 if not (ROOT / BUILD_DIR).exists():  # pip runs this file several times
     say(f"translating {len(MODULES)} kernels to C")
 setup(
-    cmdclass={"build_ext": BuildWithProgress},
+    cmdclass={"build_ext": BuildWithProgress, "sdist": ReproducibleSdist},
     packages=PACKAGES,
     package_dir=PACKAGE_DIR,
+    include_package_data=False,  # MANIFEST.in is for the sdist
     package_data={
         "penstock": ["py.typed", "*.pyi"],
         "penstock.bench": ["*.pyi"],
@@ -131,7 +171,6 @@ setup(
         "penstock.pyx": ["*.pyi"],
         "penstock.pyx.keys": ["*.pyi"],
     },
-    exclude_package_data={"": ["*.pyx", "*.pxd", "*.c", "*.h", "*.md", "*.sh"]},
     ext_modules=cythonize(
         [
             Extension(name, [path], include_dirs=["pyx"], depends=HEADERS, extra_compile_args=COMPILE_ARGS)

@@ -92,7 +92,7 @@ def targets() -> str:
 
 def pages(kinds: Sequence[UriKind], folder: str) -> str:
     """Return the entries of the pages of sources or targets in the navigation of mkdocs.yml."""
-    return "\n".join(f"      - {kind.page}" for kind in kinds if kind.page.startswith(f"{folder}/"))
+    return "\n".join(f"          - {kind.page}" for kind in kinds if kind.page.startswith(f"{folder}/"))
 
 
 def _install_line(kind: UriKind) -> str:

@@ -15,7 +15,7 @@ from weakref import ref
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import CapacityError, ConfigError, StateError, UsageError
-from penstock.frames import MAX_TIME, Coalesced, Float64, Frame, FrameRun, Int64
+from penstock.frames import MAX_TIME, Coalesced, Frame, FrameRun, Int64, as_run
 from penstock.gate import Gate
 from penstock.learning_rates import LearningRates, Rates
 from penstock.pipeline import BadRowsError, Pipeline
@@ -30,12 +30,12 @@ Stepped = Mapping[str, Sequence[Coalesced]]
 NONE, UNLIMITED = (0, 0), (INT64_MAX, INT64_MAX)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen: as Frame
 class Passed:
     """Frames of a run that have entered the gate together, and the steps in which it opened.
 
     first, stop : the numbers of the frames in the run
-    ids : int64, those of every step, one step after the other; seconds : float64, of every step
+    ids : int64, those of every step, one step after the other; seconds : of every step
     counters : of the run that the frames belong to
     """
 
@@ -43,7 +43,7 @@ class Passed:
     first: int
     stop: int
     ids: Int64
-    seconds: Float64
+    seconds: Sequence[float]
     counters: Counters
 
     @property
@@ -155,6 +155,12 @@ class EngineCore:
 
     def push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
         """Push one frame, and step if that opens the gate. Returns it without bad rows, and whether it was admitted."""
+        if (
+            frame.num_rows <= SMALL_ROWS
+            and (run := as_run(frame)) is not None
+            and self.push_run(run, rates, counters, 1)
+        ):
+            return frame, True
         frame, began = self.tables.reduced(frame), False
 
         def begin() -> None:
@@ -205,11 +211,11 @@ class EngineCore:
         """
         began = False
 
-        def take(native: FrameSteps, values: Sequence[float], limits: Sequence[int]) -> int:
+        def take() -> int:
             nonlocal began
             began = True
-            rate = self.tables.rate_of(run.table, values)
-            num = self.pipeline.add_run(native, run, most, limits[0], limits[1], rate)
+            assert native is not None
+            num = self.pipeline.add_run(native, run, most, most_steps, most_changes, rate)
             began = num > 0
             return num
 
@@ -218,13 +224,15 @@ class EngineCore:
                 native, values = self._native(run), rates.constant
                 if native is None or values is None or self.gate.is_due():
                     return 0
-                observers = self.observers
-                unseen = [observer.most_unseen() for observer in observers]
-                limits = [min(limit) for limit in zip(*unseen, UNLIMITED, strict=True)]
-                if min(most, *limits) <= 0:
+                observers, (most_steps, most_changes) = self.observers, UNLIMITED
+                for observer in observers:
+                    steps, changes = observer.most_unseen()
+                    most_steps, most_changes = min(most_steps, steps), min(most_changes, changes)
+                if min(most, most_steps, most_changes) <= 0:
                     return 0
                 self.check_ready()
-                if not (num := self.gate.admit_run(partial(take, native, values, limits))):
+                rate = self.tables.rate_of(run.table, values)
+                if not (num := self.gate.admit_run(take)):
                     return 0
                 passed = Passed(run, run.next, run.next + num, native.ids, native.seconds, counters)
                 counters.count_run(passed.num_rows, num, native.num_steps)
@@ -353,7 +361,7 @@ class EngineCore:
         """Raise StateError after a step that failed half way, and in a fork of the process that shares the tables."""
         if self.failed is not None:
             raise StateError(f"an earlier step failed half way ({self.failed}); make a new engine from saved tables")
-        if self.process not in (None, os.getpid()):
+        if self.process is not None and self.process != os.getpid():
             raise StateError(
                 f"process {self.process} shares the tables of this engine, and this process is a fork of it; read them "
                 "with penstock.Reader, or make a new engine"

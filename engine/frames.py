@@ -12,6 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from penstock.errors import InputError
 from penstock.pyx.buffer_pool import Sums
+from penstock.pyx.gradient_blocks import GradientBlocks
 
 Array = npt.NDArray[Any]
 Int32 = npt.NDArray[np.int32]
@@ -27,7 +29,7 @@ UInt32 = npt.NDArray[np.uint32]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Contributor = int | str | None
-Place = tuple[int, ...]  # in a source that can seek: the number of a message; or a version, a file and a row
+Position = tuple[int, ...]  # in a source that can seek: the number of a message; or a version, a file and a row
 
 # What the columns of a row stream are for.
 ROLES = ("id", "gradient", "table", "step", "contributor", "learning_rates", "time")
@@ -36,8 +38,6 @@ ROLES = ("id", "gradient", "table", "step", "contributor", "learning_rates", "ti
 MAX_CONTRIBUTORS, MOST_NAMED = 1000, 8
 
 MAX_TIME = 2**32 - 2  # seconds: the largest clock of a dynamic table
-
-START = np.zeros(1, np.int64)  # of the rows of a first block
 
 # These classes are immutable by convention, not ``frozen``: there are thousands a second, and a frozen Frame takes six
 # times as long to create.
@@ -60,13 +60,13 @@ class Rows:
     gains: Float32 | None = None
     counts: Int64 | None = None
 
-    def gradient(self, row: int) -> Float32:
-        """Return the gradient of one row: float32, shape (dim,)."""
+    def gradient(self, row: int | Int64) -> Float32:
+        """Return the gradient of one row, float32 (dim,), or of k rows, float32 (k, dim)."""
         gradient: Float32 = self.grads[row if self.which is None else self.which[row]]
         if self.gains is None:
             return gradient
         with np.errstate(over="ignore", invalid="ignore"):  # summing reports values that are not finite
-            gained: Float32 = gradient * self.gains[row]
+            gained: Float32 = gradient * np.expand_dims(self.gains[row], -1)
         return gained
 
     def span(self, start: int, stop: int) -> Rows:
@@ -97,9 +97,9 @@ class Frame:
     audit : returns the frame after a check of every value, which raises InputError or drops rows; None: checked already
     truncated : number of ids beyond ``max_sequence_length``; they do not count as rows
     time : seconds, of the stream's column ``time``; None: it has none
-    place : where its source continues after it, if the source can seek; else ()
-    is_void : it stands for a message without a frame, which counts in ``dropped`` and is not applied; without a place,
-        for a pause in which no frame arrives
+    position : where its source continues after it, if the source can seek; else ()
+    is_void : it stands for a message without a frame, which counts in ``dropped`` and is not applied; without a
+        position, for a pause in which no frame arrives
     fingerprint : of the whole frame, for source positions, if these rows are only a part of it; None: they are all; "":
         positions are counted elsewhere
     """
@@ -116,7 +116,7 @@ class Frame:
     truncated: int = 0
     fingerprint: str | None = None
     time: int | None = None
-    place: Place = ()
+    position: Position = ()
     is_void: bool = False
 
     def audited(self) -> Frame:
@@ -130,21 +130,22 @@ class FrameRun:
 
     None of them has a contributor, learning rates, a time or dropped rows.
 
-    blocks : the rows of all frames, in order, without gains; starts : int64, (blocks,), the rows before each block
+    blocks : the rows of all frames, in order
     bounds : int64, shape (frames + 1,), the rows before each frame, which lies in one block
     steps : int64, shape (frames,), the local step of each; None: none has one
     frame_at : returns one of the frames
+    positions : where the source continues after each frame, if it can seek; else ()
 
     next : the first frame that was not handled yet. The source yields the run again until all frames are handled; a
         consumer that handles several at once increases it
     """
 
     table: str
-    blocks: Sequence[Rows]
-    starts: Int64
+    blocks: GradientBlocks
     bounds: Int64
     steps: Int64 | None
     frame_at: Callable[[int], Frame]
+    positions: Sequence[Position] = ()
     next: int = 0
 
     def __len__(self) -> int:
@@ -167,28 +168,43 @@ class FrameRun:
 
     @classmethod
     def joined(cls, runs: Sequence[FrameRun]) -> FrameRun:
-        """Return the frames of several runs, of one block each, as one. They may join."""
+        """Return the frames of several runs as one. They may join."""
         if len(runs) == 1:
             return runs[0]
-        counts = [len(run.bounds) - 1 for run in runs]
+        counts = [len(run) for run in runs]
         frames_before, rows_before = (
-            np.cumsum([0, *sizes]) for sizes in (counts, [len(run.blocks[0].ids) for run in runs])
+            np.cumsum([0, *sizes]) for sizes in (counts, [run.blocks.num_rows for run in runs])
         )
-        bounds = np.concatenate([START, *[run.bounds[1:] for run in runs]])
-        bounds[1:] += np.repeat(rows_before[:-1], counts)
+        bounds = np.concatenate([*[run.bounds[:-1] for run in runs], rows_before[-1:]])
+        bounds[:-1] += np.repeat(rows_before[:-1], counts)
 
         def frame_at(number: int) -> Frame:
             index = int(np.searchsorted(frames_before, number, side="right")) - 1
             return runs[index].frame_at(number - int(frames_before[index]))
 
-        return cls(
-            runs[0].table,
-            [block for run in runs for block in run.blocks],
-            rows_before[:-1],
-            bounds,
-            None if runs[0].steps is None else np.concatenate([run.steps for run in runs if run.steps is not None]),
-            frame_at,
-        )
+        steps = None if runs[0].steps is None else np.concatenate([run.steps for run in runs if run.steps is not None])
+        positions = [position for run in runs for position in run.positions]
+        blocks = GradientBlocks.joined([run.blocks for run in runs])
+        return cls(runs[0].table, blocks, bounds, steps, frame_at, positions)
+
+
+def as_run(frame: Frame) -> FrameRun | None:
+    """Return a frame as a run of one; None if it has more than a run of frames may have, or was audited."""
+    if frame.audit is None or len(frame.rows) != 1 or frame.dropped or frame.truncated:
+        return None
+    if frame.contributor is not None or frame.learning_rates is not None or frame.time is not None:
+        return None
+    ((table, (rows, *others)),) = frame.rows.items()
+    if others or rows.which is not None or rows.gains is not None or rows.counts is not None:
+        return None
+    steps = None if frame.local_step is None else np.array([frame.local_step])
+    blocks = GradientBlocks.of_arrays([(rows.ids, rows.grads)])
+    return FrameRun(table, blocks, _bounds_of(len(rows.ids)), steps, lambda _: frame, [frame.position])
+
+
+@lru_cache
+def _bounds_of(num_rows: int) -> Int64:
+    return np.array([0, num_rows])
 
 
 def as_frame(frame: Frame | FrameRun) -> Frame:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from penstock.errors import CancelledError, StateError, UsageError
 from penstock.frames import Contributor, count_by, largest_counts
 from penstock.pyx.gate_counts import GateCounts
+from penstock.pyx.locks import call_under
 from penstock.stats import Stale
 from penstock.validation import whole
 
@@ -244,19 +245,22 @@ class Gate(GateCounts):
         No context manager: Ctrl-C at its entry or exit would leave the lock held or the gate changing.
         """
         completions: list[Callable[[], object]] = []
+
+        def run() -> T:
+            if self._is_changing:
+                raise UsageError("the gate cannot be changed by what runs inside it (a schedule, a produce)")
+            try:
+                self._is_changing, self._completions = True, completions
+                result = change()
+                self._serve()
+                if opens and not self._closed:
+                    self._open()
+                return result
+            finally:
+                self._is_changing = False
+
         try:
-            with self._lock:
-                if self._is_changing:
-                    raise UsageError("the gate cannot be changed by what runs inside it (a schedule, a produce)")
-                try:
-                    self._is_changing, self._completions = True, completions
-                    result = change()
-                    self._serve()
-                    if opens and not self._closed:
-                        self._open()
-                    return result
-                finally:
-                    self._is_changing = False
+            return call_under(self._lock, run)
         finally:
             for complete in completions:
                 complete()

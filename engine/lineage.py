@@ -27,7 +27,7 @@ _NO_EPOCH = "; give epoch= of that table or delta too (without it, the step is o
 class Epoch(NamedTuple):
     """first_step : the step at which it began; its own steps are those after it
 
-    changes_tables : whether other tables begin with it: then it has its first step, too, with other rows than before
+    changes_tables : whether other tables, or more rows of one, begin with it: then it has its first step, too
     """
 
     id: str

@@ -68,8 +68,8 @@ class OutputKeywords(TypedDict, total=False):
 class InitialKeywords(TypedDict, total=False):
     init: Annotated[
         AnyPath | None,
-        Option("start from the tables of a folder that --out wrote, or of an Orbax checkpoint of the same tree"),
-        Flag("DIR", Path),
+        Option("start from the tables of a folder that --out wrote, or of another format of ``penstock import``"),
+        Flag("PATH", Path),
     ]
     seed: Annotated[int, Option("of the tables' initial values", 0), Flag("N", whole())]
 

@@ -115,6 +115,10 @@ class TableStore:
             states = [_joined(frame) for frame in self._whole]
         return {f"{number}.{key}": array for number, arrays in enumerate(states) for key, array in arrays.items()}
 
+    def takes(self, state: Mapping[str, Array]) -> bool:
+        """Return whether sums that ``get_state`` returned are of this kind: of all frames, or of each one."""
+        return not state or self.accumulates == any(key.endswith(".frames") for key in state)
+
     def set_state(self, state: Mapping[str, Array]) -> None:
         """Replace the buffered sums by those that ``get_state`` returned, and reset the counts of the run."""
         num_frames = 1 + max((int(key.partition(".")[0]) for key in state), default=-1)
@@ -241,7 +245,7 @@ class Pipeline:
 
         most, most_steps, most_changes, rate : as ``FrameSteps.take`` takes them
         """
-        arrays = run.blocks, run.starts, run.bounds, run.steps
+        arrays = run.blocks, run.bounds, run.steps
         try:
             num = steps.take(*arrays, run.next, most, most_steps, most_changes, rate, self._num_added + 1)
         except MemoryError:  # for several frames; nothing has changed

@@ -141,7 +141,7 @@ class SourceRun:
                         if frame is None:
                             break
                         if isinstance(frame, Frame) and frame.is_void:
-                            if frame.place:
+                            if frame.position:
                                 saving.pass_over(frame)
                             elif self._reader.is_idle:
                                 saving.idle()
@@ -208,7 +208,7 @@ class SourceRun:
         return core.push(frame, self._rates, counters)[0]
 
     def _limited(self, frames: Frames, most: int | None) -> Iterator[tuple[int, Frame | FrameRun]]:
-        """Yield the first frames, and the pauses between them: void frames without a place. most : None: all"""
+        """Yield the first frames, and the pauses between them: void frames without a position. most : None: all"""
         self._left = most
         while self._left != 0:
             number, frame = next(frames, (0, None))
@@ -266,4 +266,4 @@ def _num_handled(frame: Frame | FrameRun, first: int) -> int:
     """Return how many frames were handled. first : of a run, the one that was next before"""
     if isinstance(frame, FrameRun):
         return max(1, frame.next - first)
-    return int(not frame.is_void or bool(frame.place))
+    return int(not frame.is_void or bool(frame.position))

@@ -122,17 +122,17 @@ def tables_of(samples: Sequence[IdSample]) -> dict[str, SampledTable]:
     tables = {}
     for name, several in parts.items():
         sampled_ids, rows = (np.concatenate(column) for column in zip(*several, strict=True))
-        ids, places, times = np.unique(sampled_ids, return_inverse=True, return_counts=True)
-        tables[name] = SampledTable(ids, times, np.bincount(places, rows, len(ids)).astype(np.float64))
+        ids, indices, times = np.unique(sampled_ids, return_inverse=True, return_counts=True)
+        tables[name] = SampledTable(ids, times, np.bincount(indices, rows, len(ids)).astype(np.float64))
     return dict(sorted(tables.items(), key=lambda item: -item[1].rows.sum()))
 
 
 def hot_ids(samples: Sequence[IdSample]) -> list[tuple[str, int, float]]:
     """Return (table, id, share of the table's rows): the most frequent ids of each table."""
     return [
-        (name, int(table.ids[place]), float(table.rows[place] / table.rows.sum()))
+        (name, int(table.ids[index]), float(table.rows[index] / table.rows.sum()))
         for name, table in list(tables_of(samples).items())[:MAX_TABLES]
-        for place in np.argsort(-table.rows, kind="stable")[:IDS_PER_TABLE].tolist()
+        for index in np.argsort(-table.rows, kind="stable")[:IDS_PER_TABLE].tolist()
     ]
 
 
@@ -209,9 +209,9 @@ class Probe:
         ends = np.cumsum([len(block.ids) for block in blocks])
         # A block in proportion to its size, so that no row is more likely than another.
         block = blocks[int(np.searchsorted(ends, self._rng.integers(ends[-1]), "right"))] if ends[-1] else blocks[0]
-        places = self._random_slice(len(block.ids), most)
-        ids = self._known_as(name, block.ids[places].copy())
-        rows = np.ones(len(ids)) if block.counts is None else block.counts[places].astype(np.float64)
+        indices = self._random_slice(len(block.ids), most)
+        ids = self._known_as(name, block.ids[indices].copy())
+        rows = np.ones(len(ids)) if block.counts is None else block.counts[indices].astype(np.float64)
         return ids, rows * (ends[-1] / max(1, len(ids)))
 
     def note(self, seconds: float, counters: Counters, gate: Gate, rates: Sequence[float]) -> None:

@@ -12,7 +12,15 @@ Points = Sequence[tuple[float, float]]
 
 COLOURS = ("#1b6ca8", "#d98032", "#7b9e89", "#8a7fb8", "#b5533c", "#c79b1c", "#4a9fa5", "#9aa5b1")
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 270, 64, 40, 24, 20
-PALE, LINE, MARK = "#7b8794", "#e4e7eb", "#d98032"
+# They show on a light page and on a dark one. LINE lets the page shine through.
+PALE, LINE, MARK = "#7b8794", "#7b879440", "#d98032"
+# The colours of pages with plots: dark where the reader's system is.
+SCHEME = """:root{color-scheme:light dark;--ink:#1f2933;--pale:#6b7785;--line:#7b879440;--back:#f7f9fb;--card:#fff;
+--ours:#1b6ca8;--warm:#d98032;--bad:#a11}
+@media(prefers-color-scheme:dark){:root{--ink:#dde3ea;--pale:#98a4b0;--back:#14181d;--card:#1c2229;--ours:#3f8fcf;
+--bad:#ff8a80}}"""
+# The width of a letter of a plot's text, at most on average.
+LETTER = 7.4
 MAX_LEGEND = len(COLOURS)
 
 
@@ -113,8 +121,10 @@ def bars(rows: Sequence[Bar], x: str = "", start: float = 0.0, log: bool = False
     """Return a chart with one bar for each row, from ``start``. x : the axis label; without it there is no axis"""
     bottom = 26 * len(rows) + 6
     values = [start, *(value for row in rows for value in (row.value, row.mark) if value is not None)]
-    across = Axis(values, log, 178, WIDTH - 150, zero=True)
-    parts = [_text(178, -8, title, "start")] if title else []
+    first = 8 + LETTER * max((len(row.name) for row in rows), default=0)
+    last = WIDTH - 12 - LETTER * max((len(row.text) for row in rows), default=0)
+    across = Axis(values, log, first, last, zero=True)
+    parts = [_text(0, -8, title, "start")] if title else []
     if x:
         for tick in across.ticks():
             position = across.at(tick)
@@ -123,7 +133,7 @@ def bars(rows: Sequence[Bar], x: str = "", start: float = 0.0, log: bool = False
         parts.append(_text(WIDTH / 2, bottom + 34, x, "middle"))
     for number, row in enumerate(rows):
         top, (left, right) = 26 * number + 6, sorted((across.at(start), across.at(row.value)))
-        parts.append(_text(170, top + 13, row.name, "end"))
+        parts.append(_text(first - 8, top + 13, row.name, "end"))
         bar = f'<rect x="{left:.1f}" y="{top}" width="{right - left:.1f}" height="18" rx="3" fill="{row.colour}"/>'
         parts.append(bar)
         parts.append(_text(max(right, across.at(row.mark or start)) + 6, top + 13, row.text, "start"))

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from penstock.core import EngineCore
 from penstock.errors import UsageError
 from penstock.frames import Float32, Int64
-from penstock.tables.table_io import reading, write_tables
+from penstock.tables.table_io import LoadedTables, TablesReader, write_tables
 from penstock.validation import place
 
 if TYPE_CHECKING:
@@ -438,25 +438,37 @@ class TableAccess:
         with self.core.still():
             return write_tables(self.core.tables, place("directory", directory))
 
-    def read_tables(self, directory: str | os.PathLike[str], new_tables: bool = False) -> None:
-        """Load tables that ``write_tables`` wrote: set every row listed, and keep the others as they are.
+    def read_tables(
+        self, directory: str | os.PathLike[str], new_tables: bool = False, names: Mapping[str, str] | None = None
+    ) -> LoadedTables:
+        """Load tables that ``write_tables`` or another library wrote, and keep the rows that are not there.
 
         Parameters
         ----------
         directory : str or path
-            With ``<table>.parquet`` for every table.
+            With ``<table>.parquet`` for every table; or a file or folder in another format of ``penstock import``.
         new_tables : bool
-            Keep the rows of tables without a file.
+            Keep the rows of tables that are not there.
+        names : mapping of str to str, or None
+            The name of a table or a tensor there → the table's name, or TABLE/SLOT. None: the names are those of the
+            configuration, in the manner of the format.
+
+        Returns
+        -------
+        LoadedTables
+            The parts that were taken, with their names there, and the reasons for the others.
 
         Raises
         ------
         InputError
-            If a file is missing or has other columns, nothing has changed; after a bad row in a file, create a new
-            engine.
+            If a table is missing or has another shape, nothing has changed; after a bad row, create a new engine.
+        UsageError
+            If a name does not exist, or a library is not installed.
 
         Notes
         -----
-        A slot without a column keeps its value, so that weights from another system can be loaded.
+        A slot that is not there keeps its value, so that weights from another system can be loaded. The source is read
+        in blocks of rows.
 
         Examples
         --------
@@ -466,13 +478,15 @@ class TableAccess:
         >>> _ = engine.write_tables("tables")
         >>> engine.apply({"user": ([5], [[1.0, 2.0]])})
         True
-        >>> engine.read_tables("tables")
+        >>> engine.read_tables("tables").tables
+        {'user': {'parameters': 'user.row'}}
         >>> engine.lookup("user", [5])
         array([[1., 1.]], dtype=float32)
         """
-        with self.core.still():
-            tables = dict.fromkeys(self.core.config.table_names)
-            self.core.load(reading(self.core.tables, place("directory", directory), new_tables), tables)
+        with ExitStack() as stack, self.core.still():
+            reader = TablesReader(self.core.tables, place("directory", directory), new_tables, names or {}, stack)
+            self.core.load(reader.read, dict.fromkeys(self.core.config.table_names))
+        return reader.loaded()
 
     def warmup(self) -> int:
         """Compile every program that steps, lookups and checkpoints need.

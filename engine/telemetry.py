@@ -142,10 +142,10 @@ class Telemetry(StepObserver):
 
     def frames_passed(self, passed: Passed) -> None:
         self.num_steps += len(passed.seconds)
-        self.recent_s.extend(passed.seconds[-RECENT_STEPS:].tolist())
-        self.stage_s["step"] += float(passed.seconds.sum())
+        self.recent_s.extend(passed.seconds)
+        self.stage_s["step"] += sum(passed.seconds)
         if len(passed.ids):
-            self.updated[passed.run.table] += len(passed.ids)
+            self.updated[passed.run.table] = self.updated.get(passed.run.table, 0) + len(passed.ids)
 
     def before_step(self, coalesced: Stepped) -> None:
         if self.probe is not None:

@@ -97,7 +97,7 @@ class DeltaForm:
         self._dynamic, self._unsigned = dynamic, unsigned
         self._tables, self._op, self._numbered = tables, op, numbered
         self._slots = _checked(tables, slots)
-        self._places = {name: place for place, name in enumerate(tables)}
+        self._numbers = {name: number for number, name in enumerate(tables)}
         self._names = pa.array(list(tables), pa.utf8())
         rows = pa.list_(pa.float32())
         fields = [
@@ -150,10 +150,10 @@ class DeltaForm:
         """Build one batch of a delta."""
         lengths = [len(piece.ids) for piece in pieces]
         num_rows = sum(lengths)
-        places = np.array([self._places[piece.table] for piece in pieces], np.int32)
+        numbers = np.array([self._numbers[piece.table] for piece in pieces], np.int32)
         ids = np.concatenate([piece.ids for piece in pieces])
         columns: list[pa.Array] = [
-            pa.DictionaryArray.from_arrays(np.repeat(places, lengths), self._names),
+            pa.DictionaryArray.from_arrays(np.repeat(numbers, lengths), self._names),
             pa.array(np.full(num_rows, step)),
             pa.array(ids.view(np.uint64) if self._unsigned else ids),
             *(self._lists(pieces, column) for column in ("row", *self._slots)),

@@ -21,33 +21,36 @@ class Patience:
     def __init__(self, patience_s: float, starts_over: bool = True) -> None:
         self._patience_s, self._starts_over = patience_s, starts_over
         self._failed_s = -float("inf")
-        self._first: PenstockError | None = None
+        self._first: str | None = None
         self.good()
 
     def good(self) -> None:
         """Record a success."""
         if self._first is not None:
-            report(logging.INFO, "reachable_again", after=str(self._first))
+            report(logging.INFO, "reachable_again", after=self._first)
         self._until_s, self._pause_s = -float("inf"), _FIRST_PAUSE_S
         self._first = None
 
     def wait(self, error: PenstockError) -> None:
-        """Pause before the next attempt. Raises the error, as ``explained``, if patience is over."""
+        """Pause before the next attempt. Raises the error, ``explained`` and with the time, if patience is over."""
         now = time.monotonic()
         if self._starts_over and now - self._failed_s > self._patience_s:
             self.good()
         if self._until_s == -float("inf"):
             self._until_s = now + self._patience_s
         if self._first is None:
-            self._first = error
-            report(logging.WARNING, "retrying", error=str(error))
+            self._first = str(error)
+            report(logging.WARNING, "retrying", error=self._first)
         if now + self._pause_s > self._until_s:
-            raise self.explained(error)
+            error = self.explained(error)
+            if self._patience_s > 0:
+                error.args = (f"{error}; retried for {self._patience_s:g} s (patience)",)
+            raise error
         interrupts.pause(self._pause_s)
         self._failed_s, self._pause_s = time.monotonic(), min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def explained(self, error: PenstockError) -> PenstockError:
         """Return an error together with the first one since the last success, which says why the service is gone."""
-        if self._first is None or str(self._first) == str(error):
+        if self._first is None or self._first == str(error):
             return error
         return type(error)(f"{self._first}; since then: {error}")

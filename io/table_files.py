@@ -134,10 +134,10 @@ def read_table(
             first += len(ids)
 
 
-def check_table(directory: Path, table: str, columns: Mapping[str, int]) -> None:
-    """Make the checks of ``read_table`` that need no rows. Raises InputError."""
+def check_table(directory: Path, table: str, columns: Mapping[str, int]) -> list[str]:
+    """Make the checks of ``read_table`` that need no rows. Return which of the columns exist. Raises InputError."""
     with ExitStack() as stack:
-        _opened(stack, directory, table, columns)
+        return _opened(stack, directory, table, columns)[1]
 
 
 def _opened(

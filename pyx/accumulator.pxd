@@ -11,7 +11,7 @@ cdef class Accumulator(PartMemory):
     cdef Py_ssize_t rows_begun
     cdef bint wide
     cdef GradientBlocks blocks           # the frame between begin and end
-    cdef int begin(self, list blocks, index_t frame, Py_ssize_t num_parts, Py_ssize_t room=*,
+    cdef int begin(self, GradientBlocks blocks, index_t frame, Py_ssize_t num_parts, Py_ssize_t room=*,
                    Py_ssize_t longest=*, Py_ssize_t most=*) except -1
     cdef int end(self) except -1
     cdef int end_steps(self, Py_ssize_t num_rows, Py_ssize_t most_ids) except -1

@@ -8,7 +8,7 @@ up in coalesce.pyx and rows folded in row_sums.pyx, part by part, on any number 
 import numpy as np
 
 from ._types cimport id_t, index_t
-from .gradient_blocks cimport GradientBlocks
+from .gradient_blocks cimport GradientBlocks, blocks_of
 from .id_table cimport IdBits, IdMap, best_isa
 from .buffer_pool cimport Block, Sums
 from .buffer_pool import divide
@@ -47,7 +47,6 @@ cdef class Accumulator(PartMemory):
         self.wide = self.dtype == np.float64
         self.row_bytes = dim * self.dtype.itemsize
         self.count, self.count_rows = count, count_rows
-        self.blocks = GradientBlocks()
         self.frame.dim, self.frame.wide = dim, self.wide
         self.frame.isa = best_isa() - (targets().index(target) if target else 0)
         if vocabulary_size is not None:
@@ -76,11 +75,11 @@ cdef class Accumulator(PartMemory):
 
     # ---- a frame in: for Intake
 
-    cdef int begin(self, list blocks, index_t frame, Py_ssize_t num_parts, Py_ssize_t room=-1,
+    cdef int begin(self, GradientBlocks blocks, index_t frame, Py_ssize_t num_parts, Py_ssize_t room=-1,
                    Py_ssize_t longest=-1, Py_ssize_t most=-1) except -1:
         """Make room for one more frame, or for more of the last one.
 
-        blocks : (ids, grads, row_index, scales) each, as ``Intake.begin`` describes them
+        blocks : of rows of the accumulator's dim and type
         frame : its number; an id that occurs twice in one frame counts once
         num_parts : a power of two; the number of parts from the next time on that nothing is held
         room : where the blocks have several frames: the rows between two openings, at most; longest : those of one
@@ -88,9 +87,8 @@ cdef class Accumulator(PartMemory):
         Raises MemoryError or ValueError: nothing has changed then.
         """
         cdef Py_ssize_t p, num_rows, held = self.held()
-        num_rows = self.blocks.point_to(blocks, self.dim, self.wide)
-        self.frame.sources, self.frame.num_sources, self.frame.number = (
-            self.blocks.sources, self.blocks.num_sources, frame)
+        num_rows, self.blocks = blocks.num_rows, blocks
+        self.frame.sources, self.frame.num_sources, self.frame.number = blocks.sources, blocks.num_sources, frame
         if held == 0:
             num_parts = min(num_parts, <Py_ssize_t>MOST_PARTS)
             if num_parts != self.num_parts:
@@ -116,7 +114,7 @@ cdef class Accumulator(PartMemory):
         """Release the frame that was begun."""
         self.release_slots()
         self.rows_begun = 0
-        self.blocks.clear()
+        self.blocks, self.frame.num_sources = None, 0
         return 0
 
     cdef int end_steps(self, Py_ssize_t num_rows, Py_ssize_t most_ids) except -1:
@@ -212,7 +210,7 @@ cdef class Accumulator(PartMemory):
         if not len(np.unique(ids)) == len(ids) == len(kept) or sums.shape != (len(ids), self.dim):
             raise ValueError(f"expected different ids, as many counts, sums ({len(ids)}, {self.dim}), got {sums.shape}")
         self.undo()
-        self.begin([(ids, sums, None, None)], -1, 1)
+        self.begin(blocks_of([(ids, sums, None, None)], self.dim, self.wide), -1, 1)
         self.frame.strict = False
         with nogil:
             outside = part_find(&self.parts[0], &self.vocabulary, &self.frame, 0, 1, &no)

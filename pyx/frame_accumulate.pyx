@@ -12,6 +12,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from ._types cimport index_t
 from .accumulator cimport Accumulator
 from .coalesce cimport Frame, Part, Vocabulary, part_find
+from .gradient_blocks cimport blocks_of
 from .row_sums cimport part_check, part_fold, part_help
 
 
@@ -78,7 +79,8 @@ cdef class Intake:
             for i in range(len(accumulators)):
                 accumulator = accumulators[i]
                 vacant = vacant and accumulator.held() == 0
-                accumulator.begin([(block.ids, block.grads, block.which, block.gains) for block in blocks[i]], frame,
+                arrays = [(block.ids, block.grads, block.which, block.gains) for block in blocks[i]]
+                accumulator.begin(blocks_of(arrays, accumulator.dim, accumulator.wide), frame,
                                   1 if parts is None else parts[i])
         except BaseException:
             self.cancel()

@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -8,6 +7,7 @@ from typing_extensions import disjoint_base
 
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.gate_counts import GateCounts
+from penstock.pyx.gradient_blocks import GradientBlocks
 from penstock.pyx.update import Step
 
 SMALL_ROWS: int
@@ -34,11 +34,10 @@ class FrameSteps:
     @property
     def ids(self) -> _Int64: ...
     @property
-    def seconds(self) -> npt.NDArray[np.float64]: ...
+    def seconds(self) -> list[float]: ...
     def take(
         self,
-        blocks: Sequence[Any],
-        starts: _Int64,
+        blocks: GradientBlocks,
         bounds: _Int64,
         steps: _Int64 | None,
         first: int,

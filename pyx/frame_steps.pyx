@@ -15,6 +15,7 @@ from ._types cimport id_t, index_t
 from .accumulator cimport Accumulator
 from .coalesce cimport Frame, Part, Source, Vocabulary, part_clear, part_find, part_undo
 from .gate_counts cimport GateCounts
+from .gradient_blocks cimport GradientBlocks
 from .id_table cimport id_buckets_reserve
 from .row_sums cimport part_check, part_fold
 from .update cimport Step
@@ -30,7 +31,6 @@ SMALL_ROWS = MOST_SMALL_ROWS
 
 cdef struct Run:                # one call of ``take``
     const index_t* bounds
-    const index_t* starts       # of the blocks that the frames lie in
     const id_t* steps           # NULL: no frame is stale
     Py_ssize_t stop, next
     Py_ssize_t room             # for ids between two openings
@@ -50,7 +50,7 @@ cdef class FrameSteps:
 
     Of the last ``take``:
     num_frames, num_steps : taken, and steps among them
-    ids : int64, those of every step, one step after the other; seconds : float64, of every update
+    ids : int64, those of every step, one step after the other; seconds : of every update
     more_bytes : of sums at most, next to what was held before
     """
     cdef GateCounts gate
@@ -71,12 +71,12 @@ cdef class FrameSteps:
         self.gate, self.accumulator, self.step, self.lock = gate, accumulator, step, lock
         self.table, self.mean = table, mean
 
-    def take(self, blocks not None, const index_t[::1] starts not None, const index_t[::1] bounds not None,
-             const id_t[::1] steps, Py_ssize_t first, Py_ssize_t most_frames, index_t most_steps, index_t most_changes,
-             float rate, index_t number):
+    def take(self, GradientBlocks blocks not None, const index_t[::1] bounds not None, const id_t[::1] steps,
+             Py_ssize_t first, Py_ssize_t most_frames, index_t most_steps, index_t most_changes, float rate,
+             index_t number):
         """Take the frames from ``first`` on, as many as may pass. Returns how many.
 
-        blocks : of rows in order, as ``Intake.begin`` takes them; starts : int64 (blocks,), the rows before each
+        blocks : of rows in order
         bounds : int64, (frames + 1,), ascending: the rows before each frame, which lies in one block
         steps : int64, (frames,), None: none is stale
         most_frames, most_steps, most_changes : stop after so many; the last counts the ids of every step
@@ -84,33 +84,31 @@ cdef class FrameSteps:
         Raises ValueError or MemoryError: nothing has changed then.
         """
         cdef Accumulator accumulator = self.accumulator
-        cdef Py_ssize_t stop, room, longest, num_rows, first_block, end_block, held = accumulator.held()
+        cdef Py_ssize_t stop, room, longest, num_rows, first_block, held = accumulator.held()
         cdef double[::1] seconds
         cdef id_t[::1] changed
         cdef Run run
         self.num_frames = self.num_steps = self.more_bytes = 0
         if not 0 <= first < bounds.shape[0] - 1 or (steps is not None and steps.shape[0] != bounds.shape[0] - 1):
             raise ValueError(f"expected one of {bounds.shape[0] - 1} frames with a step each, got frame {first}")
-        if starts.shape[0] != len(blocks):
-            raise ValueError(f"expected a start for each of {len(blocks)} blocks, got {starts.shape[0]}")
+        if blocks.dim != accumulator.dim or blocks.wide:
+            raise ValueError(f"expected float32 of dim {accumulator.dim}, got {blocks.dim}")
         if held and accumulator.num_parts > 1:
             return 0
         most_frames = min(most_frames, bounds.shape[0] - 1 - first)
         stop = fitting(self.gate, bounds, first, most_frames, most_steps, held, &room, &longest)
         if stop == first:
             return 0
-        first_block, end_block = block_of(starts, bounds[first]), block_of(starts, bounds[stop] - 1) + 1
+        first_block = check_inside(blocks, bounds, first, stop)
         num_rows = bounds[stop] - bounds[first]
         seconds_array, ids_array = np.empty(stop - first), np.empty(held + num_rows, np.int64)
         seconds, changed = seconds_array, ids_array
-        accumulator.begin([(block.ids, block.grads, None, None) for block in blocks[first_block:end_block]], number, 1,
-                          room, longest, num_rows)
+        accumulator.begin(blocks, number, 1, room, longest, num_rows)
         try:
-            check_inside(accumulator, starts, bounds, first, stop, first_block, end_block)
             if accumulator.count and self.gate.required > 1:
                 accumulator.start_marks(0)
             accumulator.frame.strict = True
-            run.bounds, run.starts = &bounds[0], &starts[first_block]
+            run.bounds = &bounds[0]
             run.steps = NULL if steps is None else &steps[0]
             run.stop, run.most_changes = stop, most_changes
             run.number, run.rate, run.mean, run.room = number, rate, self.mean, room
@@ -119,44 +117,28 @@ cdef class FrameSteps:
             with self.lock:
                 self.step.begin_small(self.table)
                 with nogil:
-                    take_frames(self.gate, accumulator, self.step, &run)
+                    take_frames(self.gate, accumulator, self.step, blocks, &run, first_block)
                 self.step._release()
         except BaseException:
             accumulator.cancel()
             raise
         accumulator.end_steps(bounds[run.next] - bounds[first], run.most_ids)
         self.num_frames, self.num_steps = run.next - first, run.num_steps
-        self.ids, self.seconds = ids_array[:run.num_changes], seconds_array[:run.num_steps]
+        self.ids, self.seconds = ids_array[:run.num_changes], seconds_array[:run.num_steps].tolist()
         self.more_bytes = max(<Py_ssize_t>0, run.most_ids - accumulator.held()) * accumulator.bytes_per_id()
         return self.num_frames
 
 
-cdef Py_ssize_t block_of(const index_t[::1] starts, index_t row) noexcept:
-    """The last block that begins at this row or before."""
-    cdef Py_ssize_t low = 0, high = starts.shape[0], middle
-    while high - low > 1:
-        middle = (low + high) // 2
-        if starts[middle] <= row:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-cdef int check_inside(Accumulator accumulator, const index_t[::1] starts, const index_t[::1] bounds, Py_ssize_t first,
-                      Py_ssize_t stop, Py_ssize_t block, Py_ssize_t end) except -1:
-    """Raise ValueError where a frame does not lie in one block. block, end : those that the accumulator points to"""
-    cdef const Source* source = accumulator.frame.sources
-    cdef Py_ssize_t i
-    if accumulator.frame.num_sources != end - block:
-        raise ValueError("expected a row in every block")
+cdef Py_ssize_t check_inside(GradientBlocks blocks, const index_t[::1] bounds, Py_ssize_t first, Py_ssize_t stop) except -1:
+    """Return the block of the first frame. Raises ValueError where a frame does not lie in one block."""
+    cdef Py_ssize_t i, first_block = blocks.block_of(bounds[first]), block = first_block
     for i in range(first, stop):
-        while block + 1 < end and starts[block + 1] <= bounds[i]:
+        while block + 1 < blocks.num_sources and blocks.starts[block + 1] <= bounds[i]:
             block += 1
-            source += 1
-        if bounds[i] < starts[block] or bounds[i + 1] > starts[block] + source.num_rows:
-            raise ValueError(f"expected rows {bounds[i]} to {bounds[i + 1]} in one block, got {source.num_rows} rows")
-    return 0
+        if block >= blocks.num_sources or bounds[i + 1] > blocks.starts[block + 1]:
+            num_rows = 0 if block >= blocks.num_sources else blocks.sources[block].num_rows
+            raise ValueError(f"expected rows {bounds[i]} to {bounds[i + 1]} in one block, got {num_rows} rows")
+    return first_block
 
 
 cdef Py_ssize_t fitting(GateCounts gate, const index_t[::1] bounds, Py_ssize_t first, Py_ssize_t most, index_t most_steps,
@@ -184,15 +166,17 @@ cdef Py_ssize_t fitting(GateCounts gate, const index_t[::1] bounds, Py_ssize_t f
     return i
 
 
-cdef void take_frames(GateCounts gate, Accumulator accumulator, Step step, Run* run) noexcept nogil:
-    """Frame by frame, up to the end or an event; ``run.next`` is the first frame that is not in."""
+cdef void take_frames(GateCounts gate, Accumulator accumulator, Step step, GradientBlocks blocks,
+                      Run* run, Py_ssize_t block) noexcept nogil:
+    """Frame by frame, up to the end or an event; ``run.next`` is the first frame that is not in.
+
+    block : of the first frame
+    """
     cdef Part* part = &accumulator.parts[0]
     cdef Vocabulary* vocabulary = &accumulator.vocabulary
     cdef Frame* frame = &accumulator.frame
-    cdef const Source* block = frame.sources
-    cdef const index_t* start = run.starts
-    cdef Source source = block[0]
-    cdef Py_ssize_t num_blocks = frame.num_sources
+    cdef const Source* whole
+    cdef Source source = blocks.sources[block]
     cdef bint opens, bad
     cdef int no = 0
     cdef index_t begin
@@ -203,10 +187,10 @@ cdef void take_frames(GateCounts gate, Accumulator accumulator, Step step, Run* 
             break
         if opens and not gate.may_open():
             break
-        while num_blocks > 1 and start[1] <= run.bounds[run.next]:
-            block, start, num_blocks = block + 1, start + 1, num_blocks - 1
-        begin = run.bounds[run.next] - start[0]
-        source.ids, source.rows, source.stride = block.ids + begin, block.rows + begin * block.stride, block.stride
+        while blocks.starts[block + 1] <= run.bounds[run.next]:
+            block += 1
+        whole, begin = &blocks.sources[block], run.bounds[run.next] - blocks.starts[block]
+        source.ids, source.rows, source.stride = whole.ids + begin, whole.rows + begin * whole.stride, whole.stride
         source.num_rows = run.bounds[run.next + 1] - run.bounds[run.next]
         frame.number = run.number
         part.progress, part.helped, part.split = 0, 0, -1
@@ -232,7 +216,7 @@ cdef void take_frames(GateCounts gate, Accumulator accumulator, Step step, Run* 
                 break
             if run.num_changes >= run.most_changes:
                 break
-    frame.sources = accumulator.blocks.sources
+    frame.num_sources = 0
 
 
 cdef void step_rows(Accumulator accumulator, Part* part, Step step, Run* run, uint64_t number) noexcept nogil:

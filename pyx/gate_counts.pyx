@@ -31,7 +31,7 @@ cdef class GateCounts:
 
     @steps.setter
     def steps(self, steps):
-        self.first_step, self.last_step = steps[0], steps[-1]
+        self.first_step, self.last_step = steps[0], steps[len(steps) - 1]
 
     def is_stale(self, local_step):
         """Return whether a contribution of this step is behind the global step; one without a step never is."""

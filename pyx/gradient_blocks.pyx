@@ -1,9 +1,9 @@
-"""The rows of a frame on their way into an accumulator: where they lie, looked up once under the GIL."""
+"""The rows of a frame, or of several, on their way into an accumulator: where they lie, looked up once under the GIL."""
 
 import numpy as np
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport strchr
 
 from ._types cimport id_t, index_t
@@ -11,38 +11,133 @@ from .coalesce cimport Source
 
 
 cdef class GradientBlocks:
-    """Sources for code without Python, and the arrays that they look into."""
+    """Sources for code without Python, and what keeps their memory.
+
+    dim : of the rows
+    """
+
+    def __cinit__(self, Py_ssize_t dim):
+        self.dim, self.owners = dim, []
 
     def __dealloc__(self):
         free(self.sources)
+        free(self.starts)
 
-    cdef Py_ssize_t point_to(self, blocks, Py_ssize_t dim, bint wide) except -1:
-        """Note where the rows of a frame lie, and keep them. Returns how many there are.
+    def __len__(self):
+        return self.num_sources
 
-        blocks : (ids, grads, which, gains) each, as ``Intake.begin`` describes them; dim, wide : rows of so many float64, else float32
-        Raises ValueError or MemoryError.
-        """
-        cdef Py_ssize_t num_rows = 0
-        cdef Source* sources = <Source*>malloc(max(len(blocks), 1) * sizeof(Source))
-        if sources == NULL:
-            raise MemoryError(f"cannot allocate {len(blocks) * sizeof(Source)} bytes for blocks")
-        free(self.sources)
-        self.sources, self.num_sources, self._arrays = sources, 0, blocks
-        for block in blocks:
-            ids, grads, which, gains = block
-            if not point(&sources[self.num_sources], ids, grads, which, gains, dim, wide):
-                check(ids, grads, which, dim, wide)
-                if gains is not None:
-                    check_gains(gains, len(ids), wide)
-                raise ValueError("ids, grads, which and gains: expected arrays of this machine's own types")
-            if sources[self.num_sources].num_rows:
-                num_rows += sources[self.num_sources].num_rows
-                self.num_sources += 1
-        return num_rows
+    @property
+    def num_rows(self):
+        return self.starts[self.num_sources] if self.num_sources else 0
 
-    cdef void clear(self):
-        """The frame is in, or will not come."""
-        self.num_sources, self._arrays = 0, None
+    def block_at(self, index_t row):
+        """Return the number of the block that has a row, and the rows before it."""
+        if not 0 <= row < self.num_rows:
+            raise IndexError(f"expected one of {self.num_rows} rows, got {row}")
+        cdef Py_ssize_t number = self.block_of(row)
+        return number, self.starts[number]
+
+    def addresses(self, Py_ssize_t number):
+        """Return where the ids and the gradients of a block begin, and how many rows it has."""
+        if not 0 <= number < self.num_sources:
+            raise IndexError(f"expected one of {self.num_sources} blocks, got {number}")
+        cdef Source* source = &self.sources[number]
+        return <size_t>source.ids, <size_t>source.rows, source.num_rows
+
+    def span(self, index_t start, index_t stop):
+        """Return some of the rows, which lie in whole blocks, but the first and the last one. They are not copied."""
+        cdef GradientBlocks part = GradientBlocks.__new__(GradientBlocks, self.dim)
+        cdef Source* source
+        cdef index_t begin, end
+        cdef Py_ssize_t i
+        if not 0 <= start < stop <= self.num_rows:
+            raise IndexError(f"expected some of {self.num_rows} rows, got {start} to {stop}")
+        part.owners = self.owners
+        i = self.block_of(start)
+        part.reserve(self.block_of(stop - 1) + 1 - i)
+        while i < self.num_sources and self.starts[i] < stop:
+            source, begin, end = &self.sources[i], max(start, self.starts[i]), min(stop, self.starts[i + 1])
+            begin, end, i = begin - self.starts[i], end - self.starts[i], i + 1
+            part.add(source.ids + begin, source.rows + begin * source.stride, source.stride, end - begin)
+        return part
+
+    @staticmethod
+    def joined(several):
+        """Return the blocks of several, one after the other; all have the same dim."""
+        cdef GradientBlocks part, whole = GradientBlocks.__new__(GradientBlocks, several[0].dim)
+        cdef Py_ssize_t i
+        for part in several:
+            if part.dim != whole.dim:
+                raise ValueError(f"expected rows of dim {whole.dim}, got {part.dim}")
+            whole.reserve(part.num_sources)
+            for i in range(part.num_sources):
+                whole.add(part.sources[i].ids, part.sources[i].rows, part.sources[i].stride, part.sources[i].num_rows)
+            whole.owners += part.owners
+        return whole
+
+    @staticmethod
+    def of_arrays(blocks):
+        """Return blocks of (ids, grads): int64 (n,), float32 (n, dim). Raises ValueError for others."""
+        return blocks_of([(ids, grads, None, None) for ids, grads in blocks], blocks[0][1].shape[1], False)
+
+    cdef int reserve(self, Py_ssize_t num_more) except -1:
+        """Make room for so many more blocks."""
+        cdef Py_ssize_t room = self.num_sources + num_more
+        if room <= self.room:
+            return 0
+        room = max(room, 2 * self.room)
+        cdef void* sources = realloc(self.sources, room * sizeof(Source))
+        if sources != NULL:
+            self.sources = <Source*>sources
+        cdef void* starts = realloc(self.starts, (room + 1) * sizeof(index_t))
+        if starts != NULL:
+            self.starts = <index_t*>starts
+        if sources == NULL or starts == NULL:
+            raise MemoryError(f"cannot allocate {room * (sizeof(Source) + sizeof(index_t))} bytes for blocks")
+        self.starts[0], self.room = 0, room
+        return 0
+
+    cdef void add(self, const id_t* ids, const char* rows, Py_ssize_t stride, Py_ssize_t num_rows) noexcept:
+        """Add a block, for which there is room, of at least one row."""
+        cdef Source* source = &self.sources[self.num_sources]
+        source.ids, source.rows, source.stride, source.num_rows = ids, rows, stride, num_rows
+        source.row_index, source.scales = NULL, NULL
+        self.starts[self.num_sources + 1] = self.starts[self.num_sources] + num_rows
+        self.num_sources += 1
+
+    cdef Py_ssize_t block_of(self, index_t row) noexcept nogil:
+        cdef Py_ssize_t low = 0, high = self.num_sources, middle
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.starts[middle] <= row:
+                low = middle
+            else:
+                high = middle
+        return low
+
+
+cdef GradientBlocks blocks_of(blocks, Py_ssize_t dim, bint wide):
+    """Return the blocks of some arrays, which they keep.
+
+    blocks : (ids, grads, which, gains) each, as ``Intake.begin`` describes them; dim, wide : rows of so many float64, else float32
+    Raises ValueError or MemoryError.
+    """
+    cdef GradientBlocks whole = GradientBlocks.__new__(GradientBlocks, dim)
+    cdef Source source
+    whole.wide = wide
+    whole.reserve(len(blocks))
+    for block in blocks:
+        ids, grads, which, gains = block
+        if not point(&source, ids, grads, which, gains, dim, wide):
+            check(ids, grads, which, dim, wide)
+            if gains is not None:
+                check_gains(gains, len(ids), wide)
+            raise ValueError("ids, grads, which and gains: expected arrays of this machine's own types")
+        if source.num_rows:
+            whole.add(source.ids, source.rows, source.stride, source.num_rows)
+            whole.sources[whole.num_sources - 1] = source
+            whole.owners.append(block)
+    return whole
 
 
 cdef bint point(Source* s, ids, grads, which, gains, Py_ssize_t dim, bint wide) except -1:

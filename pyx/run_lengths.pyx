@@ -4,8 +4,6 @@ The rows of one table are usually neighbours, and so are lists of equal length. 
 instead of each of its rows.
 """
 
-import numpy as np
-
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint32_t, uint64_t
 
 ctypedef fused code_t:
@@ -49,30 +47,6 @@ def equal_runs(const code_t[::1] codes not None, Py_ssize_t max_runs):
         runs.append((start, stop, code))
         start = stop
     return runs
-
-
-def run_bounds(const int64_t[::1] codes not None):
-    """Return where the runs of equal neighbours begin, and the end of the last: int64 (runs + 1,), ascending.
-
-    codes : int64, shape (n,)
-    """
-    cdef Py_ssize_t k, num_runs = 0, n = codes.shape[0]
-    cdef int64_t[::1] bounds
-    with nogil:
-        for k in range(1, n):
-            num_runs += codes[k] != codes[k - 1]
-    num_runs += n > 0
-    whole = np.empty(num_runs + 1, np.int64)
-    bounds = whole
-    with nogil:
-        bounds[0] = num_runs = 0
-        for k in range(1, n):
-            if codes[k] != codes[k - 1]:
-                num_runs += 1
-                bounds[num_runs] = k
-        num_runs += n > 0
-        bounds[num_runs] = n
-    return whole
 
 
 def length_runs(const offset_t[::1] offsets not None, uint64_t num_values, Py_ssize_t max_runs):

@@ -4,12 +4,14 @@ import gc
 import os
 import resource
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import evidence
 import jax
 import numpy as np
 import pytest
+from browser import CHROMIUM, Browser
 from cli import error_line, outcome
 from hypothesis import HealthCheck, settings
 from jax.sharding import Mesh
@@ -97,6 +99,15 @@ def call(capsys):
         return text, printed
 
     return run
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A Chromium; without it, tests of pages are skipped."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium here (apt install chromium)")
+    with closing(Browser()) as chromium:
+        yield chromium
 
 
 @pytest.fixture

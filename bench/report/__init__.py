@@ -19,11 +19,15 @@ from penstock.bench.report import plots
 from penstock.bench.report.comparison import check_machine, read_result
 from penstock.bench.report.readme_table import cell_of, peers_of
 from penstock.bench.workloads import WORKLOADS
-from penstock.svg import standalone
+from penstock.svg import SCHEME, standalone
 
-STYLE = """body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:60rem;margin:2rem auto;padding:0 1rem}
-table{border-collapse:collapse;margin:1rem 0}td,th{padding:.2rem .7rem;border-bottom:1px solid #ddd;text-align:right}
-td:first-child,th:first-child,td.name{text-align:left}svg{max-width:100%;height:auto}.bad{color:#a11}"""
+# Tables, and on a narrow screen plots, scroll in their sections.
+STYLE = f"""{SCHEME}body{{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--back);max-width:60rem;
+margin:2rem auto;padding:0 1rem;overflow-wrap:anywhere}}section{{overflow-x:auto;margin:1rem 0}}
+table{{border-collapse:collapse;overflow-wrap:normal}}
+td,th{{padding:.2rem .7rem;border-bottom:1px solid var(--line);text-align:right}}td+td{{white-space:nowrap}}
+td:first-child,th:first-child{{text-align:left}}svg{{width:100%;height:auto}}.bad{{color:var(--bad)}}
+@media(max-width:32rem){{svg{{min-width:32rem}}}}"""
 
 
 def check_folder(folder: Path) -> None:
@@ -75,12 +79,13 @@ def page(result: dict[str, Any], pictures: list[str]) -> str:
     machine = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in description.items())
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><title>penstock bench</title>",
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
+        "<title>penstock bench</title>",
         f"<style>{STYLE}</style><h1>penstock bench</h1>",
         f"<p>{escape(named(description))}<br>{escape(machine)}<br>{escape(versions)}<br>{result['rounds']} rounds, "
         f"{result['sizes']['rows']:,} rows a step.</p>",
         *problems(result),
-        *(f"<p>{picture}</p>" for picture in pictures),
+        *(f"<section>{picture}</section>" for picture in pictures),
         "<h2>Every case</h2>",
         *(run_table(run) for run in result["runs"]),
     ]
@@ -105,18 +110,18 @@ def run_table(run: dict[str, Any]) -> str:
         lines.append(
             f"<p>{escape(w['title'])}: {w['rows']:,} rows, {w['unique']:,} distinct ids (reuse {w['reuse']:g}), "
             f"{w['step_mb']:g} MB of gradients, {w['tables_mb']:g} MB of weights. {escape(cell_of(run) or '')}</p>"
-            "<table><tr><th>side<th>median ms<th>least<th>most<th>samples (clean)<th>times ours</tr>"
+            "<section><table><tr><th>side<th>median ms<th>least<th>most<th>samples (clean)<th>times ours</tr>"
         )
         for name, side in sorted(run["sides"].items(), key=lambda item: item[1]["median_ms"]):
             lines.append(
-                f"<tr><td class=name>{escape(name)}<td>{side['median_ms']:.3f}<td>{side['min_ms']:.3f}"
+                f"<tr><td>{escape(name)}<td>{side['median_ms']:.3f}<td>{side['min_ms']:.3f}"
                 f"<td>{side['max_ms']:.3f}<td>{len(side['samples_ms'])} ({side['clean']})"
                 f"<td>{format(side['ratio'], '.2f') if 'ratio' in side else ''}</tr>"
             )
         if "limit_ms" in run:
             limit = f"the memory's limit for {threads_text(run['threads'])}"
-            lines.append(f"<tr><td class=name>{limit}<td>{run['limit_ms']:.3f}<td><td><td><td></tr>")
-        lines.append("</table>")
+            lines.append(f"<tr><td>{limit}<td>{run['limit_ms']:.3f}<td><td><td><td></tr>")
+        lines.append("</table></section>")
     lines += [f"<p class=bad>{escape(n)} failed, not timed: {escape(p)}</p>" for n, p in run["failed"].items()]
     return "\n".join(lines)
 

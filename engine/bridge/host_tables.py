@@ -26,6 +26,7 @@ from penstock.pyx import update
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.frame_steps import FrameSteps
 from penstock.pyx.gate_counts import GateCounts
+from penstock.pyx.locks import call_under
 from penstock.threads import ThreadTeam
 from penstock.updates import UpdateRule
 
@@ -186,9 +187,12 @@ class HostTables:
 
     def _run(self, prepare: Callable[..., None], *arguments: Any) -> None:
         """Prepare the step, then run it."""
-        with self._lock:
+
+        def run() -> None:
             prepare(*arguments)
             self._step.run(self._team.run, self._team.threads)
+
+        call_under(self._lock, run)
 
 
 def zeros(kind: str, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -18,12 +18,11 @@ from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.records import Record, read_records
 from penstock.checkpoint.store import Commit, DataFile, Folder
 from penstock.checkpoint.versions import Version
+from penstock.config.specs import WEIGHTS
 from penstock.errors import CommitGoneError, StateError
 from penstock.filesystem.state_files import open_regular
 from penstock.frames import Array, Float32, Int64
 from penstock.updates import RowWiseAdagrad
-
-WEIGHTS = "parameters"
 
 
 class SavedTables:
@@ -64,6 +63,11 @@ class SavedTables:
         if (rows := self._keys_and_rows(name)[1]) is not None:
             parts = {key: whole[rows] for key, whole in parts.items()}
         return parts
+
+    def num_rows(self, name: str) -> int:
+        """Return the rows of one table that ``parts`` returns."""
+        keys = self.keys(name)
+        return int(self.tables[name]["vocabulary_size"]) if keys is None else len(keys)
 
     def part_dims(self, name: str) -> dict[str, int]:
         """Return the floats per row of the weights and slots of one table."""

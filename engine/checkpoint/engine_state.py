@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 class Session(Protocol):
     """Continues the history of a commit."""
 
-    def resume_from(self, folder: Folder, commit: Commit, change: TableChange | None) -> None: ...
+    def resume_from(self, folder: Folder, commit: Commit, change: TableChange | None, adds_rows: bool) -> None: ...
 
 
 class Restorable(Protocol):
@@ -162,10 +162,9 @@ def restore(
             seed, files, more = commit.contents["seed"], commit.files, {}
             if share is not None:
                 more = {"share": checked_share(share)}
-                files = files_for(
-                    commit,
-                    shares_of(restored_config.tables, restored_config.sharding_strategy == "MOD", seed, *more["share"]),
-                )
+                if _is_distributed_alike(changed.contents, restored_config):
+                    mod = restored_config.sharding_strategy == "MOD"
+                    files = files_for(commit, shares_of(restored_config.tables, mod, seed, *more["share"]))
             folder.checked(commit, files)
             programs = changed.contents.get("programs", {})
             variants = {name: current(program["variant"]) for name, program in programs.items()}
@@ -186,10 +185,19 @@ def restore(
             change = changed.change and replace(changed.change, lost_sums=lost)
             if change is not None:
                 log.warning("%s: %s", place, change)
-            engine.session.resume_from(folder, commit, change)
+            engine.session.resume_from(folder, commit, change, changed.adds_rows)
         return engine
 
     return chosen.read(read)
+
+
+def _is_distributed_alike(contents: Mapping[str, Any], config: EmbeddingConfig) -> bool:
+    """Return whether as many shares have the same rows with a configuration as when they wrote a commit."""
+    saved = parse_stored(base64.b64decode(contents["config"])).tpu_embedding_configuration
+    if saved.sharding_strategy != config.to_engine_proto().tpu_embedding_configuration.sharding_strategy:
+        return False
+    forms = {table["name"]: (table["vocabulary_size"], "dynamic" in table) for table in contents["tables"]}
+    return all(forms[spec.name] == (spec.vocabulary_size, spec.dynamic is not None) for spec in config.tables)
 
 
 def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTables) -> dict[str, int]:
@@ -198,7 +206,7 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
     commit : with the contents of ``changed``
     """
     directories = {old: state for old, state in directories_of(folder, commit).items() if old in changed.names}
-    places = {
+    rows_now = {
         changed.names[old]: core.tables.dynamic[changed.names[old]].set_state(state)
         for old, state in directories.items()
     }
@@ -210,8 +218,8 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
             spec = core.tables.specs[name]
             slots = [np.full((len(ids), spec.slot_dim), value, np.float32) for _, value in spec.slots]
             parts = [parts[0], *slots]
-        if name in places:  # the row of a key, and whether it has one, may differ here
-            ids = places[name][ids]
+        if name in rows_now:  # the row of a key, and whether it has one, may differ here
+            ids = rows_now[name][ids]
             here = ids >= 0
             ids, parts = ids[here], [rows[here] for rows in parts]
         elif name in core.tables.dynamic:
@@ -223,6 +231,13 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
     core.tables.dynamic.forget_changes()
     saved_stores = _stores_of(folder, commit)
     stores = {changed.names[old]: sums for old, sums in saved_stores.items() if old in changed.names}
+    for name in [name for name, sums in stores.items() if not core.pipeline.stores[name].takes(sums)]:
+        if name not in changed.weights_only:
+            raise StateError(
+                f"{folder.path}, commit {commit.number}: table '{name}' has another gradient_accumulation_status in "
+                "the configuration, which frames in the gate prevent: --flush them with the one before"
+            )
+        del stores[name]
     contents = commit.contents
     core.tables.programs.resume(contents.get("programs", {}))  # older commits omit it
 
@@ -236,7 +251,7 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
     core.set_clock_offset(contents.get(CLOCK_OFFSET, 0))
     rates = contents["learning_rates"]
     core.last_rates = None if rates is None else tuple(rates)
-    lost = {name: _num_ids(sums) for name, sums in saved_stores.items() if name not in changed.names}
+    lost = {old: _num_ids(sums) for old, sums in saved_stores.items() if changed.names.get(old) not in stores}
     return {name: count for name, count in lost.items() if count}
 
 

@@ -62,12 +62,12 @@ class SavedState:
     def replace(self, core: EngineCore) -> dict[str, Int64]:
         """Replace rows and keys, and return the ids of the changed ones of every table."""
         tables = core.tables
-        places = {name: table.replace_keys(self.directories[name]) for name, table in tables.dynamic.items()}
+        rows_now = {name: table.replace_keys(self.directories[name]) for name, table in tables.dynamic.items()}
         unread = {name: np.ones(spec.vocabulary_size, bool) for name, spec in tables.specs_here.items()}
         changed: dict[str, list[Int64]] = {name: [] for name in unread}
         for name, rows, parts in self._newest_first():
-            if name in places:
-                rows = places[name][rows]
+            if name in rows_now:
+                rows = rows_now[name][rows]
             else:
                 rows, parts = tables.select_own(name, rows, parts)
             needed = (rows >= 0) & unread[name][rows]
@@ -84,7 +84,8 @@ class SavedState:
                 changed[name].append(rows)
         joined = {name: np.concatenate([np.zeros(0, np.int64), *several]) for name, several in changed.items()}
         return {
-            name: tables.dynamic[name].rows_replaced(rows) if name in places else rows for name, rows in joined.items()
+            name: tables.dynamic[name].rows_replaced(rows) if name in rows_now else rows
+            for name, rows in joined.items()
         }
 
     def _newest_first(self) -> Iterator[tuple[str, Int64, list[Float32]]]:

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.checkpoint.arrays import WEIGHTS, keys_and_rows, records_of, slot_dim
+from penstock.checkpoint.arrays import keys_and_rows, records_of, slot_dim
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import changes_in
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, bounds, expected
+from penstock.config.specs import WEIGHTS
 from penstock.errors import StateError, UsageError, listed
 from penstock.frames import Float32
 
@@ -38,23 +39,23 @@ def row_history(folder: Folder, commits: Sequence[Commit], table: str, row_id: i
     if not any(names):
         known = dict.fromkeys(entry["name"] for commit in commits for entry in commit.contents["tables"])
         raise UsageError(f"{folder.path}: no table '{table}'; there are: {listed(known)}")
-    places = [
-        None if name is None else _place(folder, commit, name, row_id)
+    rows_by_commit = [
+        None if name is None else _row_of(folder, commit, name, row_id)
         for commit, name in zip(commits, names, strict=True)
     ]
-    rows = {place for place in places if place is not None}
+    rows = {row for row in rows_by_commit if row is not None}
     values: dict[tuple[str, int], Float32] = {}
     for commit, name in zip(commits, names, strict=True):
         with trusting(f"{folder.path}, commit {commit.number}"):
             for file in commit.files:
                 if (file.name, -1) not in values:
                     values[file.name, -1] = np.empty(0, np.float32)  # it is read
-                    for row, value in _values_in(records_of(folder, commit, file), name, rows):
-                        values[file.name, row] = value
+                    for number, value in _values_in(records_of(folder, commit, file), name, rows):
+                        values[file.name, number] = value
     history: list[RowVersion] = []
     last: Mapping[str, Float32] | None = None
-    for commit, name, place in zip(commits, names, places, strict=True):
-        parts = None if name is None or place is None else _parts(folder, commit, name, place, values)
+    for commit, name, row in zip(commits, names, rows_by_commit, strict=True):
+        parts = None if name is None or row is None else _parts(folder, commit, name, row, values)
         change = None if parts is None or last is None else _norms(parts, last)
         history.append(RowVersion(commit, parts, change))
         last = parts or last
@@ -76,7 +77,7 @@ def _entry(commit: Commit, table: str) -> Mapping[str, Any]:
     return entries[table]
 
 
-def _place(folder: Folder, commit: Commit, table: str, row_id: int) -> int | None:
+def _row_of(folder: Folder, commit: Commit, table: str, row_id: int) -> int | None:
     """Return the number of the row in the files of a commit; None if its table, a dynamic one, lacks the key."""
     entry = _entry(commit, table)
     settings = entry.get("dynamic")
@@ -111,14 +112,14 @@ def _values_in(records: Iterable[Any], table: str | None, rows: set[int]) -> Ite
 
 
 def _parts(
-    folder: Folder, commit: Commit, table: str, place: int, values: Mapping[tuple[str, int], Float32]
+    folder: Folder, commit: Commit, table: str, row: int, values: Mapping[tuple[str, int], Float32]
 ) -> Mapping[str, Float32]:
     entry = _entry(commit, table)
-    row = next((values[file.name, place] for file in reversed(commit.files) if (file.name, place) in values), None)
-    if row is None:
-        raise StateError(f"{folder.path}, commit {commit.number}: table '{table}' lacks row {place}")
+    saved = next((values[file.name, row] for file in reversed(commit.files) if (file.name, row) in values), None)
+    if saved is None:
+        raise StateError(f"{folder.path}, commit {commit.number}: table '{table}' lacks row {row}")
     dims = {WEIGHTS: entry["dim"], **dict.fromkeys(entry["slots"], slot_dim(entry))}
-    return dict(zip(dims, np.split(row, np.cumsum([*dims.values()])[:-1]), strict=True))
+    return dict(zip(dims, np.split(saved, np.cumsum([*dims.values()])[:-1]), strict=True))
 
 
 def _norms(parts: Mapping[str, Float32], before: Mapping[str, Float32]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from penstock.checkpoint.incremental import Saver
 from penstock.checkpoint.source_positions import Positions
 from penstock.core import EngineCore, Passed
 from penstock.errors import UsageError
-from penstock.frames import Frame, Place
+from penstock.frames import Frame, Position
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import RunFiles
 from penstock.io.sources.seekable_source import SeekableSource
@@ -49,9 +49,9 @@ class RunCommits(CommitListener):
         self.files, self._has_new_files, self._may_commit = files, files.any_new, may_commit
         self._commits = None if saver is None else CommitSession(core, saver, every, self)
         self._error: BaseException | None = None  # of counting a frame, or of the background thread
-        # The places of the sources in the commit in flight, and in a durable one that no source knows of yet.
-        self._promised: list[Place | None] = []
-        self._durable: list[Place | None] = []
+        # The positions of the sources in the commit in flight, and in a durable one that no source knows of yet.
+        self._promised: list[Position | None] = []
+        self._durable: list[Position | None] = []
         self.num_skipped = start.num_frames
         self.source = 0
         self.failed = False
@@ -78,7 +78,7 @@ class RunCommits(CommitListener):
         return None if limit is None else max(limit - (self.num_skipped - self._start.num_to_read), 0)
 
     def pass_over(self, frame: Frame) -> None:
-        """Count the place of a void frame."""
+        """Count the position of a void frame."""
         with self._core.gate.still():
             self.counters.dropped.update(frame.dropped)
             self.count(frame, True)
@@ -174,7 +174,7 @@ class RunCommits(CommitListener):
             self._commits.join()
 
     def commit_begins(self) -> None:
-        self._promised = [entry.place for entry in self.positions.entries]
+        self._promised = [entry.position for entry in self.positions.entries]
 
     def commit_is_on_disk(self) -> None:
         self._durable = self._promised
@@ -185,9 +185,9 @@ class RunCommits(CommitListener):
     def _acknowledge(self) -> None:
         """Report to the sources what is durable. Call it on the thread that reads them."""
         durable, self._durable = self._durable, []
-        for source, place in zip(self._reader.sources, durable, strict=False):
-            if place and isinstance(source, SeekableSource):
-                source.acknowledge(place)
+        for source, position in zip(self._reader.sources, durable, strict=False):
+            if position and isinstance(source, SeekableSource):
+                source.acknowledge(position)
 
     def check(self) -> None:
         """Raise the error of an earlier ``count``, or of the background thread."""

@@ -70,13 +70,17 @@ class CheckpointSession(StepObserver):
             return None
         return self._saver.last, self._saver.folder.written_s(self._saver.last)
 
-    def resume_from(self, folder: Folder, commit: Commit, change: TableChange | None = None) -> None:
-        """Continue from a commit that the engine's state was restored from. change : of its tables since then"""
+    def resume_from(self, folder: Folder, commit: Commit, change: TableChange | None, adds_rows: bool) -> None:
+        """Continue from a commit that the engine's state was restored from.
+
+        change : of its tables since then; adds_rows : whether its readers lack rows of the tables
+        """
         self.positions = Positions.from_state(commit.contents["positions"])
         self._before = Counters.from_state(commit.contents["counters"])
         self._changes = changes_in(commit.contents)
         if self.positions.lineage is not None:  # the steps to come are an epoch: the commit may not be the newest one
-            self.positions.lineage = self.positions.lineage.started(self._core.global_step, change is not None)
+            changes_tables = change is not None or adds_rows
+            self.positions.lineage = self.positions.lineage.started(self._core.global_step, changes_tables)
         files = tuple(file for file in commit.files if file.part == self._part.name)
         contents, is_same = commit.contents, change is None and self.is_same(commit)
         if change is not None:
@@ -123,7 +127,7 @@ class CheckpointSession(StepObserver):
             self.positions = run.positions
 
     def most_unseen(self) -> tuple[int, int]:
-        return min((run.most_unseen for run in self._runs), default=INT64_MAX), INT64_MAX
+        return (min([run.most_unseen for run in self._runs]) if self._runs else INT64_MAX), INT64_MAX
 
     # ---- commits
 

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from penstock.errors import StaleInputError, StateError
-from penstock.frames import Frame, FrameRun, Place, fingerprint
+from penstock.frames import Frame, FrameRun, Position, fingerprint
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.sources.seekable_source import SeekableSource
 from penstock.lineage import Lineage
@@ -29,13 +29,13 @@ from penstock.stats import too_stale
 class SourcePosition:
     """The position in one source. digest : of all frames so far; None: not computed
 
-    place : of a source that can seek, where it continues; None: it cannot, and a resumed run reads it from the start
+    position : of a source that can seek, where it continues; None: it cannot, and a resumed run reads it from the start
     """
 
     source: str
     frames: int = 0
     digest: str | None = ""
-    place: Place | None = None
+    position: Position | None = None
 
 
 class Tally(NamedTuple):
@@ -89,7 +89,7 @@ class Positions:
     @property
     def num_to_read(self) -> int:
         """Return how many of the frames a resumed run reads again."""
-        return sum(entry.frames for entry in self.entries if entry.place is None)
+        return sum(entry.frames for entry in self.entries if entry.position is None)
 
     def count(self, number: int, frame: Frame, admitted: bool = True, creation: str | None = None) -> None:
         """Count one more frame of source ``number``. admitted : False if it was stale; creation : of the source"""
@@ -98,14 +98,17 @@ class Positions:
             self.stale_rows += frame.num_rows
         entry = self.entries[number]
         entry.frames += 1
-        if entry.place is not None:
-            entry.place = frame.place
-            if len(frame.place) == 1:  # a partition of a broker, which a service may read too
-                self.producers[entry.source] = frame.place[0]
-            if creation is not None:
-                self.creations[entry.source] = creation
+        if entry.position is not None:
+            self._continue_at(entry, frame.position, creation)
         if self._hashing and entry.digest is not None and entry.frames > self._num_unchecked(number):
             entry.digest = _digest_with(entry.digest, frame)
+
+    def _continue_at(self, entry: SourcePosition, position: Position, creation: str | None) -> None:
+        entry.position = position
+        if len(position) == 1:  # a partition of a broker, which a service may read too
+            self.producers[entry.source] = position[0]
+        if creation is not None:
+            self.creations[entry.source] = creation
 
     def _num_unchecked(self, number: int) -> int:
         return self.unchecked[number] if number < len(self.unchecked) else 0
@@ -119,12 +122,14 @@ class Positions:
     def count_run(self, number: int, run: FrameRun, first: int, stop: int, creation: str | None = None) -> None:
         """Count several frames of a run, none of them stale, as ``count`` does. first, stop : their numbers"""
         entry = self.entries[number]
-        if entry.place is not None or (self._hashing and entry.digest is not None):
+        if (entry.position is not None and not run.positions) or (self._hashing and entry.digest is not None):
             for frame in map(run.frame_at, range(first, stop)):
                 self.count(number, frame, True, creation)
         else:
             self.rows += int(run.bounds[stop] - run.bounds[first])
             entry.frames += stop - first
+            if entry.position is not None:
+                self._continue_at(entry, run.positions[stop - 1], creation)
 
     def check_counted(self) -> None:
         """Raise StateError if a frame was applied that no position counts: a resumed run would apply it again."""
@@ -141,7 +146,7 @@ class Positions:
             raise StaleInputError(problem)
 
     def get_state(self) -> dict[str, Any]:
-        sources = [[e.source, e.frames, e.digest, *([] if e.place is None else [e.place])] for e in self.entries]
+        sources = [[e.source, e.frames, e.digest, *([] if e.position is None else [e.position])] for e in self.entries]
         return {
             "merge": self._merge,
             "sources": sources,
@@ -158,8 +163,8 @@ class Positions:
     def from_state(cls, state: Mapping[str, Any]) -> Positions:
         positions = cls(merge=state["merge"])
         positions.entries = [
-            SourcePosition(source, int(frames), digest, *(tuple(map(int, place)) for place in places))
-            for source, frames, digest, *places in state["sources"]
+            SourcePosition(source, int(frames), digest, *(tuple(map(int, numbers)) for numbers in position))
+            for source, frames, digest, *position in state["sources"]
         ]
         # Older checkpoints have no producers, or no creations.
         positions.creations = dict(state.get("creations", {}))
@@ -191,15 +196,15 @@ class Positions:
         reader.continued = {number for number, entry in enumerate(self.entries) if entry.frames}
         reader.unchecked = read.unchecked = self.unchecked
         seekable = [source.name for source in reader.sources if isinstance(source, SeekableSource)]
-        sought = {entry.source: entry for entry in self.entries if entry.place is not None}
+        sought = {entry.source: entry for entry in self.entries if entry.position is not None}
         for number, source in enumerate(reader.sources):
             if isinstance(source, SeekableSource):
                 before = sought.get(source.name, SourcePosition(source.name))
-                place = before.place or ()
+                position = before.position or ()
                 if source.name in self.producers:
-                    place = (self.producers[source.name],)
-                read.entries[number] = SourcePosition(source.name, before.frames, None, place)
-                source.seek(place, self.creations.get(source.name))
+                    position = (self.producers[source.name],)
+                read.entries[number] = SourcePosition(source.name, before.frames, None, position)
+                source.seek(position, self.creations.get(source.name))
         if seekable:  # each has had as many turns, but those after the last one that has had the most
             counts = [entry.frames for entry in read.entries]
             last = max(number for number, frames in enumerate(counts) if frames == max(counts))
@@ -231,7 +236,7 @@ class Positions:
                 "sources; give all of them, in the same order"
             )
         for saved, current in zip(self.entries, read.entries, strict=False):
-            if (saved.place, current.place) != (None, None) and saved.source != current.source:
+            if (saved.position, current.position) != (None, None) and saved.source != current.source:
                 raise StateError(
                     f"{current.source}: the checkpoint holds {saved.frames} frames of {saved.source} in its place; "
                     "give the same sources, in the same order"

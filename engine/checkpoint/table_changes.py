@@ -8,15 +8,16 @@ no difference and change nothing.
 from __future__ import annotations
 
 import logging
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.checkpoint.store import Commit
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
-from penstock.errors import StateError, UsageError, UsageTypeError
+from penstock.errors import StateError, UsageError, UsageTypeError, listed
 from penstock.options import Options, TableChangeKeywords
 
 log = logging.getLogger("penstock")
@@ -41,7 +42,10 @@ class TableChanges(Options, concerns=(TableChangeKeywords,), mode="restore"):
         counts = Counter([*self.drop_table, *self.rename, *self.rename.values(), *self.reset_slots, *self.reset_table])
         for name, count in counts.items():
             if count > 1:
-                raise UsageError(f"table '{name}': has {count} changes of tables; give one, and the other one later")
+                raise UsageError(
+                    f"table '{name}': has {count} changes of tables; make one per start, each with a configuration "
+                    "that has no other one"
+                )
 
     def of(self, commit: Commit, config: EmbeddingConfig, place: str) -> ChangedTables:
         """Return a commit's tables as those of a configuration. place : the commit, for messages
@@ -115,12 +119,14 @@ class ChangedTables:
     names : the name of a table in the files → its name here; others are not loaded
     weights_only : tables whose slots are not loaded
     change : None: the tables are those of the commit
+    adds_rows : whether a table has rows or keys that no reader of the commit has: it has grown, or has become dynamic
     """
 
     contents: Mapping[str, Any]
     names: Mapping[str, str]
     weights_only: frozenset[str] = frozenset()
     change: TableChange | None = None
+    adds_rows: bool = False
 
     @property
     def first_names(self) -> dict[str, str]:
@@ -147,6 +153,14 @@ def described(spec: TableSpec) -> dict[str, Any]:
     }
 
 
+class _Difference(NamedTuple):
+    """A table that no option lets differ. problem : with what to do; flag : that permits the difference"""
+
+    table: str
+    problem: str
+    flag: str
+
+
 class _Comparison:
     """The tables of a commit next to those of a configuration."""
 
@@ -165,21 +179,20 @@ class _Comparison:
         reset = [name for name in changes.reset_table if self._resets(name, here)]
         new_slots = [name for name in changes.reset_slots if self._resets_slots(name, here)]
         new = [name for name in self._specs if name not in here]
-        self._check_names(here, new)
         for name in reset:
             here[name] = self._specs[name]
         for name in new_slots:
             here[name] = {**here[name], **{key: self._specs[name][key] for key in _OF_SLOTS}}
-        for name, entry in here.items():
-            self._check(name, entry)
+        self._check([*self._gone(here, new), *self._added(new, dropped), *self._other_forms(here)])
+        adds_rows = any(self._adds_rows(name, entry) for name, entry in here.items())
         if not any((new, dropped, renamed, new_slots, reset)):
-            return ChangedTables(self._contents, names)
+            return ChangedTables(self._contents, names, adds_rows=adds_rows)
         number = self._past[-1].number + 1 if self._past else 1
         step = int(self._contents["global_step"])
         change = TableChange(number, step, new, dropped, renamed, new_slots, reset)
         entries = [here.get(name, self._specs[name]) for name in self._specs]
         loaded = {old: name for old, name in names.items() if name not in reset}
-        return ChangedTables(self._with_tables(entries, loaded), loaded, frozenset(new_slots), change)
+        return ChangedTables(self._with_tables(entries, loaded), loaded, frozenset(new_slots), change, adds_rows)
 
     def _with_tables(self, entries: list[dict[str, Any]], loaded: Mapping[str, str]) -> dict[str, Any]:
         programs = self._contents.get("programs", {})
@@ -199,57 +212,61 @@ class _Comparison:
     # ---- what the options name
 
     def _drops(self, name: str) -> bool:
+        action, flag = f"drop table '{name}'", flag_text("--drop-table", name)
         if name in self._specs:
-            raise UsageError(f"drop table '{name}': the configuration has it; remove it there, or omit the option")
+            raise UsageError(f"{action}: the configuration has it; remove it there, or omit {flag}")
         if name in self._saved:
             return True
-        self._check_done(f"drop table '{name}'", (change.dropped for change in self._past), name)
+        self._check_done(action, flag, (change.dropped for change in self._past), name)
         return False
 
     def _renames(self, old: str, new: str) -> bool:
+        action, flag = f"rename table '{old}' to '{new}'", flag_text("--rename", f"{old}={new}")
         if old in self._specs or new not in self._specs:
             has = f"still has '{old}'" if old in self._specs else f"has no '{new}'"
-            raise UsageError(f"rename table '{old}' to '{new}': the configuration {has}; give it the new name there")
+            raise UsageError(f"{action}: the configuration {has}; give it the new name there, or omit {flag}")
         if old in self._saved and new in self._saved:
             raise StateError(
-                f"{self._place}: rename table '{old}' to '{new}': the checkpoint has both, and rows of one table "
-                "never replace those of another"
+                f"{self._place}: {action}: the checkpoint has both, and rows of one table never replace those of "
+                f"another; rename or drop '{new}' in an earlier start"
             )
         if old in self._saved:
             return True
-        self._check_done(f"rename table '{old}' to '{new}'", (c.renamed.items() for c in self._past), (old, new))
+        self._check_done(action, flag, (change.renamed.items() for change in self._past), (old, new))
         return False
 
     def _resets(self, name: str, here: Mapping[str, Any]) -> bool:
-        entry = self._known("start table '{}' anew", name, here)
+        action, flag = f"start table '{name}' anew", flag_text("--reset-table", name)
+        entry = self._known(action, flag, name, here)
         if entry is not None and (self._differing(name, entry) or self._shrinks(name, entry)):
             return True
-        self._check_done(f"start table '{name}' anew", (change.reset for change in self._past), name, entry)
+        self._check_done(action, flag, (change.reset for change in self._past), name, entry)
         return False
 
     def _resets_slots(self, name: str, here: Mapping[str, Any]) -> bool:
-        entry = self._known("start the slots of table '{}' anew", name, here)
+        action, flag = f"start the slots of table '{name}' anew", flag_text("--reset-slots", name)
+        entry = self._known(action, flag, name, here)
         if entry is not None and self._differing(name, entry, _OF_SLOTS):
             return True
-        self._check_done(
-            f"start the slots of table '{name}' anew", (change.reset_slots for change in self._past), name, entry
-        )
+        self._check_done(action, flag, (change.reset_slots for change in self._past), name, entry)
         return False
 
-    def _known(self, action: str, name: str, here: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def _known(self, action: str, flag: str, name: str, here: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return the entry of a table in the commit; None: it has none."""
         if name not in self._specs:
-            raise UsageError(f"{action.format(name)}: the configuration has no such table")
+            raise UsageError(f"{action}: the configuration has no such table; omit {flag}")
         entry: Mapping[str, Any] | None = here.get(name)
         return entry
 
-    def _check_done(self, action: str, past: Iterable[Iterable[Any]], item: Any, entry: object = None) -> None:
+    def _check_done(
+        self, action: str, flag: str, past: Iterable[Iterable[Any]], item: Any, entry: object = None
+    ) -> None:
         """Raise StateError unless an earlier change has made what nothing is left to do for."""
         if any(item in parts for parts in past):
             log.info("%s: %s; done before", self._place, action)
             return
         why = "the checkpoint has no such table" if entry is None else "it fits the configuration, and keeps its rows"
-        raise StateError(f"{self._place}: {action}: {why}; omit the option")
+        raise StateError(f"{self._place}: {action}: {why}; omit {flag}")
 
     # ---- what is left
 
@@ -259,52 +276,94 @@ class _Comparison:
         drawn_as = entry.pop("drawn_as", old)
         return entry if drawn_as == name else {**entry, "drawn_as": drawn_as}
 
-    def _check_names(self, here: Mapping[str, Any], new: Sequence[str]) -> None:
-        for name in here:
-            if name not in self._specs:
-                raise StateError(
-                    f"{self._place}: table '{name}' is in the checkpoint and not in the configuration; add it there, "
-                    f"or give --drop-table {name} or --rename {name}=NEW (drop_table=, rename=)"
-                )
-        if new and not self._changes.new_tables:
-            raise StateError(
-                f"{self._place}: table '{new[0]}' is in the configuration and not in the checkpoint; give --new-tables "
-                f"to start it with its initial rows, or --rename OLD={new[0]} (new_tables=, rename=)"
+    def _check(self, differences: Sequence[_Difference]) -> None:
+        """Raise StateError for the first difference; the message has the flags for the others."""
+        if not differences:
+            return
+        (_, problem, _), *others = differences
+        if others:
+            problem += "; other tables differ too: " + listed(f"'{table}' ({flag})" for table, _, flag in others)
+        raise StateError(f"{self._place}: {problem}")
+
+    def _gone(self, here: Mapping[str, dict[str, Any]], new: Sequence[str]) -> Iterator[_Difference]:
+        """Yield the tables that the configuration no longer has. new : those that only the configuration has"""
+        for name, entry in here.items():
+            if name in self._specs:
+                continue
+            drop, rename = flag_text("--drop-table", name), ""
+            action = f"{drop} to remove it (drop_table=)"
+            if new:
+                alike = [each for each in new if not self._differing(each, entry, _OF_ROWS)]
+                rename = flag_text("--rename", f"{name}={alike[0] if len(alike) == 1 else 'NEW'}")
+                action = f"{rename} to keep its rows (rename=), or {action}"
+            problem = (
+                f"table '{name}' is in the checkpoint and not in the configuration; add it there, or give {action}"
+            )
+            yield _Difference(name, problem, f"{rename} or {drop}" if new else drop)
+
+    def _added(self, new: Sequence[str], dropped: Sequence[str]) -> Iterator[_Difference]:
+        """Yield the tables that only the configuration has."""
+        for name in () if self._changes.new_tables else new:
+            old = f", or {flag_text('--rename', f'OLD={name}')} in place of --drop-table OLD" if dropped else ""
+            yield _Difference(
+                name,
+                f"table '{name}' is in the configuration and not in the checkpoint; give --new-tables to start it "
+                f"with its initial rows (new_tables=){old}",
+                "--new-tables",
             )
 
-    def _check(self, name: str, old: dict[str, Any]) -> None:
-        """Raise StateError if a table that is to be loaded does not fit."""
-        new = self._specs[name]
-        anew = f"or --reset-table {name} (reset_table=)"
+    def _other_forms(self, here: Mapping[str, dict[str, Any]]) -> Iterator[_Difference]:
+        """Yield the tables that are to be loaded and do not fit."""
+        for name, entry in here.items():
+            if name in self._specs and (problem := self._form_problem(name, entry)) is not None:
+                yield problem
+
+    def _form_problem(self, name: str, old: dict[str, Any]) -> _Difference | None:
+        new, reset = self._specs[name], flag_text("--reset-table", name)
+        anew = f"{reset} to start it with its initial rows (reset_table=)"
         if "dynamic" in old and "dynamic" not in new:
-            raise StateError(
-                f"{self._place}: table '{name}' is dynamic in the checkpoint and not in the configuration; "
-                f"give the configuration that it was made with, {anew}"
+            return _Difference(
+                name,
+                f"table '{name}' is dynamic in the checkpoint and not in the configuration; give the configuration "
+                f"that it was made with, or {anew}",
+                reset,
             )
         if "dynamic" in new and "dynamic" not in old and self._contents["gate"]["num_accumulated"]:
             raise StateError(
                 f"{self._place}: table '{name}' becomes dynamic, which frames in the gate prevent: --flush them first"
             )
-        for key in self._differing(name, old):
+        differing = self._differing(name, old)
+        if differing:
+            key = differing[0]
             old_text = setting_text(old.get(key), new.get(key))
             new_text = setting_text(new.get(key), old.get(key))
-            slots_anew = f"or --reset-slots {name} (reset_slots=)"
-            option = slots_anew if key in _OF_SLOTS else anew
-            raise StateError(
-                f"{self._place}: table '{name}' has {key} {old_text} in the checkpoint and {new_text} in the "
-                f"configuration; give the configuration that it was made with, {option}"
+            if set(differing) <= set(_OF_SLOTS) and not self._shrinks(name, old):
+                reset = flag_text("--reset-slots", name)
+                anew = f"{reset} to keep its weights and start new slots (reset_slots=)"
+            return _Difference(
+                name,
+                f"table '{name}' has {key} {old_text} in the checkpoint and {new_text} in the configuration; give the "
+                f"configuration that it was made with, or {anew}",
+                reset,
             )
         if self._shrinks(name, old):
-            raise StateError(
-                f"{self._place}: table '{name}' has {old['vocabulary_size']} rows in the checkpoint and only "
-                f"{new['vocabulary_size']} in the configuration; a table may grow, not shrink; give as many, {anew}"
+            return _Difference(
+                name,
+                f"table '{name}' has {old['vocabulary_size']} rows in the checkpoint and only "
+                f"{new['vocabulary_size']} in the configuration; a table may grow, not shrink; give as many, or {anew}",
+                reset,
             )
+        return None
 
     def _differing(self, name: str, old: Mapping[str, Any], keys: Sequence[str] = (*_OF_ROWS, *_OF_SLOTS)) -> list[str]:
         """Return the properties that differ. A table may become dynamic: loading finds out how many keys there are."""
         new = self._specs[name]
         becomes = "dynamic" in new and "dynamic" not in old
         return [key for key in keys if new.get(key) != old.get(key) and not (key == "dynamic" and becomes)]
+
+    def _adds_rows(self, name: str, old: Mapping[str, Any]) -> bool:
+        new = self._specs[name]
+        return "dynamic" not in old and ("dynamic" in new or bool(new["vocabulary_size"] > old["vocabulary_size"]))
 
     def _shrinks(self, name: str, old: Mapping[str, Any]) -> bool:
         new = self._specs[name]
@@ -318,6 +377,11 @@ def _names(option: str, value: object) -> tuple[str, ...]:
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise UsageTypeError(f"{option}: expected the names of tables, got {value!r}")
     return tuple(dict.fromkeys(names))
+
+
+def flag_text(flag: str, value: str) -> str:
+    """Return a flag as a shell takes it."""
+    return f"{flag}{'=' if value.startswith('-') else ' '}{shlex.quote(value)}"
 
 
 def setting_text(value: Any, other: Any) -> str:

@@ -282,13 +282,13 @@ def branch(version: Version, place: AnyPath, progress: CopyProgress = lambda don
     """
     check_no_version(place)
     target = Folder(place)
-    _check_new(target)
+    check_new(target)
 
     def write(commit: Commit) -> Commit:
         version.folder.checked(commit, sizes_only=True)
         target.lock()
         try:
-            _check_new(target)  # another process may have locked it until now
+            check_new(target)  # another process may have locked it until now
             return _write_branch(version.folder, commit, target, progress)
         finally:
             target.unlock()
@@ -296,8 +296,8 @@ def branch(version: Version, place: AnyPath, progress: CopyProgress = lambda don
     return version.read(write)
 
 
-def _check_new(target: Folder) -> None:
-    """Raise UsageError if there is something in the folder of a branch."""
+def check_new(target: Folder) -> None:
+    """Raise UsageError if there is something in the folder of a new checkpoint."""
     if target.numbers():
         raise UsageError(f"{target.path}: holds a checkpoint; give a new or empty folder")
     target.check_place(resume=False)

@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from penstock.cli.output import Output, count, several, writing
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.id_ranges import bounds, expected
 from penstock.errors import UsageError, listed
-from penstock.frames import Contributor, Frame, Int64, Rows
+from penstock.frames import Contributor, Frame
 from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.options import ReadingKeywords
@@ -130,18 +129,13 @@ def _blamed(frame: Frame, table: str, key: int) -> BlamedFrame | None:
     for rows in frame.rows.get(table, ()):
         matches = np.flatnonzero(rows.ids == key)
         if len(matches):
-            gradients = _gradients(rows, matches)
-            total = gradients if total is None else total + gradients
+            summed = rows.gradient(matches).sum(axis=0, dtype=np.float64)
+            total = summed if total is None else total + summed
             num_rows += len(matches)
     if total is None:
         return None
     norm = float(np.linalg.norm(total))
     return BlamedFrame(frame.source, 0, frame.contributor, frame.local_step, None, False, num_rows, norm)
-
-
-def _gradients(rows: Rows, matches: Int64) -> Any:
-    """Return the sum of some rows, float64 (dim,)."""
-    return np.sum([rows.gradient(row).astype(np.float64) for row in matches.tolist()], axis=0)
 
 
 def _say(out: Output, args: argparse.Namespace, blamed: list[BlamedFrame], frames: int, rows: int) -> None:

@@ -30,7 +30,8 @@ COMMANDS = {
     "blame": "list the frames of a log that contain one row",
     "rollback": "step a service, or a checkpoint, forward to the rows of an earlier commit",
     "branch": "start a new checkpoint with a commit of another one, without a copy where that is possible",
-    "export": "write the tables of a checkpoint as Parquet, safetensors or an Orbax checkpoint",
+    "import": "start a checkpoint with the tables of another library: of torch, TorchRec, TensorFlow, Keras, NumPy, …",
+    "export": "write the tables of a checkpoint for other libraries: as Parquet, safetensors, a torch file, …",
     "diff": "show where two checkpoints differ: the first place and the largest difference; exit 1 if they do",
     "bench": "measure penstock against other libraries and against the memory of this machine, side by side",
     "serve": "receive gradients over Arrow Flight and serve deltas, tables and rows",
@@ -192,6 +193,17 @@ def renamed_of(args: argparse.Namespace) -> dict[str, str]:
         if renamed.setdefault(old, new) != new:
             raise UsageError(f"--rename {old}: given twice, as '{renamed[old]}' and as '{new}'")
     return renamed
+
+
+def names_of(args: argparse.Namespace) -> dict[str, str]:
+    """Return ``--map NAME=TABLE`` as a mapping. Raise UsageError for an invalid or repeated one."""
+    names: dict[str, str] = {}
+    for text in args.names:
+        name, table = _pair(text, "--map", "NAME=TABLE, a name in the source and a table", str, str)
+        if name in names:
+            raise UsageError(f"--map {name}: given twice, as '{names[name]}' and as '{table}'")
+        names[name] = table
+    return names
 
 
 def check_reading(args: argparse.Namespace) -> tuple[dict[int, float], bool, Path | None]:

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 import penstock.interrupts as interrupts
-from penstock.checkpoint.arrays import WEIGHTS, SavedTables
+from penstock.checkpoint.arrays import SavedTables
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.table_changes import TableChange, changes_in
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, several
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
+from penstock.config.specs import WEIGHTS
 from penstock.errors import MOST_LISTED, InputError
 from penstock.frames import Array, Int64
 from penstock.io.table_files import read_keys, read_shape, read_table
@@ -39,18 +40,19 @@ def run(args: argparse.Namespace, out: Output) -> int:
     if None not in (a.global_step, b.global_step) and a.global_step != b.global_step:
         out.say(f"global step: {a.global_step} and {b.global_step}")
         differences["global_step"] = [a.global_step, b.global_step]
-    changes = [change for change in b.changes if change not in a.changes]
-    for change in changes:
-        out.say(f"B: {change}")
-    if changes:
-        differences["changes"] = [change.get_state() for change in changes]
-    # A renamed table last: the name that it has now may have been that of one that was dropped.
-    in_order = sorted(a.names, key=lambda name: _renamed(name, changes) != name)
-    names_in_a = {_renamed(name, changes): name for name in in_order}
-    for name in sorted(names_in_a.keys() | b.names):
+    later_in = {"A": _later(a, b), "B": _later(b, a)}
+    for side, changes in later_in.items():
+        for change in changes:
+            out.say(f"{side}: {change}")
+    if any(later_in.values()):
+        differences["changes"] = [
+            {"only_in": side, **change.get_state()} for side, changes in later_in.items() for change in changes
+        ]
+    names_in_a, names_in_b = _names_after(later_in["B"], a), _names_after(later_in["A"], b)
+    for name in sorted(names_in_a.keys() | names_in_b):
         interrupts.check()
-        if name in names_in_a and name in b.names:
-            different = _compare_tables(a, b, names_in_a[name], name)
+        if name in names_in_a and name in names_in_b:
+            different = _compare_tables(a, b, names_in_a[name], names_in_b[name])
         else:
             different = {"missing_in": args.b if name in names_in_a else args.a}
         if different:
@@ -98,18 +100,32 @@ def _parts_of_parquet(folder: Path, name: str) -> dict[str, Float32]:
     keys, first = read_keys(folder, name), 0
     id_range = num_rows if keys is None else ANY_UINT64 if keys.dtype == np.uint64 else ANY_INT64
     for ids, values in read_table(folder, name, id_range, columns):
-        places = ids if keys is None else slice(first, first + len(ids))
+        indices = ids if keys is None else slice(first, first + len(ids))
         for column, rows in values.items():
-            parts[column][places] = rows
+            parts[column][indices] = rows
         first += len(ids)
     if "row" not in parts:
         raise InputError("no column 'row'", source=str(folder / name))
     return {WEIGHTS: parts.pop("row"), **parts}
 
 
+def _later(tables: _Tables, other: _Tables) -> list[TableChange]:
+    """Return the changes that only one of two checkpoints has."""
+    return [change for change in tables.changes if change not in other.changes]
+
+
+def _names_after(changes: Sequence[TableChange], tables: _Tables) -> dict[str, str]:
+    """Return the name that each table has after some changes → its name before."""
+    names = {name: _renamed(name, changes) for name in tables.names}
+    # A renamed table last: its name may have been that of one that was dropped.
+    return {names[name]: name for name in sorted(names, key=lambda name: names[name] != name)}
+
+
 def _renamed(name: str, changes: Sequence[TableChange]) -> str:
-    """Return the name of a table after some changes."""
+    """Return the name of a table after some changes; of one that they drop, its last one."""
     for change in changes:
+        if name in change.dropped:
+            break
         name = change.renamed.get(name, name)
     return name
 
@@ -125,10 +141,10 @@ def _compare_tables(a: _Tables, b: _Tables, name: str, other_name: str) -> dict[
         return _compare(parts, other_parts, None)
     keys = np.arange(len(parts[WEIGHTS])) if keys is None else keys
     other_keys = np.arange(len(other_parts[WEIGHTS])) if other_keys is None else other_keys
-    common, places, other_places = _common(keys, other_keys)
+    common, indices, other_indices = _common(keys, other_keys)
     differences = _compare(
-        {key: rows[places] for key, rows in parts.items()},
-        {key: rows[other_places] for key, rows in other_parts.items()},
+        {key: rows[indices] for key, rows in parts.items()},
+        {key: rows[other_indices] for key, rows in other_parts.items()},
         common,
     )
     if len(common) < max(len(keys), len(other_keys)):
@@ -194,8 +210,12 @@ def _say(out: Output, name: str, different: Mapping[str, Any]) -> None:
             only_a, only_b = difference["only_in_a"], difference["only_in_b"]
             out.say(f"table {name}: {count(only_a)} keys only in A, {count(only_b)} only in B")
             continue
-        if "rows" not in difference:
-            out.say(f"table {name}, {key}: {difference}")
+        if "missing_in" in difference:
+            out.say(f"table {name}, {key}: not in {difference['missing_in']}")
+            continue
+        if "shapes" in difference:
+            shape, other_shape = (" × ".join(map(str, sizes)) for sizes in difference["shapes"])
+            out.say(f"table {name}, {key}: {shape} and {other_shape}")
             continue
         out.say(f"table {name}, {key}: {count(difference['rows'])} rows differ")
         for kind in ("first", "largest"):

@@ -1,4 +1,4 @@
-"""``penstock doctor``: report what this machine and installation offer, what will be slow here, and why."""
+"""``penstock doctor``: report what this machine and installation offer, what is missing or slow here, and why."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import argparse
 import os
 import platform
 import shutil
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import penstock
 from penstock.cli.command_line import Parser, make_devices
@@ -21,13 +22,40 @@ from penstock.threads import num_threads
 
 EXAMPLE = "penstock doctor --checkpoint run1"
 NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf")
-OPTIONAL = {"prometheus-client": "metrics", "shtab": "completion"}
-OPTIONAL |= {"orbax-checkpoint": "orbax", "safetensors": "safetensors"}
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MOUNTS = Path("/proc/self/mounts")
 
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "ceph", "glusterfs", "lustre")
 IN_MEMORY = ("tmpfs", "ramfs")
+
+
+class Extra(NamedTuple):
+    """An extra of penstock. package : that it installs; purpose : the parts of penstock that need it"""
+
+    name: str
+    package: str
+    purpose: str
+
+
+EXTRAS = (
+    Extra("completion", "shtab", "completion of commands in a shell"),
+    Extra("metrics", "prometheus-client", "--ui, --metrics, --metrics-file, --report and penstock.metrics"),
+    Extra("otel", "opentelemetry-api", "a span for every step"),
+    Extra("kafka", "confluent-kafka", "gradients from Kafka, and follow into Kafka"),
+    Extra("nats", "nats-py", "gradients from NATS"),
+    Extra("delta", "deltalake", "gradients from Delta Lake, and follow into it"),
+    Extra("iceberg", "pyiceberg", "gradients from Iceberg"),
+    Extra("lance", "pylance", "gradients from Lance, and follow into it"),
+    Extra("lmdb", "lmdb", "follow into LMDB"),
+    Extra("redis", "redis", "follow into Redis"),
+    Extra("orbax", "orbax-checkpoint", "import and export of Orbax"),
+    Extra("safetensors", "safetensors", "import and export of safetensors"),
+    Extra("tensorflow", "tensorflow", "import of checkpoints of TensorFlow"),
+    Extra("flax", "flax", "tables in a step of Flax"),
+    Extra("keras", "keras", "tables in a model of Keras, and import of its weights"),
+    Extra("torch", "torch", "penstock.torch, import and export of its files"),
+    Extra("ray", "ray", "jobs on a Ray cluster"),
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +97,8 @@ def run(args: argparse.Namespace, out: Output) -> int:
 def examine(place: Path) -> Iterator[CheckResult]:
     """Yield the finding of every check, in the order of the report. place : the directory for checkpoints"""
     yield versions()
-    yield optional()
+    yield from extras()
+    yield compiler()
     yield devices()
     from penstock.pyx.update import targets  # here, so that what stands above is printed where kernels cannot load
 
@@ -87,16 +116,29 @@ def versions() -> CheckResult:
     return CheckResult("versions", f"penstock {penstock.__version__}, {packages}, {system}")
 
 
-def optional() -> CheckResult:
-    """List the libraries that only some commands need."""
+def extras() -> Iterator[CheckResult]:
+    """Yield the installed extras, and for each other extra what needs it."""
     present, missing = [], []
-    for name, extra in OPTIONAL.items():
+    for extra in EXTRAS:
         try:
-            present.append(f"{name} {version(name)}")
+            present.append(f"{extra.package} {version(extra.package)}")
         except PackageNotFoundError:
-            missing.append(f"{name} (pip install 'penstock[{extra}]')")
-    absent = f"; not installed: {', '.join(missing)}" if missing else ""
-    return CheckResult("optional", (", ".join(present) or "none") + absent)
+            missing.append(CheckResult("missing", f"for {extra.purpose}: pip install 'penstock[{extra.name}]'"))
+    yield CheckResult("optional", ", ".join(present) or "none")
+    yield from missing
+
+
+def compiler() -> CheckResult:
+    """Report what a build from source needs. A wheel needs none of it."""
+    command = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    executable = shutil.which(command.split()[0])
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    missing = [
+        *([] if executable else ["a C compiler"]),
+        *([] if header.exists() else [f"Python's headers ({header})"]),
+    ]
+    absent = f"missing for a build from source: {' and '.join(missing)}"
+    return CheckResult("compiler", absent if missing else f"{executable}, with Python's headers")
 
 
 def devices() -> CheckResult:
@@ -116,7 +158,9 @@ def devices() -> CheckResult:
     if problems:
         advice = f"the kernel failed its canary, so XLA's program updates: {problems}"
     else:
-        advice = "tables do not use the accelerator: install jax for it" if MISSED in reason else ""
+        advice = (
+            "tables do not use the accelerator: install jax for it: jax[cuda12] or jax[tpu]" if MISSED in reason else ""
+        )
     return CheckResult("devices", description, advice)
 
 

@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from penstock.checkpoint.arrays import WEIGHTS
 from penstock.checkpoint.row_history import RowVersion, row_history
 from penstock.checkpoint.store import Commit
 from penstock.checkpoint.versions import Version, all_commits
 from penstock.cli.arrow_file import write_arrow
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, writing
+from penstock.config.specs import WEIGHTS
 from penstock.frames import Float32
 
 EXAMPLE = "penstock history run1 --table user --id 4711"

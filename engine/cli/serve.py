@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import ssl
 import sys
@@ -31,6 +32,7 @@ from penstock.cli.replay_flags import check_checkpoint
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError
+from penstock.events import report
 from penstock.filesystem.descriptors import raise_limit
 from penstock.flag_values import whole
 from penstock.io.connectors.partition_source import partitions_of, topic_kinds
@@ -163,6 +165,13 @@ def run(args: argparse.Namespace, out: Output) -> None:
     rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)
     keywords = keywords_of(args, "serve", ReadingKeywords) | {"on_bad_row": args.on_bad_row}
     reading = ReadOptions.of_config(config, keywords, rates_needed=rates.missing, unvalidated=True)
+    if rates.missing:
+        report(
+            logging.WARNING,
+            "learning_rate_missing",
+            tags=list(rates.missing),
+            advice=f"frames need a 'learning_rates' column, or add --learning-rate {rates.missing[0]}=VALUE",
+        )
     address, tokens = Address.of(args.listen), tokens_of(args.token_file)
     tls = certificates(address, args.tls_cert, args.tls_key)
     check_protected(address, bool(tokens), args.insecure)

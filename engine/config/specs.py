@@ -41,6 +41,9 @@ class PythonPart(NamedTuple):
     drawn_as: Mapping[str, str] = {}
 
 
+# TensorFlow's name for a table's weights, as distinct from its slots.
+WEIGHTS = "parameters"
+
 # Per row of a cached table: 20 of RowCache, and a mark of CachedTables.
 CACHE_ROW_BYTES = 21
 

@@ -107,6 +107,7 @@ class _Unbuffered(io.RawIOBase):
         super().__init__()
         self._path = name
         self.num_bytes = self._along = kept_bytes or 0
+        self._file = -1  # Python closes also an object whose file could not be opened
         with _naming(name):
             self._file = reserve.open(
                 lambda: operations.create(path) if kept_bytes is None else operations.resume(path, kept_bytes)
@@ -137,7 +138,8 @@ class _Unbuffered(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            os.close(self._file)
+            if self._file >= 0:
+                os.close(self._file)
 
 
 class File(io.BufferedWriter):

@@ -30,12 +30,11 @@ from penstock.bridge.xla_tables import XlaTables
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
 from penstock.config.id_ranges import valid_ids
-from penstock.config.specs import TableSpec
+from penstock.config.specs import WEIGHTS, TableSpec
 from penstock.errors import UsageError, UsageTypeError, listed
 from penstock.frames import Float32
 from penstock.tables.arguments import checked_parts
 from penstock.tables.initializers import start_of
-from penstock.tables.orbax import WEIGHTS
 from penstock.threads import ThreadTeam
 from penstock.updates import OptaxRule, UpdateRule
 

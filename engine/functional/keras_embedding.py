@@ -17,12 +17,11 @@ from penstock.bridge.functional_table import PARTS
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.engine_config_pb2 import EngineConfig
 from penstock.config.features import flatten, pack
-from penstock.config.specs import PythonPart
+from penstock.config.specs import WEIGHTS, PythonPart
 from penstock.config.tables import Initializer
 from penstock.errors import UsageError, UsageTypeError, listed
 from penstock.frames import Float32
 from penstock.functional.embedding_tables import EmbeddingTables
-from penstock.tables.orbax import WEIGHTS
 from penstock.updates import OptaxRule
 
 # Of each array of lookups: its number of axes and its type.
@@ -61,6 +60,24 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
 
     ``weights``, and so ``summary`` and ``get_weights``, have the rows of every table and its slots in id order, as
     files have them, whatever their layout on the device is.
+
+    Examples
+    --------
+    >>> import jax, keras
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> from penstock.functional.keras_embedding import Embedding, PreparedBatches
+    >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
+    >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=2)
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("shard",))
+    >>> layer = Embedding(ps.functional.EmbeddingTables(config, mesh, halves=False))
+    >>> inputs = layer.inputs()
+    >>> model = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs)["clicked"]))
+    >>> model.compile("sgd", "mse")
+    >>> batches = PreparedBatches(layer, [({"clicked": [[7, 3], [7]]}, np.zeros((2, 1)))])
+    >>> history = model.fit(batches, verbose=0)
+    >>> layer.weights[0].shape, layer.embedding_tables.lookup(layer.tables, "item", [5])
+    ((8, 2), array([[1., 1.]], dtype=float32))
     """
 
     def __init__(self, embedding_tables: EmbeddingTables, seed: int = 0, **options: Any) -> None:
@@ -292,6 +309,21 @@ class PreparedBatches(keras.utils.PyDataset):  # type: ignore[misc]
     ------
     UsageError
         For ``use_multiprocessing``: lookups are on the device of this process.
+
+    Examples
+    --------
+    >>> import jax, keras
+    >>> import numpy as np
+    >>> import penstock as ps
+    >>> from penstock.functional.keras_embedding import Embedding, PreparedBatches
+    >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), name="item")
+    >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=2)
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("shard",))
+    >>> layer = Embedding(ps.functional.EmbeddingTables(config, mesh, halves=False))
+    >>> batches = PreparedBatches(layer, [({"clicked": [[7, 3], [7]]}, np.zeros((2, 1)))], workers=2)
+    >>> lookups, labels = batches[0]
+    >>> list(lookups), labels.shape
+    (['item'], (2, 1))
     """
 
     def __init__(

@@ -38,6 +38,25 @@ class Embedding(nnx.Module):  # type: ignore[misc]
             optimizer.update(model, by_model)
             model.embedding.update(uses, by_activations)
             return loss
+
+    Examples
+    --------
+    >>> import jax
+    >>> import penstock as ps
+    >>> from flax import nnx
+    >>> from penstock.functional.nnx_embedding import Embedding
+    >>> item = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), combiner="sum", name="item")
+    >>> config = ps.EmbeddingConfig.from_features({"clicked": ps.FeatureConfig(item)}, batch_size=8)
+    >>> embedding_tables = ps.functional.EmbeddingTables(config)
+    >>> embedding = Embedding(embedding_tables)
+    >>> uses = embedding_tables.preprocess({"clicked": [[7, 3], [7], *[[]] * 6]})
+    >>> @nnx.jit(donate_argnums=0)
+    ... def step(embedding, uses):
+    ...     embedding.update(uses, embedding(uses))  # the gradient of half the sum of squares
+    >>> step(embedding, uses)
+    >>> embedding_tables.lookup(embedding.tables, "item", [7, 3])
+    array([[-0.5, -0.5],
+           [ 0. ,  0. ]], dtype=float32)
     """
 
     def __init__(self, embedding_tables: EmbeddingTables, seed: int = 0) -> None:

@@ -211,7 +211,7 @@ class LookAhead:
 
 
 def _is_pause(frame: Frame) -> bool:
-    return frame.is_void and not frame.place
+    return frame.is_void and not frame.position
 
 
 def looked_ahead(specs: Mapping[str, TableSpec]) -> dict[str, int]:

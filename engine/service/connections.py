@@ -114,8 +114,8 @@ class Connections:
         first_call_s = min(FIRST_CALL_S, self._idle_s)
         return [
             peer
-            for place, (was_admitted, since_s, peer) in enumerate(idle)
-            if place < surplus or now_s - since_s > (self._idle_s if was_admitted else first_call_s)
+            for index, (was_admitted, since_s, peer) in enumerate(idle)
+            if index < surplus or now_s - since_s > (self._idle_s if was_admitted else first_call_s)
         ]
 
 

@@ -30,7 +30,7 @@ from penstock.io.flight.messages import (
     path_of,
 )
 from penstock.service.auth import CallAdmission, Right
-from penstock.service.lookup_streams import REQUEST_SCHEMA, LookupAnswers
+from penstock.service.lookup_streams import LookupAnswers, request_schema
 from penstock.service.put_streams import Producers
 from penstock.service.sequencer import Sequencer
 from penstock.service.subscriptions import Answer, Readers
@@ -238,7 +238,8 @@ class FlightServer(AnsweringServer):
             PutRequest.of(descriptor)
             return flight.FlightInfo(self._gradient_schema(), descriptor, [], -1, -1)
         if path == [LOOKUP]:
-            return flight.FlightInfo(REQUEST_SCHEMA, descriptor, [], -1, -1)
+            dims = {name: spec.dim for name, spec in self._engine.core.tables.specs.items()}
+            return flight.FlightInfo(request_schema(dims), descriptor, [], -1, -1)
         if path == [DELTAS]:
             ticket: dict[str, Any] = {DELTAS: {}}
             schema, rows = self._readers.delta_schema, -1

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, InputError, ReadTimeoutError, ServiceError, UsageError, listed
 from penstock.frames import Float32
-from penstock.io.flight.messages import MAX_METADATA_BYTES, as_flight, decoded, encoded, schema_of
+from penstock.io.flight.messages import DIMS, MAX_METADATA_BYTES, as_flight, decoded, encoded, schema_of
 from penstock.service.limits import Limits
 from penstock.service.sequencer import Sequencer
 
@@ -29,8 +29,14 @@ Ids = npt.NDArray[Any]
 ReadTables = Callable[[Mapping[str, Ids], bool, int], tuple[dict[str, Float32], int]]
 # How long a consistent request waits if it does not say.
 TIMEOUT_MS = 1000
+OTHER_TABLES = "the service has other tables now; look the rows up again"
 # The columns of requests, as penstock's client sends them.
 REQUEST_SCHEMA = pa.schema([("table", pa.dictionary(pa.int32(), pa.utf8())), ("ids", pa.int64())])
+
+
+def request_schema(dims: Mapping[str, int]) -> pa.Schema:
+    """Return the schema of requests, with the tables in its metadata. dims : by table"""
+    return REQUEST_SCHEMA.with_metadata({DIMS: encoded(dims)})
 
 
 class RowSource(Protocol):
@@ -95,11 +101,11 @@ class EngineRows:
 class Lookup(NamedTuple):
     """One request. ids : by table
 
-    places : of these ids, table after table, in the request; None: they are in order
+    indices : of these ids, table after table, in the request; None: they are in order
     """
 
     ids: Mapping[str, Ids]
-    places: npt.NDArray[np.intp] | None
+    indices: npt.NDArray[np.intp] | None
 
 
 class LookupCounts:
@@ -126,7 +132,7 @@ class LookupAnswers:
         self._rows, self._limits, self._counts, self._dims = rows, limits, counts, rows.dims
         dims = set(self._dims.values())
         row = pa.list_(pa.float32(), *dims) if len(dims) == 1 else pa.list_(pa.float32())
-        self._schema = pa.schema([("row", row)], {"penstock.dims": encoded(self._dims)})
+        self._schema = pa.schema([("row", row)], {DIMS: encoded(self._dims)})
 
     def answer_all(self, reader: Any, writer: Any, idle: Callable[[], AbstractContextManager[None]]) -> None:
         """Answer all requests.
@@ -140,7 +146,7 @@ class LookupAnswers:
             if self._rows.is_ending:
                 raise ServiceError("the service is ending; look the rows up again later")
             if self._rows.dims != self._dims:
-                raise ServiceError("the service has other tables now; look the rows up again")
+                raise ServiceError(OTHER_TABLES)
             if chunk.data is not None:
                 writer.write_with_metadata(*self._answer(chunk))
 
@@ -154,10 +160,12 @@ class LookupAnswers:
             kind = "ReadTimeoutError" if isinstance(error, ReadTimeoutError) else "InputError"
             problem = {"kind": kind, "message": str(as_flight(error))}
             return pa.RecordBatch.from_pylist([], self._schema), encoded({"error": problem})
+        if any(rows[name].shape[1] != self._dims[name] for name in lookup.ids):  # they have changed meanwhile
+            raise ServiceError(OTHER_TABLES)
         self._counts.add(chunk.data.num_rows)
         column = self._column([rows[name] for name in lookup.ids])
-        if lookup.places is not None:
-            column = column.take(pa.array(np.argsort(lookup.places)))
+        if lookup.indices is not None:
+            column = column.take(pa.array(np.argsort(lookup.indices)))
         return pa.RecordBatch.from_arrays([column], schema=self._schema), encoded(identity)
 
     def _parsed(self, batch: pa.RecordBatch) -> Lookup:
@@ -245,15 +253,19 @@ def _options(metadata: Any) -> tuple[bool, int]:
 def _by_table(names: pa.Array, ids: Ids) -> Lookup:
     """Return the ids by table, of the column with their tables."""
     column = names if isinstance(names, pa.DictionaryArray) else names.dictionary_encode()
+    if len(column.dictionary) == 1 and len(ids):
+        return Lookup({column.dictionary[0].as_py(): ids}, None)
     used, codes = np.unique(column.indices.to_numpy(), return_inverse=True)
     tables = [column.dictionary[number].as_py() for number in used.tolist()]
     distinct = list(dict.fromkeys(tables))
     if len(distinct) < len(tables):  # the dictionary repeats a name
         numbers = {table: number for number, table in enumerate(distinct)}
         codes = np.array([numbers[table] for table in tables])[codes]
-    places = None
+    indices = None
     if (np.diff(codes) < 0).any():
-        places = np.argsort(codes, kind="stable")
-        ids, codes = ids[places], codes[places]
+        indices = np.argsort(codes, kind="stable")
+        ids, codes = ids[indices], codes[indices]
     ends = np.searchsorted(codes, np.arange(len(distinct) + 1)).tolist()
-    return Lookup({table: ids[begin:end] for table, (begin, end) in zip(distinct, pairwise(ends), strict=True)}, places)
+    return Lookup(
+        {table: ids[begin:end] for table, (begin, end) in zip(distinct, pairwise(ends), strict=True)}, indices
+    )

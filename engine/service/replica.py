@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 import penstock
-from penstock.errors import UsageError, listed
+from penstock.errors import ServiceError, UsageError, listed
 from penstock.events import report
 from penstock.frames import Float32
 from penstock.io.flight.connection import Address
@@ -25,7 +25,7 @@ from penstock.service.auth import CallAdmission, Right, Tokens
 from penstock.service.flight_server import ADMISSION, AnsweringServer, answered
 from penstock.service.limits import Limits
 from penstock.service.listener import Listener
-from penstock.service.lookup_streams import REQUEST_SCHEMA, Ids, LookupAnswers, LookupCounts
+from penstock.service.lookup_streams import OTHER_TABLES, Ids, LookupAnswers, LookupCounts, request_schema
 from penstock.service.snapshots import BLOCK_BYTES, PASSES, Messages
 from penstock.service.subscriptions import Answer
 from penstock.shared.header import TableLayout
@@ -104,10 +104,12 @@ class ReplicaServer(AnsweringServer):
             if number and layout.keys is not None:
                 yield schema.empty_table().to_batches()[0], encoded({"changed": True, "full_copy": True})
             step, history, steps = reader.step, reader.history, set[int]()
+            self._check_same(layout)
             ids = np.arange(layout.num_rows) if layout.keys is None else reader.keys(layout.name)
             for first in range(0, max(1, len(ids)), at_once):  # one, at least, for the step of the keys
                 block = ids[first : first + at_once]
                 rows, block_step = reader.lookup_tables({layout.name: block}, consistent=True)
+                self._check_same(layout)
                 values = pa.FixedSizeListArray.from_arrays(pa.array(rows[layout.name].reshape(-1)), layout.dim)
                 steps.add(block_step)
                 batch = pa.RecordBatch.from_arrays([pa.array(block), values], schema=schema)
@@ -117,6 +119,12 @@ class ReplicaServer(AnsweringServer):
                 yield pa.RecordBatch.from_pylist([], schema), encoded(end)
                 return
         raise UsageError(f"table '{layout.name}': it has changed during each of {PASSES} readings; follow the service")
+
+    def _check_same(self, layout: TableLayout) -> None:
+        """Raise ServiceError if a table has other columns or ids by now: the followed service has changed it."""
+        now = {each.name: each for each in self._rows.reader.layouts}.get(layout.name)
+        if now is None or schema_of(now) != schema_of(layout) or (now.keys is None and now.num_rows != layout.num_rows):
+            raise ServiceError(OTHER_TABLES)
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         with self._serving(context, Right.READ if action.type == "status" else Right.OPERATE):
@@ -139,7 +147,7 @@ class ReplicaServer(AnsweringServer):
     def _flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         path = path_of(descriptor)
         if path == [LOOKUP]:
-            return flight.FlightInfo(REQUEST_SCHEMA, descriptor, [], -1, -1)
+            return flight.FlightInfo(request_schema(self._rows.dims), descriptor, [], -1, -1)
         if path is None or len(path) != 2 or path[0] != TABLE:
             raise UsageError(f"no flight {'/'.join(path or ())}: expected {LOOKUP} or {TABLE}/NAME; {READS_ONLY}")
         endpoint = flight.FlightEndpoint(encoded({TABLE: path[1]}), [])

@@ -155,8 +155,8 @@ class TableSnapshots:
 def _of_table(delta: pa.RecordBatch, name: str) -> pa.RecordBatch:
     """Return the rows of one table in a delta."""
     tables = delta.column("table")
-    place = tables.dictionary.to_pylist().index(name)
-    return delta.filter(pc.equal(tables.indices, place))
+    index = tables.dictionary.to_pylist().index(name)
+    return delta.filter(pc.equal(tables.indices, index))
 
 
 def _as_rows(delta: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -152,7 +152,10 @@ class Streams:
         if name is None:
             return False
         if self._newest.get(name) is not stream:
-            raise UsageError(f"another stream of producer '{name}' has begun: this one ends")
+            raise UsageError(
+                f"another stream of producer '{name}' has begun: this one ends; processes that push at the same time "
+                "need different names"
+            )
         if stream.next <= self.position(name):
             return True
         self._check_room(name)

@@ -25,7 +25,20 @@ _THREADS = 2
 class SharedTable(NamedTuple):
     """A table to create: ids below ``num_rows``, or any keys, for which it grows beyond ``num_rows``.
 
-    id_type : "int64" or "uint64"; has_keys : the ids are keys; absent : what a key without a row reads
+    Attributes
+    ----------
+    name : str
+        The table's name.
+    dim : int
+        Floats per row.
+    num_rows : int
+        The number of ids, or of rows for keys at first.
+    id_type : {"int64", "uint64"}
+        Of the keys.
+    has_keys : bool
+        Whether ids are keys.
+    absent : InitialRows
+        What a key without a row reads: zeros, if nothing else is set.
     """
 
     name: str
@@ -37,13 +50,35 @@ class SharedTable(NamedTuple):
 
 
 class SharedWriter:
-    """Writes shared tables by id. One thread calls it.
+    """Writes shared tables by id, in a program that has no engine. One thread calls it (docs/readers.md).
 
-    path : the folder, which stays locked until ``close``
-    Raises StateError if another program writes the folder.
+    Parameters
+    ----------
+    path : str or path
+        The folder, which stays locked until ``close``.
 
+    Raises
+    ------
+    StateError
+        If another program writes the folder.
+
+    Notes
+    -----
     Create tables, write all of their rows, ``publish`` them; then change rows within ``step``. Tables may be created
     again at any time: readers keep the published ones until the next ``publish``.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> from penstock.shared.table_writer import SharedTable, SharedWriter
+    >>> writer = SharedWriter("replica")
+    >>> writer.create([SharedTable("user", dim=2, num_rows=8)])
+    >>> writer.publish(step=0)
+    >>> with writer.step(1):
+    ...     writer.write("user", [5], [[0.5, 1.0]])
+    >>> ps.Reader("replica").lookup("user", [5, 3]).tolist()
+    [[0.5, 1.0], [0.0, 0.0]]
+    >>> writer.close()
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -53,18 +88,42 @@ class SharedWriter:
         self._config, self._history, self._step, self._durable_step = "", ("", ""), 0, 0
 
     def create(self, tables: Sequence[SharedTable], config: str = "") -> None:
-        """Begin new tables, whose rows are 0, and keys none. config : SHA-256 of the configuration, for readers
+        """Begin new tables, whose rows are 0, and which have no keys.
 
-        Raises CapacityError if there is no room for their files; the published tables stay.
+        Parameters
+        ----------
+        tables : sequence of SharedTable
+            The tables.
+        config : str
+            SHA-256 of the configuration, for readers.
+
+        Raises
+        ------
+        CapacityError
+            If there is no room for their files; the published tables stay.
         """
         self._folder.discard()
         self._config, self._is_published = config, False
         self._tables = {table.name: _Rows(self._folder, table) for table in tables}
 
     def write(self, table: str, ids: Any, rows: Float32) -> None:
-        """Set the weights of distinct ids. rows : float32 (n, dim)
+        """Set the weights of distinct ids.
 
-        Raises UsageError for an id outside the table; CapacityError if a table of keys cannot grow.
+        Parameters
+        ----------
+        table : str
+            The table's name.
+        ids : array_like of int, shape (n,)
+            Distinct ids, or keys.
+        rows : array_like of float32, shape (n, dim)
+            Their weights.
+
+        Raises
+        ------
+        UsageError
+            For an id outside the table.
+        CapacityError
+            If a table of keys cannot grow.
         """
         target = self._table(table)
         wanted = valid_ids(table, ids, target.layout.id_range)
@@ -75,7 +134,15 @@ class SharedWriter:
         target.write(wanted, values)
 
     def remove(self, table: str, keys: Any) -> None:
-        """Remove keys; those without a row are skipped."""
+        """Remove keys; those without a row are skipped.
+
+        Parameters
+        ----------
+        table : str
+            The table's name.
+        keys : array_like of int, shape (n,)
+            Distinct keys.
+        """
         target = self._table(table)
         if target.keys is None:
             raise UsageError(f"table '{table}': its rows have no keys, and none can be removed")
@@ -85,7 +152,19 @@ class SharedWriter:
     def step(self, step: int, durable_step: int = 0, history: tuple[str, str] | None = None) -> Iterator[None]:
         """Change rows of published tables together: consistent reads are of the rows before, or of those after.
 
-        step, durable_step, history : of the rows after; history : lineage and epoch; None: as before
+        Parameters
+        ----------
+        step, durable_step : int
+            Of the rows after.
+        history : tuple of str or None
+            Lineage and epoch of the rows after; None: as before.
+
+        Yields
+        ------
+        None
+
+        Notes
+        -----
         An error in the context leaves the tables as those of a step that failed: readers refuse them.
         """
         words = self._folder.words
@@ -110,7 +189,15 @@ class SharedWriter:
         words.durable_step = durable_step
 
     def publish(self, step: int, durable_step: int = 0, history: tuple[str, str] = ("", "")) -> None:
-        """Make the created tables those that readers read. Arguments as of ``step``."""
+        """Make the created tables those that readers read.
+
+        Parameters
+        ----------
+        step, durable_step : int
+            Of their rows.
+        history : tuple of str
+            Lineage and epoch of their rows.
+        """
         self._step, self._durable_step, self._history = step, durable_step, history
         self._publish()
 

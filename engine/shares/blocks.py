@@ -47,7 +47,7 @@ class Router:
 
     def __init__(self, config: EmbeddingConfig, count: int, seed: int = 0, *, sums: bool = False) -> None:
         self._dims = {spec.name: spec.dim for spec in config.tables}
-        self._places = {name: place for place, name in enumerate(self._dims)}
+        self._numbers = {name: number for number, name in enumerate(self._dims)}
         self._shares = shares_of(config.tables, config.sharding_strategy == "MOD", seed, 0, count)
         self._count = count
         self._sums = FrameSums(config.tables) if sums else None
@@ -79,7 +79,7 @@ class Router:
             for table in self._dims:
                 for block in summed.get(table, ()):
                     owners, numbers = self._shares[table].locate(np.ascontiguousarray(block.ids))
-                    rows_of[index, self._places[table]] += np.bincount(owners, minlength=count)
+                    rows_of[index, self._numbers[table]] += np.bincount(owners, minlength=count)
                     routed.append((table, block, owners, numbers))
         dims = np.array(list(self._dims.values()))
         totals = rows_of.sum(axis=0)
@@ -115,7 +115,7 @@ class Router:
 def _head(frame: Frame) -> Frame:
     """Return a frame without its rows. Its position is counted where the whole frame is read."""
     rows: dict[str, tuple[Rows, ...]] = dict.fromkeys(frame.rows, ())
-    return replace(frame, rows=rows, bad_rows=(), audit=None, place=(), fingerprint="")
+    return replace(frame, rows=rows, bad_rows=(), audit=None, position=(), fingerprint="")
 
 
 def _batch(rows_of: Int64, dims: Int64, numbers: Int64, grads: Float32, counts: object) -> pa.RecordBatch:

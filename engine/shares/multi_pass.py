@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import penstock.errors as errors
 import penstock.interrupts as interrupts
 from penstock.checkpoint.engine_state import encoded
+from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import join_parts
 from penstock.checkpoint.store import PASSES, Commit, Folder
-from penstock.checkpoint.table_changes import TableChanges, changes_in, first_names
+from penstock.checkpoint.table_changes import TableChange, TableChanges, changes_in, first_names
 from penstock.checkpoint.versions import check_no_version
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions
@@ -100,9 +101,8 @@ class MultiPass:
         folder.lock()
         try:
             base = folder.newest()
-            if base is None:
-                TableChanges(**self._changes).check_commit(folder.path)
-            self.count = self._work.begin(self._flags(), base, self._options.resume, self._choose)
+            change = self._change(base)
+            self.count = self._work.begin(self._flags(change), base, self._options.resume, self._choose)
             for rank in range(self.count):
                 if self._work.ended(rank) is None:
                     self._pass(rank, base)
@@ -130,14 +130,25 @@ class MultiPass:
 
     # ---- internal
 
-    def _flags(self) -> dict[str, Any]:
-        """Return the options that decide the result, as plain data."""
+    def _change(self, base: Commit | None) -> TableChange | None:
+        """Return the change of the tables of a commit. Raises StateError, before there is a folder of the passes."""
+        changes = TableChanges(**self._changes)
+        if base is None:
+            changes.check_commit(self._folder.path)
+            return None
+        place = f"{self._folder.path}, commit {base.number}"
+        with trusting(place):
+            return changes.of(base, self._config, place).change
+
+    def _flags(self, change: TableChange | None) -> dict[str, Any]:
+        """Return what decides the result, as plain data. change : of the tables of the commit"""
         options = self._options
         names = ("passes", "num_required", "reduction", "seed", "on_bad_row", "flush", "limit", "max_stale")
         flags = {name: getattr(options, name) for name in names}
         flags |= {"passes": None} if options.passes == "auto" else {}
         flags |= {"configuration": hashlib.sha256(encoded(self._config).encode()).hexdigest()[:16]}
         flags |= {
+            "table change": change and str(change),
             "init": options.init and str(options.init),
             "deltas": options.deltas is not None,
             "form": vars(self._form),

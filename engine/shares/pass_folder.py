@@ -77,8 +77,8 @@ class PassFolder:
             own, files = Folder(self.commits(rank)), []
             commit = own.newest()
             assert commit is not None
-            for place, file in enumerate(commit.files):
-                named = replace(file, name=f"{number:08}{file.part}.{place:x}.{file.name.rpartition('.')[2]}")
+            for index, file in enumerate(commit.files):
+                named = replace(file, name=f"{number:08}{file.part}.{index:x}.{file.name.rpartition('.')[2]}")
                 target = Path(folder.files.file(named.name))
                 atomic_files.remove(target)  # of a replay that was killed here
                 atomic_files.link(Path(own.files.file(file.name)), target)

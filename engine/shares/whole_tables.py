@@ -77,14 +77,14 @@ class WholeTables:
                 np.arange(first, min(first + at_once, num_rows)) if order is None else order[first : first + at_once]
             )
             if self._mod and spec.dynamic is None:
-                ranks, places = block % count, block // count
+                ranks, local_rows = block % count, block // count
             else:
                 ranks = np.searchsorted(firsts, block, "right") - 1
-                places = block - firsts[ranks]
+                local_rows = block - firsts[ranks]
             values = np.empty((len(block), spec.slot_dim if part else spec.dim), np.float32)
             for rank in np.unique(ranks).tolist():
                 of_rank = ranks == rank
-                rows = places[of_rank] if orders is None else orders[rank][places[of_rank]]
+                rows = local_rows[of_rank] if orders is None else orders[rank][local_rows[of_rank]]
                 values[of_rank] = self._shares[rank].read_rows(name, part, rows)
             yield values
 

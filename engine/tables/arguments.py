@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.config.specs import WEIGHTS
 from penstock.errors import UsageError
 from penstock.frames import Float32
-from penstock.tables.orbax import WEIGHTS
 from penstock.validation import MASKED, is_masked
 
 

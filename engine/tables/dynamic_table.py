@@ -173,7 +173,7 @@ class DynamicTable:
     def replace_keys(self, state: Mapping[str, Array]) -> Int64:
         """Replace the keys by saved ones, before their rows are written. Returns rows as ``set_state`` does."""
         before, counts = self.directory.state(), key_counts(self.directory)
-        places = self.set_state(state)
+        rows_now = self.set_state(state)
         after = self.directory.state()
         keys, i, j = np.intersect1d(before["key"], after["key"], assume_unique=True, return_indices=True)
         stays = before["row"][i] == after["row"][j]
@@ -188,7 +188,7 @@ class DynamicTable:
         now = key_counts(self.directory)
         self._counted_before = {name: n + now[name] - counts[name] for name, n in self._counted_before.items()}
         self._rolled_back += len(after["key"]) - len(before["key"])
-        return places
+        return rows_now
 
     def rows_replaced(self, rows: Int64) -> Int64:
         """Return the keys that a rollback changed, after it has written their rows, distinct. rows : those written"""
@@ -330,9 +330,9 @@ class DynamicTable:
         except ValueError as error:
             raise StateError(f"table '{self.spec.name}': {error}") from None
         self._has_opened = bool(state["has_opened"][0])
-        places = np.full(int(state["numbers"][0]), -1, np.int64)
-        places[state["row"]] = rows
-        return places
+        rows_now = np.full(int(state["numbers"][0]), -1, np.int64)
+        rows_now[state["row"]] = rows
+        return rows_now
 
 
 Look = Callable[[str], tuple[list[Coalesced], Int64 | None]]

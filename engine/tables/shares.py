@@ -60,8 +60,8 @@ class AnyShare(ABC):
     def select(self, ids: Int64) -> tuple[Int64, Int64]:
         """Return the positions of the ids in this share, and their numbers here: int64 (m,) each."""
         ranks, numbers = self.locate(ids)
-        places: npt.NDArray[np.int64] = np.flatnonzero(ranks == self.rank)
-        return places, numbers[places]
+        indices: npt.NDArray[np.int64] = np.flatnonzero(ranks == self.rank)
+        return indices, numbers[indices]
 
     def among(self, rank: int, count: int) -> Self:
         """Return another share of the same table."""
@@ -151,6 +151,6 @@ def reduced(frame: Frame, shares: Mapping[str, AnyShare]) -> Frame:
 
 
 def _reduced(block: Rows, share: AnyShare) -> Rows:
-    places, numbers = share.select(np.ascontiguousarray(block.ids))
-    which = places if block.which is None else block.which[places]
-    return Rows(numbers, block.grads, which, None if block.gains is None else block.gains[places])
+    indices, numbers = share.select(np.ascontiguousarray(block.ids))
+    which = indices if block.which is None else block.which[indices]
+    return Rows(numbers, block.grads, which, None if block.gains is None else block.gains[indices])

@@ -1,21 +1,74 @@
-"""The tables of an engine to files and from files: Parquet, and Orbax checkpoints."""
+"""The tables of an engine to files and from files, in the formats of ``penstock.io.formats``."""
 
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from penstock.errors import CapacityError, InputError, StateError, UsageError
+from penstock.config.specs import WEIGHTS
+from penstock.errors import CapacityError, InputError, StateError, UsageError, listed
 from penstock.frames import Float32, Int64
+from penstock.io.formats.table_format import Tensor, format_of
+from penstock.io.formats.tensor_blocks import blocks
+from penstock.io.formats.tensor_names import Assigned, WantedTable, assign
 from penstock.io.table_files import TablesWriter, check_table, read_table, table_path
-from penstock.tables.orbax import is_orbax, load_tree, parts_of
 from penstock.tables.table_set import TableSet
+from penstock.updates.optimizer_class import POSITIVE
 
-Block = tuple[str, Int64, Mapping[int, Float32]]  # the arguments of ``TableSet.set_rows``
+Block = tuple[str, Int64, Mapping[str, Float32]]  # of a table: ids, part → rows
+_KEEPS = "--new-tables (new_tables=) keeps its initial rows"
+
+
+@dataclass(frozen=True)
+class LoadedTables:
+    """What ``Engine.read_tables`` took from a source, and what it did not.
+
+    Attributes
+    ----------
+    format : str
+        Of the source.
+    tables : mapping
+        Table → part ("parameters" or a slot) → its name in the source.
+    rows : mapping
+        Table → the number of rows that were set.
+    initial : mapping
+        Table → the parts that the source lacks; they keep their values.
+    skipped : mapping
+        Name in the source → why it was not taken.
+    raised : mapping
+        "TABLE/SLOT" → the number of zeros that became 1.2e-38, because the optimizer divides by them without an
+        epsilon.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.Adagrad(0.1), name="user")
+    >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+    >>> _ = engine.write_tables("tables")
+    >>> engine.read_tables("tables").rows
+    {'user': 8}
+    """
+
+    format: str
+    tables: Mapping[str, Mapping[str, str]]
+    rows: Mapping[str, int]
+    initial: Mapping[str, tuple[str, ...]]
+    skipped: Mapping[str, str]
+    raised: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data.
+
+        Returns
+        -------
+        dict
+        """
+        return asdict(self)
 
 
 def write_tables(tables: TableSet, directory: str | os.PathLike[str]) -> list[Path]:
@@ -45,57 +98,124 @@ def _blocks(stream: Callable[[int], Iterable[Float32]], num_parts: int) -> Itera
     return zip(*(stream(part) for part in range(num_parts)), strict=True)
 
 
-def reading(tables: TableSet, directory: str | os.PathLike[str], new_tables: bool) -> Callable[[], None]:
-    """Return a callable that sets every row in the files of ``write_tables``, or all rows from an Orbax checkpoint.
-
-    new_tables : keep the rows of tables that are not there
-    Parquet files are checked for presence and columns now, and row by row when the callable runs.
-    """
-    path = Path(directory)
-    if is_orbax(path):
-        blocks: Iterable[Block] = list(_orbax_tables(tables, path, new_tables))
-    else:
-        names = [name for name in tables.specs if not new_tables or table_path(path, name).exists()]
-        if not names:
-            raise InputError("no file for any table of the configuration", source=str(path))
-        for name in names:
-            check_table(path, name, _columns(tables, name))
-        blocks = _parquet_blocks(tables, path, names)
-
-    def read() -> None:
-        try:
-            for name, ids, values in blocks:
-                rows, own_values = tables.select_own(name, ids, list(values.values()))
-                tables.set_rows(name, rows, dict(zip(values, own_values, strict=True)))
-        except CapacityError as error:  # after other rows were set
-            raise StateError(f"{path}: {error}") from None
-
-    return read
-
-
 def _columns(tables: TableSet, name: str) -> dict[str, int]:
     """Return the columns of a table's file, in the order of the table's parts, with the floats of each per row."""
     return dict(zip(["row", *list(tables.parts(name))[1:]], tables.table(name).part_dims, strict=True))
 
 
-def _parquet_blocks(tables: TableSet, directory: Path, names: Iterable[str]) -> Iterator[Block]:
-    for name in names:
-        columns, spec, dynamic = _columns(tables, name), tables.specs[name], tables.dynamic.get(name)
-        size = spec.vocabulary_size if dynamic is None else dynamic.id_range
-        parts = {column: part for part, column in enumerate(columns)}
-        for ids, rows in read_table(directory, name, size, columns):
-            yield name, ids, {parts[column]: values for column, values in rows.items()}
+class TablesReader:
+    """Reads a source of any format into the tables of an engine, block by block.
 
+    new_tables : tables that the source lacks keep their rows
+    names : of a table or tensor in the source → TABLE or TABLE/SLOT; others have the names of the configuration
+    stack : closes the source
+    Whatever needs no row is checked now. Raises InputError, UsageError.
+    """
 
-def _orbax_tables(tables: TableSet, directory: Path, new_tables: bool) -> Iterator[Block]:
-    for name in tables.dynamic:
-        raise UsageError(f"table '{name}' is dynamic, and an Orbax checkpoint has no keys: load files that --out wrote")
-    tree = load_tree(directory)
-    for name in tables.specs:
-        if new_tables and name not in tree:
-            continue
-        table, parts = tables.whole_table(name), tables.parts(name)
-        num_rows = table.layout.vocabulary_size
-        by_name = parts_of(tree, directory, name, num_rows, dict(zip(parts, table.part_dims, strict=True)))
-        ids = np.arange(num_rows)
-        yield name, ids, {parts[key]: rows for key, rows in by_name.items()}
+    def __init__(
+        self,
+        tables: TableSet,
+        path: Path,
+        new_tables: bool,
+        names: Mapping[str, str],
+        stack: ExitStack,
+    ) -> None:
+        self._tables, self._path, self._new_tables = tables, path, new_tables
+        self._format = format_of(path)
+        for name in tables.dynamic:
+            if not self._format.has_keys:
+                problem = f"table '{name}' is dynamic, and {self._format.title} has no keys"
+                raise UsageError(f"{problem}: load files that --out wrote")
+        self._rows: Counter[str] = Counter()
+        self._raised: Counter[str] = Counter()
+        if self._format.tensors is None:
+            self._assigned = self._assign_files(names)
+            self._blocks = self._parquet_blocks()
+        else:
+            tensors, others = self._format.tensors(path, stack)
+            self._assigned = self._assign_tensors(tensors, names)
+            self._assigned.skipped.update(others)
+            self._blocks = self._tensor_blocks(tensors)
+
+    def read(self) -> None:
+        """Set the rows. Raises InputError and StateError, also after other rows were set."""
+        try:
+            for name, ids, values in self._blocks:
+                index = self._tables.parts(name)
+                rows, own_values = self._tables.select_own(name, ids, list(values.values()))
+                numbers = [index[part] for part in values]
+                self._tables.set_rows(name, rows, dict(zip(numbers, own_values, strict=True)))
+                self._rows[name] += len(rows)
+        except CapacityError as error:
+            raise StateError(f"{self._path}: {error}") from None
+
+    def loaded(self) -> LoadedTables:
+        """Return what was read."""
+        taken = self._assigned.parts
+        initial = {
+            name: tuple(part for part in self._tables.parts(name) if part not in taken.get(name, ()))
+            for name in self._tables.specs
+        }
+        initial = {name: parts for name, parts in initial.items() if parts}
+        raised = {place: count for place, count in self._raised.items() if count}
+        return LoadedTables(self._format.name, taken, dict(self._rows), initial, self._assigned.skipped, raised)
+
+    def _assign_files(self, names: Mapping[str, str]) -> Assigned:
+        """Return the columns of each table's file, and the name of the file as ``id``."""
+        specs, called = self._tables.specs, {target: name for name, target in names.items()}
+        for target, name in called.items():
+            if target not in specs or not table_path(self._path, name).exists():
+                expected = "a file there and a table of the configuration"
+                raise UsageError(f"--map {name}={target} (names=): expected {expected} ({listed(specs)})")
+        files = {table: called.get(table, table) for table in specs}
+        if self._new_tables:
+            files = {table: file for table, file in files.items() if table_path(self._path, file).exists()}
+        if not files:
+            raise InputError("no file for any table of the configuration", source=str(self._path))
+        parts = {}
+        for table, file in files.items():
+            present = check_table(self._path, file, _columns(self._tables, table))
+            parts[table] = {WEIGHTS if column == "row" else column: f"{file}.{column}" for column in present}
+        self._files = files
+        others = {path.name for path in self._path.glob("*.parquet")}
+        others -= {table_path(self._path, file).name for file in files.values()}
+        return Assigned(parts, dict.fromkeys(sorted(others), "no table of the configuration has such a name"))
+
+    def _parquet_blocks(self) -> Iterator[Block]:
+        for table, file in self._files.items():
+            spec, dynamic = self._tables.specs[table], self._tables.dynamic.get(table)
+            size = spec.vocabulary_size if dynamic is None else dynamic.id_range
+            for ids, columns in read_table(self._path, file, size, _columns(self._tables, table)):
+                yield table, ids, {WEIGHTS if name == "row" else name: rows for name, rows in columns.items()}
+
+    def _assign_tensors(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> Assigned:
+        self._wanted = {name: self._wanted_table(name) for name in self._tables.specs}
+        assigned = assign(tensors, self._wanted, names, str(self._path))
+        for name in self._wanted:
+            if WEIGHTS not in assigned.parts.get(name, {}) and not (self._new_tables and name not in assigned.parts):
+                problem = f"no weights of table '{name}'; there: {listed(tensors) or 'nothing'}"
+                raise InputError(f"{problem}; --map NAME={name} (names=) names them; {_KEEPS}", source=str(self._path))
+        if not assigned.parts:
+            raise InputError("no tensor of any table of the configuration", source=str(self._path))
+        return assigned
+
+    def _wanted_table(self, name: str) -> WantedTable:
+        spec, dynamic = self._tables.specs[name], self._tables.dynamic.get(name)
+        dims = dict(zip(self._tables.parts(name), self._tables.table(name).part_dims, strict=True))
+        optimizer = spec.optimizer
+        divides = optimizer.limits.get(optimizer.first_slot_argument or "") == POSITIVE
+        return WantedTable(
+            name,
+            type(optimizer).__name__,
+            dims,
+            spec.vocabulary_size if dynamic is None else None,
+            None if dynamic is None else dynamic.settings.key_type,
+            optimizer.slot_names[0] if divides else None,
+        )
+
+    def _tensor_blocks(self, tensors: Mapping[str, Tensor]) -> Iterator[Block]:
+        for name, parts in self._assigned.parts.items():
+            raised: Counter[str] = Counter()
+            for ids, values in blocks(tensors, self._wanted[name], parts, str(self._path), raised):
+                yield name, ids, values
+            self._raised.update({f"{name}/{part}": count for part, count in raised.items()})

@@ -19,7 +19,7 @@ from penstock.bridge.host_tables import Allocate, HostTables
 from penstock.bridge.mesh_selection import make_mesh, processes_of
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.id_ranges import valid_ids
-from penstock.config.specs import TableSpec
+from penstock.config.specs import WEIGHTS, TableSpec
 from penstock.errors import UsageError, listed
 from penstock.frames import Array, Coalesced, Float32, Frame, Int64
 from penstock.pyx.accumulator import Accumulator
@@ -30,7 +30,6 @@ from penstock.tables.arguments import checked_parts
 from penstock.tables.dynamic_table import DynamicTable, TableKeys
 from penstock.tables.initializers import start_of
 from penstock.tables.key_directory import bytes_of_directories
-from penstock.tables.orbax import WEIGHTS
 from penstock.tables.shares import AnyShare, Share, checked_share, reduced, shares_of
 from penstock.tables.state_hash import KeyArrays, state_hash
 from penstock.tables.table_programs import TablePrograms, Variant, preferred

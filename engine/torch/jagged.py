@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from penstock.errors import UsageError, UsageTypeError
+from penstock.errors import UsageError, UsageTypeError, listed
 
 
 class Jagged(NamedTuple):
@@ -45,13 +45,27 @@ def _of_pair(name: str, pair: Any) -> Jagged:
     values, offsets, weights = (*pair, None)[:3]
     if not isinstance(values, torch.Tensor) or values.dim() != 1:
         raise UsageTypeError(f"feature '{name}': expected values of shape (n,), a Tensor")
-    offsets = torch.as_tensor(offsets).to("cpu", torch.int64)
-    is_valid = offsets.dim() == 1 and len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(values)
-    if not is_valid or (offsets.diff() < 0).any():
-        raise UsageError(
-            f"feature '{name}': expected offsets of shape (batch + 1,), from 0 to {len(values)}, the number of values"
-        )
-    return Jagged(values, offsets, weights)
+    expected = f"feature '{name}': expected integer offsets of shape (batch + 1,), as with include_last_offset=True,"
+    return Jagged(values, _checked_offsets(expected, torch.as_tensor(offsets), len(values)), weights)
+
+
+def _checked_offsets(expected: str, offsets: torch.Tensor, count: int) -> torch.Tensor:
+    """Return offsets on the CPU as int64. expected : begins the text of a UsageError; count : of the values"""
+    problem = ""
+    if offsets.dim() != 1 or not len(offsets):
+        problem = f"shape {tuple(offsets.shape)}"
+    elif offsets.is_floating_point() or offsets.is_complex() or offsets.dtype == torch.bool:
+        problem = str(offsets.dtype)
+    else:
+        offsets = offsets.to("cpu", torch.int64)
+        if offsets[0] != 0 or offsets[-1] != count:
+            problem = f"{int(offsets[0])} to {int(offsets[-1])}"
+        elif (offsets.diff() < 0).any():
+            index = int((offsets.diff() < 0).nonzero()[0])
+            problem = f"{int(offsets[index + 1])} after {int(offsets[index])}"
+    if problem:
+        raise UsageError(f"{expected} that ascend from 0 to {count}, the number of values; got {problem}")
+    return offsets
 
 
 def _of_keyed(features: Any) -> dict[str, Jagged]:
@@ -61,11 +75,17 @@ def _of_keyed(features: Any) -> dict[str, Jagged]:
     keys, values = list(features.keys()), features.values()
     weights = features.weights_or_none()
     if hasattr(features, "offsets"):
-        offsets = features.offsets().to("cpu", torch.int64)
+        offsets = features.offsets()
     else:
         lengths = features.lengths().to("cpu", torch.int64)
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    stride = (len(offsets) - 1) // max(len(keys), 1)
+    offsets = _checked_offsets("features: expected integer lengths, with offsets", offsets, len(values))
+    stride, rest = divmod(len(offsets) - 1, max(len(keys), 1))
+    if rest:
+        raise UsageError(
+            f"features: expected the same number of samples for each of {len(keys)} keys, got {len(offsets) - 1} "
+            "lengths in all"
+        )
     jagged = {}
     for number, key in enumerate(keys):
         part = offsets[number * stride : (number + 1) * stride + 1]
@@ -109,6 +129,8 @@ class KeyedTensor:
         return dict(self._tensors)
 
     def __getitem__(self, key: str) -> torch.Tensor:
+        if key not in self._tensors:
+            raise KeyError(f"no feature '{key}'; expected one of {listed(self._tensors)}")
         return self._tensors[key]
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ A pull happens outside of a compiled graph; all between it and the push is torch
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, NoReturn
@@ -36,6 +37,7 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
         self.store = store
         self._like = torch.empty(0, device=device, dtype=dtype)  # no buffer: neither saved nor sent by DDP
         self._prefetched: tuple[object, Future[Planned]] | None = None
+        self._is_frozen = False
 
     def prefetch(self, features: Any) -> None:
         """Pull the rows of the next batch on a thread. The next forward pass with the same object uses them.
@@ -71,13 +73,41 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
     def _leaf(self, looked_up: Planned, names: list[str], padding: int | None = None) -> torch.Tensor:
         """Return the rows of tables in one tensor, which the next step pushes if this is training."""
         rows = [looked_up.pulled.rows[name] for name in names]
-        leaf = leaf_of(rows, self._like, self.training and torch.is_grad_enabled(), padding)
+        needs_grad = self.training and not self._is_frozen and torch.is_grad_enabled()
+        leaf = leaf_of(rows, self._like, needs_grad, padding)
         ids = {name: looked_up.ids[name] for name in names}
         if leaf.requires_grad:
+            self._warn_without_step()
             self.store.pending.append(PulledRows(ids, leaf, looked_up.pulled.step, padding))
         return leaf
 
+    def _warn_without_step(self) -> None:
+        """Warn if rows have gradients that nothing pushes."""
+        pending = self.store.pending
+        if self.store.step_owner is None and pending and pending[-1].rows.grad is not None:
+            warnings.warn(
+                "rows have gradients, but no Step pushes them, so that they do not change; create "
+                "penstock.torch.Step(model, optimizer), and call its zero_grad() and step() instead of the optimizer's",
+                stacklevel=2,
+            )
+
     # ---- torch.nn.Module
+
+    def requires_grad_(self, requires_grad: bool = True) -> StoreModule:
+        """Set whether training changes the rows that this module reads. The method of a module around it does not.
+
+        Parameters
+        ----------
+        requires_grad : bool
+            False: this module freezes its rows.
+
+        Returns
+        -------
+        StoreModule
+            This module.
+        """
+        self._is_frozen = not requires_grad
+        return self
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> StoreModule:
         super()._apply(fn, recurse)
@@ -145,6 +175,14 @@ class _SingleTable(StoreModule):
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         mode = f", mode={self.mode!r}" if hasattr(self, "mode") else ""
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}{mode}, table={self.table!r}"
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            raise AttributeError(
+                f"'{type(self).__name__}' has no weight: its rows are in table '{self.table}'; materialize() copies "
+                "them, Engine.load_parameters sets them, and the initializer of TableConfig draws them"
+            )
+        return super().__getattr__(name)
 
     def _plan(self, features: Any) -> tuple[dict[str, Ids], Any]:
         ids, index = planned({self.table: ids_of(features)})

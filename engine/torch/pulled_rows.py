@@ -42,14 +42,14 @@ class PulledRows:
         return Block(ids, gradients)
 
 
-def ids_of(tensor: Any) -> Ids:
-    """Return ids on the host as int64 (uint64 stays), shape (n,). Raises UsageTypeError with torch's words."""
+def ids_of(tensor: Any, place: str = "") -> Ids:
+    """Return ids on the host as int64 (uint64 stays), shape (n,). Raises UsageTypeError: the place, torch's words."""
     if not isinstance(tensor, torch.Tensor):
-        raise UsageTypeError(f"embedding(): argument 'indices' must be Tensor, not {type(tensor).__name__}")
+        raise UsageTypeError(f"{place}embedding(): argument 'indices' must be Tensor, not {type(tensor).__name__}")
     if tensor.dtype not in _INTEGERS:
         raise UsageTypeError(
-            "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got "
-            f"{tensor.type()} instead (while checking arguments for embedding)"
+            f"{place}Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; "
+            f"but got {tensor.type()} instead (while checking arguments for embedding)"
         )
     dtype = torch.uint64 if tensor.dtype == torch.uint64 else torch.int64
     ids: Ids = tensor.detach().reshape(-1).to("cpu", dtype).contiguous().numpy()

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from penstock.errors import InputError, PenstockError, StateError, UsageError
 from penstock.io.flight import Client
+from penstock.io.flight.messages import Ack
 from penstock.io.flight.producer import Producer
 from penstock.torch.stores import Block, Float32, Ids, Pulled, StepReport, Store, TableInfo
 
@@ -50,6 +51,8 @@ class ServiceStore(Store):
         self._lock, self._pusher = threading.RLock(), self._new_client()
         self._producer: Producer | None = None
         self._first_number = 0  # of the next producer; 0: the one after what the service has applied
+        self._base = 0  # frames of the contributor before this producer
+        self._repeated = 0  # of its frames, those that the service had applied in an earlier run
         self._last_step: int | None = None  # of the last frame
         self._closing = threading.Event()
         self._watch: threading.Thread | None = None
@@ -137,7 +140,8 @@ class ServiceStore(Store):
                 self._pusher.checkpoint()  # else a crash could take frames back that precede the first one
             first = self._first_number or counts["position"] + 1
             self._producer, self._first_number = self._pusher.producer(name, first=first), 0
-            self.frames = first - 1
+            self.frames = self._base = first - 1
+            self._repeated = counts["position"] - self._base
             if self._watch is None:
                 self._watch = threading.Thread(target=self._resend, name="penstock-resends", daemon=True)
                 self._watch.start()
@@ -165,10 +169,20 @@ class ServiceStore(Store):
                 answer = self._producer.poll()
             is_opened = not self.synchronous or self._last_step is None or answer.step > self._last_step
             if answer.position >= self.frames and is_opened:
+                self._check_skipped(answer)
                 self.report = StepReport(answer.step, answer.applied, answer.stale, answer.pending)
                 return
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+
+    def _check_skipped(self, answer: Ack) -> None:
+        """Raise UsageError if the service has skipped frames that no earlier run of this contributor can have sent."""
+        skipped = self.frames - self._base - answer.applied - answer.stale
+        if skipped > self._repeated + 1:  # a run that was killed may have had a frame in flight
+            raise UsageError(
+                f"{self._pusher.connection.uri}: another stream of producer '{self.contributor}' has begun, and frames "
+                "of this one were skipped; processes that push at the same time need different names (contributor=)"
+            )
 
     # ---- checkpoints
 

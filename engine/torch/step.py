@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.distributed as distributed
 
-from penstock.errors import UsageError
+from penstock.errors import UsageError, UsageTypeError
 from penstock.torch.modules import StoreModule
 from penstock.torch.open_store import is_distributed
 from penstock.torch.pulled_rows import blocks_of
@@ -34,6 +35,8 @@ class Step:
     UsageError
         If the modules belong to no store or to several, or an engine of this process would miss the gradients of other
         ranks.
+    UsageTypeError
+        If ``modules`` is no module, for example parameters, or ``dense_optimizer`` no optimizer.
 
     Notes
     -----
@@ -43,6 +46,8 @@ class Step:
     A ``torch.amp.GradScaler`` takes a Step for an optimizer: ``scaler.step(opt)`` unscales the gradients of rows, too,
     and skips the step if one is not finite. Without a scaler, such a gradient raises InputError before anything is
     sent.
+
+    A step of ``dense_optimizer`` alone while rows have gradients is a UserWarning.
 
     Examples
     --------
@@ -66,11 +71,24 @@ class Step:
         *,
         synchronous: bool | None = None,
     ) -> None:
+        if not isinstance(modules, torch.nn.Module):
+            raise UsageTypeError(
+                f"Step: expected the model, a torch.nn.Module, got {type(modules).__name__}; give parameters to the "
+                "dense optimizer, and put several modules into a torch.nn.ModuleList"
+            )
         stores = {module.store for module in modules.modules() if isinstance(module, StoreModule)}
         if len(stores) != 1:
             raise UsageError(f"Step: expected modules of one store, got modules of {len(stores)}")
         (self.store,) = stores
+        if dense_optimizer is not None and not hasattr(dense_optimizer, "param_groups"):
+            raise UsageTypeError(
+                "Step: expected dense_optimizer as a torch.optim.Optimizer, such as "
+                f"torch.optim.Adam(model.parameters()), got {dense_optimizer!r}"
+            )
         self.dense_optimizer = dense_optimizer
+        if dense_optimizer is not None:
+            with suppress(AttributeError):  # a wrapper of an optimizer may have no hooks
+                dense_optimizer.register_step_post_hook(self._warn_if_rows_wait)
         ranks = distributed.get_world_size() if is_distributed() else 1
         if ranks > 1 and isinstance(self.store, EngineStore):
             raise UsageError(
@@ -85,6 +103,15 @@ class Step:
                 f"the gate takes {required} frames and divides each row's sum by the number of frames that contain the "
                 "row (reduction='mean'); gradients add up, as in torch, with reduction='sum'",
                 stacklevel=2,
+            )
+
+    def _warn_if_rows_wait(self, *_: object) -> None:
+        """Warn if the dense optimizer has stepped while gradients of rows wait for this Step."""
+        if self.store.step_owner is self and any(pulled.rows.grad is not None for pulled in self.store.pending):
+            warnings.warn(
+                "the dense optimizer has stepped without the rows, whose gradients stay in memory; call step() and "
+                "zero_grad() of penstock.torch.Step instead of the optimizer's, which it calls, too",
+                stacklevel=3,
             )
 
     @property

@@ -143,13 +143,13 @@ class Store(ABC):
         If frames of others may have changed rows, all of them are.
         """
         changed = self._changed_since(ids, pulled)
-        current = self.pull({name: ids[name][places] for name, places in changed.items()})
+        current = self.pull({name: ids[name][indices] for name, indices in changed.items()})
         ours = sum(step > pulled.step for step, _ in self._missed)
         is_alone = self.num_required == 1 and all(self.tables[name].changes_alone for name in ids)
         if current.epoch != pulled.epoch or current.step != pulled.step + ours or (ours and not is_alone):
             return self.pull(ids)
-        for name, places in changed.items():
-            pulled.rows[name][places] = current.rows[name]
+        for name, indices in changed.items():
+            pulled.rows[name][indices] = current.rows[name]
         return pulled._replace(step=current.step)
 
     def _changed_since(self, ids: Mapping[str, Ids], pulled: Pulled) -> dict[str, npt.NDArray[np.int64]]:
@@ -159,8 +159,8 @@ class Store(ABC):
         for name, table_ids in ids.items():
             table = IdTable(len(table_ids))
             table.insert(table_ids.view(np.int64))
-            places = [table.insert(frame[name].view(np.int64)) for frame in frames if name in frame]
-            joined = np.unique(np.concatenate([np.zeros(0, np.int64), *places]))
+            indices = [table.insert(frame[name].view(np.int64)) for frame in frames if name in frame]
+            joined = np.unique(np.concatenate([np.zeros(0, np.int64), *indices]))
             changed[name] = joined[joined < len(table_ids)]
         return changed
 

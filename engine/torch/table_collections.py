@@ -13,13 +13,14 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from penstock.errors import UsageError
+from penstock.errors import UsageError, UsageTypeError
 from penstock.torch.jagged import JaggedTensor, KeyedTensor, jagged_features
 from penstock.torch.modules import StoreModule, checked_table, tensor_of, whole_weight
 from penstock.torch.pulled_rows import ids_of, planned
 from penstock.torch.stores import Ids, Store
 
 _MODES = {"SUM": "sum", "MEAN": "mean"}
+_ATTRIBUTES = ("name", "num_embeddings", "embedding_dim", "feature_names")
 
 
 class _Group(NamedTuple):
@@ -50,6 +51,16 @@ class _Collection(StoreModule):
         super().__init__(store, device, dtype)
         self._configs: dict[str, Any] = {}
         for table in tables:
+            missing = [name for name in _ATTRIBUTES if not hasattr(table, name)]
+            if missing:
+                raise UsageTypeError(
+                    "tables: expected torchrec's configurations, or objects with the same attributes; "
+                    f"{type(table).__name__} has no {', '.join(missing)}"
+                )
+            if isinstance(table.feature_names, str):
+                raise UsageTypeError(
+                    f"table '{table.name}': expected feature_names as a list, got {table.feature_names!r}"
+                )
             if table.name in self._configs:
                 raise UsageError(f"Duplicate table name {table.name}")
             checked_table(store, table.name, table.num_embeddings, table.embedding_dim)
@@ -76,7 +87,7 @@ class _Collection(StoreModule):
     def _plan(self, features: Any) -> tuple[dict[str, Ids], Any]:
         """Return the distinct ids of every table; the features, and by (feature, table) the index of every id."""
         jagged = jagged_features(features, self._features)
-        values = {name: ids_of(feature.values) for name, feature in jagged.items()}
+        values = {name: ids_of(feature.values, f"feature '{name}': ") for name, feature in jagged.items()}
         uses: dict[str, list[str]] = {name: list(config.feature_names) for name, config in self._configs.items()}
         ids, index = planned({name: _joined([values[feature] for feature in uses[name]]) for name in uses})
         places: dict[tuple[str, str], Ids] = {}

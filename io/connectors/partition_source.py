@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import penstock.interrupts as interrupts
 from penstock.errors import InputError, UsageError
-from penstock.frames import Frame, Place
+from penstock.frames import Frame, FrameRun, Position
 from penstock.io.connectors.broker_partition import Message, Partition
 from penstock.io.connectors.message_frames import MessageFrames
 from penstock.io.connectors.partition_reader import PartitionReader
@@ -62,7 +62,7 @@ def partitions_of(uri: str, patience_s: float) -> list[Partition]:
 
 
 class PartitionSource(SeekableSource):
-    """The frames of one partition. A place is the number of a frame, as the service stores it."""
+    """The frames of one partition. A position is the number of a frame, as the service stores it."""
 
     shortest_pause_s = 0.001
 
@@ -73,8 +73,8 @@ class PartitionSource(SeekableSource):
         self._waiting: deque[Message] = deque()  # read ahead
         self.seek(())
 
-    def seek(self, place: Place, creation: str | None = None) -> None:
-        self._reader = PartitionReader(self.partition, place[0] if place else 0, self._patience_s, creation)
+    def seek(self, position: Position, creation: str | None = None) -> None:
+        self._reader = PartitionReader(self.partition, position[0] if position else 0, self._patience_s, creation)
         self._waiting.clear()
         self._last = None
         self._decoder: MessageFrames | None = None  # over all readings, which have messages of the same form
@@ -87,7 +87,7 @@ class PartitionSource(SeekableSource):
     def note(self) -> str | None:
         return self._reader.note
 
-    def frames(self, options: ReadOptions, first_bad: dict[str, str]) -> Generator[Frame, None, None]:
+    def frames(self, options: ReadOptions, first_bad: dict[str, str]) -> Generator[Frame | FrameRun, None, None]:
         """Return the frames of a reading, among them void ones: messages without rows, and those that are dropped."""
         if options.contribution_rows is not None:
             raise UsageError(f"--contribution-rows: a message of {self.partition.description} is a frame; leave it out")
@@ -106,8 +106,8 @@ class PartitionSource(SeekableSource):
             interrupts.check()
         self._last = last
 
-    def acknowledge(self, place: Place) -> None:
-        self.partition.acknowledge(place[0])
+    def acknowledge(self, position: Position) -> None:
+        self.partition.acknowledge(position[0])
 
     def close(self) -> None:
         self.partition.close()

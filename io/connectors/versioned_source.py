@@ -1,4 +1,4 @@
-"""The rows that the versions of a table appended, in order. A place is a version, a file of it, and a row of that."""
+"""The rows that the versions of a table appended, in order. A position: a version, a file of it, and a row of that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from penstock.errors import InputError, StateError
-from penstock.frames import Place
+from penstock.frames import Position
 from penstock.io.connectors.table_versions import TableVersions
 from penstock.io.patience import Patience
 from penstock.io.sources.batch import Batch, Batches, Part, Parts
@@ -44,11 +44,11 @@ class VersionedSource(SeekableSource):
         super().__init__(versions.name, self._open_parts, is_ready=True)
         self._versions = versions
         self._patience_s = patience_s
-        self._next: Place = ()
+        self._next: Position = ()
         self.fix_end()
 
-    def seek(self, place: Place, creation: str | None = None) -> None:
-        self._next, self.creation = place, creation
+    def seek(self, position: Position, creation: str | None = None) -> None:
+        self._next, self.creation = position, creation
 
     def fix_end(self) -> None:
         self._last = self._call(self._versions.latest)
@@ -87,11 +87,11 @@ class VersionedSource(SeekableSource):
                 patience.wait(self._versions.unreadable(error))
 
     def _placed(self, open_file: Callable[[], Part], version: int, file: int, skipped: int, is_last: bool) -> Part:
-        """Return a file without its first rows, whose batches have places. is_last : its end is that of the version"""
+        """Return a file without its first rows, whose batches have positions. is_last : it ends the version"""
         part = open_file()
         inner, end = part.batches, part.schema.empty_table().to_batches()
 
-        def after(first_row: int) -> Callable[[int], Place]:
+        def after(first_row: int) -> Callable[[int], Position]:
             return lambda stop: (version, file, first_row + stop)
 
         def rest(inner_batches: Batches, done: int) -> Batches:

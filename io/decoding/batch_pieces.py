@@ -14,10 +14,15 @@ from penstock.io.decoding.framing import FramePiece, PlainPieces
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.role_guesses import missing_roles
 from penstock.io.decoding.row_columns import decode_rows
-from penstock.io.decoding.rows import DecodedBatch, PlainColumns, plain_columns
+from penstock.io.decoding.rows import DecodedBatch, PlainColumns, plain_columns, rows_of
 from penstock.io.decoding.schema import REQUIRED, TABLE_KEY, Roles, resolve
 from penstock.io.decoding.source_batch import SourceBatch, find_all_bad_rows
-from penstock.io.sources.batch import Batch, Part
+from penstock.io.sources.batch import Batch, Part, PlainRoles
+from penstock.io.sources.plain_messages import BatchRun
+from penstock.pyx.plain_batches import PlainRows
+
+# Read at most so many rows ahead to pass several small frames at once, where a source need not be waited for.
+ROWS_OF_A_RUN = 1 << 13
 
 Decoder = Callable[[Batch], DecodedBatch]
 
@@ -46,8 +51,16 @@ class BatchPieces:
         self.batches_are_frames = takes_batches or rows == "batch"
         self._decode, self._plain = self._decoder(), self._plain_columns()
 
-    def pieces(self, batch: Batch) -> Iterator[FramePiece | PlainPieces]:
+    @property
+    def plain(self) -> PlainRoles | None:
+        """Return the columns of plain batches; None: no batch is plain."""
+        return None if self._plain is None else self._plain.roles
+
+    def pieces(self, batch: Batch | BatchRun) -> Iterator[FramePiece | PlainPieces]:
         """Split a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
+        if isinstance(batch, BatchRun):
+            yield self._plain_pieces(batch.rows, batch.batch)
+            return
         if self._needs_boundaries and not self._has_boundaries and not batch.ends_frame:
             raise missing_roles(self._part.schema, batch.source, ["step"], self._options.columns, batch.data)
         if batch.index is None and self._options.contribution_rows == "batch":
@@ -55,8 +68,7 @@ class BatchPieces:
             raise InputError(problem, source=batch.source)
         plain = None if self._plain is None else self._plain.read(batch.data)
         if plain is not None:
-            rows, runs = plain
-            yield PlainPieces(SourceBatch(batch, self._roles, self._decode, True, rows), *runs)
+            yield self._plain_pieces(plain, lambda *_: batch)
             return
         content, sizes = self._decode(batch), self._options.sizes
         unvalidated = self._options.unvalidated and not content.may_be_bad(sizes)
@@ -64,6 +76,16 @@ class BatchPieces:
         source = SourceBatch(batch, self._roles, self._decode, unvalidated, None, bad, content)
         for start, stop, key in content.frame_columns.runs(batch):
             yield FramePiece(source, start, stop, key)
+
+    def _plain_pieces(self, rows: PlainRows, batch_at: Callable[[int, int], Batch]) -> PlainPieces:
+        assert self._plain is not None
+        table, blocks = self._plain.roles.table, rows.blocks
+
+        def batch_of(number: int, rows_before: int) -> SourceBatch:
+            plain = table, rows_of(blocks, number)
+            return SourceBatch(batch_at(number, rows_before), self._roles, self._decode, True, plain)
+
+        return PlainPieces(table, blocks, batch_of, rows.bounds, rows.steps)
 
     def _resolved(self) -> Roles:
         options, part = self._options, self._part
@@ -126,4 +148,7 @@ class BatchPieces:
     def _plain_columns(self) -> PlainColumns | None:
         if isinstance(self._roles, ExampleRoles) or not self._options.unvalidated:
             return None
-        return plain_columns(self._roles, self._default_table(self._roles), self._options.sizes)
+        # Frames of several batches, and of a number of rows, are composed batch by batch.
+        joins = self._options.frame_rows is None and (self._roles.step is not None or self.batches_are_frames)
+        table, most_rows = self._default_table(self._roles), ROWS_OF_A_RUN if joins else 1
+        return plain_columns(self._roles, table, self._options.sizes, most_rows, self.batches_are_frames)

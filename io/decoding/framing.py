@@ -14,13 +14,14 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from penstock.frames import START, Frame, FrameRun, Place, Rows, time_problem
+from penstock.frames import Frame, FrameRun, Position, Rows, time_problem
 from penstock.io.decoding.bad_rows import quarantined
 from penstock.io.decoding.columns import Int64
 from penstock.io.decoding.frame_columns import Key
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.row_checks import REASONS, Sizes
 from penstock.io.decoding.source_batch import BadRows, SourceBatch
+from penstock.pyx.gradient_blocks import GradientBlocks
 
 # The size of a frame's unvalidated gradients, if bad rows are dropped: beyond it the frame is validated while it is
 # still incomplete, so that memory does not grow with rows that will be dropped.
@@ -64,14 +65,18 @@ class FramePiece:
 
 @dataclass(eq=False)
 class PlainPieces:
-    """All rows of a plain batch, which has at least one.
+    """All rows of neighbouring plain batches, at least one.
 
-    bounds : int64 (pieces + 1,), where the key changes; steps : int64 (pieces,), None: there are none
+    blocks : of one batch each; batch_of : returns the batch of a block, given its number and the rows before it
+    bounds : int64 (pieces + 1,), where the key changes, or a batch ends; steps : int64 (pieces,), None: there are none
     """
 
-    batch: SourceBatch
+    table: str
+    blocks: GradientBlocks
+    batch_of: Callable[[int, int], SourceBatch]
     bounds: Int64
     steps: Int64 | None
+    _last: tuple[int, SourceBatch] | None = None  # the block that was used last, and its batch
 
     def key(self, number: int) -> Key:
         return None if self.steps is None else int(self.steps[number]), None
@@ -79,12 +84,15 @@ class PlainPieces:
     def piece(self, number: int) -> FramePiece:
         """Return one of the pieces; -1 is the last one."""
         number %= len(self.bounds) - 1
-        return FramePiece(self.batch, int(self.bounds[number]), int(self.bounds[number + 1]), self.key(number))
+        start, stop = int(self.bounds[number]), int(self.bounds[number + 1])
+        block, before = self.blocks.block_at(start)
+        if self._last is None or self._last[0] != block:
+            self._last = block, self.batch_of(block, before)
+        return FramePiece(self._last[1], start - before, stop - before, self.key(number))
 
-    def of_rows(self, num_rows: int, first: int) -> PlainPieces:
-        """Return pieces of so many rows each, as many as are whole, from a row on. Only without steps."""
-        bounds = np.arange(first, int(self.bounds[-1]) + 1, num_rows)
-        return PlainPieces(self.batch, bounds, None)
+    def limited(self, num_rows: int, first: int) -> PlainPieces:
+        """Return pieces of so many rows each, as many as are whole, from a row on. Only of one block without steps."""
+        return replace(self, bounds=np.arange(first, int(self.bounds[-1]) + 1, num_rows))
 
 
 class PartialFrame:
@@ -104,7 +112,7 @@ class PartialFrame:
         self._bad_rows: list[pa.RecordBatch] = []
         self._rates: tuple[float, ...] | None = None
         self._time: int | None = None
-        self._place: Place = ()
+        self._position: Position = ()
 
     def add(self, piece: FramePiece) -> None:
         """Add a piece. Raises InputError at a bad row, if those are errors, and where learning rates change."""
@@ -112,7 +120,7 @@ class PartialFrame:
         if not self.num_units:
             self.key, self._source = piece.key, batch.raw.source
         if batch.raw.after is not None:
-            self._place = batch.raw.after(piece.stop)
+            self._position = batch.raw.after(piece.stop)
         if batch.plain is not None:
             table, whole = batch.plain
             self.num_units += piece.num_units
@@ -156,7 +164,7 @@ class PartialFrame:
             audit=audit,
             truncated=self._truncated,
             time=self._time,
-            place=self._place,
+            position=self._position,
         )
 
     def _drop(self, batch: SourceBatch, bad: BadRows) -> None:
@@ -279,7 +287,7 @@ class FrameBuilder:
             return
         if first:
             yield from self._add_piece(replace(whole, stop=first))
-        limited = pieces.of_rows(limit, first)
+        limited = pieces.limited(limit, first)
         yield self._run(limited, 0, len(limited.bounds) - 1)
         rest = replace(whole, start=int(limited.bounds[-1]))
         if rest.num_units:
@@ -302,13 +310,11 @@ class FrameBuilder:
             return builder._build()
 
         self._built(stop - first)
-        assert pieces.batch.plain is not None
-        table, rows = pieces.batch.plain
-        bounds, steps = pieces.bounds, pieces.steps
+        blocks, bounds, steps = pieces.blocks, pieces.bounds, pieces.steps
         if first or stop < len(bounds) - 1 or bounds[0]:
             bounds, steps = bounds[first : stop + 1], None if steps is None else steps[first:stop]
-            rows, bounds = rows.span(int(bounds[0]), int(bounds[-1])), bounds - bounds[0]
-        return FrameRun(table, (rows,), START, bounds, steps, frame_at)
+            blocks, bounds = blocks.span(int(bounds[0]), int(bounds[-1])), bounds - bounds[0]
+        return FrameRun(pieces.table, blocks, bounds, steps, frame_at)
 
     def _build(self) -> Frame:
         audit = partial(self._audited, tuple(self._pieces), self._options) if self._unvalidated else None

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import penstock.interrupts as interrupts
 from penstock.errors import InputError, listed
 from penstock.frames import Frame, FrameRun, as_frame
-from penstock.io.decoding.batch_pieces import BatchPieces
+from penstock.io.decoding.batch_pieces import ROWS_OF_A_RUN, BatchPieces
 from penstock.io.decoding.framing import FrameBuilder
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.sources.opening import Source, open_sources
@@ -25,8 +25,6 @@ from penstock.validation import INT64_MIN
 
 __all__ = ["FrameReader", "ReadOptions"]
 
-# Read at most so many rows ahead to pass several small frames at once, where a source need not be waited for.
-ROWS_OF_A_RUN = 1 << 13
 # Rows of a frame that has no step: few producers send so many at once.
 MANY_ROWS = 65_536
 
@@ -52,6 +50,7 @@ class FrameReader:
         self.options = options
         self.sources = open_sources(source, options.allow_missing_end, options.as_files, options.patience)
         check_order(self.sources, options.merge, options.follow)
+        self._merge = None if options.merge == "round" and len(self.sources) == 1 else options.merge
         self.first_source = 0
         self.continued: Collection[int] = ()
         self.unchecked: Sequence[int] = ()
@@ -89,12 +88,11 @@ class FrameReader:
         by_source = [
             self._frames(number, source) if number in only else _nothing() for number, source in enumerate(self.sources)
         ]
-        if self.options.merge is None:
+        if self._merge is None:
             return in_order(by_source, None)
-        one_by_one = [_one_by_one(frames) for frames in by_source]
-        if self.options.merge == "step":
-            one_by_one = [sorted_by_step(frames) for frames in one_by_one]
-        return in_order(one_by_one, self.options.merge, self.first_source)
+        if self._merge == "step":
+            return in_order([sorted_by_step(_one_by_one(frames)) for frames in by_source], "step")
+        return in_order([_alone(frames) for frames in by_source], "round", self.first_source)
 
     def _growing_sources(self, growing: Mapping[int, SeekableSource]) -> NumberedRuns:
         """Yield what the sources have and, if the run follows them, what those that grow have got since."""
@@ -167,7 +165,7 @@ class FrameReader:
         """Return the frames of a source, and each run of them until it is handled."""
         self._reading = number
         # With rows to drop, the first of each kind would be one of a later batch.
-        joins = source.is_ready and self.options.on_bad_row == "error"
+        joins = source.is_ready and self.options.on_bad_row == "error" and self._merge is None
         with closing(self._decoded(number, source)) as frames:
             for frame in joined(frames) if joins else frames:
                 if isinstance(frame, FrameRun):
@@ -190,14 +188,15 @@ class FrameReader:
             for part in parts:
                 columns = BatchPieces(part, self.options, number in self.continued)
                 part.verifies = self.options.verifies and not self.options.ids_only
+                part.plain = columns.plain
                 self._unread.update(dict.fromkeys(columns.unread))
                 with closing(part.batches(columns.names)) as batches:
                     for batch in batches:
                         interrupts.check()
                         self.checksums.add(part.has_checksums)
                         is_whole = batch.ends_frame or columns.batches_are_frames
-                        if batch.data.num_rows:
-                            self._doubt(columns, batch.data.num_rows)
+                        if batch.num_rows:
+                            self._doubt(columns, batch.num_rows)
                             for piece in columns.pieces(batch):
                                 yield from builder.add(piece, is_whole)
                         if is_whole:
@@ -222,7 +221,7 @@ def joined(frames: FramesAndRuns) -> FramesAndRuns:
             runs, num_rows = [], 0
         if isinstance(frame, FrameRun):
             runs.append(frame)
-            num_rows += len(frame.blocks[0].ids)
+            num_rows += frame.blocks.num_rows
             if num_rows >= ROWS_OF_A_RUN:
                 yield FrameRun.joined(runs)
                 runs, num_rows = [], 0
@@ -269,6 +268,13 @@ def _one_by_one(frames: FramesAndRuns) -> Frames:
     with closing(frames):
         for frame in frames:
             yield as_frame(frame)
+
+
+def _alone(frames: FramesAndRuns) -> FramesAndRuns:
+    """Yield frames one by one, and runs of one frame as they are."""
+    with closing(frames):
+        for frame in frames:
+            yield frame if isinstance(frame, FrameRun) and len(frame) == 1 else as_frame(frame)
 
 
 def sorted_by_step(frames: Frames) -> Frames:

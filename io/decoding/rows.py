@@ -27,12 +27,9 @@ from penstock.io.decoding.columns import (
 )
 from penstock.io.decoding.frame_columns import FrameColumns
 from penstock.io.decoding.schema import Roles
-from penstock.io.sources.batch import RAISED
-from penstock.pyx.arrow_c_data import plain_rows
-from penstock.pyx.run_lengths import run_bounds
-
-# int64 (runs + 1,), where the step changes, and int64 (runs,), the steps; None: there are none, and one run.
-StepRuns = tuple[Int64, Int64 | None]
+from penstock.io.sources.batch import RAISED, PlainRoles
+from penstock.pyx.gradient_blocks import GradientBlocks
+from penstock.pyx.plain_batches import PlainRows, plain_rows
 
 
 @dataclass(eq=False)
@@ -215,39 +212,46 @@ class PlainColumns:
 
     Plain: one table, int64 ids, float32 gradients in lists of the table's dim, if they are read, maybe an int64 step,
     no nulls. Most logs are. ``decode_rows`` takes batches that are not plain after all or damaged, and reports errors.
+
+    roles : the columns
     """
 
-    def __init__(self, roles: Roles, table: str) -> None:
-        self._table, self._width = table, 0 if roles.ids_only else roles.gradient.type.list_size
-        gradient = None if roles.ids_only else roles.gradient.name
-        self._names = roles.id.name, gradient, None if roles.step is None else roles.step.name
-        self._whole = np.zeros(2, np.int64)  # the bounds of the last batch without steps; many have the same
+    def __init__(self, roles: PlainRoles) -> None:
+        self.roles = roles
         self._indices: tuple[int, int, int, int] | None = None  # columns and their indices: the same in all batches
 
-    def read(self, batch: pa.RecordBatch) -> tuple[tuple[str, Rows], StepRuns] | None:
-        """Return table and rows of a batch, and where the step changes; None if it is not plain, or damaged."""
+    def read(self, batch: pa.RecordBatch) -> PlainRows | None:
+        """Return the rows of a batch; None if it is not plain, or damaged."""
         if self._indices is None:
-            indices = [-1 if name is None else batch.schema.get_field_index(name) for name in self._names]
+            names = self.roles.id, self.roles.gradient, self.roles.step
+            indices = [-1 if name is None else batch.schema.get_field_index(name) for name in names]
             self._indices = batch.num_columns, indices[0], indices[1], indices[2]
         try:
             # Not in full: numbers need no more validation, and other columns are unused.
             batch.validate()
-            columns = plain_rows(batch.__arrow_c_array__()[1], *self._indices, self._width)
+            rows = plain_rows(batch.__arrow_c_array__()[1], *self._indices, self.roles.width)
         except RAISED:
             return None
-        if columns is None or (columns[2] is None) != (self._names[2] is None):
-            return None
-        ids, gradients, steps = columns
-        if steps is not None:
-            bounds = run_bounds(steps)
-            return (self._table, Rows(ids, gradients)), (bounds, steps[bounds[:-1]])
-        if self._whole[-1] != len(ids):
-            self._whole = np.array([0, len(ids)])
-        return (self._table, Rows(ids, gradients)), (self._whole, None)
+        return None if rows is None or (rows.steps is None) != (self.roles.step is None) else rows
 
 
-def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]]) -> PlainColumns | None:
-    """Return None if no batch of these roles is plain. table : of rows that name none"""
+def rows_of(blocks: GradientBlocks, number: int) -> Rows:
+    """Return the rows of a block as read-only views."""
+    ids, values, num_rows = blocks.addresses(number)
+    grads = np.empty((num_rows, 0), np.float32)
+    if blocks.dim:
+        memory = pa.foreign_buffer(values, 4 * blocks.dim * num_rows, blocks)
+        grads = np.frombuffer(memory, np.float32).reshape(num_rows, blocks.dim)
+    return Rows(np.frombuffer(pa.foreign_buffer(ids, 8 * num_rows, blocks), np.int64), grads)
+
+
+def plain_columns(
+    roles: Roles, table: str | None, sizes: Mapping[str, tuple[int, int]], most_rows: int = 1, ends_frames: bool = False
+) -> PlainColumns | None:
+    """Return None if no batch of these roles is plain.
+
+    table : of rows that name none; most_rows, ends_frames : as in ``PlainRoles``
+    """
     others = (roles.table, roles.contributor, roles.learning_rates, roles.time)
     if roles.bfloat16 or any(field is not None for field in others):
         return None
@@ -260,4 +264,6 @@ def plain_columns(roles: Roles, table: str | None, sizes: Mapping[str, tuple[int
     if not roles.ids_only and (gradient.value_type != pa.float32() or dim != gradient.list_size):
         return None
     assert table is not None
-    return PlainColumns(roles, table)
+    names = None if roles.ids_only else roles.gradient.name, None if roles.step is None else roles.step.name
+    width = 0 if roles.ids_only else gradient.list_size
+    return PlainColumns(PlainRoles(table, roles.id.name, *names, width, most_rows, ends_frames))

@@ -10,7 +10,9 @@ After a failure the client reconnects for ``patience_s`` and resumes after the l
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +21,10 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 import penstock.interrupts as interrupts
-from penstock.errors import ServiceError
+from penstock.errors import ServiceError, UsageError
 from penstock.io.flight.connection import Address, Connection, Roots
 from penstock.io.flight.lookup_client import LookupRequest, LookupResult, LookupStream
-from penstock.io.flight.messages import TABLE, Ack, ReaderPosition, decoded
+from penstock.io.flight.messages import DIMS, LOOKUP, TABLE, Ack, ReaderPosition, decoded
 from penstock.io.flight.producer import WINDOW_BYTES, Producer
 from penstock.io.flight.put_frames import ArrowStream, Frame, frames_of
 from penstock.io.patience import Patience
@@ -392,6 +394,8 @@ class Client:
         ...     {name: schema.names for name, schema in service.tables().items()}
         {'user': ['id', 'row']}
         """
+        with suppress(UsageError):  # a table that went between two requests
+            return self.connection.retried(self._tables)
         return self.connection.retried(self._tables)
 
     # ---- the service itself
@@ -487,12 +491,13 @@ class Client:
 
     def _tables(self) -> dict[str, pa.Schema]:
         client, options = self.connection.opened()
-        schemas = {}
-        for info in client.list_flights(options=options):
-            path = [step.decode() for step in info.descriptor.path or []]
-            if len(path) == 2 and path[0] == TABLE:
-                schemas[path[1]] = info.schema
-        return schemas
+
+        def schema_of(*path: str) -> pa.Schema:
+            return client.get_flight_info(flight.FlightDescriptor.for_path(*path), options).schema
+
+        # Not list_flights: if the service ends during it, pyarrow interrupts the main thread as SIGINT does.
+        names = json.loads((schema_of(LOOKUP).metadata or {})[DIMS])
+        return {name: schema_of(TABLE, name) for name in names}
 
     def _table(self, name: str) -> TableAt:
         reader = self.connection.get({TABLE: name})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import penstock.interrupts as interrupts
 from penstock.config.id_ranges import exact_integers
 from penstock.errors import ServiceError, UsageError, UsageTypeError
 from penstock.io.flight.connection import Connection
-from penstock.io.flight.messages import LOOKUP, decoded, encoded, received
+from penstock.io.flight.messages import DIMS, LOOKUP, decoded, encoded, received
 from penstock.validation import MASKED, is_masked, whole
 
 Float32 = npt.NDArray[np.float32]
@@ -68,9 +68,9 @@ class LookupRequest:
         stamp = decoded(answer.app_metadata, "the metadata of rows")
         if (error := stamp.get("error")) is not None:
             raise received(str(error.get("kind")), str(error.get("message")), address)
-        dims, rows = json.loads(schema.metadata[b"penstock.dims"]), answer.data.column("row")
-        ends = np.cumsum([0, *(count * dims[name] for name, count in self.counts.items())]).tolist()
-        values: Float32 = rows.flatten().to_numpy()
+        dims, rows = json.loads(schema.metadata[DIMS]), answer.data.column("row")
+        ends = [0, *accumulate(count * dims[name] for name, count in self.counts.items())]
+        values: Float32 = rows.values.to_numpy()  # an answer is no slice, and has no nulls
         if len(values) != ends[-1]:
             raise ServiceError(f"{address}: expected {ends[-1]:,} values of rows, got {len(values):,}")
         parts = {

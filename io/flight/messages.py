@@ -30,6 +30,8 @@ from penstock.errors import (
 END = "penstock.end"
 FRAME = "penstock.frame"
 GRADIENTS, EXCHANGE, DELTAS, TABLE, LOOKUP = "gradients", "exchange", "deltas", "table", "lookup"
+# In the metadata of the schemas of lookups: the dim of every table, as JSON.
+DIMS = b"penstock.dims"
 
 # The key in the schema metadata of a stream of deltas.
 _START = "penstock.start"
@@ -288,7 +290,8 @@ def _bounded(text: str) -> str:
 
 def from_flight(error: BaseException, address: str) -> PenstockError:
     """Convert an error of the other side or of the connection to one of penstock's."""
-    text = str(error).split(". Detail: ")[0].split(", with message: ")[-1] or "it does not answer this call"
+    text = str(error).split(". Detail: ")[0].split(". gRPC client debug context: ")[0]
+    text = text.split(", with message: ")[-1] or "it does not answer this call"
     return received((getattr(error, "extra_info", None) or b"").decode("utf-8", "replace"), text, address)
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import penstock.interrupts as interrupts
 from penstock.errors import InputError, PenstockError
-from penstock.frames import Place
+from penstock.frames import Position
 
 END_KEY = b"penstock.end"
 
@@ -49,7 +49,11 @@ class Batch:
     index: int | None  # None: the source has no batches (Parquet)
     first_row: int  # of the batch, counted over the part
     ends_frame: bool = False
-    after: Callable[[int], Place] | None = None
+    after: Callable[[int], Position] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.data.num_rows)
 
     def error(self, row: int, problem: str, column: str | None, reason: str | None = None) -> InputError:
         """row : of the batch"""
@@ -57,7 +61,25 @@ class Batch:
         return InputError(problem, source=self.source, batch=self.index, row=position, column=column, reason=reason)
 
 
-Batches = Generator[Batch, None, None]
+@dataclass(frozen=True)
+class PlainRoles:
+    """The columns of plain batches that are read, and how many batches at once.
+
+    table : of all rows
+    step, gradient : None: there is none, or it is not read; width : floats of a gradient
+    most_rows : of several batches; ends_frames : whether every batch ends its frame
+    """
+
+    table: str
+    id: str
+    gradient: str | None
+    step: str | None
+    width: int
+    most_rows: int
+    ends_frames: bool
+
+
+Batches = Generator[Any, None, None]  # each a Batch or, for a part with plain roles, a BatchRun
 
 
 @dataclass
@@ -70,6 +92,7 @@ class Part:
     batches : given the columns in use, yields them; raises InputError at a damaged or missing end
     fraction : of this part read so far, None where its length is unknown
     has_checksums : whether the batches read so far carry checksums
+    plain : columns that are read from several plain batches at once, where the part can; None: all batches one by one
     verifies : whether checksums are checked, for which every byte is read
     verified : whether it was read to its end, with checksums that all match
     """
@@ -80,6 +103,7 @@ class Part:
     batches: Callable[[list[str]], Batches]
     container: str = ""
     fraction: Callable[[], float | None] = field(default=lambda: None)
+    plain: PlainRoles | None = None
     verifies: bool = True
     verified: bool = False
     has_checksums: bool = False

@@ -45,6 +45,9 @@ class RawBytes(Protocol):
     def check_next(self) -> None:
         """Raise InputError if the next messages are a decompression bomb."""
 
+    def whole(self) -> pa.Buffer | None:
+        """Return the whole stream, if it lies in memory."""
+
     def last_read(self) -> bytes:
         """Return the 8 bytes before the file's position."""
 

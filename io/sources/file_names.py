@@ -116,7 +116,11 @@ def with_keys(part: Part, keys: Mapping[str, pa.Array]) -> Part:
 
     def with_added(columns: list[str]) -> Batches:
         used = [(key, value) for key, value in added.items() if key in columns]
-        for batch in batches([column for column in columns if column not in added]):
+        incoming = batches([column for column in columns if column not in added])
+        if not used:
+            yield from incoming
+            return
+        for batch in incoming:
             data = batch.data
             for key, value in used:
                 data = data.append_column(key, value.take(pa.array(np.zeros(data.num_rows, np.int64))))

@@ -18,6 +18,7 @@ import pyarrow.ipc
 from penstock.errors import InputError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
 from penstock.io.sources.ipc_messages import BATCH, DICTIONARY, SCHEMA, FlatbufferTable, Messages, message_kind
+from penstock.io.sources.plain_messages import PlainMessages
 
 ARROW_FILE = b"ARROW1"
 _FIRST_BYTES = 8  # magic, padding
@@ -27,9 +28,11 @@ _MAX_GAP_BYTES = 64  # padding between two blocks, and an end marker before the 
 _MAX_SCHEMA_BYTES = 1 << 24
 _CORRUPT = "corrupt Arrow IPC file"
 
+Spans = npt.NDArray[np.int64]
+
 
 def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
-    dictionaries, starts = check_ipc_file(file, size, name)
+    dictionaries, spans = check_ipc_file(file, size, name)
     messages = Messages(name)
     with arrow_errors(_CORRUPT, name):
         for start in dictionaries:
@@ -41,14 +44,21 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
     def batches(columns: list[str]) -> Batches:
         nonlocal num_done
         first_row, is_mapped = 0, isinstance(file, pa.MemoryMappedFile)
+        plain, memory, num_done = None, None, 0
         fields = [number for number, column in enumerate(schema.names) if column in columns]
         with arrow_errors(_CORRUPT, name):
             options = pa.ipc.IpcReadOptions(included_fields=fields if len(fields) < len(schema.names) else None)
             only_used = pa.ipc.open_file(file, options=options)
-        for index in range(num_batches):
+        while num_done < num_batches:
+            index, rest = num_done, spans[num_done:]
+            if plain is not None and (run := plain.read(memory, 0, name, index, first_row, rest)) is not None:
+                num_done += len(run.rows.blocks)
+                yield run
+                first_row += run.num_rows
+                continue
             with arrow_errors(_CORRUPT, name, index):
-                if index < len(starts):
-                    _check_at(file, starts[index], messages)
+                if index < len(spans):
+                    _check_at(file, int(spans[index, 0]), messages)
                 # Arrow refers to the columns of a mapped file, and copies those of ``included_fields``. It would unpack
                 # a compressed column that is not used, and read that of a file that is not mapped.
                 refers = is_mapped and not messages.is_compressed
@@ -56,17 +66,22 @@ def ipc_file_part(file: pa.NativeFile, size: int, name: str) -> Part:
             num_done = index + 1
             yield Batch(name, batch, index, first_row, ends_frame(metadata))
             first_row += batch.num_rows
+            if plain is None and refers and part.plain is not None and index < len(spans):
+                file.seek(0)
+                memory = file.read_buffer()
+                plain = PlainMessages(memory[slice(*spans[index].tolist())].to_pybytes(), schema, part.plain)
 
     def fraction() -> float:
         return num_done / num_batches if num_batches else 1.0
 
-    return Part(name, schema, False, batches, "Arrow IPC file", fraction, had_boundaries=True)
+    part = Part(name, schema, False, batches, "Arrow IPC file", fraction, had_boundaries=True)
+    return part
 
 
-def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int], list[int]]:
+def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int], Spans]:
     """Raise unless the file ends with a footer that matches it. Leaves the position at 0.
 
-    Returns the locations of the dictionaries and of the record batches.
+    Returns where the dictionaries begin, and int64 (n, 2), where every record batch begins and ends.
     """
     with arrow_errors(_CORRUPT, name):
         tail = _read(file, max(0, size - _TAIL_BYTES), _TAIL_BYTES)
@@ -95,7 +110,8 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int]
     if len(gaps) and not 0 <= gaps.min() <= gaps.max() <= _MAX_GAP_BYTES:
         problem = "names bytes twice" if gaps.min() < 0 else f"leaves {gaps.max()} bytes between two batches out"
         raise InputError(f"{_CORRUPT}: the footer {problem}", source=name)
-    return blocks[0]["offset"].tolist(), blocks[1]["offset"].tolist()
+    begins = blocks[1]["offset"]
+    return blocks[0]["offset"].tolist(), np.stack([begins, _ends_of_blocks(blocks[1], size)], axis=1)
 
 
 def _check_at(file: pa.NativeFile, start: int, messages: Messages) -> None:

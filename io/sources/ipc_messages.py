@@ -25,7 +25,8 @@ MOST_TIMES = 100
 
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3  # kinds of messages
 _BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
-_CONTINUATION = b"\xff\xff\xff\xff"
+CONTINUATION = b"\xff\xff\xff\xff"
+END_MARKER = CONTINUATION + bytes(4)
 
 
 class FlatbufferTable:
@@ -55,8 +56,13 @@ class FlatbufferTable:
 
     def vector(self, number: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return a vector of structs."""
+        offset, length = self.vector_offset(number)
+        return np.frombuffer(self._data, kind, length, offset)
+
+    def vector_offset(self, number: int) -> tuple[int, int]:
+        """Return the offset of the first struct of a vector, and their number."""
         offset = self._follow(self.field(number))
-        return np.frombuffer(self._data, kind, struct.unpack_from("<I", self._data, offset)[0], offset + 4)
+        return offset + 4, struct.unpack_from("<I", self._data, offset)[0]
 
     def _follow(self, offset: int) -> int:
         if not offset:
@@ -128,7 +134,7 @@ class Messages:
             while is_dictionary:
                 start_of_message = file.tell()
                 head = bytes(file.read(4))
-                if head == _CONTINUATION:
+                if head == CONTINUATION:
                     head = bytes(file.read(4))
                 (length,) = struct.unpack("<i", head)
                 if length <= 0:
@@ -184,7 +190,7 @@ def _check_pieces(messages: Messages) -> Generator[int, bytes, None]:
     """Yield the size of every piece of a stream, and receive the piece."""
     while True:
         head = yield 4
-        if head == _CONTINUATION:  # before Arrow 0.15: the length at once
+        if head == CONTINUATION:  # before Arrow 0.15: the length at once
             head = yield 4
         metadata = yield max(0, struct.unpack("<i", head)[0])
         if num_bytes := body_bytes(metadata):

@@ -20,11 +20,11 @@ from penstock.errors import InputError, PenstockError, TruncatedInputError
 from penstock.io.sources.batch import RAISED, Batch, Batches, Part, arrow_errors, ends_frame, input_error
 from penstock.io.sources.checksums import Pieces, RawBytes, is_log, log_check
 from penstock.io.sources.ipc_file import ARROW_FILE, ipc_file_part
-from penstock.io.sources.ipc_messages import Framing, Messages
+from penstock.io.sources.ipc_messages import CONTINUATION, END_MARKER, Framing, Messages
 from penstock.io.sources.parquet import PARQUET, parquet_part
+from penstock.io.sources.plain_messages import PlainMessages
 
-FEATHER_V1, GZIP, CONTINUATION = b"FEA1", b"\x1f\x8b", b"\xff\xff\xff\xff"
-END_MARKER = CONTINUATION + bytes(4)
+FEATHER_V1, GZIP = b"FEA1", b"\x1f\x8b"
 # A stream from before Arrow 0.15 begins with the length of its schema message and the offset of its root:
 # larger values are something else.
 _MAX_SCHEMA_BYTES, _MAX_ROOT = 1 << 26, 256
@@ -70,6 +70,9 @@ class Forward:
     def check_next(self) -> None:
         """Do nothing: the bytes are checked on arrival, since they cannot be read twice."""
 
+    def whole(self) -> None:
+        """Return None: the bytes cannot be read twice."""
+
     def last_read(self) -> bytes:
         return self._last
 
@@ -112,6 +115,13 @@ class Mapped:
 
     def check_next(self) -> None:
         self._messages.check_next(self._file)
+
+    def whole(self) -> pa.Buffer:
+        place = self._file.tell()
+        self._file.seek(0)
+        memory = self._file.read_buffer()
+        self._file.seek(place)
+        return memory
 
     def last_read(self) -> bytes:
         self._file.seek(self._file.tell() - 8)
@@ -187,7 +197,18 @@ def ipc_stream_part(
         index, first_row, end_of_last = 0, 0, file.tell()
         check = log_check(raw, name, schema, None, part.verifies)
         part.has_checksums = check is not None
-        while (read := _next_batch(reader, file, raw, name, index)) is not None:
+        memory = None if part.plain is None else raw.whole()
+        plain: PlainMessages | None = None
+        while True:
+            begin = file.tell()
+            if plain is not None and (run := plain.read(memory, begin, name, index, first_row)) is not None:
+                end_of_last = run.offsets[-1]
+                file.seek(end_of_last)
+                yield run
+                index, first_row = index + len(run.rows.blocks), first_row + run.num_rows
+                continue
+            if (read := _next_batch(reader, file, raw, name, index)) is None:
+                break
             batch, metadata = read
             end_of_last = file.tell()
             if not index and check is None and (check := log_check(raw, name, schema, metadata, part.verifies)) is None:
@@ -197,6 +218,8 @@ def ipc_stream_part(
                 continue
             yield Batch(name, batch, index, first_row, ends_frame(metadata))
             index, first_row = index + 1, first_row + batch.num_rows
+            if plain is None and check is None and part.plain is not None and memory is not None:
+                plain = PlainMessages(memory[begin:end_of_last].to_pybytes(), schema, part.plain)
         beyond = file.tell() - end_of_last
         # 8 bytes: the end marker; 4: that of old writers; 0: none; more: dictionaries without a batch after them.
         has_end = beyond in (4, 8) or (beyond > 8 and raw.last_read() == END_MARKER)

@@ -25,7 +25,8 @@ from penstock.io.sources.file_names import filesystem_of, keys_of, matches, with
 from penstock.io.sources.files import open_file
 from penstock.io.sources.in_memory import parts_of_batches, reader_of_capsule, scan_of, stream_part
 from penstock.io.sources.ipc_file import ARROW_FILE
-from penstock.io.sources.ipc_stream import CONTINUATION, FEATHER_V1, open_stream
+from penstock.io.sources.ipc_messages import CONTINUATION
+from penstock.io.sources.ipc_stream import FEATHER_V1, open_stream
 from penstock.io.sources.parquet import PARQUET
 from penstock.io.sources.source_kinds import source_kind
 

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import UsageError
-from penstock.frames import Frame, Place
+from penstock.frames import Frame, FrameRun, Position
 from penstock.io.registry import either
 from penstock.io.sources.batch import Source
 from penstock.io.sources.source_kinds import source_kinds
@@ -19,7 +19,7 @@ GROWS = "a topic or a table that grows"
 
 
 class SeekableSource(Source, ABC):
-    """A source that grows, and whose frames have a ``place`` after which it continues.
+    """A source that grows, and whose frames have a ``position`` after which it continues.
 
     Each reading ends where the source ends at its start, and the next one continues there.
 
@@ -37,25 +37,25 @@ class SeekableSource(Source, ABC):
     @property
     @abstractmethod
     def note(self) -> str | None:
-        """A sentence for the user about the place that it continues after; None: there is none."""
+        """A sentence for the user about the position that it continues after; None: there is none."""
 
     @abstractmethod
-    def seek(self, place: Place, creation: str | None = None) -> None:
-        """Continue after a place; (): begin with the oldest frame.
+    def seek(self, position: Position, creation: str | None = None) -> None:
+        """Continue after a position; (): begin with the oldest frame.
 
-        creation : of the source that the place is of; None: unknown. Reading raises StateError if the source is another
+        creation : of the source that the position is of; None: unknown. Reading raises StateError if it is another
         """
 
     @abstractmethod
     def fix_end(self) -> None:
         """Let the next reading end where the source ends now."""
 
-    def frames(self, options: ReadOptions, first_bad: dict[str, str]) -> Generator[Frame, None, None] | None:
+    def frames(self, options: ReadOptions, first_bad: dict[str, str]) -> Generator[Frame | FrameRun, None, None] | None:
         """Return the frames of a reading; None: its parts have them. first_bad : see FrameReader"""
         return None
 
-    def acknowledge(self, place: Place) -> None:
-        """Report that the frames up to a place are durable. For display only: nothing depends on its success."""
+    def acknowledge(self, position: Position) -> None:
+        """Report that the frames up to a position are durable. For display only: nothing depends on its success."""
 
     def close(self) -> None:
         """Close the connection; the next method opens another one."""

@@ -54,5 +54,5 @@ def _joined(table: str, pieces: Sequence[_Piece], form: TableForm) -> TableRows:
     ids, from_end = np.unique(ids[::-1], return_index=True)
     last = len(removed) - 1 - from_end
     gone = removed[last]
-    place = np.cumsum(~removed) - 1  # in rows, which removed ids have none of
-    return TableRows(table, ids[~gone], rows[place[last[~gone]]].reshape(-1, form.dim), ids[gone])
+    index = np.cumsum(~removed) - 1  # in rows, which removed ids have none of
+    return TableRows(table, ids[~gone], rows[index[last[~gone]]].reshape(-1, form.dim), ids[gone])

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from browser import WIDTHS
 
 from penstock.bench import cases, machine, report, runner
 from penstock.bench.machine import folder_of
@@ -70,6 +71,22 @@ def test_the_page_needs_no_other_file_and_says_what_failed(result, tmp_path):
         assert text in page
     assert "src=" not in page
     assert "href=" not in page.replace("xlink:href", "")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_fits_its_window_and_no_text_of_a_plot_is_clipped(result, width, tmp_path, browser):
+    result["machine"]["cpu"] = "Intel(R) Xeon(R) Processor @ 2.50GHz"
+    page = browser.open(report.write_report(tmp_path, result), width, dark=width == WIDTHS[0])
+    assert page.overflow <= 0
+    assert page.errors == []
+    box = "box => box.x >= view.x - 1 && box.x + box.width <= view.x + view.width"
+    assert (
+        page.value(f"""[...document.querySelectorAll("svg")].flatMap(svg => {{
+        const view = svg.viewBox.baseVal, fits = {box};
+        return [...svg.querySelectorAll("text")].filter(text => !fits(text.getBBox())).map(text => text.textContent);
+    }})""")
+        == []
+    )
 
 
 def test_every_case_with_numbers_is_drawn(result, tmp_path):

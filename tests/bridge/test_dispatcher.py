@@ -179,6 +179,7 @@ def is_interrupted(work, opcode):
             raise KeyboardInterrupt
         return trace
 
+    sys._getframe().f_trace_opcodes = True  # before settrace: else Python 3.12 has no events for opcodes
     sys.settrace(trace)
     try:
         work()

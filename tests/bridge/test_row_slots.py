@@ -86,7 +86,7 @@ def test_a_slot_as_wide_as_the_weights_is_refused(tmp_path, form):
     wide = np.repeat(parts["accumulators"], DIM, axis=1)
     if form == "orbax":
         pytest.importorskip("orbax.checkpoint", reason="an extra: pip install 'penstock[orbax]'")
-        from penstock.tables.orbax import save_tree
+        from penstock.io.formats.orbax_checkpoint import save_tree
 
         save_tree(tmp_path / "tree", {"user": {**parts, "accumulators": wide}})
     else:

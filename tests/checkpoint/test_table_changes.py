@@ -451,3 +451,29 @@ def test_frames_of_another_dim_are_skipped_before_the_change_and_bad_after_it(tm
     expected = ps.Engine(after)
     expected.run(iter(log(range(5, 9), 3)))
     assert rows_of(engine) == rows_of(expected)
+
+
+@pytest.mark.parametrize(("before", "after"), [(True, False), (False, True)])
+def test_new_slots_that_take_gradients_otherwise_lose_the_sums_of_frames_in_the_gate(before, after, tmp_path, caplog):
+    def config(optimizer):
+        return config_of(table("user", optimizer=optimizer), ITEM)
+
+    engine = ps.Engine(config(ps.Adagrad(0.1, use_gradient_accumulation=before)), num_required=3)
+    rows = {"user": ([1, 2, 1], np.ones((3, DIM))), "item": ([7, 8], np.ones((2, 2)))}
+    for _ in range(2):
+        engine.apply(rows, local_step=0)
+    engine.save(tmp_path)
+    same_slots = config(ps.Adagrad(0.1, use_gradient_accumulation=after))
+    with pytest.raises(ps.StateError, match=r"table 'user' has another gradient_accumulation_status .* --flush them"):
+        ps.Engine.restore(tmp_path, config=same_slots)
+    sgd = config(ps.SGD(0.1, use_gradient_accumulation=after))
+    restored = ps.Engine.restore(tmp_path, config=sgd, reset_slots="user")
+    assert "'user' with new slots (" in caplog.text
+    restored.save(tmp_path)
+    for each in (engine, restored):
+        each.apply({"user": ([5], np.ones((1, DIM)))}, local_step=0)
+    assert restored.lookup("item", range(40)).tobytes() == engine.lookup("item", range(40)).tobytes()
+    expected = ps.Engine(sgd)
+    expected.load_parameters("user", ps.Engine(config(ps.Adagrad(0.1))).retrieve_parameters("user")["parameters"])
+    expected.apply({"user": ([5], np.ones((1, DIM)))})
+    assert restored.lookup("user", range(40)).tobytes() == expected.lookup("user", range(40)).tobytes()

@@ -14,7 +14,7 @@ from cli import outcome
 from ipc import write
 
 import penstock as ps
-from penstock.tables.orbax import save_tree
+from penstock.io.formats.orbax_checkpoint import save_tree
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def test_orbax_tables_that_do_not_fit_are_refused_by_name(tmp_path):
     rows = np.zeros((3, 2), np.float32)
     for number, (tree, problem) in enumerate(
         [
-            ({"user": {"parameters": rows}}, "table 'user', parameters: expected"),
-            ({"u": {"x": rows}}, "no 'parameters'"),
+            ({"user": {"parameters": rows}}, "table 'user', parameters: 'user/parameters': expected shape"),
+            ({"u": {"x": rows}}, "no weights of table 'user'"),
         ]
     ):
         save_tree(tmp_path / str(number), tree)
@@ -75,8 +75,8 @@ def test_tables_from_orbax_are_copied_one_array_at_a_time(tmp_path, monkeypatch)
     saved = SimpleNamespace(item_metadata=SimpleNamespace(tree=trees))
     fake = SimpleNamespace(metadata=lambda path: saved, restore=lambda path, restore_args: trees, close=lambda: None)
     module = SimpleNamespace(checkpoint=SimpleNamespace(PyTreeCheckpointer=lambda: fake, RestoreArgs=SimpleNamespace))
-    for name in ("orbax", "orbax.checkpoint"):
-        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "orbax", module)
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", module.checkpoint)
     (tmp_path / "_METADATA").touch()
     tables = [ps.TableConfig(rows, dim, name=name) for name in names]
     engine = ps.Engine(ps.EmbeddingConfig.from_tables(tables, ps.SGD(0.1)))

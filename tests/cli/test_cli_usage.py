@@ -139,7 +139,7 @@ def test_out_on_or_below_a_file_exits_with_6_and_names_the_file(config, log, ref
 
 def test_init_without_tables_exits_with_3(config, log, tmp_path, refused):
     line = refused(3, "replay", config, log, "--table", "user", "--init", tmp_path / "nowhere")
-    assert f"{tmp_path / 'nowhere' / 'user.parquet'}: no file for table 'user'" in line
+    assert f"{tmp_path / 'nowhere'}: no such file or folder" in line
 
 
 # ---- configurations

@@ -25,6 +25,12 @@ def loaded_by(*words):
     return set(done.stderr.split()) & set(HEAVY)
 
 
+def test_importing_penstock_loads_no_library_and_no_other_module_of_it():
+    code = "import sys; before = set(sys.modules); import penstock; print(*(sys.modules.keys() - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {name for name in done.stdout.split() if name not in sys.stdlib_module_names} == {"penstock"}
+
+
 @pytest.mark.parametrize("word", ["--help", "--version", "repaly"])
 def test_help_version_and_a_misspelt_command_load_nothing_heavy(word):
     assert loaded_by(word) == set()

@@ -1,16 +1,21 @@
 """``penstock doctor``: what it finds, and what it says of machines that are not this one."""
 
+import re
+import sys
+import tomllib
+
 import pytest
+from scripts import ROOT
 
 from penstock.cli import doctor, main
 
 
 def test_doctor_passes_on_this_machine(tmp_path, call):
     text, report = call(0, "doctor", "--checkpoint", tmp_path / "later")
-    names = [finding["name"] for finding in report["findings"]]
+    names = [finding["name"] for finding in report["findings"] if finding["name"] != "missing"]
     assert report["passed"]
-    assert names[:6] == ["versions", "optional", "devices", "kernels", "threads", "memory"]
-    assert names[6:] == ["huge pages", "compile cache", "checkpoints"]
+    assert names[:7] == ["versions", "optional", "compiler", "devices", "kernels", "threads", "memory"]
+    assert names[7:] == ["huge pages", "compile cache", "checkpoints"]
     assert all(f"{name} " in text for name in names)
     assert not (tmp_path / "later").exists()
 
@@ -22,6 +27,36 @@ def test_no_device_is_exit_1_and_says_why(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "make_devices", refuse)
     assert main(["doctor"]) == 1
     assert "BROKEN: jax finds no device: none of them" in capsys.readouterr().out
+
+
+def test_doctor_says_what_needs_an_extra_that_is_not_installed(monkeypatch):
+    def version(package):
+        if package == "redis":
+            raise doctor.PackageNotFoundError
+        return "1.2.3"
+
+    monkeypatch.setattr(doctor, "version", version)
+    optional, missing = doctor.extras()
+    assert "shtab 1.2.3, prometheus-client 1.2.3" in optional.found
+    assert missing == doctor.CheckResult("missing", "for follow into Redis: pip install 'penstock[redis]'")
+
+
+def test_doctor_lists_every_extra_that_a_part_of_penstock_needs():
+    optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    of_developers = {"bench-peers", "dev", "docs", "examples", "neighbours", "tpu-aot"}
+    assert {extra.name for extra in doctor.EXTRAS} == optional.keys() - of_developers
+    for extra in doctor.EXTRAS:
+        assert any(re.match(r"[\w-]+", requirement)[0] == extra.package for requirement in optional[extra.name])
+
+
+def test_doctor_says_what_a_build_from_source_lacks(tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", "/missing/cc -pthread")
+    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda _: tmp_path)
+    wanted = f"missing for a build from source: a C compiler and Python's headers ({tmp_path}/Python.h)"
+    assert doctor.compiler() == doctor.CheckResult("compiler", wanted)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setenv("CC", sys.executable)
+    assert doctor.compiler().found == f"{sys.executable}, with Python's headers"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import urllib.request
 import cli
 import pyarrow as pa
 import pytest
-from browser import dumped, needs_chromium, rendered
+from browser import WIDTHS
 from cli import started, table
 from limits import HANG_S, until
 
@@ -65,19 +65,17 @@ def test_live_json_has_the_values_of_the_page(replaying):
     assert "got 99" in live_values["errors"][0]
 
 
-@needs_chromium
-def test_chromium_renders_the_live_page(replaying, tmp_path):
-    page = dumped(replaying, tmp_path)
-    text = re.sub(r"<[^>]+>", " ", page.partition("<script>")[0])
-    assert 'data-ready="yes"' in page
-    assert 'id="state" class="">live<' in page
-    assert "of 3 frames in" in text
-    assert "rows, id_out_of_range" in text
-    assert re.search(r"frames, 9 to 16 steps late\s+1", text)
-    assert "&lt;b&gt;item" in text  # shown as text, not obeyed
-    assert re.search(r"user\s+7\s+100 %", text)
-    assert re.search(r"an optimizer step takes [\d.]+ [mµ]s", text)
-    assert page.count("<polyline") >= 2
+def test_chromium_renders_the_live_page(replaying, browser):
+    page = browser.open(replaying)
+    page.until("document.body.dataset.ready === 'yes' && document.querySelectorAll('polyline').length >= 2")
+    assert page.value("document.getElementById('state').textContent") == "live"
+    assert "of 3 frames in" in page.text
+    assert "rows, id_out_of_range" in page.text
+    assert re.search(r"frames, 9 to 16 steps late\s+1", page.text)
+    assert "<b>item" in page.text  # shown as text, not obeyed
+    assert re.search(r"user\s+7\s+100 %", page.text)
+    assert re.search(r"an optimizer step takes [\d.]+ [mµ]s", page.text)
+    assert page.errors == []
 
 
 # ---- at any width, with odd data
@@ -86,9 +84,19 @@ def test_chromium_renders_the_live_page(replaying, tmp_path):
 FETCH = "<script>window.fetch = async () => ({ json: async () => (%s) }); window.setTimeout = () => 0;</script>"
 
 
-def shown(live_values, width, folder):
-    page = page_text().replace("<script>", FETCH % json.dumps(live_values) + "<script>", 1)
-    return rendered(page.replace("history.replaceState", "(() => 0)"), width, folder)
+@pytest.fixture
+def shown(tmp_path, browser):
+    """shown(live_values, width): a tab with the page of these values"""
+
+    def show(live_values, width, dark=False):
+        page = page_text().replace("<script>", FETCH % json.dumps(live_values) + "<script>", 1)
+        file = tmp_path / f"page{width}.html"
+        file.write_text(page.replace("history.replaceState", "(() => 0)"), encoding="utf-8")
+        tab = browser.open(file, width, dark)
+        tab.until("document.body.dataset.ready === 'yes'")
+        return tab
+
+    return show
 
 
 def moment(step, norms=(), seconds=None):
@@ -100,18 +108,16 @@ def values(replaying):
     return live(replaying)
 
 
-@needs_chromium
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_fits_its_window(values, width, tmp_path):
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_fits_its_window(values, width, shown):
     values["title"] = "penstock replay " + "a_long_name_without_a_space" * 8
     values["tables"] = ["user", "table_" + "x" * 80]
     values["hot"] = [["table_" + "x" * 80, "18446744073709551615", 0.5], ["user", "7", 0.25], ["user", "8", 0.1]]
-    page = shown(values, width, tmp_path)
-    assert page["overflow"] <= 0
-    assert re.search(r"18446744073709551615\s+50.0 %", page["text"])
+    page = shown(values, width, dark=width == WIDTHS[0])
+    assert page.overflow <= 0
+    assert re.search(r"18446744073709551615\s+50.0 %", page.text)
 
 
-@needs_chromium
 @pytest.mark.parametrize(
     ("moments", "lines", "dots"),
     [
@@ -125,18 +131,17 @@ def test_the_page_fits_its_window(values, width, tmp_path):
         ([moment(s, seconds=s if s < 4 else 3600 + s) for s in range(8)], 2, 0),
     ],
 )
-def test_one_sample_is_a_dot_and_a_line_breaks_where_nothing_arrived(values, moments, lines, dots, tmp_path):
+def test_one_sample_is_a_dot_and_a_line_breaks_where_nothing_arrived(values, moments, lines, dots, shown):
     values["tables"] = ["user", "a", "b"]
-    page = shown(values | {"moments": moments}, 1280, tmp_path)
-    assert (page["polyline"], page["circle"]) == (lines, dots)
+    page = shown(values | {"moments": moments}, 1280)
+    assert (page.count("polyline"), page.count("circle")) == (lines, dots)
 
 
-@needs_chromium
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_of_a_replica_shows_its_lookups(values, width, tmp_path):
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_of_a_replica_shows_its_lookups(values, width, shown):
     names = ("looked_up_rows_total", "lookups_total", "connections", "calls", "refused_calls_total")
     metrics = values["metrics"] | {f"penstock_{name}": number for number, name in enumerate(names, start=41)}
-    page = shown({"title": "penstock serve tables", "metrics": metrics}, width, tmp_path)
-    assert page["overflow"] <= 0
-    assert re.search(r"41\s+rows looked up\s+42\s+lookups", page["text"])
-    assert "Gate" not in page["text"]
+    page = shown({"title": "penstock serve tables", "metrics": metrics}, width)
+    assert page.overflow <= 0
+    assert re.search(r"41\s+rows looked up\s+42\s+lookups", page.text)
+    assert "Gate" not in page.text

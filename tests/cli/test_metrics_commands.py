@@ -54,8 +54,9 @@ def test_an_address_in_use_is_exit_6_and_one_line(files, capsys):
         address = server.url.removeprefix("http://")
         assert main(["replay", *files, "--metrics", address]) == 6
         assert capsys.readouterr().err.startswith(f"penstock: {address}: cannot listen: address already in use")
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             urllib.request.urlopen(server.url + "/other", timeout=HANG_S)
+        refused.value.close()
     finally:
         server.close()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from batches import batch
-from browser import needs_chromium, rendered
+from browser import WIDTHS
 from cli import frame, table
 from ipc import write
 
@@ -156,17 +156,27 @@ def test_a_line_breaks_where_nothing_arrived():
     assert (picture.count("<polyline"), picture.count("<circle")) == (1, 1)
 
 
-@needs_chromium
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("num_frames", [1, 30])
-def test_the_page_fits_its_window_and_shows_a_single_sample(num_frames, width, tmp_path):
+def test_the_page_fits_its_window_and_shows_a_single_sample(num_frames, width, tmp_path, browser, monkeypatch):
+    monkeypatch.setattr("penstock.sampling.ALLOWANCE_S", 60.0)  # a busy machine must not keep it from looking
     names = ["user", "table_" + "x" * 80]
     (tmp_path / "t.pbtxt").write_text("".join(map(table, names)) + "mode: TRAINING\n")
     log = write(tmp_path / "log.arrows", [frame(step, (7, 8), table=names) for step in range(num_frames)])
     assert main(["replay", str(tmp_path / "t.pbtxt"), log, "--report", str(tmp_path / "page")]) == 0
-    page = rendered(page_of(tmp_path / "page"), width, tmp_path)
-    assert page["overflow"] <= 0
-    assert page["circle"] >= 2 if num_frames == 1 else page["polyline"] >= 3
+    page = browser.open(tmp_path / "page" / "index.html", width)
+    assert page.overflow <= 0
+    assert page.errors == []
+    assert page.count("circle") >= 2 if num_frames == 1 else page.count("polyline") >= 3
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_of_inspect_fits_its_window(files, width, tmp_path, browser):
+    assert main(["inspect", files[1], "--report", str(tmp_path / "page")]) == 0
+    page = browser.open(tmp_path / "page" / "index.html", width, dark=True)
+    assert page.overflow <= 0
+    assert page.count("polyline") >= 3
+    assert page.value("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
 
 
 def test_a_report_that_cannot_be_written_is_exit_6_before_the_work(files, capsys):

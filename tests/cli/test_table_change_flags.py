@@ -37,7 +37,12 @@ def replay(call, config, checkpoint, *flags, code=0, logs=()):
 
 def test_each_change_needs_its_flag_and_the_same_command_again_changes_nothing(checkpoint, config, tmp_path, call):
     config.write_text(text_of(MEMBER, AD))
-    assert "--drop-table item or --rename item=NEW" in replay(call, config, checkpoint, *CHANGED[:2], code=5)
+    text = replay(call, config, checkpoint, code=5)
+    assert "give --rename user=NEW to keep its rows (rename=), or --drop-table user to remove it" in text
+    assert "'item' (--rename item=NEW or --drop-table item), 'member' (--new-tables), 'ad' (--new-tables)" in text
+    text = replay(call, config, checkpoint, *CHANGED[:2], code=5)
+    assert "give --rename item=ad to keep" in text  # the one table that it could be
+    assert text.endswith("; other tables differ too: 'ad' (--new-tables)\n")
     assert "give --new-tables" in replay(call, config, checkpoint, *CHANGED[:4], code=5)
     logs = [write(tmp_path / "new.arrows", NEW)]
     first = replay(call, config, checkpoint, *CHANGED, logs=logs)
@@ -74,12 +79,37 @@ def test_passes_change_tables_as_one_run_does(passes, checkpoint, config, tmp_pa
 def test_another_dim_and_another_optimizer_have_flags(checkpoint, config, call):
     adam = table("user", optimizer="adam { beta1: 0.9 beta2: 0.999 epsilon: 1e-7 }")
     config.write_text(text_of(adam, table("item", 20, 3, SGD, "constant: 0.5")))
-    assert "or --reset-slots user (reset_slots=)" in replay(call, config, checkpoint, code=5)
-    assert "or --reset-table item (reset_table=)" in replay(call, config, checkpoint, "--reset-slots", "user", code=5)
+    text = replay(call, config, checkpoint, code=5)
+    assert "or --reset-slots user to keep its weights and start new slots (reset_slots=); other" in text
+    assert text.endswith("'item' (--reset-table item)\n")
+    assert "or --reset-table item to start it" in replay(call, config, checkpoint, "--reset-slots", "user", code=5)
     flags = ("--reset-slots", "user", "--reset-table", "item")
     first = replay(call, config, checkpoint, *flags)
     assert replay(call, config, checkpoint, *flags)["state_hash"] == first["state_hash"]
-    assert "keeps its rows; omit the option" in replay(call, config, checkpoint, "--reset-table", "user", code=5)
+    assert "keeps its rows; omit --reset-table user" in replay(
+        call, config, checkpoint, "--reset-table", "user", code=5
+    )
+
+
+def config_of(names, rows=20, optimizer=None):
+    optimizer = optimizer or ps.SGD(0.1)
+    return ps.EmbeddingConfig.from_tables([ps.TableConfig(rows, 2, name=name, optimizer=optimizer) for name in names])
+
+
+def test_flags_in_errors_are_quoted_as_a_shell_needs_it(tmp_path):
+    ps.Engine(config_of(["all features", "-x", "user"])).save(tmp_path)
+    with pytest.raises(ps.StateError, match=r"give --drop-table 'all features' to .*'-x' \(--drop-table=-x\)"):
+        ps.Engine.restore(tmp_path, config=config_of(["user"]))
+    with pytest.raises(ps.UsageError, match=r"the configuration has no 'my x'.* omit --rename='-x=my x'"):
+        ps.Engine.restore(tmp_path, config=config_of(["user"]), rename={"-x": "my x"})
+
+
+def test_a_table_that_differs_in_more_than_its_optimizer_starts_anew(tmp_path):
+    ps.Engine(config_of(["user"])).save(tmp_path)
+    config = config_of(["user"], 10, ps.Adagrad(0.1))
+    with pytest.raises(ps.StateError, match=r"optimizer SGD .* --reset-table user"):
+        ps.Engine.restore(tmp_path, config=config)
+    ps.Engine.restore(tmp_path, config=config, reset_table="user")
 
 
 @pytest.mark.parametrize(
@@ -126,15 +156,35 @@ def test_inspect_diff_and_history_show_a_change(checkpoint, config, tmp_path, ca
     assert report["changes"] == [expected]
     text, report = call(1, "diff", f"{folder}@before", folder)
     assert f"B: {change}\n" in text
-    assert report["differences"]["changes"] == [expected]
+    assert report["differences"]["changes"] == [{"only_in": "B", **expected}]
     assert report["differences"]["item"] == {"missing_in": str(folder)}
     assert report["differences"]["ad"] == {"missing_in": f"{folder}@before"}
     assert report["differences"]["member"]["parameters"]["rows"] == 3  # compared with those of "user"
+    text, backward = call(1, "diff", folder, f"{folder}@before")
+    assert f"A: {change}\n" in text
+    assert backward["differences"]["changes"] == [{"only_in": "A", **expected}]
+    assert backward["differences"]["member"]["parameters"]["rows"] == 3
     versions = call(0, "history", folder, "--table", "member", "--id", "1")[1]["versions"]
     assert [version["step"] for version in versions] == [4, 7]
     assert versions[0]["row"] != versions[1]["row"] is not None
     assert call(0, "history", folder, "--table", "ad", "--id", "1")[1]["versions"][0]["row"] is None
     assert "no table 'nothing'" in call(2, "history", folder, "--table", "nothing", "--id", "1")[0]
+
+
+def test_diff_follows_no_table_to_the_name_of_one_that_was_added_after_it_was_dropped(tmp_path, call):
+    ps.Engine(config_of("ab")).save(tmp_path)
+    call(0, "tag", tmp_path, "before")
+    for names, options in (
+        ("b", {"drop_table": "a"}),
+        ("ab", {"new_tables": True}),
+        ("cb", {"rename": {"a": "c"}}),
+        ("ca", {"rename": {"b": "a"}}),
+    ):
+        ps.Engine.restore(tmp_path, config=config_of(names), **options).save(tmp_path)
+    for place, other in ((f"{tmp_path}@before", tmp_path), (tmp_path, f"{tmp_path}@before")):
+        differences = call(1, "diff", place, other)[1]["differences"]
+        assert differences.keys() == {"changes", "c"}  # "a" is compared with the former "b"
+        assert "missing_in" in differences["c"]
 
 
 def test_a_table_that_becomes_dynamic_may_be_renamed_too(checkpoint, config, call):

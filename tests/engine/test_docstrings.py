@@ -7,15 +7,17 @@ import re
 
 import pytest
 from public_calls import public_calls
-from scripts import loaded
+from scripts import loaded, site_pages
 from services import service_of
 
 import penstock as ps
 
-hooks = loaded("docs/hooks.py")
+api_pages = loaded("docs/api_pages.py")
 SERVICE = "grpc://127.0.0.1:8815"
 # Of the libraries that examples import, those that a user may not have.
 OPTIONAL = ("optax",)
+# Module → the library that it needs, and that a user may not have. tests/torch has those of penstock.torch.
+LIBRARIES = {"penstock.functional.keras_embedding": "keras", "penstock.functional.nnx_embedding": "flax"}
 # A docstring of a message is generated with its code.
 GENERATED = {"EngineConfig"}
 
@@ -23,11 +25,13 @@ GENERATED = {"EngineConfig"}
 def documented():
     """name → public function or class, each once; with those of modules that ``import penstock`` does not offer."""
     calls = {name: call for name, call in public_calls().items() if name not in GENERATED}
-    for module, names in hooks.MODULES.items():
+    for module, names in api_pages.MODULES.items():
+        if module in LIBRARIES:
+            continue
         members = {name: getattr(importlib.import_module(module), name) for name in names}
         calls |= {f"{module}.{name}": member for name, member in members.items()}
         for name, member in members.items():
-            methods = {method: getattr(member, method) for method, _ in hooks.public_methods(member)}
+            methods = {method: getattr(member, method) for method, _ in api_pages.public_methods(member)}
             calls |= {f"{module}.{name}.{method}": call for method, call in methods.items() if callable(call)}
     first = {}
     for name, call in calls.items():
@@ -53,13 +57,13 @@ def is_error(call):
 
 def sections_of(call):
     """Title → body, of every section of a docstring."""
-    _, *parts = hooks.SECTION.split(text_of(call))
+    _, *parts = api_pages.SECTION.split(text_of(call))
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def names_in(body):
     """The names that a section explains."""
-    heads = [head.partition(" : ")[0] for head, _ in hooks.entries(body)]
+    heads = [head.partition(" : ")[0] for head, _ in api_pages.entries(body)]
     return {name.strip().lstrip("*") for head in heads for name in head.split(",")}
 
 
@@ -92,7 +96,7 @@ def test_the_summary_of_a_function_is_imperative():
 
 def test_the_sections_of_a_docstring_are_in_order():
     titles = {name: re.findall(r"^(.+)\n---+$", inspect.getdoc(call), re.MULTILINE) for name, call in CALLS.items()}
-    ordered = {name: [title for title in hooks.SECTIONS if title in titles[name]] for name in CALLS}
+    ordered = {name: [title for title in api_pages.SECTIONS if title in titles[name]] for name in CALLS}
     assert titles == ordered
 
 
@@ -136,6 +140,13 @@ def test_the_example_of_a_docstring_runs(name, tmp_path, monkeypatch):
         run(name, text.replace(SERVICE, service.address.uri))
 
 
+@pytest.mark.parametrize("module", LIBRARIES)
+def test_the_examples_of_a_module_that_needs_a_library_run(module):
+    pytest.importorskip(LIBRARIES[module])
+    for name in api_pages.names_in(module):
+        run(name, text_of(getattr(importlib.import_module(module), name)))
+
+
 def run(name, text):
     examples = doctest.DocTestParser().get_doctest(text, {}, name, None, 0)
     printed = []
@@ -151,7 +162,7 @@ def test_every_class_and_function_that_penstock_exports_has_an_example():
 
 
 def test_the_site_renders_the_sections():
-    page = hooks.api()
+    page = "\n".join(site_pages().values())
     assert "----" not in page
     assert "- `ids` (array_like of int, shape (n,)): Repeats allowed." in page
     assert "- `contribution_rows` (int | str | None, default None): a frame is N rows" in page

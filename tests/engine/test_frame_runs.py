@@ -2,6 +2,8 @@
 
 import itertools
 import re
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +17,10 @@ from penstock import interrupts
 from penstock.checkpoint.commit_session import CommitSession
 from penstock.core import EngineCore, StepObserver
 from penstock.errors import InputError
-from penstock.frames import START, Frame, FrameRun, Rows
-from penstock.io.decoding.reader import ROWS_OF_A_RUN, joined
+from penstock.frames import Frame, FrameRun
+from penstock.io.decoding.batch_pieces import ROWS_OF_A_RUN
+from penstock.io.decoding.reader import joined
+from penstock.pyx.gradient_blocks import GradientBlocks
 
 ROWS, DIM = 20, 2
 OPTIMIZERS = {"adagrad": ps.Adagrad, "sgd": ps.SGD, "adam": ps.Adam}
@@ -67,9 +71,9 @@ def state_of(engine):
 
 
 def counted(report):
-    """A report without times, sizes of memory, and the number of the batch that has the first bad row."""
+    """A report without times, sizes of memory, and the source and the batch that have the first bad row."""
     plain = report.to_dict() | dict.fromkeys(("seconds", "rows_per_s", "held_bytes"))
-    return plain | {"notes": sorted(re.sub(r"batch \d+, row \d+", "", note) for note in plain["notes"])}
+    return plain | {"notes": sorted(re.sub(r"\S+: batch \d+, row \d+", "", note) for note in plain["notes"])}
 
 
 def outcome(batches, one_by_one, num_required=1, reduction="mean", optimizer="adagrad", threads=1, **options):
@@ -127,6 +131,12 @@ def test_any_batches_of_a_log_give_what_its_frames_give_one_by_one(sizes, cuts, 
     for batches in ([log], cut(log, cuts), [log.slice(row, 1) for row in range(log.num_rows)]):
         assert outcome(iter(batches), False, **options) == wanted
         assert outcome(batches, False, **options) == wanted  # read ahead: nothing has to be waited for
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "log.arrows"
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, log.schema) as stream:
+                for each in batches:
+                    stream.write_batch(each)
+            assert outcome(path, False, **options) == wanted  # batches are read at once
 
 
 def test_a_batch_of_many_frames_passes_as_a_whole(passed):
@@ -163,8 +173,9 @@ def test_large_batches_are_not_read_ahead():
     def runs():
         for number in range(3):
             read.append(number)
-            rows = Rows(np.zeros(ROWS_OF_A_RUN, np.int64), np.zeros((ROWS_OF_A_RUN, DIM), np.float32))
-            yield FrameRun("t", (rows,), START, np.array([0, ROWS_OF_A_RUN]), None, lambda _: Frame({}, 0))
+            rows = np.zeros(ROWS_OF_A_RUN, np.int64), np.zeros((ROWS_OF_A_RUN, DIM), np.float32)
+            blocks = GradientBlocks.of_arrays([rows])
+            yield FrameRun("t", blocks, np.array([0, ROWS_OF_A_RUN]), None, lambda _: Frame({}, 0))
 
     for number, _ in enumerate(joined(runs())):
         assert read == list(range(number + 1))

@@ -288,8 +288,8 @@ class Topic(SeekableSource):
 
     creation = note = None
 
-    def seek(self, place, creation=None):
-        self.number = place[0] if place else 0
+    def seek(self, position, creation=None):
+        self.number = position[0] if position else 0
 
     def fix_end(self):
         self.pauses += 1
@@ -302,7 +302,7 @@ class Topic(SeekableSource):
             reader = FrameReader(self.bursts.pop(0), ReadOptions(**{**vars(options), "follow": False}))
             for _, frame in reader.numbered():
                 self.number += 1
-                frame.place = (self.number,)
+                frame.position = (self.number,)
                 yield frame
 
 

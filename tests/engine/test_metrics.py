@@ -182,7 +182,8 @@ def test_health_is_503_and_says_why_once_no_step_can_be_made():
         engine.core.failed = "OSError: the device has gone"
         with pytest.raises(urllib.error.HTTPError, match="503") as refused:
             fetched(watching.servers[0])
-        assert "the device has gone" in refused.value.read().decode()
+        with refused.value as answer:
+            assert "the device has gone" in answer.read().decode()
 
 
 def test_a_new_run_begins_anew_and_what_is_applied_without_one_counts(tmp_path):

@@ -124,8 +124,14 @@ def test_a_frame_over_two_blocks_is_an_error_and_nothing_has_changed():
     way = Way()
     with pytest.raises(ValueError, match="expected rows 1 to 3 in one block, got 2 rows"):
         way.take(*frames_of([1, 2, 1]), None, cuts=[2])
-    with pytest.raises(ValueError, match="expected a row in every block"):
-        way.take(*frames_of([1, 2, 1]), None, cuts=[1, 1])
+    assert way.gate.global_step == 0
+    assert way.take(*frames_of([1, 2, 1]), None, cuts=[1, 1]) == 3  # a block without rows is none
+
+
+def test_rows_of_another_dim_are_an_error_and_nothing_has_changed():
+    way = Way()
+    with pytest.raises(ValueError, match=f"expected float32 of dim {DIM}, got {DIM + 1}"):
+        way.take(int64([1]), np.ones((1, DIM + 1), np.float32), int64([0, 1]), None)
     assert way.gate.global_step == 0
 
 

@@ -17,7 +17,6 @@ from services import frame, service_of
 
 import penstock
 from penstock.cli.command_line import parse
-from penstock.cli.doctor import OPTIONAL
 from penstock.cli.main import COMMANDS, main, parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,12 +161,8 @@ def test_every_command_on_a_page_parses():
                     parse(parser(), arguments[1:])
 
 
-def test_the_generated_reference_names_everything():
-    hooks = loaded("docs/hooks.py")
-    api, commands = hooks.api(), hooks.commands()
-    assert [name for name in penstock.__all__ if f"\n## {name}\n" not in api] == []
-    assert "### Engine.run\n" in api
-    assert "### Engine.global_step\n" in api
+def test_the_generated_page_of_commands_has_all():
+    commands = loaded("docs/hooks.py").commands()
     assert [name for name in COMMANDS if f"\n## penstock {name}\n" not in commands] == []
 
 
@@ -175,16 +170,36 @@ def test_the_citation_has_this_version():
     assert f"\nversion: {penstock.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
+def groups_of_the_site():
+    """Group → its pages, in the order of the navigation."""
+    _, _, nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
+    groups = re.split(r"^  - ", nav, flags=re.MULTILINE)[1:]
+    return {group.partition(":")[0]: re.findall(r"(?:- |: )([a-z_/]+\.md)$", group, re.MULTILINE) for group in groups}
+
+
 def test_every_page_is_in_the_sites_navigation():
-    nav = re.findall(r"- ([a-z_/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    nav = [page for pages in groups_of_the_site().values() for page in pages]
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
-    assert sorted(nav) == sorted(pages | {"reference/api.md", "reference/help.md"})
+    generated = {f"reference/{group}.md" for group in loaded("docs/api_pages.py").GROUPS}
+    assert sorted(nav) == sorted(pages | generated | {"reference/help.md"})
 
 
-def test_the_first_page_links_to_every_page():
-    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} - {"index.md"}
-    links = re.findall(r"\]\(([a-z_/]+\.md)\)", (ROOT / "docs" / "index.md").read_text())
-    assert pages == set(links)
+def linked_from(page):
+    """The pages in docs/ that a page links to."""
+    path = ROOT / "docs" / page
+    targets = re.findall(r"\]\(([^)#:]+\.md)", path.read_text())
+    return {os.path.relpath(path.parent / target, ROOT / "docs") for target in targets}
+
+
+def test_the_first_page_links_to_the_first_page_of_every_group():
+    (home,), *groups = groups_of_the_site().values()
+    assert {pages[0] for pages in groups} - linked_from(home) == set()
+
+
+def test_the_first_page_of_a_group_links_to_all_others():
+    for first, *others in groups_of_the_site().values():
+        others = {page for page in others if (ROOT / "docs" / page).exists()}  # the others are generated
+        assert others - linked_from(first) == set(), first
 
 
 class UntimedChecker(doctest.OutputChecker):
@@ -233,7 +248,7 @@ def test_the_readmes_replay_prints_the_output_that_it_shows(tmp_path, monkeypatc
     assert printed[1:] == output[-len(printed) + 1 :]  # the first line has the seconds of the run
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/decisions/")])
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/decisions/") and "index" not in page])
 def test_a_decision_has_a_status_a_date_a_context_and_a_consequence(page):
     head, *body = (ROOT / page).read_text().split("\n\n", 2)
     assert head.startswith("# ")
@@ -285,9 +300,12 @@ def test_every_method_that_the_architecture_draws_exists():
     assert drawn_names - methods_of_classes() == set()
 
 
-def test_every_path_that_the_architecture_names_exists():
-    for path in re.findall(r"`((?:engine|io|pyx|bench)/[a-z_/]*(?:\.pyx?)?)`", (ROOT / "ARCHITECTURE.md").read_text()):
-        assert (ROOT / path).exists() or (ROOT / f"{path}.py").exists(), path
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_of_the_repository_that_a_page_names_exists(page):
+    """Except those of an earlier commit, which the page then names."""
+    path = r"`(?:python |bash )?((?:engine|io|pyx|bench|tests|examples|docs|\.ci)/[a-z\d_./-]*)(?: [^`]*)?`"
+    for name in re.findall(rf"{path}(?!\s+of\s+(?:the\s+)?commit)", (ROOT / page).read_text()):
+        assert (ROOT / name).exists() or (ROOT / f"{name}.py").exists(), name
 
 
 def test_every_hint_to_install_an_extra_names_the_package_and_one_of_its_extras():
@@ -297,7 +315,7 @@ def test_every_hint_to_install_an_extra_names_the_package_and_one_of_its_extras(
     files = [path for folder in (ROOT.glob("*.md"), *folders) for path in folder if path.suffix in (".md", ".py")]
     hints = {hint_text for path in files for hint_text in hint.findall(path.read_text())}
     assert {(how, package) for how, package, _ in hints} == {("", "penstock")}
-    assert {extra for _, _, extra in hints} | set(OPTIONAL.values()) <= set(extras)
+    assert {extra for _, _, extra in hints} <= set(extras)
 
 
 @pytest.mark.parametrize(("codes", "exit_code"), [(["kill", "kill", "0"], 0), (["kill", "3"], 3), (["130"], 130)])

@@ -88,6 +88,36 @@ def test_rows_read_while_a_follower_continues_in_another_epoch_are_not_named_aft
         writer.close()
 
 
+@pytest.mark.parametrize(("item", "method"), [((4, 4), "lookup"), ((2, 8), "table")])
+def test_tables_that_change_while_they_are_read_are_read_again(item, method, tmp_path):
+    writer = SharedWriter(tmp_path)
+    writer.create([SharedTable("item", 2, 4), SharedTable("user", 4, 4)])
+    writer.publish(7, 7, ("lineage", "first"))
+    reader = ps.Reader(tmp_path)
+    lookup_tables = reader.lookup_tables
+
+    def changed(*arguments, **options):
+        """The rows of the tables that a follower publishes after the service has looked which tables there are."""
+        if reader.history[1] == "first":
+            writer.create([SharedTable("item", *item), SharedTable("user", 2, 4)])
+            writer.write("item", np.arange(item[1]), np.full(item[::-1], 3.0))
+            writer.publish(7, 7, ("lineage", "second"))
+        return lookup_tables(*arguments, **options)
+
+    reader.lookup_tables = changed
+    service = ReplicaService(reader, LOOPBACK)
+    try:
+        with client_of(service) as reading:
+            if method == "lookup":
+                answer = reading.lookup({"item": [3], "user": [1]})
+                assert (answer["item"].tolist(), answer["user"].shape) == ([[3.0] * 4], (1, 2))
+            else:
+                assert reading.table("item").rows.tolist() == [[3.0] * 2] * 8
+    finally:
+        assert service.close(0)
+        writer.close()
+
+
 def test_a_replica_refuses_everything_but_reads_in_one_line(store):
     with service_of(ps.Engine(config_of()), per_steps=1) as service:
         follow(service, store)

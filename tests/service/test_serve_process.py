@@ -120,6 +120,16 @@ def test_killed_three_times_and_nothing_is_lost_or_applied_twice(tmp_path, confi
     np.testing.assert_array_equal(np.load(tmp_path / "rows.npy"), np.asarray(whole.table("user")))
 
 
+def test_a_learning_rate_that_only_frames_can_give_is_logged_at_the_start(tmp_path):
+    config_of(optimizer=ps.SGD(lambda step: 0.1 / (1 + step))).save(tmp_path / "c.pbtxt")
+    advice = "frames need a 'learning_rates' column, or add --learning-rate 0=VALUE"
+    for flags, line in ([], f'warning learning_rate_missing tags=[0] advice="{advice}"\n'), (["0=0.5"], ""):
+        flags = [word for flag in flags for word in ("--learning-rate", flag)]
+        with Process(tmp_path / "c.pbtxt", *flags) as service:
+            code, _, err = service.end(signal.SIGTERM)
+        assert (code, err.partition("Z ")[2]) == (0, line)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ended_by_a_signal_it_commits_whole_frames_and_tells_its_producers(number, tmp_path, config, frames):
     with Process(config, "--checkpoint", tmp_path / "c") as service, connect(service.uri, patience_s=0.1) as client:

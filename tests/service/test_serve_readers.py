@@ -1,5 +1,6 @@
 """What readers get of the Flight service: tables of one step, rows, deltas that lead from step to step."""
 
+import signal
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ import penstock as ps
 from penstock.io.flight import connect
 from penstock.io.flight.messages import PutRequest, decoded, encoded
 from penstock.service import snapshots
+from penstock.service.flight_server import FlightServer
 from penstock.service.limits import Limits
 
 FRAMES = [frame(n) for n in range(12)]
@@ -258,3 +260,22 @@ def test_a_flight_is_a_source(tmp_path):
             engine.run(f"grpc://127.0.0.1:{log.port}")
     with pytest.raises(ps.InputError, match=r"grpc://127.0.0.1:1/x: failed to connect"):
         engine.run("grpc://127.0.0.1:1/x")
+
+
+def test_a_service_that_ends_while_a_client_asks_for_its_tables_does_not_interrupt_the_program(monkeypatch):
+    """pyarrow sends its program a simulated SIGINT if a call of ``list_flights`` is cancelled, in any thread."""
+    interrupts = []
+    before = signal.signal(signal.SIGINT, lambda *_: interrupts.append(True))
+    flights = FlightServer._flight
+
+    def cancelled_once(self, descriptor):
+        monkeypatch.setattr(FlightServer, "_flight", flights)
+        raise flight.FlightCancelledError("the service ends")
+
+    monkeypatch.setattr(FlightServer, "_flight", cancelled_once)
+    try:
+        with service_of() as service, client_of(service) as client:
+            assert list(in_thread(client.tables)()) == ["user"]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not interrupts

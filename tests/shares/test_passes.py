@@ -273,6 +273,32 @@ def test_a_replay_in_passes_resumes_only_with_its_flags(replay, tmp_path, call, 
     assert call(0, *words, "--passes", 3, "--resume")[1]["state_hash"] == replay("whole")[0]["state_hash"]
 
 
+def test_all_passes_make_the_change_of_tables_of_the_first_and_a_refused_one_begins_none(tmp_path, call, monkeypatch):
+    frames = [batch([1, 2, step], step=step, table="user") for step in range(4)]
+    (tmp_path / "log.arrows").write_bytes(log(frames))
+    for name in ("user", "member"):
+        table = ps.TableConfig(20, 2, name=name, optimizer=ps.Adagrad(0.1))
+        ps.EmbeddingConfig.from_tables([table]).save(tmp_path / f"{name}.pbtxt")
+    words = [tmp_path / "log.arrows", "--checkpoint", tmp_path / "c"]
+    call(0, "replay", tmp_path / "user.pbtxt", *words, "--limit", 3)
+    assert "--rename user=" in call(5, "replay", tmp_path / "member.pbtxt", *words, "--resume", "--passes", 2)[0]
+    call(0, "replay", tmp_path / "user.pbtxt", *words, "--resume")  # no passes have begun
+
+    def stop(self, rank, record):
+        raise KeyboardInterrupt
+
+    words = ["replay", tmp_path / "member.pbtxt", *words, "--resume", "--passes", 2]
+    with monkeypatch.context() as patch:
+        patch.setattr(PassFolder, "end", stop)
+        call(130, *words, "--rename", "user=member")
+    text = call(2, *words, "--drop-table", "user", "--new-tables")[0]
+    assert "at step 4: 'user' renamed to 'member', not change 1 of the tables, at step 4: 'member' new, 'user'" in text
+    renamed = ps.Engine.restore(
+        tmp_path / "c", config=ps.EmbeddingConfig.load(tmp_path / "member.pbtxt"), rename={"user": "member"}
+    )
+    assert call(0, *words, "--rename", "user=member")[1]["state_hash"] == renamed.state_hash()
+
+
 def test_a_replay_in_passes_that_chose_their_number_resumes_what_0db4065_began(tmp_path, replay, call, monkeypatch):
     words = [
         *KIND,

@@ -3,11 +3,11 @@
 import os
 import re
 import resource
-import subprocess
 import sys
 from collections import namedtuple
 
 import pytest
+from commands_below import below
 
 import penstock as ps
 from penstock.bridge import thread_memory
@@ -107,25 +107,6 @@ def test_a_disk_without_room_for_the_rows_is_reported_before_the_first_pass(tmp_
     assert not (tmp_path / "c").exists() or sorted(os.listdir(tmp_path / "c")) == [".lock"]
     monkeypatch.undo()
     call(0, *words, "--checkpoint", tmp_path / "c")
-
-
-LIMITED = """
-import os, resource, sys
-resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))
-resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]),) * 2)
-os.execv(sys.executable, [sys.executable, "-m", "penstock", *sys.argv[2:]])
-"""
-
-
-def below(limit, *words):
-    """A command below a limit of all private memory, also of what allocators reserve. Pages of files are not in it."""
-    return subprocess.run(
-        [sys.executable, "-c", LIMITED, *map(str, (limit, *words))],
-        env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.fixture

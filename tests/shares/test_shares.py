@@ -171,6 +171,20 @@ def test_a_share_restores_only_the_files_that_contain_its_rows(tmp_path):
         ps.Engine.restore(tmp_path, share=(1, 2))
 
 
+@pytest.mark.parametrize("change", ["more rows", "another strategy", "keys"])
+@pytest.mark.parametrize("counts", [(2, 2), (3, 2), (4, 3)])
+def test_shares_restore_rows_that_belong_to_other_shares_than_when_they_were_written(tmp_path, counts, change):
+    LocalJob(config_of(), counts[0]).run(sources()).commit(tmp_path)
+    optimizers = {"user": (DIM, o.Adagrad(0.1)), "item": (2, o.SGD(0.5, use_gradient_accumulation=True))}
+    more = {"dynamic": ps.Dynamic()} if change == "keys" else {}
+    rows = {"more rows": ROWS + 900, "another strategy": ROWS, "keys": 8192}[change]
+    tables = [ps.TableConfig(rows, dim, name=name, optimizer=each, **more) for name, (dim, each) in optimizers.items()]
+    strategy = "MOD" if change == "another strategy" else "DIV"
+    config = with_strategy(ps.EmbeddingConfig.from_tables(tables), strategy)
+    restored = LocalJob(config, counts[1], tmp_path)
+    assert restored.state_hash() == ps.Engine.restore(tmp_path, config=config).state_hash()
+
+
 def test_a_share_reduces_whole_frames_by_itself():
     wanted = alone(config_of(), sources(), num_required=3)
     for rank in range(3):

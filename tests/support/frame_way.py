@@ -3,13 +3,12 @@
 import threading
 
 import numpy as np
-from accumulate import int64
 
-from penstock.frames import Rows
 from penstock.pyx import update
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.frame_steps import FrameSteps
 from penstock.pyx.gate_counts import GateCounts
+from penstock.pyx.gradient_blocks import GradientBlocks
 
 VOCABULARY, DIM = 12, 3
 MOST = 2**63 - 1
@@ -35,10 +34,9 @@ class Way:
         self, ids, grads, bounds, steps, first=0, most=MOST, most_steps=MOST, most_changes=MOST, rate=0.5, cuts=()
     ):
         """cuts : rows, at which the frames are cut into blocks"""
-        starts = int64([0, *cuts])
-        blocks = [Rows(*block) for block in zip(np.split(ids, cuts), np.split(grads, cuts), strict=True)]
+        blocks = GradientBlocks.of_arrays(list(zip(np.split(ids, cuts), np.split(grads, cuts), strict=True)))
         limits = first, most, most_steps, most_changes
-        num = self.steps.take(blocks, starts, bounds, steps, *limits, rate, self.number)
+        num = self.steps.take(blocks, bounds, steps, *limits, rate, self.number)
         self.number += num
         return num
 

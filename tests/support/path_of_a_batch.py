@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-ROWS, DIM, BATCHES = 1000, 8, 40
+ROWS, DIM, BATCHES = 1000, 8, 100
 MOST_IDS = 10_000
 SMALL_ROWS = 4096  # of pyx/frame_steps.pyx, which is not imported before the path begins
 READER, UPDATE_SMALL, UPDATE = "penstock.io.decoding.reader", "Pipeline.add_run", "HostTables._run"

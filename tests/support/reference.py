@@ -34,12 +34,6 @@ def equal_runs(codes: npt.NDArray[Any], max_runs: int) -> list[tuple[int, int, i
     return runs if len(runs) <= max_runs else None
 
 
-def run_bounds(codes: Int64) -> Int64:
-    """Twin of ``run_lengths.run_bounds``."""
-    starts = [0, *(np.flatnonzero(np.diff(codes)) + 1)] if len(codes) else []
-    return np.array([*starts, len(codes)], np.int64)
-
-
 def length_runs(offsets: npt.NDArray[Any], num_values: int, max_runs: int) -> list[tuple[int, int, int]] | None:
     """Return the runs of equally long lists as (start, stop, length); None also if the offsets are invalid.
 

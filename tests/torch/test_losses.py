@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 
 from torch_models import OPTIMIZERS, engine_of  # noqa: E402
 
+import penstock as ps  # noqa: E402
 import penstock.torch as pt  # noqa: E402
 
 WORDS, DIM, BAGS = 1083, 8, 64
@@ -58,6 +59,26 @@ def dense_part():
 def arguments_of(kind):
     padding = {"padding_idx": 4} if kind == "padding" else {}
     return {"mode": "mean" if kind == "mean" else "sum", "include_last_offset": True, **padding}
+
+
+def test_adam_with_a_corrected_rate_is_torchs_sparse_adam():
+    def corrected(step, lr=0.01):
+        return lr * (1 - 0.999 ** (step + 1)) ** 0.5 / (1 - 0.9 ** (step + 1))
+
+    adam = ps.Adam(corrected, epsilon=1e-8, sum_inside_sqrt=False)
+    bag = pt.EmbeddingBag(50, 4, store=pt.store(engine_of(optimizer=adam)))
+    twin = bag.materialize().requires_grad_(True)
+    twin.sparse = True
+    opt, theirs = pt.Step(bag), torch.optim.SparseAdam(twin.parameters(), lr=0.01)
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        ids = torch.from_numpy(rng.integers(0, 50, (8, 3)))
+        theirs.zero_grad()
+        for module in (bag, twin):
+            (module(ids) ** 2).sum().backward()
+        opt.step()
+        theirs.step()
+    torch.testing.assert_close(bag.materialize().weight, twin.weight, rtol=1e-5, atol=1e-6)
 
 
 def torchs_losses(kind, name, start, batches):

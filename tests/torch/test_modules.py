@@ -150,6 +150,28 @@ def test_eval_and_no_grad_read_and_record_nothing(store):
     assert opt.report.applied == 0
 
 
+@pytest.mark.parametrize("kind", [pt.EmbeddingBag, pt.Embedding])
+def test_a_missing_weight_is_explained(kind, store):
+    module = kind(50, 4, store=store)
+    assert not hasattr(module, "weight")
+    with pytest.raises(AttributeError, match=r"no weight: its rows are in table 'user'; materialize.*load_param"):
+        torch.nn.init.zeros_(module.weight)
+    with pytest.raises(AttributeError, match="has no attribute 'weights'"):
+        _ = module.weights
+
+
+def test_a_frozen_module_keeps_its_rows_in_training(store, engine):
+    bag = pt.EmbeddingBag(50, 4, store=store).requires_grad_(False)
+    model, before = torch.nn.Sequential(bag, torch.nn.Linear(4, 1)), engine.lookup("user", [5])
+    opt = pt.Step(model)
+    for is_trained in (False, True):
+        bag.requires_grad_(is_trained)
+        model.train()(IDS[None]).sum().backward()
+        opt.step()
+        assert opt.report.applied == is_trained
+        assert np.array_equal(engine.lookup("user", [5]), before) != is_trained
+
+
 def test_rows_of_a_step_are_freed(store):
     bag = pt.EmbeddingBag(50, 4, store=store)
     opt = pt.Step(bag)
@@ -336,7 +358,15 @@ def test_errors_of_a_collection_name_the_feature(tables):
     bags = pt.EmbeddingBagCollection(tables=CONFIGS, store=store)
     good = pairs(keyed())
     for features, words in [
-        ({**good, "seen": (IDS, [0, 2])}, r"feature 'seen': expected offsets of shape \(batch \+ 1,\), from 0 to 4"),
+        ({**good, "seen": (IDS, [0, 2])}, r"feature 'seen': expected .* ascend from 0 to 4, the .*; got 0 to 2"),
+        ({**good, "seen": (IDS, [0, 5, 4])}, "feature 'seen': .*; got 4 after 5"),
+        ({**good, "seen": (IDS, [-1, 2, 4])}, "feature 'seen': .*; got -1 to 4"),
+        ({**good, "seen": (IDS, [0.0, 2.0, 4.0])}, "feature 'seen': expected integer offsets .*; got torch.float32"),
+        ({**good, "seen": (IDS, [[0, 4]])}, r"feature 'seen': .*; got shape \(1, 2\)"),
+        ({**good, "seen": (IDS * 1.0, [0, 2, 4])}, "feature 'seen': Expected .* Long, Int; but got torch.FloatTensor"),
+        (KeyedJagged(["clicked"], IDS, torch.tensor([5, -1])), "features: expected .*; got 4 after 5"),
+        (KeyedJagged(["clicked"], IDS, torch.tensor([2, 1])), "features: .* ascend from 0 to 4, .*; got 0 to 3"),
+        (KeyedJagged(["clicked", "seen"], IDS, torch.tensor([2, 1, 1])), "for each of 2 keys, got 3 lengths in all"),
         ({**good, "seen": IDS}, r"feature 'seen': expected \(values, offsets\)"),
         ({"clicked": good["clicked"]}, "features: no 'bought'; got clicked"),
         ({**good, "bought": (IDS, [0, 4])}, "the same number of samples in each"),
@@ -351,3 +381,14 @@ def test_errors_of_a_collection_name_the_feature(tables):
     ]:
         with pytest.raises(ps.UsageError, match=words):
             pt.EmbeddingBagCollection(tables=configs, store=store)
+    with pytest.raises(TypeError, match="table 'user': expected feature_names as a list, got 'clicked'"):
+        pt.EmbeddingBagCollection(tables=[BagConfig("user", 50, 4, "clicked")], store=store)
+    with pytest.raises(TypeError, match="dict has no name, num_embeddings, embedding_dim, feature_names"):
+        pt.EmbeddingBagCollection(tables=[vars(CONFIGS[0])], store=store)
+
+
+def test_a_feature_of_several_tables_is_listed_by_the_error_for_its_bare_name(tables):
+    configs = [BagConfig("user", 50, 4, ["seen"]), BagConfig("item", 20, 4, ["seen"])]
+    bags = pt.EmbeddingBagCollection(tables=configs, store=pt.store(tables))
+    with pytest.raises(KeyError, match="no feature 'seen'; expected one of seen@user, seen@item"):
+        bags({"seen": (torch.tensor([5, 3]), [0, 2])})["seen"]

@@ -146,6 +146,24 @@ def test_a_mean_over_frames_is_pointed_out():
         pt.Step(pt.Embedding(50, 4, store=store))
 
 
+def test_divided_gradients_of_ranks_are_those_of_a_mean_over_the_whole_batch():
+    engine, whole = engine_of(num_required=2, reduction="sum"), engine_of()
+    ids = torch.tensor([[5, 3], [5, 49], [3, 7], [9, 9]])
+    bags = [pt.EmbeddingBag(50, 4, store=pt.store(engine, contributor=rank)) for rank in ("rank-0", "rank-1")]
+    for bag, part in zip(bags, ids.split(2), strict=True):
+        opt = pt.Step(bag, synchronous=False)
+        (bag(part) ** 2).mean().backward()
+        for rows in opt.param_groups[-1]["params"]:
+            rows.grad /= 2
+        opt.step()
+    single = pt.EmbeddingBag(50, 4, store=pt.store(whole))
+    opt = pt.Step(single)
+    (single(ids) ** 2).mean().backward()
+    opt.step()
+    assert engine.global_step == 1
+    torch.testing.assert_close(bags[0].materialize().weight, single.materialize().weight)
+
+
 def test_only_the_newest_step_of_a_store_pushes(bag, opt):
     newer = pt.Step(torch.nn.Sequential(bag))
     bag(IDS).sum().backward()
@@ -160,6 +178,50 @@ def test_a_step_needs_modules_of_one_store(bag):
     for modules, count in ((torch.nn.Linear(2, 2), 0), (torch.nn.ModuleList([bag, other]), 2)):
         with pytest.raises(ps.UsageError, match=f"expected modules of one store, got modules of {count}"):
             pt.Step(modules)
+
+
+def test_a_step_takes_no_parameters(bag):
+    model = torch.nn.Sequential(bag, torch.nn.Linear(4, 1))
+    for modules, kind in ((model.parameters(), "generator"), ([bag], "list")):
+        with pytest.raises(TypeError, match=f"expected the model, a torch.nn.Module, got {kind}; give parameters to"):
+            pt.Step(modules)
+    for dense in (model.parameters(), torch.optim.Adam):
+        with pytest.raises(TypeError, match=r"expected dense_optimizer as a torch.optim.Optimizer, .*, got <"):
+            pt.Step(model, dense)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_step_of_the_dense_optimizer_alone_is_pointed_out(bag, engine):
+    model = torch.nn.Sequential(bag, torch.nn.Linear(4, 1))
+    dense = torch.optim.SGD(model.parameters(), lr=1.0)
+    opt = pt.Step(model, dense)
+    model(IDS).sum().backward()
+    opt.step()
+    dense.step()  # no gradient of a row waits
+    model(IDS).sum().backward()
+    with pytest.warns(
+        UserWarning, match=r"stepped without the rows.*call step\(\) and zero_grad\(\) of penstock"
+    ) as warned:
+        dense.step()
+    assert warned[0].filename == __file__
+    assert engine.global_step == 1
+    newer = pt.Step(model)
+    model(IDS).sum().backward()
+    dense.step()  # the newer Step has no dense optimizer: it steps before or after
+    newer.step()
+    assert engine.global_step == 2
+
+
+def test_gradients_without_a_step_are_pointed_out(bag):
+    bag(IDS).sum()  # a forward pass alone may come before the Step
+    bag(IDS).sum().backward()
+    with pytest.warns(UserWarning, match=r"no Step pushes them.*create penstock.torch.Step\(model, optimizer\)"):
+        bag(IDS)
+    opt = pt.Step(bag)
+    bag(IDS).sum().backward()
+    bag(IDS).sum().backward()
+    opt.step()
+    assert opt.report.applied == 1
 
 
 def test_the_dense_optimizer_steps_after_the_frame(bag, engine):

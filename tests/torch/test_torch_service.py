@@ -148,9 +148,10 @@ def test_a_frame_for_a_service_that_is_away_is_sent_by_the_next_step(tmp_path):
         loss = bag(IDS).sum()
         loss.backward()
         running.kill()
-        with pytest.raises(ps.ServiceError):
+        with pytest.raises(ps.ServiceError) as raised:
             opt.step()
-        with pytest.raises(ps.ServiceError):
+        assert "gRPC client debug context" not in str(raised.value)
+        with pytest.raises(ps.ServiceError, match=r"Connection refused; retried for 0.2 s \(patience\)$"):
             bag(IDS)
         running.start("run")
         opt.step()
@@ -199,6 +200,28 @@ def test_a_rank_that_restarts_continues_after_its_checkpoint(tmp_path):
         again.close()
         with pytest.raises(ps.UsageError, match="another stream of producer 'rank-0' has begun"):
             train(bags_of(store), pt.Step(bags_of(store)), [8])
+
+
+def test_two_trainers_of_one_name_are_an_error_and_not_skipped_silently():
+    with service_of(engine_of(optimizer=ps.SGD(0.5))) as service:
+        first, second = (pt.store(service.address.uri) for _ in range(2))
+        for store in (first, second):
+            bag = pt.EmbeddingBag(50, 4, mode="sum", store=store)
+            opt = pt.Step(bag)
+            for _ in range(3):
+                bag(IDS).sum().backward()
+                opt.step()
+        bag = pt.EmbeddingBag(50, 4, mode="sum", store=first)
+        opt = pt.Step(bag)
+        first._producer._drop()  # as after a lost connection
+        bag(IDS).sum().backward()
+        with pytest.raises(
+            ps.UsageError, match=r"another stream of producer 'rank-0' has begun.* need different names"
+        ):
+            opt.step()
+        assert service.engine.global_step == 6
+        second.close()
+        first.close()
 
 
 def test_a_state_of_another_history_or_a_later_step_is_refused(tmp_path):

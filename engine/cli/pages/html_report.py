@@ -20,16 +20,20 @@ from penstock.config.id_ranges import id_text
 from penstock.errors import MOST_LISTED
 from penstock.sampling import Hot, Moment, hot_ids, tables_of, thinned
 from penstock.stats import Report, TableReport
-from penstock.svg import MAX_LEGEND, Bar, Points, bars, lines, short
+from penstock.svg import MAX_LEGEND, SCHEME, Bar, Points, bars, lines, short
 
-STYLE = """body{font:15px/1.5 system-ui,sans-serif;color:#1f2933;background:#f7f9fb;max-width:72rem;margin:0 auto;
-padding:1rem}h1{font-size:1.4rem;overflow-wrap:anywhere}h2{font-size:1rem;margin:0}p{margin:.2rem 0}
-p.note{color:#7b8794;font-size:.85rem}
-main{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(26rem,100%),1fr));gap:.8rem}
-section{background:#fff;border:1px solid #e4e7eb;border-radius:.5rem;padding:.8rem 1rem;min-width:0;
-overflow-wrap:anywhere;overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-td,th{padding:.15rem .5rem;text-align:right;border-bottom:1px solid #e4e7eb;font-weight:normal}
-td:first-child,th:first-child{text-align:left}th{color:#7b8794;overflow-wrap:normal}svg{width:100%;height:auto}.bad{color:#a11}"""
+# On a narrow screen plots scroll in their sections: smaller ones could not be read.
+STYLE = f"""{SCHEME}body{{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--back);max-width:72rem;
+margin:0 auto;padding:1rem}}h1{{font-size:1.4rem;overflow-wrap:anywhere}}h2{{font-size:1rem;margin:0}}
+p{{margin:.2rem 0}}p.note{{color:var(--pale);font-size:.85rem}}
+main{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(26rem,100%),1fr));gap:.8rem}}
+section{{background:var(--card);border:1px solid var(--line);border-radius:.5rem;padding:.8rem 1rem;min-width:0;
+overflow-x:auto}}table{{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}}
+td,th{{padding:.15rem .5rem;text-align:right;border-bottom:1px solid var(--line);font-weight:normal}}
+td:first-child,th:first-child{{text-align:left;overflow-wrap:anywhere;min-width:5rem}}th{{color:var(--pale)}}
+td+td{{white-space:nowrap}}td:first-child+td:last-child{{white-space:normal;overflow-wrap:anywhere}}
+svg{{width:100%;height:auto}}.bad{{color:var(--bad)}}
+@media(max-width:32rem){{svg{{min-width:32rem}}td,th{{padding:.15rem .25rem}}}}"""
 
 STAGES = {"read": "reading, decoding", "sum": "checking, summing", "step": "optimizer", "save": "checkpoint"}
 CURVE_POINTS, FLOW_POINTS = 200, 80

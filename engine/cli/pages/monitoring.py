@@ -19,6 +19,7 @@ from penstock.engine import Engine
 from penstock.io.registry import Library
 from penstock.sampling import thinned
 from penstock.stats import Counters, Report
+from penstock.svg import SCHEME
 from penstock.validation import is_loopback
 
 if TYPE_CHECKING:
@@ -172,4 +173,6 @@ class Watching:
 
 
 def page_text() -> str:
-    return files("penstock.cli.pages").joinpath("page.html").read_text(encoding="utf-8")
+    """Return the page, with the colours of all pages."""
+    page = files("penstock.cli.pages").joinpath("page.html").read_text(encoding="utf-8")
+    return page.replace("/* colours */", SCHEME)

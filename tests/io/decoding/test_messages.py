@@ -4,13 +4,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from brokers import message_of
-from services import DIM, VOCABULARY, config_of, frame
+from services import VOCABULARY, config_of, frame
 
 from penstock.errors import InputError
+from penstock.frames import as_frame
 from penstock.io.connectors.broker_partition import Message
 from penstock.io.connectors.message_frames import MessageFrames
 from penstock.io.decoding.reader import ReadOptions
-from penstock.io.sources.repeated_streams import RepeatedStreams
 
 FIRST = message_of(frame(0, step=7))
 
@@ -19,21 +19,21 @@ def after(*messages, **options):
     """A decoder that has decoded these messages."""
     decoder = MessageFrames(ReadOptions(config_of().id_ranges, unvalidated=True, **options), {})
     for each in messages:
-        decoder.decode(Message(1, each), "m")
+        decoder.read(Message(1, each), "m")
     return decoder
 
 
 def outcome(decoder, message):
     """What a message is decoded to: its rows, or the error."""
     try:
-        actual = decoder.decode(Message(2, message), "m")
-        actual = actual and actual.audited()
+        actual = as_frame(decoder.read(Message(2, message), "m")).audited()
     except InputError as error:
         return str(error)
-    return actual and (
+    return (
+        actual.is_void,
         actual.local_step,
         actual.contributor,
-        actual.place,
+        actual.position,
         [(table, rows.ids.tolist(), rows.grads.tobytes()) for table, row in actual.rows.items() for rows in row],
     )
 
@@ -89,12 +89,13 @@ def test_a_damaged_message_is_decoded_as_it_is_alone():
         assert outcome(decoder, whole[:offset]) == outcome(after(), whole[:offset]), offset
 
 
-def test_rows_are_read_where_the_message_has_them():
-    message = message_of(BATCH)
-    actual = RepeatedStreams(FIRST, BATCH.schema).read(message)
-    assert actual is not None
-    assert actual.equals(BATCH)
+def test_rows_are_read_where_the_message_has_them(monkeypatch):
+    decoder, message = after(FIRST), message_of(BATCH)
+    monkeypatch.setattr("penstock.io.connectors.message_frames.open_bytes", lambda *_: pytest.fail("by pyarrow"))
+    actual = as_frame(decoder.read(Message(2, message), "m"))
+    (rows,) = actual.rows["user"]
+    assert rows.ids.tolist() == BATCH["id"].to_pylist()
+    assert rows.grads.tolist() == BATCH["gradient"].to_pylist()
     position = np.frombuffer(message, np.uint8).ctypes.data
-    for buffer in (actual["id"].buffers()[1], actual["gradient"].flatten().buffers()[1]):
-        assert position < buffer.address < position + len(message)
-    assert actual["gradient"].type.list_size == DIM
+    for array in (rows.ids, rows.grads):
+        assert position < array.ctypes.data < position + len(message)

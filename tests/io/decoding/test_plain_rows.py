@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.errors import InputError
 from penstock.io.decoding import batch_pieces, framing, source_batch
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.io.decoding.rows import plain_columns
+from penstock.io.decoding.rows import plain_columns, rows_of
 from penstock.io.decoding.schema import resolve
 
 VOCABULARY, DIM = 10, 2
@@ -112,13 +112,12 @@ def test_a_column_with_a_bitmap_is_plain_where_no_bit_of_its_rows_is_unset(num_r
     seen = columns.read(rows_batch)
     holes = rows_batch.column("id").null_count + rows_batch.column("gradient").null_count
     # A hole in the floats of rows that the slice leaves out counts too: the general path then finds no bad row.
-    assert seen is None if holes or floats.null_count else seen is not None
+    assert (seen is None) == bool(holes or floats.null_count or not len(rows_batch))
     if seen is not None:
-        (table, rows), (bounds, steps) = seen
-        assert table == "t"
+        rows, num_rows = rows_of(seen.blocks, 0), len(rows_batch)
         assert rows.ids.tolist() == rows_batch.column("id").to_pylist()
         assert rows.grads.tolist() == rows_batch.column("gradient").to_pylist()
-        assert (bounds.tolist(), steps) == ([0, len(rows.ids)], None)
+        assert (seen.bounds.tolist(), seen.steps) == ([0, num_rows], None)
 
 
 def test_batches_of_common_logs_are_plain():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import InputError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.pyx.run_lengths import equal_runs, length_runs, run_bounds
+from penstock.pyx.run_lengths import equal_runs, length_runs
 
 SIZES = {"a": (2000, 2), "b": (2000, 3)}
 
@@ -22,12 +22,6 @@ SIZES = {"a": (2000, 2), "b": (2000, 3)}
 def test_equal_runs_equal_their_twin(parts, dtype, most):
     codes = np.concatenate([np.empty(0, dtype), *(np.full(n, code, dtype) for code, n in parts)])
     assert equal_runs(codes, most) == reference.equal_runs(codes, most)
-
-
-@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 200)), max_size=8))
-def test_run_bounds_equal_their_twin(parts):
-    codes = np.concatenate([np.empty(0, np.int64), *(np.full(n, code) for code, n in parts)])
-    assert run_bounds(codes).tolist() == reference.run_bounds(codes).tolist()
 
 
 @given(

@@ -167,6 +167,22 @@ def test_a_store_gets_the_tables_again_after_a_change_and_needs_no_flag(store, t
         assert store.read() == rows_of(service.engine)
 
 
+def test_a_store_gets_the_rows_of_a_table_that_grows_and_the_keys_of_one_that_becomes_dynamic(store, tmp_path, capsys):
+    folder = tmp_path / "c"
+    with service_of(ps.Engine(config_of()), folder) as service, client_of(service) as client:
+        client.put(FRAMES[:20], "w0")
+        follow(capsys, service.address.uri, store)
+    user = ps.TableConfig(KEYS, DIM, name="user", optimizer=ps.Adagrad(0.1), dynamic=DYNAMIC)
+    for more in ({}, {"dynamic": ps.Dynamic(key_type="uint64")}):
+        item = ps.TableConfig(ITEMS + 30, DIM, name="item", optimizer=ps.Adagrad(0.1), **more)
+        config = ps.EmbeddingConfig.from_tables([item, user])
+        with service_of(ps.Engine.restore(folder, config=config), folder, resume=True) as service:
+            assert follow(capsys, service.address.uri, store)["full_copies"] == 1
+            assert store.read() == rows_of(service.engine)
+        with service_of(ps.Engine.restore(folder, config=config), folder, resume=True) as service:
+            assert follow(capsys, service.address.uri, store)["full_copies"] == 0
+
+
 def _step(store):
     """The step of a store, if it has one already."""
     try:

@@ -98,18 +98,31 @@ class Harness:
             num_loaded = loaded(process.pid)
             loading = standing and 0 < num_loaded < self.num_libraries[case.command]
             process.send_signal(case.signal)
-            try:
-                # Not communicate(), which would end the input of replay.
-                process.wait(HANG_S)
-            except subprocess.TimeoutExpired:
-                return Outcome(case, 0, loading, "the signal was ignored")
+            lost = not self._ends(process)
+            if lost:
+                if not case.early or case.signal != signal.SIGINT:
+                    return Outcome(case, 0, loading, "the signal was ignored")
+                process.send_signal(case.signal)
+                if not self._ends(process):
+                    return Outcome(case, 0, loading, "two signals were ignored")
             out, err = process.stdout.read().decode(), process.stderr.read().decode()
+            # Before our handlers stand, Python ignores the exception of a Ctrl-C within a callback, and says so.
+            if lost and "Exception ignored in" not in err:
+                return Outcome(case, 0, loading, f"the signal was ignored: {err}")
+            err = err[max(err.rfind("penstock: "), 0) :] if lost else err
         finally:
             process.kill()
             for pipe in (process.stdin, process.stdout, process.stderr):
                 pipe.close()
             process.wait()
         return Outcome(case, process.returncode, loading, self._problem(case, process.returncode, out, err, checkpoint))
+
+    def _ends(self, process):
+        try:
+            process.wait(HANG_S)  # not communicate(), which would end the input of replay
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def _wait_for_the_moment(self, process, case, rng):
         """Whether the handlers stand."""

@@ -1,0 +1,65 @@
+"""``penstock import``: start a checkpoint with the tables of another library."""
+# ruff: noqa: N999 (the module has the command's name)
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from penstock.checkpoint.store import Folder
+from penstock.checkpoint.versions import check_new, check_no_version
+from penstock.cli.command_line import Parser, add_flag, make_devices, names_of
+from penstock.cli.output import Output, check_writable, place_text, several, writing
+from penstock.config.embedding import EmbeddingConfig
+from penstock.engine import Engine
+from penstock.io.formats.table_format import format_of, table_formats
+from penstock.tables.table_io import LoadedTables
+
+EXAMPLE = "penstock import model.pt run1 --config tables.pbtxt --map user_embedding=user"
+
+
+def add(command: Parser) -> None:
+    titles = "; ".join(each.title for each in table_formats())
+    command.add_argument("source", metavar="SOURCE", type=Path, help=titles)
+    command.add_argument("checkpoint", metavar="CHECKPOINT", help="a new or empty folder, or a URI")
+    command.add_argument("--config", required=True, metavar="CONFIG", help="the configuration of the tables")
+    command.add_argument(
+        "--map",
+        action="append",
+        default=[],
+        dest="names",
+        metavar="NAME=TABLE",
+        help="the name in the source of a table, or of the tensor with the weights of TABLE or with TABLE/SLOT",
+    )
+    for name in ("new_tables", "seed", "num_required", "reduction", "devices", "threads"):
+        add_flag(command, name)
+
+
+def run(args: argparse.Namespace, out: Output) -> None:
+    names = names_of(args)
+    check_no_version(args.checkpoint)
+    folder = Folder(args.checkpoint)
+    check_new(folder)
+    check_writable(args.checkpoint if "://" in args.checkpoint else Path(args.checkpoint))
+    config = EmbeddingConfig.load(args.config)
+    format_of(args.source)  # before the tables are allocated
+    gate = {"num_required": args.num_required, "reduction": args.reduction}
+    engine = Engine(config, make_devices(args.devices), seed=args.seed, threads=args.threads, **gate)
+    loaded = engine.read_tables(args.source, args.new_tables, names)
+    with writing(args.checkpoint):
+        engine.save(args.checkpoint)
+    _say(out, args, loaded)
+    out.result({"checkpoint": place_text(args.checkpoint), "source": str(args.source), **loaded.to_dict()})
+
+
+def _say(out: Output, args: argparse.Namespace, loaded: LoadedTables) -> None:
+    lines = []
+    for table, parts in loaded.tables.items():
+        texts = [f"{part} of '{name}'" for part, name in parts.items()]
+        lines.append(f"{table}: {several(loaded.rows.get(table, 0), 'row')}: {', '.join(texts)}")
+    out.say_tables("took      ", lines)
+    out.say_tables("initial   ", [f"{table}: {', '.join(parts)}" for table, parts in loaded.initial.items()])
+    raised = [f"{place}: {several(number, 'zero')}, by which updates divide" for place, number in loaded.raised.items()]
+    out.say_tables("raised    ", raised)
+    out.say_tables("skipped   ", [f"{name}: {reason}" for name, reason in loaded.skipped.items()])
+    out.say(f"wrote     {place_text(args.checkpoint)}")

@@ -1,0 +1,1 @@
+"""Formats of whole tables, of penstock and of other libraries: one module each, with an object FORMAT."""

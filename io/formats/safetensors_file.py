@@ -1,0 +1,86 @@
+"""safetensors: a file with a JSON header and the bytes of every tensor.
+
+Its library reads it. It is written here: the library would need all tensors in memory at once.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import penstock.interrupts as interrupts
+from penstock.filesystem import atomic_files
+from penstock.frames import Array
+from penstock.io.formats.table_format import TableFormat, TablesToWrite, Tensor, first_bytes, unreadable
+from penstock.io.registry import Library
+
+_LIBRARY = Library("safetensors", "safetensors")
+_TITLE = "a safetensors file"
+_DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "I64": "int64", "U64": "uint64"}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ALIGNMENT = 8  # of the first tensor, in bytes
+
+
+def _tensors(path: Path, stack: ExitStack) -> tuple[dict[str, Tensor], dict[str, str]]:
+    import ml_dtypes  # noqa: F401 (NumPy knows bfloat16 by it)
+
+    library = _LIBRARY.load(_TITLE)
+    try:
+        file = stack.enter_context(library.safe_open(path, framework="numpy"))
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        return {name: _tensor(rows) for name, rows in slices.items()}, {}
+    except Exception as error:  # the library has a single error, which it does not export
+        raise unreadable(path, _TITLE, error) from error
+
+
+def _tensor(rows: Any) -> Tensor:
+    dtype = rows.get_dtype()
+    return Tensor(tuple(rows.get_shape()), _DTYPES.get(dtype, dtype), lambda start, stop: rows[start:stop])
+
+
+def _write(out: Path, saved: TablesToWrite, step: int) -> list[Path]:
+    header: dict[str, Any] = {"__metadata__": {"penstock.global_step": str(step)}}
+    end = 0
+    for name in saved.tables:
+        keys, num_rows = saved.keys(name), saved.num_rows(name)
+        entries: list[tuple[str, str, list[int]]] = [
+            (part, "F32", [num_rows, dim]) for part, dim in saved.part_dims(name).items()
+        ]
+        entries += [] if keys is None else [("keys", _NAMES[keys.dtype.name], [num_rows])]
+        for part, dtype, shape in entries:
+            first, end = end, end + int(np.prod(shape)) * (4 if dtype == "F32" else 8)
+            header[f"{name}/{part}"] = {"dtype": dtype, "shape": shape, "data_offsets": [first, end]}
+    text = json.dumps(header).encode()
+    text = text.ljust(-len(text) % _ALIGNMENT + len(text))
+    atomic_files.make_folders(out.absolute().parent)
+    with atomic_files.publishing(out) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in saved.tables:
+            _append(file, saved, name)
+    atomic_files.discard_orphans(out)
+    return [out]
+
+
+def _append(file: atomic_files.File, saved: TablesToWrite, name: str) -> None:
+    arrays: list[Array] = [*saved.parts(name).values()]
+    if (keys := saved.keys(name)) is not None:
+        arrays.append(keys)
+    for array in arrays:
+        interrupts.check()
+        file.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
+
+
+FORMAT = TableFormat(
+    name="safetensors",
+    title=_TITLE,
+    library=_LIBRARY,
+    is_at=lambda path: (path.is_file() and path.suffix == ".safetensors") or first_bytes(path, 9)[8:] == b"{",
+    tensors=_tensors,
+    write=_write,
+    out="a file",
+    has_keys=True,
+)

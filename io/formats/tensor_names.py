@@ -1,0 +1,216 @@
+"""Which tensors of a source are the weights, slots and keys of which tables: by name, then by shape and type.
+
+A name ends with that of a table, then with that of a part: ``model.embedding_bags.user.weight`` of TorchRec,
+``user.momentum1`` of its fused optimizer, ``embedding/user/accumulators`` of TensorFlow, ``layers/user/vars/0`` of
+Keras, ``user/parameters`` and ``user/keys`` of penstock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.config.specs import WEIGHTS
+from penstock.errors import InputError, UsageError, listed
+from penstock.io.formats.table_format import Tensor
+
+KEYS = "keys"
+_WEIGHTS = (WEIGHTS, "weight", "weights", "embedding", "embeddings", "embeddings:0", "vars/0")
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_ADAGRAD = {"accumulators": ("momentum1", "momentum_1", "sum", "Adagrad")}
+
+# Optimizer → slot → its other names: of FBGEMM and TorchRec (momentum1, momentum2), torch.optim, and
+# TensorFlow's first TPUEmbedding (such as Adam/m). Only slots that hold the same numbers are here.
+OTHER_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "Adagrad": _ADAGRAD,
+    "RowWiseAdagrad": _ADAGRAD,
+    "AdagradMomentum": {"accumulators": ("AdagradMomentum/Accumulator",), "momenta": ("AdagradMomentum/Momentum",)},
+    "ProximalAdagrad": {"accumulators": ("ProximalAdagrad",)},
+    "Momentum": {"momenta": ("momentum_buffer", "Momentum")},
+    "Adam": {
+        "momenta": ("momentum1", "momentum_1", "exp_avg", "Adam/m"),
+        "velocities": ("momentum2", "momentum_2", "exp_avg_sq", "Adam/v"),
+    },
+    "FTRL": {"accumulators": ("Ftrl",), "linears": ("Ftrl_1",)},
+    "RMSProp": {"ms": ("square_avg", "RMSProp/ms"), "mom": ("RMSProp/mom",)},
+    "Adadelta": {"accumulators": ("square_avg",), "updates": ("acc_delta",)},
+    "ProximalYogi": {"v": ("ProximalYogi",), "m": ("ProximalYogi_1",)},
+}
+
+
+@dataclass(frozen=True)
+class WantedTable:
+    """A table of the configuration. optimizer : the name of its class
+
+    dims : floats per row of the weights and of each slot, by name
+    num_rows : None if it is dynamic; key_type : of a dynamic table
+    positive : the slot whose values the optimizer divides by without an epsilon
+    """
+
+    name: str
+    optimizer: str
+    dims: Mapping[str, int]
+    num_rows: int | None
+    key_type: str | None = None
+    positive: str | None = None
+
+    def names(self, part: str) -> tuple[str, ...]:
+        """Return the names that a part may have."""
+        if part == WEIGHTS:
+            return _WEIGHTS
+        return (part, *OTHER_NAMES.get(self.optimizer, {}).get(part, ()))
+
+
+class Assigned(NamedTuple):
+    """The tensors that will be read, and why others are not.
+
+    parts : table → part, or KEYS → name of the tensor; skipped : name → reason
+    """
+
+    parts: dict[str, dict[str, str]]
+    skipped: dict[str, str]
+
+
+def assign(
+    tensors: Mapping[str, Tensor], wanted: Mapping[str, WantedTable], names: Mapping[str, str], source: str
+) -> Assigned:
+    """Assign tensors to the parts of tables.
+
+    names : of a tensor → TABLE or TABLE/SLOT, and of a table in the source → TABLE
+    Raises UsageError for an invalid name among ``names``, and InputError for tensors that do not fit.
+    """
+    chosen, called = _named(tensors, wanted, names)
+    taken_names = set(called.values())
+    called = {name: name for name in wanted if name not in taken_names} | called
+    candidates: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    skipped: dict[str, str] = {}
+    for name in tensors:
+        if name in chosen:
+            continue
+        matches = [
+            (prefix, table.name, part)
+            for table in (wanted[table_name] for table_name in called)
+            for part, prefix in _prefixes(name, table, called[table.name])
+        ]
+        if not matches:
+            skipped[name] = "no table of the configuration has such a name"
+            continue
+        prefix, table_name, part = min(matches, key=lambda match: len(match[0]))  # "a.user" before "user"
+        candidates.setdefault((table_name, part), []).append((prefix, name))
+    parts: dict[str, dict[str, str]] = {}
+    for name, (table_name, part) in chosen.items():
+        parts.setdefault(table_name, {})[part] = name
+    for (table_name, part), pairs in candidates.items():
+        if part not in wanted[table_name].dims and part != KEYS:
+            reason = f"table '{table_name}' ({wanted[table_name].optimizer}) has no such slot"
+            skipped |= {name: reason for _, name in pairs}
+            continue
+        taken = parts.setdefault(table_name, {}).get(part) or _choice(pairs, table_name, part, source)
+        parts[table_name][part] = taken
+        skipped |= {name: f"'{taken}' is taken for the same" for _, name in pairs if name != taken}
+    in_order = {
+        name: {part: parts[name][part] for part in (*table.dims, KEYS) if part in parts[name]}
+        for name, table in wanted.items()
+        if name in parts
+    }
+    for name, by_part in in_order.items():
+        _check(tensors, wanted[name], by_part, source)
+    return Assigned(in_order, skipped)
+
+
+def _named(
+    tensors: Mapping[str, Tensor], wanted: Mapping[str, WantedTable], names: Mapping[str, str]
+) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
+    """Return for tensors that ``names`` has, their table and part; and table → its name in the source."""
+    chosen: dict[str, tuple[str, str]] = {}
+    called: dict[str, str] = {}
+    for name, target in names.items():
+        table, part = (target, WEIGHTS) if target in wanted else ("", "")
+        if not table:
+            table, _, part = target.rpartition("/")
+        if table not in wanted or (part not in wanted[table].dims and (part != KEYS or not wanted[table].key_type)):
+            raise UsageError(
+                f"--map {name}={target} (names=): expected a table, or TABLE/SLOT with a slot of its optimizer; "
+                f"tables: {listed(wanted)}"
+            )
+        others = [tensor for tensor in tensors if tensor != name]
+        is_table = target in wanted and any(_prefixes(tensor, wanted[target], name) for tensor in others)
+        if target in called or (table, part) in chosen.values():
+            raise UsageError(f"--map {name}={target} (names=): another name is mapped to the same")
+        if name in tensors:
+            chosen[name] = table, part
+        elif not is_table:
+            problem = f"no tensor and no table of this name in the source; it has {listed(tensors)}"
+            raise UsageError(f"--map {name}={target} (names=): {problem}")
+        if is_table:
+            called[target] = name
+    return chosen, called
+
+
+def _prefixes(name: str, table: WantedTable, called: str) -> list[tuple[str, str]]:
+    """Return the part that a tensor's name can be of, also an unknown slot, and the text before the table's name.
+
+    They are a list of one pair, or an empty one. called : the name of the table in the source
+    """
+    match = re.fullmatch(rf"((?:.*[./])?){re.escape(called)}(?:[./](.+))?", name, re.DOTALL)
+    if match is None:
+        return []
+    prefix, rest = match[1], match[2]
+    if rest is None or rest in _WEIGHTS:
+        return [(WEIGHTS, prefix)]
+    slot = re.sub(r"^weights?[./]", "", rest)
+    parts = [part for part in table.dims if part != WEIGHTS and slot in table.names(part)]
+    if rest == KEYS and table.key_type is not None:
+        parts = [KEYS]
+    elif not parts and any(slot in (part, *others) for slots in OTHER_NAMES.values() for part, others in slots.items()):
+        parts = [slot]  # of another optimizer
+    return [(part, prefix) for part in parts]
+
+
+def _choice(pairs: list[tuple[str, str]], table: str, part: str, source: str) -> str:
+    """Return the only name, or the only one that begins with the table's. Raises InputError."""
+    names = [name for _, name in pairs]
+    if len(names) > 1:
+        names = [name for prefix, name in pairs if not prefix] or names
+    if len(names) > 1:
+        target = table if part == WEIGHTS else f"{table}/{part}"
+        raise InputError(f"{listed(names)} are all named like {target}; choose one: --map NAME={target}", source=source)
+    return names[0]
+
+
+def _check(tensors: Mapping[str, Tensor], table: WantedTable, parts: Mapping[str, str], source: str) -> None:
+    """Raise InputError for tensors whose type or shape does not fit."""
+    num_rows = table.num_rows
+    if table.key_type is not None:
+        if KEYS not in parts:
+            problem = f"table '{table.name}' is dynamic, and there are no keys: '{table.name}/keys'"
+            raise InputError(problem, source=source)
+        keys = tensors[parts[KEYS]]
+        if len(keys.shape) != 1 or keys.dtype != table.key_type:
+            problem = f"'{parts[KEYS]}': expected {table.key_type} of shape (rows,), the key_type of table "
+            raise InputError(f"{problem}'{table.name}', got {keys.dtype} of shape {keys.shape}", source=source)
+        (num_rows,) = keys.shape
+    for part, name in parts.items():
+        if part == KEYS:
+            continue
+        tensor, dim = tensors[name], table.dims[part]
+        place = f"table '{table.name}', {part}: '{name}'"
+        if tensor.dtype not in _FLOATS:
+            problem = f"expected floats of type {', '.join(_FLOATS)}, got {tensor.dtype}; convert it first"
+            raise InputError(f"{place}: {problem}", source=source)
+        if tensor.shape != (num_rows, dim) and (dim > 1 or tensor.shape != (num_rows,)):
+            problem = f"expected shape {(num_rows, dim)}, got {tensor.shape}; {_advice(table, part, tensor.shape)}"
+            raise InputError(f"{place}: {problem}", source=source)
+
+
+def _advice(table: WantedTable, part: str, shape: tuple[int, ...]) -> str:
+    """Return what to do about a shape that does not fit."""
+    if part != WEIGHTS and shape == (table.num_rows,):
+        return "it has one number per row: RowWiseAdagrad has such accumulators"
+    if part != WEIGHTS and table.dims[part] == 1 and shape == (table.num_rows, table.dims[WEIGHTS]):
+        return "it has a number per weight: Adagrad has such accumulators"
+    if len(shape) == 2 and part == WEIGHTS and table.num_rows is not None:
+        return f"set vocabulary_size {shape[0]} and dimension {shape[1]}, or choose another tensor: --map NAME=TABLE"
+    return "choose another tensor: --map NAME=TABLE/SLOT"

@@ -1,0 +1,77 @@
+"""A checkpoint of TensorFlow, of ``tf.train.Checkpoint`` or a Saver, or that of a SavedModel.
+
+A variable is read whole: TensorFlow has no other way. The names of TPUEmbedding are ``embedding/user`` and
+``embedding/user/accumulators``.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import InputError
+from penstock.frames import Array
+from penstock.io.formats.table_format import TableFormat, Tensor, unreadable
+from penstock.io.registry import Library
+
+_LIBRARY = Library("tensorflow", "tensorflow")
+_TITLE = "a TensorFlow checkpoint"
+_VARIABLE = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def _prefix(path: Path) -> Path | None:
+    """Return the path of a checkpoint without the suffix of its files; None: there is none."""
+    if path.suffix == ".index" and path.is_file():
+        return path.with_suffix("")
+    indices = sorted(path.glob("*.index"))
+    for prefix in (path, path / "variables" / "variables", *(file.with_suffix("") for file in indices[:1])):
+        if prefix.with_name(f"{prefix.name}.index").is_file():
+            if len(indices) > 1:
+                raise InputError(f"holds {len(indices)} checkpoints; give one: {prefix}", source=str(path))
+            return prefix
+    return None
+
+
+def _tensors(path: Path, stack: ExitStack) -> tuple[dict[str, Tensor], dict[str, str]]:
+    library, prefix = _LIBRARY.load(_TITLE), _prefix(path)
+    try:
+        reader = library.train.load_checkpoint(str(prefix))
+        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    except Exception as error:  # TensorFlow raises many types for a damaged file
+        raise unreadable(path, _TITLE, error) from error
+    names = sorted(name for name in shapes if name != "_CHECKPOINTABLE_OBJECT_GRAPH")
+    return {
+        _called(name): Tensor(tuple(shapes[name]), dtypes[name].name, _Variable(reader, name)) for name in names
+    }, {}
+
+
+def _called(name: str) -> str:
+    """Return the name of an object's variable without what TensorFlow adds: '/' in a part of a path is written '.S'."""
+    if not name.endswith(_VARIABLE):
+        return name
+    return "/".join(part.replace(".S", "/").replace("..", ".") for part in name.removesuffix(_VARIABLE).split("/"))
+
+
+class _Variable:
+    """Reads the rows of a variable. The last rows release it."""
+
+    def __init__(self, reader: Any, name: str) -> None:
+        self._reader, self._name = reader, name
+        self._whole: Array | None = None
+
+    def __call__(self, start: int, stop: int) -> Array:
+        whole = np.asarray(self._reader.get_tensor(self._name)) if self._whole is None else self._whole
+        self._whole = whole if stop < len(whole) else None
+        return whole[start:stop]
+
+
+FORMAT = TableFormat(
+    name="tensorflow",
+    title=_TITLE,
+    library=_LIBRARY,
+    is_at=lambda path: _prefix(path) is not None,
+    tensors=_tensors,
+)

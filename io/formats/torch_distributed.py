@@ -1,0 +1,175 @@
+"""A checkpoint of ``torch.distributed.checkpoint`` (DCP): a folder of shards, and a pickle of where they are.
+
+torch would load any pickle. This one may name only the classes of DCP's metadata, so that no file runs code. The
+shards are loaded as tensors and plain data only. Entries that are not tensors are not read at all.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import InputError
+from penstock.frames import Array
+from penstock.io.formats.table_format import TableFormat, Tensor, unreadable
+from penstock.io.formats.torch_file import LIBRARY, tensor_of
+
+_TITLE = "a checkpoint of torch.distributed.checkpoint"
+_METADATA = ".metadata"
+_DCP = "torch.distributed.checkpoint"
+# What torch 2.6 and later write, by module; also its dtypes, and paths of any system.
+_CLASSES = {
+    f"{_DCP}.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    f"{_DCP}.filesystem": {"_StorageInfo"},
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "collections": {"OrderedDict"},
+}
+_PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"}
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Unpickles DCP's metadata, and refuses every other class."""
+
+    def __init__(self, data: bytes, torch: Any) -> None:
+        super().__init__(io.BytesIO(data))
+        self._torch = torch
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in ("pathlib", "pathlib._local") and name in _PATHS:
+            return PurePath
+        if module == "torch" and isinstance(dtype := getattr(self._torch, name, None), self._torch.dtype):
+            return dtype
+        if name in _CLASSES.get(module, ()):
+            return super().find_class(module, name)
+        raise _ForeignClassError(f"{module}.{name}")
+
+
+class _ForeignClassError(pickle.UnpicklingError):
+    """A pickle names a class that is not one of DCP's."""
+
+
+def _tensors(path: Path, stack: ExitStack) -> tuple[dict[str, Tensor], dict[str, str]]:
+    torch, dcp = LIBRARY.load(_TITLE), LIBRARY.load(_TITLE, ".distributed.checkpoint")
+    place = path / _METADATA
+    try:
+        metadata = _MetadataUnpickler(place.read_bytes(), torch).load()
+        entries = dict(metadata.state_dict_metadata)
+        files = {str(info.relative_path) for info in metadata.storage_data.values()}
+        tensors, others = {}, {}
+        for name, entry in entries.items():
+            if isinstance(entry, dcp.metadata.TensorStorageMetadata):
+                dtype = str(entry.properties.dtype).removeprefix("torch.")
+                tensors[name] = Tensor(tuple(entry.size), dtype, _Shards(path, metadata, name, entry, torch, dcp))
+            else:
+                others[name] = "no tensor"
+    except _ForeignClassError as error:
+        problem = f"names {error}, which no such checkpoint contains; nothing of it was loaded"
+        raise InputError(problem, source=str(place)) from None
+    except Exception as error:  # whatever a damaged pickle, or one of other attributes, causes
+        raise unreadable(place, _TITLE, error) from error
+    for file in sorted(files):
+        if not (path / file).resolve().is_relative_to(path.resolve()):
+            raise InputError(f"refers to '{file}', outside its folder; nothing was loaded", source=str(place))
+        if not (path / file).is_file():
+            raise InputError(f"'{file}' is missing; copy the whole folder", source=str(path))
+    return tensors, others
+
+
+class _Shards:
+    """Reads the rows of a tensor: loads those shards whole that have a row, and keeps them until the next ones."""
+
+    def __init__(self, path: Path, metadata: Any, name: str, entry: Any, torch: Any, dcp: Any) -> None:
+        self._torch, self._dcp = torch, dcp
+        self._path, self._metadata, self._name, self._entry = path, metadata, name, entry
+        self._first = self._end = 0
+        self._read: Callable[[int, int], Array] | None = None
+
+    def __call__(self, start: int, stop: int) -> Array:
+        pieces = []
+        while start < stop:
+            if self._read is None or not self._first <= start < self._end:
+                self._load(start)
+            assert self._read is not None
+            end = min(stop, self._end)
+            pieces.append(self._read(start - self._first, end - self._first))
+            start = end
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _load(self, start: int) -> None:
+        """Load the rows from one on, up to the end of the first shard with it, with the columns of all shards."""
+        self._read = None
+        chunks = [chunk for chunk in self._entry.chunks if chunk.offsets[0] <= start < _end(chunk)]
+        if not chunks:
+            raise InputError(f"'{self._name}': no shard has row {start}", source=str(self._path))
+        self._first, self._end = start, min(self._entry.size[0], *(_end(chunk) for chunk in chunks))
+        shape = (self._end - start, *self._entry.size[1:])
+        whole = self._torch.zeros(shape, dtype=self._entry.properties.dtype)
+        if sum(_count(chunk.sizes[1:]) for chunk in chunks) != _count(shape[1:]):
+            raise InputError(f"'{self._name}': row {start} is not complete in its shards", source=str(self._path))
+        planner = self._dcp.planner
+        items = []
+        for chunk in chunks:
+            index = self._dcp.metadata.MetadataIndex(self._name, chunk.offsets)
+            items.append(
+                planner.ReadItem(
+                    type=planner.LoadItemType.TENSOR,
+                    dest_index=index,
+                    dest_offsets=self._torch.Size((0, *chunk.offsets[1:])),
+                    storage_index=index,
+                    storage_offsets=self._torch.Size((start - chunk.offsets[0], *[0] * (len(chunk.sizes) - 1))),
+                    lengths=self._torch.Size((self._end - start, *chunk.sizes[1:])),
+                )
+            )
+        reader = self._dcp.FileSystemReader(self._path)
+        reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+        reader.read_data(planner.LoadPlan(items), _Planner(whole)).wait()
+        self._read = tensor_of(whole, self._torch).read
+
+
+class _Planner:
+    """The part of DCP's LoadPlanner that reading tensors needs: the parts of a tensor that the shards fill."""
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+
+    def resolve_tensor(self, item: Any) -> Any:
+        part = self._whole
+        for axis, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
+            part = part.narrow(axis, offset, length)
+        return part
+
+    def commit_tensor(self, item: Any, tensor: Any) -> None:
+        """Do nothing: the part is a view."""
+
+
+def _end(chunk: Any) -> int:
+    return int(chunk.offsets[0] + chunk.sizes[0])
+
+
+def _count(sizes: Any) -> int:
+    return int(np.prod([int(size) for size in sizes], dtype=np.int64))
+
+
+FORMAT = TableFormat(
+    name="dcp",
+    title=_TITLE,
+    library=LIBRARY,
+    is_at=lambda path: (path / _METADATA).is_file(),
+    tensors=_tensors,
+)

@@ -1,0 +1,39 @@
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import disjoint_base
+
+from penstock.pyx.gradient_blocks import GradientBlocks
+
+_Int64 = npt.NDArray[np.int64]
+
+@disjoint_base
+class PlainRows:
+    @property
+    def blocks(self) -> GradientBlocks: ...
+    @property
+    def bounds(self) -> _Int64: ...
+    @property
+    def steps(self) -> _Int64 | None: ...
+
+def plain_rows(
+    batch: Any, num_columns: int, id_at: int, gradient_at: int, step_at: int, width: int
+) -> PlainRows | None: ...
+
+@disjoint_base
+class RepeatedMessages:
+    def __init__(
+        self,
+        first: bytes,
+        mask: npt.NDArray[np.uint8],
+        numbers: _Int64,
+        buffers: _Int64,
+        id_at: int,
+        gradient_at: int,
+        step_at: int,
+        width: int,
+    ) -> None: ...
+    def read(
+        self, data: Any, begin: int, spans: _Int64 | None, most_rows: int, ends_frames: bool
+    ) -> tuple[PlainRows, list[int]] | None: ...

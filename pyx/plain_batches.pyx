@@ -1,0 +1,274 @@
+"""Plain record batches, read where they lie: through Arrow's C data interface, or from the messages of Arrow IPC.
+
+A batch of pyarrow takes longer to create than a hundred rows to sum. The C data interface gives pointers. It does not
+say how large the buffers are: a batch has been validated before it comes here. Messages need no pyarrow at all where
+they equal one that it has read, but for lengths and offsets: ``RepeatedMessages`` validates those.
+"""
+
+import numpy as np
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int64_t, uint8_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy
+
+from ._types cimport id_t, index_t
+from .gradient_blocks cimport GradientBlocks
+
+
+cdef struct ArrowArray:         # Arrow's own, as its specification has it
+    int64_t length, null_count, offset, n_buffers, n_children
+    const void** buffers
+    ArrowArray** children
+    ArrowArray* dictionary
+    void (*release)(ArrowArray*) noexcept
+    void* private_data
+
+
+cdef struct Columns:            # of one batch; rows, steps : NULL: not read
+    const char* ids
+    const char* rows
+    const char* steps
+    int64_t num_rows
+
+
+cdef class PlainRows:
+    """The rows of neighbouring batches, at least one, as frames take them.
+
+    blocks : a block for each batch; bounds : int64 (pieces + 1,), where the step changes, or a batch ends
+    steps : int64 (pieces,); None: there are none
+    """
+    cdef readonly GradientBlocks blocks
+    cdef readonly object bounds, steps
+    cdef const id_t** block_steps
+    cdef Py_ssize_t room
+
+    def __cinit__(self, Py_ssize_t width):
+        self.blocks = GradientBlocks(width)
+
+    def __dealloc__(self):
+        free(self.block_steps)
+
+    cdef int add(self, const Columns* columns) except -1:
+        cdef Py_ssize_t number = self.blocks.num_sources
+        cdef void* grown
+        self.blocks.reserve(1)
+        if columns.steps != NULL and number >= self.room:
+            grown = realloc(self.block_steps, 2 * (number + 1) * sizeof(id_t*))
+            if grown == NULL:
+                raise MemoryError(f"no memory for the steps of {number + 1} batches")
+            self.block_steps, self.room = <const id_t**>grown, 2 * (number + 1)
+        if columns.steps != NULL:
+            self.block_steps[number] = <const id_t*>columns.steps
+        self.blocks.add(<const id_t*>columns.ids, columns.rows, self.blocks.dim * sizeof(float), columns.num_rows)
+        return 0
+
+    cdef bint continues(self, const Columns* columns) noexcept:
+        """Whether the first step of a batch is the last one so far."""
+        cdef Py_ssize_t last = self.blocks.num_sources - 1
+        if last < 0 or columns.steps == NULL:
+            return False
+        return self.block_steps[last][self.blocks.sources[last].num_rows - 1] == (<const id_t*>columns.steps)[0]
+
+    cdef int find_pieces(self) except -1:
+        """Find where the step changes, of all batches that were added."""
+        cdef GradientBlocks blocks = self.blocks
+        cdef bint has_steps = self.block_steps != NULL
+        cdef Py_ssize_t room = blocks.num_rows if has_steps else blocks.num_sources, i, k, num_pieces = 0
+        cdef index_t[::1] bounds
+        cdef id_t[::1] steps
+        cdef const id_t* values
+        bounds_array, steps_array = np.empty(room + 1, np.int64), np.empty(room if has_steps else 0, np.int64)
+        bounds, steps = bounds_array, steps_array
+        if not has_steps:
+            memcpy(&bounds[0], blocks.starts, (room + 1) * sizeof(index_t))
+            self.bounds = bounds_array
+            return 0
+        with nogil:
+            for i in range(blocks.num_sources):
+                values = self.block_steps[i]
+                for k in range(blocks.sources[i].num_rows):
+                    if k == 0 or values[k] != values[k - 1]:
+                        bounds[num_pieces], steps[num_pieces] = blocks.starts[i] + k, values[k]
+                        num_pieces += 1
+        bounds[num_pieces] = blocks.num_rows
+        self.bounds, self.steps = bounds_array[:num_pieces + 1], steps_array[:num_pieces]
+        return 0
+
+
+def plain_rows(batch not None, Py_ssize_t num_columns, Py_ssize_t id_at, Py_ssize_t gradient_at, Py_ssize_t step_at,
+               Py_ssize_t width):
+    """Return the rows of a batch; None where something is null, or not aligned, or not as it should be.
+
+    batch : what its ``__arrow_c_array__`` gave second; valid, of num_columns columns
+    id_at, step_at : columns of int64, step_at -1 for none; gradient_at : one of lists of width float32, -1 for none
+    """
+    cdef ArrowArray* whole = <ArrowArray*>PyCapsule_GetPointer(batch, "arrow_array")
+    cdef ArrowArray* lists
+    cdef Columns columns
+    cdef PlainRows rows
+    columns.rows, columns.steps, columns.num_rows = NULL, NULL, whole.length
+    if whole.release == NULL or whole.n_children != num_columns or whole.offset != 0 or has_null(whole):
+        return None
+    if not (0 <= id_at < num_columns and -1 <= gradient_at < num_columns and -1 <= step_at < num_columns):
+        return None
+    if whole.length < 1 or not points(&columns.ids, whole.children[id_at], whole.length, 0, whole.length, 8):
+        return None
+    if gradient_at >= 0:
+        lists = whole.children[gradient_at]
+        if lists.n_children != 1 or lists.length != whole.length or has_null(lists):
+            return None
+        if not points(&columns.rows, lists.children[0], -1, lists.offset * width, whole.length * width, 4):
+            return None
+    if step_at >= 0 and not points(&columns.steps, whole.children[step_at], whole.length, 0, whole.length, 8):
+        return None
+    rows = PlainRows.__new__(PlainRows, width if gradient_at >= 0 else 0)
+    rows.add(&columns)
+    rows.blocks.owners.append(batch)
+    rows.find_pieces()
+    return rows
+
+
+cdef bint points(const char** begin, const ArrowArray* column, int64_t length, int64_t first, int64_t num,
+                 Py_ssize_t itemsize) noexcept:
+    """Whether a column has numbers from ``first`` on, none of them null, and aligned. begin : OUT the first one
+
+    length : of the column, -1: any
+    """
+    if column.n_buffers != 2 or column.n_children or first + num > column.length or has_null(column):
+        return False
+    begin[0] = <const char*>column.buffers[1] + (column.offset + first) * itemsize
+    return column.buffers[1] != NULL and <size_t>begin[0] % itemsize == 0 and length in (-1, column.length)
+
+
+cdef bint has_null(const ArrowArray* array) noexcept nogil:
+    """Whether a bit of its bitmap is not set, whatever it says of their number."""
+    cdef const uint8_t* bits
+    cdef int64_t bit, end = array.offset + array.length
+    if array.n_buffers < 1 or array.buffers[0] == NULL:
+        return False
+    bits, bit = <const uint8_t*>array.buffers[0], array.offset
+    while bit < end:
+        if bit % 8 == 0 and bit + 8 <= end:
+            if bits[bit // 8] != 255:
+                return True
+            bit += 8
+        else:
+            if not bits[bit // 8] >> (bit % 8) & 1:
+                return True
+            bit += 1
+    return False
+
+
+cdef class RepeatedMessages:
+    """Reads messages of record batches that equal a first one up to their bodies, but for the numbers in it.
+
+    first : such a message, without its body; mask : as long, 0 at every byte of these numbers, else 255
+    numbers : int64 (n, 2): the place of one in the message, and what it counts for each row. The first is the number of
+        rows, the second the length of the body, then come the lengths of columns, all int64
+    buffers : int64 (m, 2): the place of a buffer's offset in the body, which its length follows, and its bytes for each
+        row; -1: the bitmap of a column without nulls
+    id_at, gradient_at, step_at : which of them are read; gradient_at, step_at -1: none; width : float32 of a row
+    """
+    cdef const uint8_t[::1] first, mask
+    cdef const int64_t[:, ::1] numbers, buffers
+    cdef Py_ssize_t id_at, gradient_at, step_at, width
+
+    def __init__(self, const uint8_t[::1] first not None, const uint8_t[::1] mask not None,
+                 const int64_t[:, ::1] numbers not None, const int64_t[:, ::1] buffers not None, Py_ssize_t id_at,
+                 Py_ssize_t gradient_at, Py_ssize_t step_at, Py_ssize_t width):
+        cdef Py_ssize_t i, num_buffers = buffers.shape[0], end = first.shape[0] - 8
+        for i in range(numbers.shape[0]):
+            if numbers.shape[1] != 2 or not 0 <= numbers[i, 0] <= end:
+                raise ValueError(f"expected numbers in {end + 8} bytes, got one at {numbers[i, 0]}")
+        for i in range(num_buffers):
+            if buffers.shape[1] != 2 or not 0 <= buffers[i, 0] <= end - 8:
+                raise ValueError(f"expected buffers in {end + 8} bytes, got one at {buffers[i, 0]}")
+        for i, size in ((id_at, 8), (gradient_at, 4 * width), (step_at, 8)):
+            if not -1 <= i < num_buffers or (i >= 0 and buffers[i, 1] != size):
+                raise ValueError(f"expected a buffer of {size} bytes per row as number {i} of {num_buffers}")
+        if mask.shape[0] != first.shape[0] or numbers.shape[0] < 2 or id_at < 0:
+            raise ValueError("expected a mask of the message, its lengths and ids")
+        self.first, self.mask, self.numbers, self.buffers = first, mask, numbers, buffers
+        self.id_at, self.gradient_at, self.step_at = id_at, gradient_at, step_at
+        self.width = width if gradient_at >= 0 else 0
+
+    def read(self, data not None, Py_ssize_t begin, const int64_t[:, ::1] spans, index_t most_rows, bint ends_frames):
+        """Read the next messages of a stream or a file; the first may have any number of rows.
+
+        data : bytes, which lie still as long as the rows are in use; begin : where the first message begins
+        spans : int64 (n, 2), where messages begin and end; None: one after the other
+        most_rows : stop before more rows; ends_frames : whether a step ends with its batch; else stop before a batch
+            that continues the last step
+        Returns the rows and where each of their messages begins, and the last one ends; None if there are no rows.
+        """
+        cdef Py_buffer view
+        cdef PlainRows rows = PlainRows.__new__(PlainRows, self.width)
+        cdef Columns columns
+        cdef Py_ssize_t size, end = begin
+        cdef list offsets = []
+        owner = memoryview(data)
+        PyObject_GetBuffer(owner, &view, PyBUF_SIMPLE)
+        try:
+            while spans is None or len(offsets) < spans.shape[0]:
+                if spans is not None:
+                    begin = spans[len(offsets), 0]
+                if not 0 <= begin <= view.len:
+                    break
+                size = self._fits(<const char*>view.buf + begin, view.len - begin, &columns)
+                if not size or (spans is not None and spans[len(offsets), 1] != begin + size):
+                    break
+                if offsets and rows.blocks.num_rows + columns.num_rows > most_rows:
+                    break
+                if not ends_frames and rows.continues(&columns):
+                    break
+                rows.add(&columns)
+                offsets.append(begin)
+                begin = end = begin + size
+        finally:
+            PyBuffer_Release(&view)
+        if not offsets:
+            return None
+        rows.blocks.owners.append(owner)
+        rows.find_pieces()
+        return rows, offsets + [end]
+
+    cdef Py_ssize_t _fits(self, const char* message, Py_ssize_t size, Columns* columns) noexcept nogil:
+        """The bytes of a valid message of at least one row; 0: it is another one, or exceeds the size."""
+        cdef Py_ssize_t i, head_size = self.first.shape[0]
+        cdef const char* body = message + head_size
+        cdef int64_t num_rows, body_size, offset, length, per_row
+        cdef uint8_t difference = 0
+        if size < head_size:
+            return 0
+        for i in range(head_size):
+            difference |= (<uint8_t>message[i] ^ self.first[i]) & self.mask[i]
+        num_rows, body_size = number(message + self.numbers[0, 0]), number(message + self.numbers[1, 0])
+        if difference or not 0 < num_rows <= body_size or body_size > size - head_size:
+            return 0
+        columns.num_rows, columns.rows, columns.steps = num_rows, NULL, NULL
+        for i in range(self.buffers.shape[0]):
+            offset, length = number(message + self.buffers[i, 0]), number(message + self.buffers[i, 0] + 8)
+            per_row = self.buffers[i, 1]
+            if offset % 8 or not 0 <= offset <= body_size or not 0 <= length <= body_size - offset:
+                return 0
+            if per_row > 0 and length // per_row < num_rows:
+                return 0
+            if i == self.id_at:
+                columns.ids = body + offset
+            elif i == self.gradient_at:
+                columns.rows = body + offset
+            elif i == self.step_at:
+                columns.steps = body + offset
+        for i in range(2, self.numbers.shape[0]):
+            # A column of numbers has a buffer, so that this product is within the body.
+            if number(message + self.numbers[i, 0]) != num_rows * self.numbers[i, 1]:
+                return 0
+        return head_size + body_size if <size_t>body % 8 == 0 else 0
+
+
+cdef inline int64_t number(const char* place) noexcept nogil:
+    cdef int64_t value
+    memcpy(&value, place, sizeof(value))
+    return value

@@ -1,0 +1,347 @@
+"""``penstock import``: the tables of a source become a checkpoint, or one line says why not and nothing is written."""
+
+import os
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli import frame, table
+from commands_below import below
+from ipc import write
+
+import penstock as ps
+from penstock.io.formats.table_format import table_formats
+from penstock.io.formats.tensor_names import OTHER_NAMES
+from penstock.tables.table_io import LoadedTables
+
+CONFIG = table() + table("item", 20, 3, "adam { beta1: 0.9 beta2: 0.99 epsilon: 1e-8 }") + "mode: TRAINING\n"
+MB = 1 << 20
+
+
+def rows_of(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).random(shape, np.float32) + np.float32(0.5)
+
+
+ARRAYS = {
+    "user": rows_of(50, 2),
+    "user/accumulators": rows_of(50, 2, seed=1),
+    "item": rows_of(20, 3),
+    "item/momenta": rows_of(20, 3, seed=1),
+    "item/velocities": rows_of(20, 3, seed=2),
+}
+
+
+def folder_of(path, arrays=ARRAYS, **changed):
+    """A folder of NumPy files. changed : arrays that replace others; None: none"""
+    for name, array in {**arrays, **changed}.items():
+        if array is not None:
+            file = path / f"{name}.npy"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            np.save(file, array)
+    return path
+
+
+@pytest.fixture
+def imported(tmp_path, config, call):
+    """imported(words…) → what an import of source/ into c/ prints, as text and as JSON."""
+
+    def run(*words):
+        return call(0, "import", tmp_path / "source", tmp_path / "c", "--config", config, *words)
+
+    return run
+
+
+@pytest.fixture
+def refusal(tmp_path, config, refused):
+    """refusal(code, words…) → the line that an import of source/ into c/ fails with. It writes nothing."""
+
+    def run(code, *words):
+        line = refused(code, "import", tmp_path / "source", tmp_path / "c", "--config", config, *words)
+        assert not (tmp_path / "c").exists()
+        return line
+
+    return run
+
+
+def parts_of(folder, name):
+    return ps.Engine.restore(folder).retrieve_parameters(name)
+
+
+def test_every_part_becomes_that_of_the_checkpoint(tmp_path, imported):
+    folder_of(tmp_path / "source", bias=np.zeros(3))
+    text, result = imported()
+    assert text == (
+        "took      user: 50 rows: parameters of 'user', accumulators of 'user/accumulators'\n"
+        "took      item: 20 rows: parameters of 'item', momenta of 'item/momenta', velocities of 'item/velocities'\n"
+        "skipped   bias: no table of the configuration has such a name\n"
+        f"wrote     {tmp_path}/c\n"
+    )
+    assert result["rows"] == {"item": 20, "user": 50}
+    for name, (weights, *slots) in {
+        "user": ("user", "accumulators"),
+        "item": ("item", "momenta", "velocities"),
+    }.items():
+        parts = parts_of(tmp_path / "c", name)
+        np.testing.assert_array_equal(parts["parameters"], ARRAYS[weights])
+        for slot in slots:
+            np.testing.assert_array_equal(parts[slot], ARRAYS[f"{name}/{slot}"])
+
+
+def test_a_run_continues_from_an_import(tmp_path, config, imported, call):
+    folder_of(tmp_path / "source")
+    imported("--num-required", 2)
+    log = tmp_path / "log.arrows"
+    write(log, [frame(0), frame(1)])
+    words = "--table", "user", "--checkpoint", tmp_path / "c", "--resume", "--num-required", 2
+    assert call(0, "replay", config, log, *words)[1]["steps"] == 1
+
+
+def test_parts_that_are_not_there_keep_their_initial_values(tmp_path, imported):
+    folder_of(tmp_path / "source", {"user": ARRAYS["user"]})
+    text, result = imported("--new-tables", "--seed", 3)
+    assert "initial   user: accumulators\ninitial   item: parameters, momenta, velocities\n" in text
+    assert result["initial"] == {"user": ["accumulators"], "item": ["parameters", "momenta", "velocities"]}
+    fresh = ps.Engine(ps.EmbeddingConfig.load(tmp_path / "tables.pbtxt"), seed=3)
+    for name, part in (("user", "accumulators"), ("item", "parameters")):
+        expected = fresh.retrieve_parameters(name)[part]
+        np.testing.assert_array_equal(parts_of(tmp_path / "c", name)[part], expected)
+
+
+def test_tables_and_tensors_are_mapped(tmp_path, imported):
+    arrays = {
+        "u_emb": ARRAYS["user"],
+        "u_emb.sum": ARRAYS["user/accumulators"],
+        "item": ARRAYS["item"],
+        "x": rows_of(20, 3),
+    }
+    folder_of(tmp_path / "source", arrays, item2=rows_of(20, 3, seed=5))
+    text, result = imported("--map", "u_emb=user", "--map", "x=item/momenta", "--map", "item2=item")
+    assert result["tables"] == {
+        "user": {"parameters": "u_emb", "accumulators": "u_emb.sum"},
+        "item": {"parameters": "item2", "momenta": "x"},
+    }
+    assert "skipped   item: 'item2' is taken for the same\n" in text
+    np.testing.assert_array_equal(parts_of(tmp_path / "c", "item")["momenta"], arrays["x"])
+
+
+def test_two_tables_may_have_each_others_names(tmp_path, call):
+    (tmp_path / "t.pbtxt").write_text(table() + table("item") + "mode: TRAINING\n")
+    arrays = {name: rows_of(50, 2, seed=n) for n, name in enumerate(["user", "user.sum", "item", "item.sum"])}
+    words = "import", folder_of(tmp_path / "source", arrays), tmp_path / "c", "--config", tmp_path / "t.pbtxt"
+    call(0, *words, "--map", "user=item", "--map", "item=user")
+    for name, other in (("user", "item"), ("item", "user")):
+        parts = parts_of(tmp_path / "c", name)
+        np.testing.assert_array_equal(parts["parameters"], arrays[other])
+        np.testing.assert_array_equal(parts["accumulators"], arrays[f"{other}.sum"])
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--map", "user=users"], "--map user=users (names=): expected a table, or TABLE/SLOT with a slot of its"),
+        (["--map", "user=user/momenta"], "expected a table, or TABLE/SLOT with a slot of its optimizer; tables: "),
+        (["--map", "nothing=user"], "--map nothing=user (names=): no tensor and no table of this name in the source"),
+        (["--map", "user=user", "--map", "item=user"], "--map item=user (names=): another name is mapped to the same"),
+        (["--map", "user=user", "--map", "user=item"], "--map user: given twice, as 'user' and as 'item'"),
+        (["--map", "user"], "--map user: expected NAME=TABLE"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_exit_2(tmp_path, refusal, words, problem):
+    folder_of(tmp_path / "source")
+    assert problem in refusal(2, *words)
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        (
+            {"user": rows_of(60, 2)},
+            "expected shape (50, 2), got (60, 2); set vocabulary_size 60 and dimension 2",
+        ),
+        (
+            {"item": rows_of(20, 4)},
+            "expected shape (20, 3), got (20, 4); set vocabulary_size 20 and dimension 4",
+        ),
+        (
+            {"user/accumulators": rows_of(50)},
+            "got (50,); it has one number per row: RowWiseAdagrad has such accumulators",
+        ),
+        ({"item": np.zeros((20, 3), np.int8)}, "expected floats of type float16, bfloat16, float32, float64, got int8"),
+        ({"item": None}, "no weights of table 'item'; there: item/momenta, item/velocities, user/accumulators, user; "),
+        (
+            {"m/user": rows_of(50, 2), "n/user": rows_of(9), "user": None},
+            "m/user, n/user are all named like user; choose one: --map NAME=user",
+        ),
+        (
+            {"user": np.full((50, 2), np.inf, "f4")},
+            "row 0, column 0: expected a number that is finite, got inf",
+        ),
+        ({"user": np.full((50, 2), 1e300)}, "row 0, column 0: expected a number that is finite, got 1e+300"),
+        ({"user/accumulators": rows_of(50, 2) - 2}, "expected a number that is at least 0, got -"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_exit_3_with_its_name(tmp_path, refusal, changed, problem):
+    folder_of(tmp_path / "source", **changed)
+    assert problem in refusal(3)
+
+
+def test_one_bad_row_among_many_blocks_leaves_nothing(tmp_path, refusal, monkeypatch):
+    monkeypatch.setattr("penstock.io.formats.tensor_blocks._BLOCK_BYTES", 64)
+    bad = ARRAYS["user"].copy()
+    bad[49, 1] = np.nan
+    folder_of(tmp_path / "source", user=bad)
+    assert "'user', row 49, column 1: expected a number that is finite, got nan" in refusal(3)
+
+
+def test_a_source_that_is_missing_damaged_or_unknown_is_exit_3(tmp_path, refusal):
+    assert f"{tmp_path}/source: no such file or folder" in refusal(3)
+    (tmp_path / "source").write_bytes(b"")
+    line = refusal(3)
+    assert "source: tables in no known format; expected a TensorFlow checkpoint, a checkpoint of torch." in line
+    (tmp_path / "source").unlink()
+    ps.Engine(ps.EmbeddingConfig.load(tmp_path / "tables.pbtxt")).save(tmp_path / "source")
+    assert "source: a checkpoint of penstock; export it, or continue from it with --resume" in refusal(3)
+    shutil.rmtree(tmp_path / "source")
+    folder_of(tmp_path / "source")
+    file = tmp_path / "source" / "user.npy"
+    file.write_bytes(file.read_bytes()[:-5])
+    assert f"{file}: cannot be read as a NumPy file: " in refusal(3)
+    np.save(file, np.array([{"no": "floats"}]), allow_pickle=True)
+    assert "Array can't be memory-mapped: Python objects in dtype" in refusal(3)
+
+
+def test_a_folder_in_use_is_exit_2_and_unchanged(tmp_path, config, imported, refused):
+    folder_of(tmp_path / "source")
+    imported()
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "c").iterdir())
+    words = "import", tmp_path / "source", tmp_path / "c", "--config", config
+    assert "c: holds a checkpoint; give a new or empty folder" in refused(2, *words)
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "c").iterdir()) == before
+    assert "source: holds other files; give a new or empty folder" in refused(2, *words[:2], *words[1:2], *words[3:])
+    assert "missing.pbtxt" in refused(4, *words[:2], tmp_path / "d", "--config", tmp_path / "missing.pbtxt")
+
+
+def test_zeros_that_an_update_would_divide_by_are_raised_and_reported(tmp_path, imported):
+    """torch's Adagrad starts at 0 and has an epsilon; here a gradient of 0 would make a NaN of the row."""
+    sums = ARRAYS["user/accumulators"].copy()
+    sums[[3, 4], 0] = 0
+    folder_of(tmp_path / "source", **{"user/accumulators": sums})
+    text, result = imported()
+    assert "raised    user/accumulators: 2 zeros, by which updates divide\n" in text
+    assert result["raised"] == {"user/accumulators": 2}
+    engine = ps.Engine.restore(tmp_path / "c")
+    engine.apply({"user": ([3], [[0.0, 1.0]])})
+    assert np.isfinite(engine.lookup("user", [3])).all()
+    assert engine.lookup("user", [3])[0, 0] == ARRAYS["user"][3, 0]
+
+
+def test_other_types_of_floats_are_converted_exactly(tmp_path, imported):
+    folder_of(tmp_path / "source", user=ARRAYS["user"].astype(np.float16), item=ARRAYS["item"].astype(np.float64))
+    imported()
+    np.testing.assert_array_equal(parts_of(tmp_path / "c", "user")["parameters"], ARRAYS["user"].astype(np.float16))
+    np.testing.assert_array_equal(parts_of(tmp_path / "c", "item")["parameters"], ARRAYS["item"])
+
+
+def test_an_exported_checkpoint_is_imported_bit_by_bit(tmp_path, config, imported, call):
+    folder_of(tmp_path / "source")
+    imported()
+    call(0, "export", tmp_path / "c", tmp_path / "out")
+    _, result = call(0, "import", tmp_path / "out", tmp_path / "d", "--config", config)
+    assert result["tables"]["user"] == {"parameters": "user.row", "accumulators": "user.accumulators"}
+    assert call(0, "diff", tmp_path / "c", tmp_path / "d")[1]["equal"]
+    shutil.move(tmp_path / "out" / "user.parquet", tmp_path / "out" / "u.parquet")
+    text, _ = call(0, "import", tmp_path / "out", tmp_path / "e", "--config", config, "--map", "u=user")
+    assert "parameters of 'u.row'" in text
+    assert call(0, "diff", tmp_path / "c", tmp_path / "e")[1]["equal"]
+
+
+def test_init_and_read_tables_take_the_same_sources(tmp_path, config, call):
+    folder_of(tmp_path / "source")
+    log = tmp_path / "log.arrows"
+    write(log, [frame(0)])
+    call(0, "replay", config, log, "--table", "user", "--init", tmp_path / "source", "--out", tmp_path / "out")
+    engine = ps.Engine(ps.EmbeddingConfig.load(config))
+    loaded = engine.read_tables(tmp_path / "source", names={"item": "item"})
+    assert isinstance(loaded, LoadedTables)
+    engine.run(log, table="user")
+    other = ps.Engine(ps.EmbeddingConfig.load(config))
+    other.read_tables(tmp_path / "out")
+    assert [other.lookup(n, range(20)).tobytes() for n in ("user", "item")] == [
+        engine.lookup(n, range(20)).tobytes() for n in ("user", "item")
+    ]
+
+
+def test_a_share_takes_its_rows(tmp_path, config):
+    folder_of(tmp_path / "source")
+    shares = [ps.Engine(ps.EmbeddingConfig.load(config), share=(rank, 2)) for rank in range(2)]
+    assert sum(share.read_tables(tmp_path / "source").rows["user"] for share in shares) == 50
+
+
+def test_keys_of_dynamic_tables_are_taken_with_their_rows(tmp_path, call, refusal):
+    table_config = ps.TableConfig(8, 2, name="user", optimizer=ps.SGD(0.1), dynamic=ps.Dynamic())
+    ps.EmbeddingConfig.from_tables([table_config]).save(tmp_path / "tables.pbtxt")
+    keys = np.array([2**62, -5, 7])
+    folder_of(tmp_path / "source", {"user": rows_of(3, 2)})
+    assert "table 'user' is dynamic, and there are no keys: 'user/keys'" in refusal(3)
+    folder_of(tmp_path / "source", {"user/keys": keys.astype(np.int32)})
+    assert "'user/keys': expected int64 of shape (rows,), the key_type of table 'user', got int32" in refusal(3)
+    folder_of(tmp_path / "source", {"user/keys": np.array([7, 7, 1])})
+    assert "'user/keys': key 7 occurs twice" in refusal(3)
+    folder_of(tmp_path / "source", {"user/keys": keys})
+    call(0, "import", tmp_path / "source", tmp_path / "c", "--config", tmp_path / "tables.pbtxt")
+    np.testing.assert_array_equal(ps.Engine.restore(tmp_path / "c").lookup("user", keys), rows_of(3, 2))
+    folder_of(tmp_path / "source", {"user": rows_of(9, 2), "user/keys": np.arange(9)})
+    call(5, "import", tmp_path / "source", tmp_path / "d", "--config", tmp_path / "tables.pbtxt")
+    assert not (tmp_path / "d").exists()
+
+
+def test_the_page_has_every_format_with_its_extra_and_every_name_of_a_slot():
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs" / "import.md").read_text()
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for each in table_formats():
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| `{each.name}` |"))
+        assert each.library is None or (each.library.extra in extras and f"penstock[{each.library.extra}]" in line)
+    for optimizer, slots in OTHER_NAMES.items():
+        assert set(slots) <= set(getattr(ps, optimizer).slot_names)
+        names = {name for others in slots.values() for name in others if not name.startswith("momentum_")}
+        assert [name for name in names if f"`{name}`" not in page] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc are Linux's")
+def test_a_source_is_read_in_blocks(tmp_path, call):
+    """The table has 256 MB, and the process without it less than 230: there is no room for a second copy."""
+    rows, dim = 2 * MB, 32
+    (tmp_path / "t.pbtxt").write_text(table("user", rows, dim, "stochastic_gradient_descent {}") + "mode: TRAINING\n")
+    (tmp_path / "source").mkdir()
+    array = np.lib.format.open_memmap(tmp_path / "source" / "user.npy", "w+", np.float32, shape=(rows, dim))
+    array[:] = np.arange(rows, dtype=np.float32)[:, None]
+    del array
+    done = below(
+        490 * MB, "import", tmp_path / "source", tmp_path / "c", "--config", tmp_path / "t.pbtxt", "--threads", 1
+    )
+    assert done.returncode == 0, done.stderr
+    done = below(490 * MB, "export", tmp_path / "c", tmp_path / "t.safetensors", "--format", "safetensors")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "t.safetensors").stat().st_size > 256 * MB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc are Linux's")
+def test_a_file_system_that_is_full_is_exit_6_and_leaves_no_commit(tmp_path, config, call):
+    folder_of(tmp_path / "source")
+    done = below(64 << 30, "import", tmp_path / "source", tmp_path / "c", "--config", config, file_bytes=200)
+    assert (done.returncode, done.stderr.count("\n")) == (6, 1), done.stderr
+    assert "c/00000001.base: cannot write: file too large; raise the limit on file sizes" in done.stderr
+    assert set(os.listdir(tmp_path / "c")) <= {".lock"}
+    words = "import", tmp_path / "source", tmp_path / "c", "--config", config
+    call(0, *words)
+    for form in ("safetensors", "parquet"):
+        done = below(64 << 30, "export", tmp_path / "c", tmp_path / form, "--format", form, file_bytes=200)
+        assert (done.returncode, done.stderr.count("\n")) == (6, 1), done.stderr
+        assert f"{form}" in done.stderr
+        assert "cannot write: file too large; raise the limit on file sizes" in done.stderr
+        assert [str(path) for path in tmp_path.rglob("*part*")] == []
+        assert not (tmp_path / form).is_file()

@@ -1,0 +1,299 @@
+"""Files of torch.save, DCP's folders and safetensors as sources of an import, and as what an export writes."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cli import table  # noqa: E402
+from commands_below import below  # noqa: E402
+from dynamic import ALL_POLICIES  # noqa: E402
+from limits import HANG_S  # noqa: E402
+from scripts import ROOT  # noqa: E402
+from torch.distributed import checkpoint as dcp  # noqa: E402
+
+import penstock as ps  # noqa: E402
+
+USER, ITEM = table("user", 60, 4), table("item", 20, 4, "adam { beta1: 0.9 beta2: 0.99 epsilon: 1e-8 }")
+CONFIG = USER + ITEM + "mode: TRAINING\n"
+MB = 1 << 20
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+class Evil:
+    """Its pickle creates a file when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.path),)
+
+
+@pytest.fixture
+def imported(tmp_path, config, call):
+    """imported(source, words…) → the parts of every table after an import, and what it prints as JSON."""
+
+    def run(source, *words, code=0):
+        text, result = call(code, "import", source, tmp_path / "c", "--config", config, *words)
+        if code:
+            assert not (tmp_path / "c").exists()
+            assert text.count("\n") == 1
+            return text
+        engine = ps.Engine.restore(tmp_path / "c")
+        return {name: engine.retrieve_parameters(name) for name in ("user", "item")}, result
+
+    return run
+
+
+def trained():
+    """Two bags and a dense layer after a step of torch's optimizers."""
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict(
+        {"user": torch.nn.EmbeddingBag(60, 4), "item": torch.nn.EmbeddingBag(20, 4), "dense": torch.nn.Linear(4, 1)}
+    )
+    optimizers = torch.optim.Adagrad(model["user"].parameters()), torch.optim.Adam(model["item"].parameters())
+    (model["user"](torch.arange(60)[:, None]) * model["item"](torch.arange(60)[:, None] % 20)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    return model, [optimizer.state_dict()["state"][0] for optimizer in optimizers]
+
+
+def test_a_model_and_its_optimizers_become_tables_and_slots(tmp_path, imported):
+    model, (adagrad, adam) = trained()
+    torch.save({"model": model.state_dict(), "user": adagrad, "adam.item": adam, "epoch": 3}, tmp_path / "m.pt")
+    parts, result = imported(tmp_path / "m.pt")
+    assert result["tables"]["user"] == {"parameters": "model.user.weight", "accumulators": "user.sum"}
+    assert result["skipped"]["epoch"] == "no dense tensor, but int"
+    assert result["skipped"]["model.dense.weight"] == "no table of the configuration has such a name"
+    expected = {
+        "user": {"parameters": model["user"].weight, "accumulators": adagrad["sum"]},
+        "item": {"parameters": model["item"].weight, "momenta": adam["exp_avg"], "velocities": adam["exp_avg_sq"]},
+    }
+    for name, tensors in expected.items():
+        for part, tensor in tensors.items():
+            np.testing.assert_array_equal(parts[name][part], tensor.detach().numpy())
+
+
+def test_names_of_torchrec_with_fused_optimizer_states(tmp_path, imported):
+    names = {name: f"sparse.ebc.embedding_bags.{name}.weight" for name in ("t1", "t2")}
+    weights = {names["t1"]: torch.rand(60, 4), names["t2"]: torch.rand(20, 4)}
+    fused = {
+        names["t1"]: {"t1.momentum1": torch.rand(60, 4)},
+        names["t2"]: {f"t2.momentum{number}": torch.rand(20, 4) for number in (1, 2)},
+    }
+    torch.save({"model": weights, "optimizer": {"state": fused, "param_groups": [{"lr": 0.1}]}}, tmp_path / "m.pt")
+    parts, _ = imported(tmp_path / "m.pt", "--map", "t1=user", "--map", "t2=item")
+    np.testing.assert_array_equal(parts["user"]["parameters"], weights[names["t1"]])
+    np.testing.assert_array_equal(parts["user"]["accumulators"], fused[names["t1"]]["t1.momentum1"])
+    np.testing.assert_array_equal(parts["item"]["velocities"], fused[names["t2"]]["t2.momentum2"])
+
+
+def test_row_wise_accumulators_are_those_of_row_wise_adagrad(tmp_path, config, imported):
+    sums = torch.rand(60) + 1
+    torch.save({"embedding_bags.user.weight": torch.rand(60, 4), "user.momentum1": sums}, tmp_path / "m.pt")
+    assert "RowWiseAdagrad has such accumulators" in imported(tmp_path / "m.pt", "--new-tables", code=3)
+    user = ps.TableConfig(60, 4, name="user", optimizer=ps.RowWiseAdagrad(0.1))
+    item = ps.TableConfig(20, 4, name="item", optimizer=ps.SGD(0.1))
+    ps.EmbeddingConfig.from_tables([user, item]).save(config)
+    parts, _ = imported(tmp_path / "m.pt", "--new-tables")
+    np.testing.assert_array_equal(parts["user"]["accumulators"][:, 0], sums)
+
+
+def test_slots_of_another_optimizer_are_reported(tmp_path, imported):
+    torch.save({"user.weight": torch.rand(60, 4), "user.exp_avg": torch.rand(60, 4)}, tmp_path / "m.pt")
+    _, result = imported(tmp_path / "m.pt", "--new-tables")
+    assert result["skipped"] == {"user.exp_avg": "table 'user' (Adagrad) has no such slot"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("form", ["torch", "safetensors"])
+def test_other_floats_are_converted_exactly(tmp_path, imported, dtype, form):
+    rows = torch.rand(60, 4).to(dtype)
+    if form == "safetensors":
+        save = pytest.importorskip("safetensors.torch").save_file
+        save({"user.weight": rows}, tmp_path / "m")
+    else:
+        torch.save({"user.weight": rows}, tmp_path / "m")
+    parts, _ = imported(tmp_path / "m", "--new-tables")
+    np.testing.assert_array_equal(parts["user"]["parameters"], rows.float())
+
+
+@pytest.mark.parametrize("form", ["torch", "safetensors", "parquet"])
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_an_export_is_imported_bit_by_bit(tmp_path, config, call, form, kind):
+    if form == "safetensors":
+        pytest.importorskip("safetensors")
+    dynamic = {"user": ALL_POLICIES, "item": ps.Dynamic(key_type="uint64")} if kind == "dynamic" else {}
+    tables = [
+        ps.TableConfig(64, 4, name="user", optimizer=ps.Adagrad(0.1), dynamic=dynamic.get("user")),
+        ps.TableConfig(64, 3, name="item", optimizer=ps.Adam(0.1), dynamic=dynamic.get("item")),
+    ]
+    ps.EmbeddingConfig.from_tables(tables).save(config)
+    engine = ps.Engine(ps.EmbeddingConfig.load(config))
+    for step in range(3):
+        ids = np.arange(step, step + 20)
+        engine.apply({"user": (ids, np.ones((20, 4))), "item": (ids, np.ones((20, 3)))})
+    engine.save(tmp_path / "a")
+    place = tmp_path / "a"
+    for number in range(2):
+        call(0, "export", place, tmp_path / f"out{number}", "--format", form)
+        place = tmp_path / f"c{number}"
+        call(0, "import", tmp_path / f"out{number}", place, "--config", config)
+    differences = call(1, "diff", tmp_path / "a", tmp_path / "c0")[1]["differences"]
+    assert differences == {"global_step": [3, 0]}
+    assert call(0, "diff", tmp_path / "c0", tmp_path / "c1")[1]["equal"]
+
+
+def test_torch_loads_what_export_writes(tmp_path, call):
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables([ps.TableConfig(60, 4, name="user", optimizer=ps.Adagrad(0.1))]))
+    engine.save(tmp_path / "c")
+    call(0, "export", tmp_path / "c", tmp_path / "m.pt", "--format", "torch")
+    state = torch.load(tmp_path / "m.pt")
+    assert set(state) == {"user.weight", "user.accumulators"}
+    model = torch.nn.ModuleDict({"user": torch.nn.EmbeddingBag(60, 4)})
+    assert model.load_state_dict(state, strict=False).missing_keys == []
+    np.testing.assert_array_equal(model["user"].weight.detach(), engine.lookup("user", range(60)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits are Linux's")
+def test_an_export_to_a_full_file_system_is_exit_6_and_leaves_nothing(tmp_path, config):
+    ps.Engine(ps.EmbeddingConfig.load(config)).save(tmp_path / "c")
+    for most in (200, 4000):  # the scratch file, or the file
+        done = below(64 << 30, "export", tmp_path / "c", tmp_path / "m.pt", "--format", "torch", file_bytes=most)
+        assert (done.returncode, done.stderr.count("\n")) == (6, 1), done.stderr
+        assert "cannot write: file too large; raise the limit on file sizes" in done.stderr
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "tables.pbtxt"]
+
+
+def test_a_pickle_of_objects_is_not_loaded(tmp_path, imported):
+    torch.save({"user.weight": torch.rand(60, 4), "x": Evil(tmp_path / "created")}, tmp_path / "m.pt")
+    text = imported(tmp_path / "m.pt", code=3)
+    assert "m.pt: contains " in text
+    assert "only tensors and plain data are loaded; save a state_dict, with torch.save" in text
+    assert not (tmp_path / "created").exists()
+
+
+def test_damaged_and_old_files_are_exit_3(tmp_path, imported):
+    torch.save({"user.weight": torch.rand(60, 4)}, tmp_path / "m.pt")
+    whole = (tmp_path / "m.pt").read_bytes()
+    for length in (0, 3, 100, len(whole) // 2, len(whole) - 10):
+        (tmp_path / "m.pt").write_bytes(whole[:length])
+        assert "m.pt: " in imported(tmp_path / "m.pt", code=3)
+    torch.save({"user.weight": torch.rand(60, 4)}, tmp_path / "m.pt", _use_new_zipfile_serialization=False)
+    assert "in its format before 1.6; load it there and save it again" in imported(tmp_path / "m.pt", code=3)
+    torch.save({"user.weight": torch.rand(60, 4).to_sparse()}, tmp_path / "m.pt")
+    assert "no weights of table 'user'" in imported(tmp_path / "m.pt", code=3)
+    pytest.importorskip("safetensors.torch").save_file({"user.weight": torch.rand(60, 4)}, tmp_path / "m.safetensors")
+    whole = (tmp_path / "m.safetensors").read_bytes()
+    for damaged in (whole[:5], whole[:-5], b"\xff" * 8 + whole[8:]):
+        (tmp_path / "m.safetensors").write_bytes(damaged)
+        text = imported(tmp_path / "m.safetensors", code=3)
+        assert "cannot be read as a safetensors file: " in text
+
+
+def saved_by_dcp(folder, **more):
+    """A folder of DCP with TorchRec's names."""
+    state = {"embedding_bags.user.weight": {"user.momentum1": torch.rand(60, 4)}}
+    tensors = {"embedding_bags.user.weight": torch.rand(60, 4), "embedding_bags.item.weight": torch.rand(20, 4)}
+    saved = {"model": tensors, "optim": {"state": state, "param_groups": [{"lr": 0.1}]}, "step": 3, **more}
+    dcp.save(saved, checkpoint_id=folder, no_dist=True)
+    return tensors, state["embedding_bags.user.weight"]["user.momentum1"]
+
+
+def test_a_folder_of_dcp(tmp_path, imported):
+    tensors, sums = saved_by_dcp(tmp_path / "dcp")
+    parts, result = imported(tmp_path / "dcp")
+    np.testing.assert_array_equal(parts["user"]["parameters"], tensors["embedding_bags.user.weight"])
+    np.testing.assert_array_equal(parts["user"]["accumulators"], sums)
+    np.testing.assert_array_equal(parts["item"]["parameters"], tensors["embedding_bags.item.weight"])
+    assert result["skipped"] == {"optim.param_groups.0.lr": "no tensor", "step": "no tensor"}
+
+
+def test_shards_of_rows_and_of_columns_from_two_ranks(tmp_path, imported, monkeypatch):
+    monkeypatch.setattr("penstock.io.formats.tensor_blocks._BLOCK_BYTES", 7 * 4 * 8)
+    words = [sys.executable, ROOT / "tests" / "support" / "dcp_rank.py", tmp_path / "dcp", tmp_path / "rendezvous"]
+    ranks = [subprocess.Popen([*map(str, words), str(rank)]) for rank in range(2)]
+    assert [rank.wait(HANG_S) for rank in ranks] == [0, 0]
+    assert len(list((tmp_path / "dcp").glob("*.distcp"))) == 2
+    parts, _ = imported(tmp_path / "dcp")
+    np.testing.assert_array_equal(parts["user"]["parameters"], np.arange(240).reshape(60, 4))
+    np.testing.assert_array_equal(parts["item"]["parameters"], np.arange(80).reshape(20, 4))
+
+
+def test_a_hostile_metadata_runs_nothing(tmp_path, imported):
+    saved_by_dcp(tmp_path / "dcp")
+    file = tmp_path / "dcp" / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    for field in ("planner_data", "storage_meta"):
+        setattr(metadata, field, Evil(tmp_path / "created"))
+        file.write_bytes(pickle.dumps(metadata))
+        text = imported(tmp_path / "dcp", code=3)
+        assert "dcp/.metadata: names pathlib.Path.touch" in text or "dcp/.metadata: names builtins.getattr" in text
+    file.write_bytes(pickle.dumps(os.system))
+    assert f"names {os.system.__module__}.system, which no such checkpoint contains; nothing" in imported(
+        tmp_path / "dcp", code=3
+    )
+    assert not (tmp_path / "created").exists()
+
+
+def test_a_damaged_folder_of_dcp_is_exit_3(tmp_path, imported):
+    saved_by_dcp(tmp_path / "dcp")
+    file, (data,) = tmp_path / "dcp" / ".metadata", list((tmp_path / "dcp").glob("*.distcp"))
+    whole, rows = file.read_bytes(), data.read_bytes()
+    for damaged in (b"", whole[:200], b"damaged" * 50, pickle.dumps({"no": "metadata"})):
+        file.write_bytes(damaged)
+        assert "dcp/.metadata: cannot be read as a checkpoint of torch.distributed.checkpoint" in imported(
+            tmp_path / "dcp", code=3
+        )
+    metadata = pickle.loads(whole)
+    for info in metadata.storage_data.values():
+        info.relative_path = "../outside"
+    file.write_bytes(pickle.dumps(metadata))
+    assert "refers to '../outside', outside its folder; nothing was loaded" in imported(tmp_path / "dcp", code=3)
+    file.write_bytes(whole)
+    data.write_bytes(rows[: len(rows) // 3])
+    assert "cannot be read" in imported(tmp_path / "dcp", code=3)
+    data.unlink()
+    assert f"'{data.name}' is missing; copy the whole folder" in imported(tmp_path / "dcp", code=3)
+
+
+def test_without_torch_one_line_says_what_to_install(tmp_path, imported, call, monkeypatch):
+    torch.save({"user.weight": torch.rand(60, 4)}, tmp_path / "m.pt")
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp" / ".metadata").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for source in ("m.pt", "dcp"):
+        assert "needs the package torch: pip install 'penstock[torch]'" in imported(tmp_path / source, code=2)
+    ps.Engine(ps.EmbeddingConfig.load(tmp_path / "tables.pbtxt")).save(tmp_path / "saved")
+    text, _ = call(2, "export", tmp_path / "saved", tmp_path / "new.pt", "--format", "torch")
+    assert "--format torch: needs the package torch: pip install 'penstock[torch]'" in text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_import_and_export_need_memory_for_one_table_more_than_blocks(tmp_path):
+    """Two tables of 128 MB each: an import needs both, and an export one; neither needs the file in memory."""
+    rows, dim = MB, 32
+    sgd = "stochastic_gradient_descent {}"
+    text = table("user", rows, dim, sgd) + table("item", rows, dim, sgd) + "mode: TRAINING\n"
+    (tmp_path / "t.pbtxt").write_text(text)
+    torch.save({f"{name}.weight": torch.rand(rows, dim) for name in ("user", "item")}, tmp_path / "m.pt")
+    importing = "import", tmp_path / "m.pt", tmp_path / "c", "--config", tmp_path / "t.pbtxt"
+    assert 256 * MB < peak_of(*importing) < (256 + 110) * MB
+    (tmp_path / "m.pt").unlink()
+    exporting = "export", tmp_path / "c", tmp_path / "out.pt", "--format", "torch"
+    assert peak_of(*exporting) < (128 + 64) * MB
+
+
+def peak_of(*words):
+    script = ROOT / "tests" / "support" / "peak_memory.py"
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    done = subprocess.run([sys.executable, script, *map(str, words)], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split()[-1])
