@@ -6,7 +6,7 @@ functions that it calls.
 """
 
 
-def call_under(lock, work):
-    """Call ``work()`` while the lock is held, and return its result."""
+def call_under(lock, work, *arguments):
+    """Call ``work(*arguments)`` while the lock is held, and return its result."""
     with lock:
-        return work()
+        return work(*arguments)

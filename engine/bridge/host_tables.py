@@ -115,13 +115,13 @@ class HostTables:
         self.arrays = tuple(self._allocate("rows", plans[-1].end, np.float32) for _ in range(num_parts))
         self._step, self._team = update.Step(plans, self.arrays), team
         self._lock = threading.Lock()
-        self._run(self._step.start)
+        call_under(self._lock, self._run, self._step.start)
 
     def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
-        self._run(self._step.update, updates)
+        call_under(self._lock, self._run, self._step.update, updates)
 
     def write(self, member: int, ids: Int64 | int, values: Float32, part: int) -> None:
-        self._run(self._step.copy, member, ids, values, part, True)
+        call_under(self._lock, self._run, self._step.copy, member, ids, values, part, True)
 
     def put(self, member: int, ids: Int64, parts: Sequence[Float32]) -> None:
         for part, values in enumerate(parts):
@@ -141,10 +141,10 @@ class HostTables:
             first += len(block)
 
     def read(self, member: int, ids: Int64 | int, out: Float32, part: int) -> None:
-        self._run(self._step.copy, member, ids, out, part, False)
+        call_under(self._lock, self._run, self._step.copy, member, ids, out, part, False)
 
     def copy_rows(self, member: int, ids: Int64, out: Float32) -> Callable[[], object]:
-        self._run(self._step.copy_all, member, ids[: len(out)], out)
+        call_under(self._lock, self._run, self._step.copy_all, member, ids[: len(out)], out)
         return self.wait
 
     def key_by(self, member: int, keys: Callable[[Int64], Int64]) -> None:
@@ -186,13 +186,9 @@ class HostTables:
         """Do nothing: a step opens no file."""
 
     def _run(self, prepare: Callable[..., None], *arguments: Any) -> None:
-        """Prepare the step, then run it."""
-
-        def run() -> None:
-            prepare(*arguments)
-            self._step.run(self._team.run, self._team.threads)
-
-        call_under(self._lock, run)
+        """Prepare the step, then run it, under the lock."""
+        prepare(*arguments)
+        self._step.run(self._team.run, self._team.threads)
 
 
 def zeros(kind: str, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -9,7 +9,7 @@ from limits import HANG_S
 
 
 @pytest.mark.parametrize(("rows", "last"), [(1000, "pipeline:"), (10_000, "bridge.host_tables:")])
-def test_a_plain_batch_passes_at_most_20_modules_and_12_stack_frames(rows, last):
+def test_a_plain_batch_passes_at_most_20_modules_and_13_stack_frames(rows, last):
     """The limits keep the path short enough to read; ARCHITECTURE.md draws it and states them.
 
     Raise a limit only if a change needs another module or call on the path, and change the drawing with it. The path is
@@ -22,4 +22,4 @@ def test_a_plain_batch_passes_at_most_20_modules_and_12_stack_frames(rows, last)
     assert path[0].split() == ["1", "engine:", "Engine.run"]
     assert path[-1].split()[1] == last
     assert int(modules.split()[0]) <= 20, modules
-    assert int(stack_frames.split()[0]) <= 12, result.stdout
+    assert int(stack_frames.split()[0]) <= 13, result.stdout
