@@ -46,7 +46,7 @@ KERNELS = [
     "gradient_blocks",
     "id_table",
     "initial_rows",
-    "locks",
+    "locked_calls",
     "part_memory",
     "partition",
     "plain_batches",

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from penstock.errors import CancelledError, StateError, UsageError
 from penstock.frames import Contributor, count_by, largest_counts
 from penstock.pyx.gate_counts import GateCounts
-from penstock.pyx.locks import call_under
+from penstock.pyx.locked_calls import call_under
 from penstock.stats import Stale
 from penstock.validation import whole
 

@@ -26,7 +26,7 @@ from penstock.pyx import update
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.frame_steps import FrameSteps
 from penstock.pyx.gate_counts import GateCounts
-from penstock.pyx.locks import call_under
+from penstock.pyx.locked_calls import call_under
 from penstock.threads import ThreadTeam
 from penstock.updates import UpdateRule
 
