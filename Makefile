@@ -124,10 +124,12 @@ tpu-matrix: build/tpu/installed
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.matrix \
 		--results build/tpu/results.jsonl --write bench/results/tpu-matrix.md $(ARGS)
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.cached_steps
+	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.row_steps
 
 tpu-small: build/tpu/installed
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.matrix --small $(ARGS)
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.functional_step --small
+	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.row_steps --small
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.exchanged_step
 	PYTHONPATH=build/tree build/tpu/bin/python -m penstock.bench.tpu.cached_steps v5e
 

@@ -109,7 +109,9 @@ cdef class FrameSteps:
                 accumulator.start_marks(0)
             accumulator.frame.strict = True
             run.bounds = &bounds[0]
-            run.steps = NULL if steps is None else &steps[0]
+            run.steps = NULL
+            if steps is not None:
+                run.steps = &steps[0]
             run.stop, run.most_changes = stop, most_changes
             run.number, run.rate, run.mean, run.room = number, rate, self.mean, room
             run.seconds, run.changed = &seconds[0], &changed[0]

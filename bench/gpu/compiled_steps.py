@@ -148,8 +148,7 @@ def faults(case: GpuCase, layout: Any, program: Any, ptx: str) -> Iterator[str]:
     """Yield the faults of a compiled program."""
     staged = lines_of(case, layout) * in_place.line_bytes(layout.line)
     bound = temporary_bound(case, layout)
-    kind = "apply" if case.is_own else case.program
-    yield from in_place.check(layout, program, bound, staged, kind).faults
+    yield from in_place.check(layout, program, bound, staged, is_read=case.program == "read")
     launched = kernels(program.as_text())
     if len(launched) > MOST_KERNELS and not case.is_own:
         yield f"launches {len(launched)} kernels ({', '.join(launched)}), more than {MOST_KERNELS}"

@@ -55,20 +55,20 @@ def checked(compiler: Compiler, generation: str) -> Iterator[tuple[str, list[str
             program = build()
             seconds = time.perf_counter() - began
             if name == "step":
-                findings = check(case, layout, program)
+                failed = check(case, layout, program)
             else:
-                findings = in_place.check(layout, program, MOST_TEMPORARY * sent, sent, "read")
-            sizes = program.memory_analysis().temp_size_in_bytes, sent, findings.on_chip
+                failed = in_place.check(layout, program, MOST_TEMPORARY * sent, sent, is_read=True)
+            sizes = program.memory_analysis().temp_size_in_bytes, sent
             cells = [generation, f"{case.title}, dim {dim}", name, *(f"{size / 1e6:.2f} MB" for size in sizes)]
-            yield f"| {' | '.join(cells)} | {seconds:.1f} s |", findings.faults
+            yield f"| {' | '.join(cells)} | {seconds:.1f} s |", failed
 
 
 def main() -> int:
     prepare()
     compiler, topologies = Compiler(), sys.argv[1:] or list(OF_FOUR_HOSTS)
     print(f"tables of {ROWS:,} rows; {BLOCK} lines from each device to each other one\n")
-    print("| topology | table | program | temporary | moved by a device | to VMEM | compiled in |")
-    print("|---|---|---|---|---|---|---|")
+    print("| topology | table | program | temporary | moved by a device | compiled in |")
+    print("|---|---|---|---|---|---|")
     return print_rows(row for generation in topologies for row in checked(compiler, generation))
 
 

@@ -25,9 +25,19 @@ ARRAY = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
 # At the end of an array.
 PADDING_BYTES = 4096
 # Operations whose results are their operands' memory, and those that run other computations on it.
-SAME_MEMORY = {"parameter", "bitcast", "get-tuple-element", "tuple", "opt-barrier", "while", "conditional", "call"}
+SAME_MEMORY = {
+    "parameter",
+    "bitcast",
+    "get-tuple-element",
+    "tuple",
+    "opt-barrier",
+    "while",
+    "conditional",
+    "call",
+    "call-done",
+}
 IN_PLACE = ("scatter", "dynamic-update-slice")
-RUNS = re.compile(r"\b(?:body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+RUNS = re.compile(r"\b(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 
 
@@ -70,44 +80,28 @@ class Copied(NamedTuple):
     operation: str
     name: str
     array: str
-    shape: tuple[int, ...]
     num_bytes: int
     space: int
 
 
-class Findings(NamedTuple):
-    """faults : what a program does to a table that it must not; on_chip : bytes of the table that it moves to VMEM"""
-
-    faults: list[str]
-    on_chip: int
-
-
-def check(layout: Any, program: Any, temporary: int, staged: int, kind: str = "apply") -> Findings:
-    """Check a compiled program.
+def check(layout: Any, program: Any, temporary: int, staged: int, is_read: bool = False) -> list[str]:
+    """Return the faults of a compiled program.
 
     layout : of the table or stack; temporary : the most bytes that the program may need in addition to it
     staged : bytes of the largest array of a step's, write's or read's own lines
-    kind : "apply" of a step, "write", or "read", whose table is not donated
-    XLA moves small arrays to VMEM (docs/tpu.md, limits): it may do so for a read, for a write, which moves them back,
-    and in any program with the slots of row-wise Adagrad.
+    is_read : whether the program returns rows, and its table is not donated
     """
     memory, of_device = program.memory_analysis(), layout.nbytes // layout.num_devices
     arrays, aliased, faults = arrays_on_device(layout), memory.alias_size_in_bytes, []
-    if kind != "read" and not of_device <= aliased < of_device + PADDING_BYTES * len(arrays):
+    if not is_read and not of_device <= aliased < of_device + PADDING_BYTES * len(arrays):
         faults.append(f"aliases {aliased} bytes of a table of {of_device}")
     if memory.temp_size_in_bytes > temporary:
         faults.append(f"needs {memory.temp_size_in_bytes} bytes in addition to the table, more than {temporary}")
-    slots = {shape for shape, _ in arrays if len(shape) == 1}
-    copied = list(copies(arrays, program.as_text(), staged))
-    to_chip = [copy for copy in copied if copy.space]
-    back = [] if kind == "read" else [math.prod(copy.shape) for copy in to_chip]
-    for copy in copied:
-        is_small = kind != "apply" and (copy.space or math.prod(copy.shape) in back)
-        if copy.shape not in slots and not is_small:
-            memory_space = f"memory space {copy.space}" if copy.space else "HBM"
-            result = f"{copy.array}, {copy.num_bytes} bytes"
-            faults.append(f"copies a table: {copy.operation} {copy.name} puts {result}, into {memory_space}")
-    return Findings(faults, sum(copy.num_bytes for copy in to_chip))
+    for copy in copies(arrays, program.as_text(), staged):
+        memory_space = f"memory space {copy.space}" if copy.space else "HBM"
+        result = f"{copy.array}, {copy.num_bytes} bytes"
+        faults.append(f"copies a table: {copy.operation} {copy.name} puts {result}, into {memory_space}")
+    return faults
 
 
 def line_bytes(line: Any) -> int:
@@ -117,8 +111,8 @@ def line_bytes(line: Any) -> int:
 
 
 def read_bound(line: Any, rows: int) -> int:
-    """Return the bytes that a read of rows may need in addition to the table: their lines three times."""
-    bound: int = (1 << 20) + 3 * rows * line.nbytes(1)
+    """Return the bytes that a read of rows may need in addition to the table: their lines four times."""
+    bound: int = (1 << 20) + 4 * rows * line.nbytes(1)
     return bound
 
 
@@ -147,7 +141,7 @@ def copies(arrays: Sequence[tuple[tuple[int, ...], Any]], text: str, staged: int
             if not _is_operand(instruction, index, bodies):
                 space = re.search(r"S\((\d+)\)", form)
                 array, number = f"{name}[{dims}]", int(space[1]) if space else 0
-                yield Copied(instruction.operation, instruction.name, array, shape, num_bytes, number)
+                yield Copied(instruction.operation, instruction.name, array, num_bytes, number)
 
 
 def without_ones(shape: Sequence[int]) -> tuple[int, ...]:
@@ -170,7 +164,7 @@ def executed(bodies: dict[str, list[Instruction]]) -> Iterator[Instruction]:
     while waiting:
         for instruction in bodies[waiting.pop()]:
             yield instruction
-            if instruction.operation in ("while", "conditional", "call"):
+            if instruction.operation in ("while", "conditional", "call", "call-start"):
                 branches = ",".join(BRANCHES.findall(instruction.attributes)).replace("%", "").split(",")
                 names = {*RUNS.findall(instruction.attributes), *map(str.strip, branches)} - known - {""}
                 waiting += names
@@ -187,11 +181,15 @@ def _is_operand(instruction: Instruction, index: int, bodies: dict[str, list[Ins
         places = re.findall(r"\{(\d*)\}: \(", aliased[1]) if aliased else []
         return str(index) in places or (index == 0 and "" in places)
     called = re.search(r"\bcalls=%?([\w.\-]+)", instruction.attributes)
-    return operation == "fusion" and called is not None and _ends_in_place(bodies[called[1]], index)
+    return operation == "fusion" and called is not None and _ends_in_place(bodies, called[1], index)
 
 
-def _ends_in_place(fused: list[Instruction], index: int) -> bool:
-    """Return whether a result of a fusion is an update of one of its parameters."""
+def _ends_in_place(bodies: dict[str, list[Instruction]], called: str, index: int = 0) -> bool:
+    """Return whether a result of a fusion is an update of one of its parameters.
+
+    called : the computation of the fusion. Its last instruction may be a fusion, too
+    """
+    fused = bodies[called]
     by_name = {instruction.name: instruction for instruction in fused}
 
     def traced(name: str) -> Instruction:
@@ -201,4 +199,9 @@ def _ends_in_place(fused: list[Instruction], index: int) -> bool:
 
     root = fused[-1]
     last = traced(root.operands[index] if root.operation == "tuple" else root.name)
-    return last.operation in IN_PLACE and traced(last.operands[0]).operation == "parameter"
+    updated = last.operands[:1]
+    if last.operation == "fusion":
+        (inner,) = re.findall(r"\bcalls=%?([\w.\-]+)", last.attributes)
+        updated = [name for name in last.operands if by_name[name].kind == last.kind]
+        return _ends_in_place(bodies, inner) and all(traced(name).operation == "parameter" for name in updated)
+    return last.operation in IN_PLACE and traced(updated[0]).operation == "parameter"

@@ -34,6 +34,20 @@ def dma_bytes(jaxpr: Any) -> int:
     return sum(sites.values())
 
 
+def dma_bytes_by_turn(jaxpr: Any) -> int:
+    """Return the bytes that the DMAs in the loop over blocks of a traced kernel move in one turn of it."""
+    (kernel,) = (eqn for eqn in walk(jaxpr) if eqn.primitive.name in ("mpmd_map", "core_map"))
+    turns = [eqn for inner in _inner(kernel) for eqn in inner.eqns if eqn.primitive.name in ("while", "scan")]
+    (turn,) = (eqn for eqn in turns if any(each.primitive.name == "dma_start" for each in walk_of(eqn)))
+    total = 0
+    for eqn in walk_of(turn):
+        if eqn.primitive.name == "dma_start":
+            source, target, *_ = eqn.params["tree"].unflatten(eqn.invars)
+            shape, dtype = _moved(target, source)
+            total += math.prod(shape) * dtype.itemsize
+    return total
+
+
 def _moved(source: Any, target: Any) -> tuple[tuple[int, ...], Any]:
     """Return (shape, dtype) of the data that a copy moves: either end may be a whole buffer."""
     for end in (source, target):
@@ -49,12 +63,22 @@ def _whole(end: Any) -> Any:
 
 def walk(jaxpr: Any) -> Iterator[Any]:
     """Yield every equation of a traced program, including nested ones."""
-    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+    for eqn in jaxpr.eqns:
         yield eqn
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
-                    yield from walk(inner)
+        yield from walk_of(eqn)
+
+
+def walk_of(eqn: Any) -> Iterator[Any]:
+    """Yield every equation of the programs that an equation runs."""
+    for inner in _inner(eqn):
+        yield from walk(inner)
+
+
+def _inner(eqn: Any) -> Iterator[Any]:
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(getattr(inner, "jaxpr", inner), "eqns"):
+                yield getattr(inner, "jaxpr", inner)
 
 
 def hbm_bytes(text: str, touched: Mapping[tuple[int, ...], tuple[int, ...]]) -> int:

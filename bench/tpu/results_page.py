@@ -20,9 +20,7 @@ v5e:4x4 topology.
 [docs/tpu.md](../../docs/tpu.md) explains the columns.
 
 """
-COLUMNS = (
-    "generation optimizer dim variant bytes_per_line ×_floor ×_row_floor bundles_per_line temporary to_VMEM compiled_in"
-)
+COLUMNS = "generation optimizer dim variant bytes_per_line ×_floor ×_row_floor bundles_per_line temporary compiled_in"
 Bundles = Mapping[Case, float]
 
 
@@ -40,8 +38,7 @@ def row_of(result: Result, bundles: Bundles) -> str:
     if not result.failed and moved is not None:
         measured = [f"{moved:,.0f}", f"{moved / result.floor:.2f}", f"{moved / result.row_floor:.2f}"]
     listed = f"{bundles[case]:.1f}" if case in bundles else ""
-    on_chip = f"{result.on_chip / 1e6:.2f} MB" if result.on_chip else ""
-    ends = [f"{result.temp_bytes / 1e6:.2f} MB", on_chip, f"{result.seconds:.1f} s"]
+    ends = [f"{result.temp_bytes / 1e6:.2f} MB", f"{result.seconds:.1f} s"]
     return f"| {' | '.join([case.generation, case.title, str(case.dim), case.variant, *measured, listed, *ends])} |"
 
 

@@ -47,14 +47,14 @@ def checked(compiler: Compiler, generation: str, optimizer: str) -> Iterator[tup
             program: Any = Programs(mesh, stack, rule, variant).at(operation, LINES)
             seconds = time.perf_counter() - began
             case = Case(generation, optimizer, DIMS[-1], variant, program=operation)
-            failed, _ = check(case, stack, program)
+            failed = check(case, stack, program)
             memory = program.memory_analysis()
             aliased = f"{memory.alias_size_in_bytes:,} of {stack.nbytes // mesh.size:,}"
             temporary = f"{memory.temp_size_in_bytes / 1e6:.2f} MB"
             yield f"| {generation} | {case.title} | {variant} | {aliased} | {temporary} | {seconds:.1f} s |", failed
         for table in stack.tables:
             program = Programs(mesh, stack, rule, variant).at("read", LINES, table.line)
-            failed, _ = check(Case(generation, optimizer, table.dim, variant, program="read"), stack, program)
+            failed = check(Case(generation, optimizer, table.dim, variant, program="read"), stack, program)
             if failed:
                 yield f"| {generation} | {optimizer} | {variant}, reading dim {table.dim} | | | |", failed
 

@@ -13,8 +13,12 @@ OF_FOUR_HOSTS = {FOUR_HOSTS: "v5e:4x4", "v5p, 4 hosts": "v5p:2x2x4"}
 DIMS = (8, 24, 32, 64, 100, 128, 200, 256, 300, 1024)
 MAIN = ("SGD", "Adagrad", "Adam", "FTRL")
 ROWS, LINES, MANY_LINES = 1 << 22, 4096, 16_384
-# Dims and a number of rows for which a chip's lines are no multiple of 8, of 1 chip and of 3.
+# Topologies of eight chips and more.
+OF_EIGHT = {"v4": "v4:2x2x2", "v5e": "v5e:2x4", "v5p": "v5p:2x2x2", "v6e": "v6e:2x4", "tpu7x": "tpu7x:2x2x2"}
+# Dims and numbers of rows for which a chip's lines are no multiple of 8. Large tables stay in HBM; with UNSEEN_ROWS,
+# a prime number, the arrays of one strip fit into VMEM up to dim 128 on one chip.
 ODD_DIMS, ODD_ROWS, ODD_CHIPS = (12, 20, 24, 40), 8_000_003, (1, 3)
+UNSEEN_DIMS, UNSEEN_ROWS, UNSEEN_CHIPS = (12, 20, 24, 40, 48, 80, 100, 384, 768), 1_000_003, (1, 3, 8)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Result:
 
     bytes_per_line : bytes moved; None: nothing was compiled
     floor, row_floor : the least bytes of a line, and of one row of it
-    failed : the faults; on_chip : bytes of the table that the program moves to VMEM
+    failed : the faults
     """
 
     case: Case
@@ -67,7 +71,6 @@ class Result:
     row_floor: float
     seconds: float
     failed: tuple[str, ...] = ()
-    on_chip: int = 0
 
     def times(self, floor: float) -> float | None:
         """Return the bytes moved per line as a multiple of a floor."""
@@ -102,8 +105,7 @@ def cases(small: bool) -> Iterator[Case]:
             yield from (Case(FOUR_HOSTS, optimizer, dim, "pallas") for dim in (32, 128))
             yield from (Case(generation, optimizer, 128, "xla", True) for generation in TOPOLOGIES)
     for generation, dim in [("v5e", 32)] if small else product(TOPOLOGIES, (8, 32, 128, 200)):
-        if dim >= 128 or generation not in SEPARATED:
-            yield from (Case(generation, ROW_WISE, dim, "xla", program=program) for program in ("apply", "write"))
+        yield from (Case(generation, ROW_WISE, dim, "xla", program=program) for program in ("apply", "write"))
     for generation, dim in SMALL_WRITES if small else product(TOPOLOGIES, (8, 32, 64, 128, 200)):
         for variant in ("pallas", "xla"):
             yield Case(generation, "Adagrad", dim, variant, program="write")
@@ -117,6 +119,7 @@ def cases(small: bool) -> Iterator[Case]:
             yield Case(generation, "Adam", dim, "xla", True, compact=True)
     yield from reads(small)
     yield from odd_cases(small)
+    yield from unseen_cases(small)
 
 
 def reads(small: bool) -> Iterator[Case]:
@@ -140,12 +143,22 @@ def odd_cases(small: bool) -> Iterator[Case]:
                     yield Case(generation, optimizer, dim, variant, False, program, LINES, compact, ODD_ROWS, chips)
 
 
+def unseen_cases(small: bool) -> Iterator[Case]:
+    """Yield a read, a write and a step of a table of a prime number of rows, for each dim, number of chips and rule."""
+    for (number, dim), chips in product(enumerate(UNSEEN_DIMS), UNSEEN_CHIPS):
+        generation = list(TOPOLOGIES)[(number + chips) % len(TOPOLOGIES)]
+        for optimizer, variant in (("SGD", "pallas"), ("FTRL", "xla"), (ROW_WISE, "xla")):
+            for program in ("read", "write", "apply"):
+                case = Case(generation, optimizer, dim, variant, False, program, LINES, False, UNSEEN_ROWS, chips)
+                if not small or (dim, chips, optimizer) in SMALL_UNSEEN:
+                    yield case
+
+
 # Settings of optimizers, where a learning rate of 0.1 alone will not do.
 SETTINGS = {"AdagradMomentum": {"learning_rate": 0.1, "momentum": 0.9}, "Assign": {}}
 ROW_WISE = "RowWiseAdagrad"  # the one whose slots are no lines; XLA compiles its steps
-# There XLA separates the rows of a line in HBM: more than MOST_BY_XLA times the floor (docs/tpu.md, limits).
-SEPARATED = ("v5p", "tpu7x")
 SMALL = {("v4", "SGD", 8), ("v5e", "Adagrad", 32), ("v5e", "Adam", 128), ("v5p", "FTRL", 64), ("v6e", "Adam", 200)}
 SMALL |= {("tpu7x", "Adagrad", 128)}
 SMALL_ODD = {("v5e", 24, 1, "SGD"), ("v5e", 40, 3, "Adam"), ("v6e", 24, 3, "Adam"), ("tpu7x", 24, 1, "SGD")}
+SMALL_UNSEEN = {(12, 8, "SGD"), (48, 1, "FTRL"), (100, 3, ROW_WISE)}
 SMALL_WRITES = [("v4", 8), ("v5e", 128), ("v5p", 32), ("v6e", 200), ("tpu7x", 64)]

@@ -8,6 +8,7 @@ on this machine (pallas/canary.py), and XLA's programs until then.
 | host | CPU of one process, one row per line | penstock's memory and kernels, pyx/update.pyx (host_tables.py) |
 | xla | everywhere; the oracle | XLA's gather and scatter (xla_tables.py, programs.py) |
 | pallas | TPU; elsewhere interpreted, for tests | the same with a kernel for the TensorCore (pallas/tensorcore.py) |
+| sparsecore | TPU with SparseCores, on request; else as pallas | with a kernel for them (pallas/sparsecore.py) |
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from penstock.bridge.row_cache import RowCache
 from penstock.bridge.row_format import BY_ROW
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import form, stacked
-from penstock.bridge.variants import VARIANTS, current
+from penstock.bridge.variants import KERNELS, VARIANTS, current
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, ConfigError, short
 from penstock.threads import ThreadTeam
@@ -133,7 +134,7 @@ def lanes(mesh: AnyMesh) -> int:
     requested = _requested(FORM, tuple(FORMS))
     if requested is not None:
         return FORMS[requested]
-    on_tpu = platform(mesh) == "tpu" or requested_variant() == "pallas"
+    on_tpu = platform(mesh) == "tpu" or requested_variant() in KERNELS
     return FORMS["tiled"] if on_tpu else FORMS["plain"]
 
 
@@ -153,16 +154,16 @@ def choose(
     must pass in all of them.
     """
     requested = requested_variant()
-    if requested is not None and possible(requested, mesh, layout, rule):
+    if requested is not None and possible(requested, mesh, layout, rule, processes):
         return requested, ""
     usual = ("pallas", "xla") if platform(mesh) == "tpu" else ("host", "xla")
     order = usual if preferred is None else (preferred, *usual)
-    variant = next(variant for variant in order if possible(variant, mesh, layout, rule))
-    if variant != "pallas":
+    variant = next(variant for variant in order if possible(variant, mesh, layout, rule, processes))
+    if variant not in KERNELS:
         return variant, ""
     from penstock.bridge.pallas import canary
 
-    problem = canary.failure(on_jax(mesh), rule, form(formatted(layout, variant), rule))
+    problem = canary.failure(on_jax(mesh), rule, form(formatted(layout, variant), rule), variant)
     if processes is not None:
         failed = processes.agree(f"the canary of table '{layout.name}'", [bool(problem)])[:, 0]
         problem = problem or (f"in process {failed.argmax()}" if failed.any() else "")
@@ -171,21 +172,27 @@ def choose(
 
 def formatted(layout: Layout, variant: str) -> Layout:
     """Return the layout in the format that suits the variant."""
-    return replace(layout, halved=variant == "xla" and layout.lanes == FORMS["tiled"])
+    halved = variant == "xla" and layout.lanes == FORMS["tiled"]
+    return replace(layout, halved=halved, by_row=variant == "sparsecore")
 
 
-def possible(variant: str, mesh: AnyMesh, layout: Layout, rule: UpdateRule) -> bool:
+def possible(variant: str, mesh: AnyMesh, layout: Layout, rule: UpdateRule, processes: Processes | None = None) -> bool:
     """Return whether a variant can update tables of that layout by that rule on these devices."""
     if variant == "host":
         return not host_tables.obstacle(mesh, layout, rule)
-    if variant == "pallas":
+    if variant in KERNELS:
         # Rounding to bfloat16 and rules on whole rows need divisions and shuffles that a vector unit lacks.
         tiled = layout.lanes == FORMS["tiled"] and not layout.bfloat16 and rule.algorithm not in BY_ROW
         if not tiled or platform(mesh) not in ("tpu", "cpu"):
             return False
+        line, kind = formatted(layout, variant).line, mesh.devices.flat[0].device_kind
+        if variant == "sparsecore":
+            from penstock.bridge.pallas import sparsecore
+
+            return processes is None and sparsecore.fits(line, kind)  # hosts exchange sums of lines
         from penstock.bridge.pallas import tensorcore
 
-        return tensorcore.fits(formatted(layout, variant).line, mesh.devices.flat[0].device_kind)
+        return tensorcore.fits(line, kind)
     return True
 
 

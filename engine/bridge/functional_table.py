@@ -30,7 +30,7 @@ from penstock.updates import Ops, OptaxRule, UpdateRule, quantize
 class Format:
     """The format of a table, static in a compiled program.
 
-    line : of its arrays; variant : "xla" or "pallas", which updates it
+    line : of its arrays; variant : "xla" or one of KERNELS, which updates it
     mesh : its devices; axis 0 of every array is distributed over all of the mesh's axes
     quantization : (num_buckets, lower, upper), simulated in lookups; None: none
     """
@@ -295,20 +295,26 @@ def _apply(
     lookup_gradients = of_samples.at[uses.samples[0]].get(mode="fill", fill_value=0.0) * uses.gains[0][:, None]
     of_rows = jax.ops.segment_sum(lookup_gradients, uses.rows[0], num_devices * room)
     arrived = _exchanged(table.format, of_rows.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
-    spread = line_arrays.spread(line, arrived, uses.cells[0] % line.group)
-    summed = jax.ops.segment_sum(spread, uses.cells[0] // line.group, uses.lines.shape[1])
+    by_row = table.format.variant == "sparsecore"
+    if by_row:
+        summed = jax.ops.segment_sum(arrived, uses.cells[0], uses.lines.shape[1])
+    else:
+        spread = line_arrays.spread(line, arrived, uses.cells[0] % line.group)
+        summed = jax.ops.segment_sum(spread, uses.cells[0] // line.group, uses.lines.shape[1])
     words = jax.lax.bitcast_convert_type(summed, jnp.int32)
-    if line.masked:
+    if line.masked and not by_row:
         words = jnp.where(line_arrays.of_half(line, uses.touched[0], 0), words, UNTOUCHED)
     numbers = table.numbers
     if isinstance(rule, OptaxRule):
         rule, numbers = rule.at(table.numbers, line.dim)
-    step, arrays = _step_of(table.format, rule), table.arrays
+    step, arrays = step_of(table.format, rule), table.arrays
     most = largest_bucket(table.format.mesh.devices.flat[0].platform, line)
     for first in range(0, len(words), most):
         span = slice(first, first + most)
-        counts = jnp.clip(uses.counts - first, 0, most)
-        arrays, _ = step(arrays, uses.lines[:, span], words[None, span], counts, rate, jnp.int32(0), jnp.uint32(0))
+        counts, part = jnp.clip(uses.counts - first, 0, most), words[None, span]
+        if by_row:
+            part = part.reshape(1, -1, line.strip)
+        arrays, _ = step(arrays, uses.lines[:, span], part, counts, rate, jnp.int32(0), jnp.uint32(0))
     return Table(arrays, numbers, table.format)
 
 
@@ -319,11 +325,16 @@ def _check_same(table: Table, uses: Uses) -> None:
         raise UsageError(f"expected uses of {of_table}, got some for {uses.num_lines}; preprocess them for this table")
 
 
-def _step_of(form: Format, rule: UpdateRule) -> Callable[..., Any]:
+def step_of(form: Format, rule: UpdateRule) -> Callable[..., Any]:
+    """Return the function that updates one device's part of a table."""
     if form.variant == "pallas":
         from penstock.bridge.pallas import tensorcore
 
         return tensorcore.local_apply(form.mesh, rule, form.line)
+    if form.variant == "sparsecore":
+        from penstock.bridge.pallas import sparsecore
+
+        return sparsecore.local_apply(form.mesh, rule, form.line)
     return programs.local_apply(rule, form.line)
 
 

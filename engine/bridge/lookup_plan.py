@@ -55,7 +55,9 @@ class LookupPlan:
     layout: Layout
     features: tuple[Feature, ...]
     asking: tuple[_Asking, ...]
-    owned: tuple[tuple[Int64, Int64], ...]  # of every device: lines that are requested, and of each row: index in them
+    owned: tuple[
+        tuple[Int64, Int64], ...
+    ]  # of every device: lines (or rows: Layout.by_row), of each row: index in them
 
     @classmethod
     def of(cls, layout: Layout, unique_ids: Int64, features: Sequence[Feature], uses: Sequence[Any]) -> LookupPlan:
@@ -75,7 +77,7 @@ class LookupPlan:
         owned = []
         for owner in range(num_devices):
             arrived = np.concatenate([request.rows[request.owners == owner] for request in asking])
-            owned.append(np.unique(arrived // layout.line.group, return_inverse=True))
+            owned.append(np.unique(arrived // layout.unit, return_inverse=True))
         return cls(layout, tuple(features), tuple(asking), tuple(owned))
 
     @property
@@ -88,7 +90,7 @@ class LookupPlan:
 
     def padded(self, sizes: LookupSizes) -> Uses:
         """Return the plan as NumPy arrays of these sizes, none of them smaller than ``self.sizes``."""
-        n, line = len(self.asking), self.layout.line
+        n, line, unit = len(self.asking), self.layout.line, self.layout.unit
         beyond, num_samples = self.layout.lines_per_device, sum(_samples(feature, n) for feature in self.features)
         if beyond * line.group + sizes.lines > np.iinfo(np.int32).max:
             raise UsageError(f"table '{self.layout.name}': {sizes.lines} lines at once exceed int32; use more devices")
@@ -102,16 +104,16 @@ class LookupPlan:
             rows[device, span] = (request.owners * sizes.asked + request.places)[request.numbers]
             samples[device, span], gains[device, span] = request.samples, request.gains
         lines = np.tile(beyond + np.arange(sizes.lines, dtype=np.int32), (n, 1))
-        cells = np.full((n, n * sizes.asked), sizes.lines * line.group, np.int32)
-        touched = np.zeros((n, sizes.lines * line.group), bool)
+        cells = np.full((n, n * sizes.asked), sizes.lines * unit, np.int32)
+        touched = np.zeros((n, sizes.lines * unit), bool)
         for owner, (numbers, index) in enumerate(self.owned):
             lines[owner, : len(numbers)] = numbers
             arrived = asked[:, owner].reshape(-1)
             requested = np.flatnonzero(arrived < beyond * line.group)
-            cells[owner, requested] = index * line.group + arrived[requested] % line.group
+            cells[owner, requested] = index * unit + arrived[requested] % unit
             touched[owner, cells[owner, requested]] = True
         counts = np.array([len(numbers) for numbers, _ in self.owned], np.int32)
-        by_line = touched.reshape(n, sizes.lines, line.group)
+        by_line = touched.reshape(n, sizes.lines, unit)
         return Uses(asked, rows, samples, gains, lines, counts, cells, by_line, self.features, beyond)
 
 

@@ -5,7 +5,7 @@ Native code does both, ranges of rows and devices at a time, on all threads of a
 
 Where a row is narrower than its line and all tables of a stack have one dim, rows are sent compact: one after the
 other, those of a line together, each with a mark of one byte (partition.BEGINS). The device spreads them into lines
-(``programs.spreading``). Else whole lines are sent.
+(``programs.spreading``). Else whole lines are sent. SparseCores take rows by their numbers, in any order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.row_format import UNTOUCHED
-from penstock.bridge.sharding import GROWTH, LINES, NUM_SHARDS, Room, bucket
+from penstock.bridge.sharding import GROWTH, LINES, MAX_BUCKET_BY_ROW, NUM_SHARDS, Room, bucket
 from penstock.bridge.stacking import MemberRows, Stack, multiple_of
 from penstock.frames import Float32, Int32, Int64, UInt32
 from penstock.pyx import partition
@@ -60,9 +60,9 @@ class Routing(NamedTuple):
 class Packed(NamedTuple):
     """Rows of one dispatch; axis 0 is the device.
 
-    lines : int32 (devices, bucket), line numbers, unique; pads lie beyond the device's lines
-    words : int32 (devices, …), the bits of the rows' float32 values: of lines (bucket, …), or UNTOUCHED; of compact
-        rows, ``bucket`` of them, in blocks of 128 words
+    lines : int32 (devices, bucket), line numbers, or by row those of rows, unique; pads lie beyond the device's lines
+    words : int32 (devices, …), the bits of the rows' float32 values: of lines (bucket, …), or UNTOUCHED; of rows that
+        are compact or sent by number, ``bucket`` of them, in blocks of 128 words
     counts : int32 (devices,), the number of lines before the pads
     marks : uint8 (devices, bucket), of compact rows; else None
     keys : uint32, of the rounding to bfloat16, of the rows of each line (devices, bucket, group), 0 for rows without a
@@ -85,11 +85,12 @@ class Packed(NamedTuple):
 
 
 class Packer:
-    """Packs rows of the tables of a stack. team : the threads that do"""
+    """Packs rows of the tables of a stack. team : the threads that do; by_row : send rows by their numbers"""
 
-    def __init__(self, stack: Stack, team: ThreadTeam) -> None:
-        self._stack, self._team = stack, team
-        self._shares_lines = any(table.line.group > 1 for table in stack.tables)
+    def __init__(self, stack: Stack, team: ThreadTeam, by_row: bool = False) -> None:
+        self._stack, self._team, self._by_row = stack, team, by_row
+        self._compact, self._largest = stack.compact and not by_row, MAX_BUCKET_BY_ROW if by_row else stack.largest
+        self._shares_lines = not by_row and any(table.line.group > 1 for table in stack.tables)
         self._leaves_gaps = any(table.dim < stack.line.halves * stack.line.width for table in stack.tables)
 
     def route(self, tables: Sequence[MemberRows]) -> Routing:
@@ -117,17 +118,24 @@ class Packer:
     ) -> None:
         table, first_line = self._stack.tables[member], self._stack.first_lines[member]
         shards = (table.vocabulary_size, NUM_SHARDS, table.mod, table.shards_per_device, table.rows_per_shard)
+        if self._by_row:  # a row for each line
+            partition.destinations(ids, *shards, 1, first_line * table.line.group, devices, lines, places)
+            return
         partition.destinations(ids, *shards, table.line.group, first_line, devices, lines, places)
-        if table.line.group > 1 and not self._stack.compact:
+        if table.line.group > 1 and not self._compact:
             np.take(
                 table.line.offsets(np.arange(table.line.group, dtype=np.int32)).astype(np.int32), places, out=offsets
             )
 
     def slices(self, routing: Routing) -> Iterator[list[Int32]]:
         """Yield the entries of each device that one dispatch may update, until they have been all."""
-        each, most = routing.by_device, self._stack.largest
+        each, most = routing.by_device, self._largest
         for start in range(0, max(map(len, each)), most):
             yield [entries[start : start + most] for entries in each]
+
+    def capacity(self, rows: int, growth: float = GROWTH) -> int:
+        """Return the rows or lines per device of the dispatch of ``rows``: a bucket."""
+        return bucket(rows, multiple_of(self._stack.line), growth, self._largest)
 
     def pack(
         self,
@@ -144,17 +152,17 @@ class Packer:
         """
         stack = self._stack
         numbered = self._run([partial(self._numbered, routing.lines, part) for part in entries])
-        most = max(len(part if stack.compact else lines) for part, (_, lines, _) in zip(entries, numbered, strict=True))
+        most = max(len(part if self._compact else lines) for part, (_, lines, _) in zip(entries, numbered, strict=True))
         cells = np.empty(len(routing.lines), np.int64) if routing.keys is not None or capacity else None
-        capacity = capacity or bucket(most, multiple_of(stack.line), growth, stack.largest)
+        capacity = capacity or self.capacity(most, growth)
         devices = len(entries)
         lines = room((devices, capacity), np.int32)
         lines[:] = stack.lines_per_device + np.arange(capacity, dtype=np.int32)
         counts = np.array([len(distinct) for _, distinct, _ in numbered], np.int32)
         marks = keys = None
-        if stack.compact:
+        if self._compact or self._by_row:
             words = room((devices, capacity * stack.line.dim // LINES, LINES), np.int32)
-            marks = room((devices, capacity), np.uint8)
+            marks = room((devices, capacity), np.uint8) if self._compact else None
         else:
             words = room((devices, capacity, stack.line.halves * stack.line.width), np.int32)
         tasks = []
@@ -164,9 +172,9 @@ class Packer:
         self._run(tasks)
         if routing.keys is not None and cells is not None:
             which = np.concatenate(entries)
-            keys = room((devices, capacity, *([] if stack.compact else [stack.line.group])), np.uint32)
+            keys = room((devices, capacity, *([] if self._compact else [stack.line.group])), np.uint32)
             keys.fill(0)
-            if stack.compact:
+            if self._compact:
                 keys.reshape(-1)[cells[which]] = routing.keys[which]
             else:
                 keys.reshape(-1, stack.line.group)[cells[which], routing.places[which]] = routing.keys[which]
@@ -204,9 +212,11 @@ class Packer:
         """Lay one device's rows into its part of the result."""
         numbers, distinct, counts = numbered
         lines[: len(distinct)] = distinct
+        if self._by_row:
+            words = words.reshape(-1, self._stack.line.dim)
         if marks is None:
             blank = UNTOUCHED if self._stack.line.masked else 0
-            words[0 if self._leaves_gaps else len(distinct) :] = blank
+            words[0 if self._leaves_gaps and not self._by_row else len(distinct) :] = blank
             positions = numbers
         else:
             begins = np.cumsum(counts, dtype=np.int32) - counts

@@ -20,7 +20,7 @@ from penstock.bridge.compile_counter import num_compiles
 from penstock.bridge.devices import AXIS
 from penstock.bridge.programs import Program
 from penstock.bridge.row_format import Line
-from penstock.bridge.sharding import LINES, MAX_BUCKET, READ_ROWS, buckets
+from penstock.bridge.sharding import LINES, MAX_BUCKET, MAX_BUCKET_BY_ROW, READ_ROWS, buckets
 from penstock.bridge.stacking import Stack, multiple_of
 from penstock.updates import UpdateRule
 
@@ -35,7 +35,7 @@ BY_ROWS = ("apply", "write")
 class Programs:
     """The programs of one stack of tables.
 
-    variant : implementation of ``apply`` from now on: "xla" or "pallas"; XLA compiles all other programs
+    variant : implementation of ``apply`` from now on: "xla" or one of KERNELS; XLA compiles all other programs
     """
 
     def __init__(self, mesh: Mesh, stack: Stack, rule: UpdateRule, variant: str) -> None:
@@ -50,7 +50,7 @@ class Programs:
         line = line or self._stack.line
         rule = self._rule if name in BY_RULE else None  # so that stacks of all rules share the others
         variant = self.variant if name == "apply" else "xla"
-        compact = self._stack.compact and name in BY_ROWS
+        compact = self._stack.compact and name in BY_ROWS and variant != "sparsecore"
         return compiled(name, self._mesh, rule, line, variant, self._num_lines, size, compact)
 
     def needed(self) -> list[tuple[str, int, Line]]:
@@ -60,7 +60,8 @@ class Programs:
         each = [table.lines_per_device * (table.line.group if stack.compact else 1) for table in stack.tables]
         for name, most in (("apply", sum(each)), ("write", max(each))):
             growth = stack.growth(name)
-            sizes = buckets(min(stack.largest, most), multiple_of(stack.line), growth, stack.largest)
+            largest = MAX_BUCKET_BY_ROW if name == "apply" and self.variant == "sparsecore" else stack.largest
+            sizes = buckets(min(largest, most), multiple_of(stack.line), growth, largest)
             needed += [(name, size, stack.line) for size in sizes]
         for line in {table.line: None for table in stack.tables}:  # each once, in order
             most = max(table.rows_per_device for table in stack.tables if table.line == line)
@@ -87,7 +88,14 @@ def compiled(
     rule : of the programs BY_RULE, else None; variant : of ``apply``, else "xla"; compact : of the programs BY_ROWS
     """
     program = jitted(name, mesh, rule, line, variant, num_lines, compact)
-    return programs.compiled(mesh, program, *shapes(name, mesh, line, num_lines, size, compact))
+    arguments = shapes(name, mesh, line, num_lines, size, compact, by_row=variant == "sparsecore")
+    return programs.compiled(mesh, program, *arguments, options=options(name, mesh, line, arguments))
+
+
+def options(name: str, mesh: Mesh, line: Line, arguments: Sequence[Any]) -> dict[str, Any]:
+    """Return the compiler options of a program. XLA moves no array in steps of rules whose slots are planes."""
+    moves = name in ("read", "write") or (name in BY_RULE and line.row_slots)
+    return programs.left_in_hbm(mesh, arguments[0]) if moves else {}
 
 
 def compiler_of(device: jax.Device) -> str:
@@ -103,14 +111,20 @@ def jitted(
         from penstock.bridge.pallas import tensorcore
 
         return tensorcore.apply(mesh, rule, line, compact)
+    if variant == "sparsecore":
+        from penstock.bridge.pallas import sparsecore
+
+        return sparsecore.apply(mesh, rule, line)
     arguments: dict[str, tuple[Any, ...]] = {"apply": (rule, line, compact), "sweep": (rule, line), "mark": ()}
     arguments["write"] = (line, compact)
     arguments["no_rows"] = (num_lines * line.group,)
     return getattr(programs, name)(mesh, *arguments.get(name, (line,)))
 
 
-def shapes(name: str, mesh: Mesh, line: Line, num_lines: int, size: int, compact: bool = False) -> Sequence[Any]:
-    """Return the shapes of a program's arguments."""
+def shapes(
+    name: str, mesh: Mesh, line: Line, num_lines: int, size: int, compact: bool = False, by_row: bool = False
+) -> Sequence[Any]:
+    """Return the shapes of a program's arguments. by_row : of the variant sparsecore"""
     by_device, same = NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
 
     def split(*shape: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:
@@ -124,8 +138,9 @@ def shapes(name: str, mesh: Mesh, line: Line, num_lines: int, size: int, compact
     words = split(mesh.size, size, line.halves * line.width)
     of_keys: tuple[int, ...] = (size, line.group)
     marks = []
-    if compact:
+    if compact or by_row:
         words, of_keys = split(mesh.size, size * line.dim // LINES, LINES), (size,)
+    if compact:
         marks = [split(mesh.size, size, dtype=np.uint8)]
     rows = (numbers, words, split(mesh.size), *marks)
     keys = [split(mesh.size, *of_keys, dtype=np.uint32)] if line.halves > 1 else []

@@ -9,8 +9,10 @@ Line numbers are unique and pads lie out of range, so gathers fill and scatters 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -31,6 +33,8 @@ from penstock.updates import Ops, UpdateRule, update
 NEW_ROWS = -1
 # Rows that a sweep updates at once: its temporaries are of this size, never of a table's.
 SWEPT_ROWS = 8192
+# The VMEM of a TPU's core, at most.
+VMEM_BYTES = 128 << 20
 Program = Callable[..., Any]
 
 
@@ -283,11 +287,25 @@ def sharded(mesh: Mesh, local: Callable[..., Any], *, num_row_args: int, num_sca
     )
 
 
-def compiled(mesh: Mesh, program: Any, *shapes: Any) -> Program:
-    """Compile a jitted program ahead of its first call, so that calls do not depend on the context they are made in."""
+def compiled(mesh: Mesh, program: Any, *shapes: Any, options: Mapping[str, Any] = MappingProxyType({})) -> Program:
+    """Compile a jitted program ahead of its first call, so that calls do not depend on the context they are made in.
+
+    options : of the compiler
+    """
     with jax.set_mesh(mesh):
-        run: Program = program.lower(*shapes).compile()
+        run: Program = program.lower(*shapes).compile(compiler_options=dict(options))
     return run
+
+
+def left_in_hbm(mesh: Mesh, table: Sequence[Any]) -> dict[str, Any]:
+    """Return the compiler options by which XLA moves no array of a table to VMEM; none if that is impossible.
+
+    XLA moves whole arrays that fit, for however few rows. The option also keeps the rows themselves off the chip.
+    table : the arrays, or their shapes
+    """
+    least = min(math.prod(array.shape) * array.dtype.itemsize for array in table) // mesh.size
+    on_tpu = mesh.devices.flat[0].platform == "tpu"
+    return {"xla_msa_enable": False} if on_tpu and least <= VMEM_BYTES else {}
 
 
 # ---- compact rows, as packing.py sends them, spread into the lines that they are rows of

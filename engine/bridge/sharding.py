@@ -33,6 +33,8 @@ NUM_SHARDS = 1024
 
 # Rows or lines per device and dispatch: XLA's staging of a scatter grows with them (67 MB at 65,536 rows on TPU).
 MAX_BUCKET = 32_768
+# The same, of rows for SparseCores, which stage nothing.
+MAX_BUCKET_BY_ROW = 131_072
 # On a GPU a dispatch of few rows costs more than its rows. An update stages its lines once, in at most so many bytes.
 STAGED_ON_GPU, MAX_BUCKET_ON_GPU = 512 << 20, 1 << 20
 # How much larger each bucket is than the one before. Writes have fewer buckets: the number of new rows of a dynamic
@@ -85,6 +87,7 @@ class Layout:
     lanes : a line's width is a multiple of this many elements: 128 on TPU, else 1
     bfloat16 : weights are stored in 16 bits, those of two rows per word; slots stay float32
     halved : as in row_format.py, for tables that XLA updates
+    by_row : steps take rows by number, not lines, for the variant sparsecore
     row_slots : a slot has one number per row; else it has the shape of the weights
     among : (first, stride): the table is every stride-th row, from ``first`` on, of a larger one, whose ids key the
         rounding to bfloat16
@@ -101,6 +104,7 @@ class Layout:
     lanes: int = 1
     bfloat16: bool = False
     halved: bool = False
+    by_row: bool = False
     among: tuple[int, int] = (0, 1)
     row_slots: bool = False
     drawn_as: str = ""
@@ -137,6 +141,11 @@ class Layout:
         shards = (self.shards_per_device, self.rows_per_shard)
         places = Places(self.vocabulary_size, NUM_SHARDS, self.mod, *shards, self.among) if self.bfloat16 else None
         return Line(self.dim, self.num_slots, self.lanes, places, self.halved, self.row_slots)
+
+    @property
+    def unit(self) -> int:
+        """The rows of what a step addresses: of a line, or one."""
+        return 1 if self.by_row else self.line.group
 
     @property
     def part_dims(self) -> tuple[int, ...]:

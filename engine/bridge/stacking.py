@@ -43,7 +43,7 @@ MOST_MARKED = 128
 
 def form(layout: Layout, rule: UpdateRule) -> Line:
     """Return the line format for steps. If rows share lines and a rule is element-wise, only the width matters."""
-    if layout.lanes == 1 or rule.algorithm in BY_ROW or _must_be_alone(layout, rule):
+    if layout.lanes == 1 or layout.by_row or rule.algorithm in BY_ROW or _must_be_alone(layout, rule):
         return layout.line
     return Line(layout.line.width, layout.num_slots, layout.lanes, halved=layout.halved)
 
@@ -61,7 +61,7 @@ def stacked(tables: Sequence[TableDefinition]) -> list[list[int]]:
     stacks: list[tuple[Hashable, list[int]]] = []
     sizes: list[int] = []
     for index, (layout, rule, starts, rate) in enumerate(tables):
-        key = index if _must_be_alone(layout, rule) else (form(layout, rule), rule, starts, rate)
+        key = index if _must_be_alone(layout, rule) else (form(layout, rule), layout.by_row, rule, starts, rate)
         size = layout.nbytes // layout.num_devices
         fits = (s for s, (k, _) in enumerate(stacks) if k == key and sizes[s] + size <= MAX_STACK_BYTES)
         number = next(fits, None)

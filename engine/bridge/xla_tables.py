@@ -21,12 +21,13 @@ from jax.sharding import Mesh
 from penstock.bridge import programs
 from penstock.bridge.backend_tables import quoted, row_ids
 from penstock.bridge.dispatcher import Dispatcher
-from penstock.bridge.packing import Packer
+from penstock.bridge.packing import Packer, Routing
 from penstock.bridge.program_cache import Programs, compiler_of
 from penstock.bridge.row_format import Line, without_marks
 from penstock.bridge.sharding import TableDefinition
 from penstock.bridge.stacking import MemberRows, Stack
 from penstock.bridge.stochastic_rounding import key_of, nearest, words_of
+from penstock.bridge.variants import KERNELS
 from penstock.frames import Float32, Int64, UInt32
 
 log = logging.getLogger("penstock")
@@ -39,7 +40,7 @@ class XlaTables:
     """BackendTables that are updated by one dispatch.
 
     definitions : of one group of ``stacking.stacked``
-    variant : "xla" or "pallas"; dispatcher : runs the dispatches
+    variant : "xla" or one of KERNELS; dispatcher : runs the dispatches
     problem : why the variant is not the kernel, if that failed its canary
     arrays : existing arrays of these tables; None: new ones, with weights of 0
     moving : whether steps also write and read rows
@@ -70,6 +71,7 @@ class XlaTables:
         self._stack = Stack.of(self.layouts, self._rule, self.sends_compact, platform, moving)
         self._dispatcher = dispatcher
         self._packer = Packer(self._stack, self._dispatcher.team)
+        self._row_packer = Packer(self._stack, self._dispatcher.team, by_row=True)
         self.programs = Programs(mesh, self._stack, self._rule, variant)
         lines = self._stack.num_devices * self._stack.lines_per_device
         self.arrays: tuple[jax.Array, ...] = arrays or programs.create(mesh, self._stack.line, lines, tuple(starts))()
@@ -127,14 +129,14 @@ class XlaTables:
 
     def _report(self, problem: str) -> None:
         """Log a problem of a program, and stop using the kernel."""
-        if self.programs.variant == "pallas":
+        if self.programs.variant in KERNELS:
             self.programs.variant, problem = "xla", f"{problem}; XLA's program updates from here on"
         self.problems.append(problem)
         log.warning(problem)
 
     def _program(self, name: str, reader: str, size: int, line: Line | None = None) -> programs.Program:
         """Return a program. If the kernel does not compile for a size, continue with XLA's program: nothing is lost."""
-        if name == "apply" and self.variant == "pallas" and size not in self._tried:
+        if name == "apply" and self.variant in KERNELS and size not in self._tried:
             self._tried.add(size)
             problem = ""
             try:
@@ -164,13 +166,31 @@ class XlaTables:
 
     def _dispatch(self, program: str, reader: str, rows: Sequence[MemberRows], numbers: Sequence[Any]) -> None:
         """Run a program on the arrays with rows, as many times as these require. numbers : its scalars"""
-        routed = self._packer.route(rows)
-        for entries in self._packer.slices(routed):
+        packer, routed = self._routed(program, reader, rows)
+        for entries in packer.slices(routed):
             arena = self._dispatcher.arena()
-            packed = self._packer.pack(routed, entries, arena.room, self._stack.growth(program))
+            packed = packer.pack(routed, entries, arena.room, self._stack.growth(program))
             run = self._program(program, reader, packed.lines.shape[1])
             self.arrays, fence = run(self.arrays, *map(self._put, packed.arguments), *numbers)
             arena.read_by(reader, fence)
+
+    def _routed(self, program: str, reader: str, rows: Sequence[MemberRows]) -> tuple[Packer, Routing]:
+        """Return the packer for a program, and the destinations of rows.
+
+        The kernel for SparseCores takes rows in another form than XLA's program. So it is compiled for all sizes of a
+        step before the first dispatch: if that fails, XLA's program gets the rows of the whole step.
+        """
+        if program == "apply" and self.variant == "sparsecore":
+            routed = self._row_packer.route(rows)
+            for entries in self._row_packer.slices(routed):
+                self._program(
+                    program, reader, self._row_packer.capacity(max(map(len, entries)), self._stack.growth(program))
+                )
+                if self.variant != "sparsecore":
+                    break
+            else:
+                return self._row_packer, routed
+        return self._packer, self._packer.route(rows)
 
     def _put(self, rows: Any) -> Any:
         """Return rows, (devices, …), as a program takes them."""

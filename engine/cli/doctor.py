@@ -154,6 +154,7 @@ def devices() -> CheckResult:
     all_of = list(mesh.devices.flat)
     reason = reason_of(mesh)
     description = f"{len(all_of)} {all_of[0].platform} ({reason or all_of[0].device_kind}), steps by {variants}"
+    description += sparsecores(mesh)
     if problems:
         advice = f"the kernel failed its canary, so XLA's program updates: {problems}"
     else:
@@ -182,6 +183,26 @@ def variants_of(mesh: Any) -> tuple[str, str]:
         problems += [f"{name}: {problem}"] if problem else []
     several = (f"'{variant}' ({', '.join(names)})" for variant, names in by_variant.items())
     return " and ".join(several), "; ".join(problems)
+
+
+def sparsecores(mesh: Any) -> str:
+    """Return whether the variant for SparseCores works on these devices; "" if they have none."""
+    from penstock.bridge import backends
+    from penstock.bridge.sharding import Layout
+
+    rule = penstock.updates.update_rule(penstock.Adagrad(0.1))
+    layout = Layout("t", 1024, 32, 1, mesh.size, False, backends.lanes(mesh))
+    if not backends.possible("sparsecore", mesh, layout, rule):
+        return ""
+    from penstock.bridge.pallas import sparsecore
+
+    variant, problem = backends.choose(mesh, layout, rule, preferred="sparsecore")
+    if problem:
+        return f"; SparseCores fail their canary: {problem}"
+    if variant != "sparsecore":
+        return ""
+    root = "" if sparsecore.has_root() else ", with roots in software: jax 0.11, which needs Python 3.12, has them"
+    return f"; SparseCores work if requested (variant 'sparsecore'){root}"
 
 
 def kernels(able: list[str]) -> CheckResult:

@@ -19,7 +19,7 @@ def _tensors(path: Path, stack: ExitStack) -> tuple[dict[str, Tensor], dict[str,
     for file in sorted(path.rglob("*.npy")):
         try:
             array = np.load(file, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+        except Exception as error:  # NumPy parses the header as Python, and raises many types for a damaged one
             raise unreadable(file, "a NumPy file", error) from error
         name = file.relative_to(path).with_suffix("").as_posix()
         tensors[name] = Tensor(array.shape, array.dtype.name, partial(rows_of, array))

@@ -241,7 +241,7 @@ def test_a_preferred_variant_is_used_where_it_is_possible(monkeypatch):
 @pytest.mark.parametrize(
     ("variant", "problem"),
     [
-        ("cuda", "variant: expected one of auto, xla, pallas, host, got 'cuda'"),
+        ("cuda", "variant: expected one of auto, xla, pallas, sparsecore, host, got 'cuda'"),
         ({"c": "xla"}, "variant: no table 'c' in the configuration"),
     ],
 )

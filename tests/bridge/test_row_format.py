@@ -193,7 +193,9 @@ def test_the_kernel_gives_the_same_bits_with_and_without_whole_tiles(
 
 def test_an_unknown_variant_is_refused_by_name(monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", "cuda")
-    with pytest.raises(ConfigError, match="PENSTOCK_VARIANT: expected one of auto, xla, pallas, host, got 'cuda'"):
+    with pytest.raises(
+        ConfigError, match="PENSTOCK_VARIANT: expected one of auto, xla, pallas, sparsecore, host, got 'cuda'"
+    ):
         engine_of()
 
 

@@ -209,6 +209,9 @@ def test_a_source_that_is_missing_damaged_or_unknown_is_exit_3(tmp_path, refusal
     file = tmp_path / "source" / "user.npy"
     file.write_bytes(file.read_bytes()[:-5])
     assert f"{file}: cannot be read as a NumPy file: " in refusal(3)
+    np.save(file, ARRAYS["user"])
+    file.write_bytes(file.read_bytes().replace(b"False", b"(alse"))
+    assert f"{file}: cannot be read as a NumPy file: " in refusal(3)
     np.save(file, np.array([{"no": "floats"}]), allow_pickle=True)
     assert "Array can't be memory-mapped: Python objects in dtype" in refusal(3)
 

@@ -11,6 +11,7 @@ from oracle import adagrad, coalesce
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
+from penstock.core import StepObserver
 from penstock.engine import Engine
 from penstock.updates import Adagrad
 
@@ -48,14 +49,15 @@ def frames_of(log):
 def test_every_step_equals_a_plain_numpy_loop_row_for_row(log, num_required, reduction, tables):
     frames = frames_of(only(log, tables))
     engine = Engine(config_of(tables), num_required=num_required, reduction=reduction)
-    drained = spy_on_steps(engine)
+    spy = StepSpy()
+    engine.core.observe(spy)
     for start in range(0, len(frames) - num_required + 1, num_required):
         group = frames[start : start + num_required]
         before = {t: engine.retrieve_parameters(t) for t in tables}
         engine.run([batch_of(start + n, frame) for n, frame in enumerate(group)])
         for table in tables:
             wanted = coalesce([frame.get(table, []) for frame in group], reduction)
-            got = dict(zip(drained[table][0].tolist(), drained[table][1], strict=True))
+            got = dict(zip(spy.seen[table][0].tolist(), spy.seen[table][1], strict=True))
             assert list(got) == list(wanted)
             assert all(got[i].tobytes() == wanted[i].tobytes() for i in wanted)  # coalesced sums: exactly
             weights, accumulators = before[table]["parameters"], before[table]["accumulators"]
@@ -74,17 +76,15 @@ def batch_of(step, frame):
     return batch(ids, values, step=step, table=tables)
 
 
-def spy_on_steps(engine):
+class StepSpy(StepObserver):
     """What every step hands to the tables, by table: the coalesced ids and sums of the latest."""
-    seen, apply = {}, engine.core.tables.apply
 
-    def spy(coalesced, rates, step):
+    def __init__(self):
+        self.seen = {}
+
+    def before_step(self, coalesced):
         for name, (rows,) in ((name, rows) for name, rows in coalesced.items() if rows):
-            seen[name] = tuple(np.concatenate(item) for item in zip(*rows.parts, strict=True))
-        apply(coalesced, rates, step)
-
-    engine.core.tables.apply = spy
-    return seen
+            self.seen[name] = tuple(np.concatenate(item) for item in zip(*rows.parts, strict=True))
 
 
 def hash_of(source, tables, mesh=None, threads=None, num_required=1, reduction="mean", **reading):

@@ -116,6 +116,8 @@ SAMPLED = {
         "non-lazy-3-1",
         "dynamic-3-3",
     ],
+    "test_sparsecore.py::test_the_kernel_has_xlas_bits_for_every_dim_that_fills_lines": ["16"],
+    "test_sparsecore.py::test_the_kernel_has_xlas_bits_for_every_elementwise_rule": ["adagrad", "ftrl"],
     "test_stacking.py::test_one_hash_on_any_devices_stacked_or_not": ["on-8-MOD-tiled", "off-3-MOD-tiled"],
     "test_stacking.py::test_a_checkpoint_says_nothing_of_stacks": ["on"],
     "test_whole_tiles.py::test_a_checkpoint_of_lines_without_whole_tiles_restores_to_tables_with_them": ["3"],

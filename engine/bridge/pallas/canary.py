@@ -1,8 +1,8 @@
-"""The canary: before a machine uses our kernel, it updates a scratch table with it and with XLA's program.
+"""The canary: before a machine uses one of our kernels, it updates a scratch table with it and with XLA's program.
 
-The verdict holds for one rule, line format, kind of device, jax, compiler and version of the kernel. It is kept in
-the directory of JAX's compilation cache, if there is one, so a machine runs a canary once. An exception may be
-transient and is not kept.
+The verdict holds for one version of a kernel, rule, line format, kind of device, jax and compiler. It is kept in the
+directory of JAX's compilation cache, if there is one, so a machine runs a canary once. An exception may be transient
+and is not kept.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from jax.sharding import Mesh
 
 from penstock.bridge import program_cache
 from penstock.bridge.devices import AXIS
-from penstock.bridge.pallas import tensorcore
+from penstock.bridge.pallas import sparsecore, tensorcore
 from penstock.bridge.programs import row_sharding
 from penstock.bridge.row_format import UNTOUCHED, Line
 from penstock.bridge.sharding import TILE_LINES
 from penstock.frames import Float32
 from penstock.updates import UpdateRule
 
+MODULES: dict[str, Any] = {"pallas": tensorcore, "sparsecore": sparsecore}
 # Steps of a canary, one after the other on the same lines.
 STEPS = 4
 # The bound between variants, in units of the last place of max(|before|, |change|), for each step.
@@ -38,10 +39,10 @@ MOST_ULPS = 2
 
 
 @lru_cache(maxsize=256)
-def failure(mesh: Mesh, rule: UpdateRule, line: Line) -> str:
-    """Return why the kernel must not update such lines on these devices; "" if the canary passed."""
+def failure(mesh: Mesh, rule: UpdateRule, line: Line, variant: str = "pallas") -> str:
+    """Return why a kernel must not update such lines on these devices; "" if the canary passed."""
     device = mesh.local_devices[0]
-    key = [repr(rule), repr(line), device.device_kind, program_cache.compiler_of(device), _kernel_digest()]
+    key = [repr(rule), repr(line), device.device_kind, program_cache.compiler_of(device), _kernel_digest(variant)]
     path = _path(key)
     try:
         record = json.loads(path.read_text()) if path is not None else {}
@@ -52,7 +53,7 @@ def failure(mesh: Mesh, rule: UpdateRule, line: Line) -> str:
     alone = Mesh(np.asarray([device]), (AXIS,))
     try:
         with jax.set_mesh(alone), jax.transfer_guard("allow"):
-            mismatch = _mismatch(alone, rule, line)
+            mismatch = _mismatch(alone, rule, line, variant)
     except Exception as error:  # a compiler or device may raise any type
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     if path is not None:
@@ -60,23 +61,26 @@ def failure(mesh: Mesh, rule: UpdateRule, line: Line) -> str:
     return mismatch
 
 
-def _mismatch(mesh: Mesh, rule: UpdateRule, line: Line) -> str:
+def _mismatch(mesh: Mesh, rule: UpdateRule, line: Line, variant: str) -> str:
     """Return the first difference between the kernel and XLA's program, over blocks and a few lines; "" if none."""
-    num_lines, size = 3 * tensorcore.BLOCK + TILE_LINES, 3 * tensorcore.BLOCK
-    kernel, oracle = (
-        program_cache.compiled("apply", mesh, rule, line, variant, num_lines, size) for variant in ("pallas", "xla")
+    by_row = variant == "sparsecore"
+    size = sparsecore.canary_lines(line) if by_row else 3 * tensorcore.BLOCK
+    num_lines, sizes = size + TILE_LINES, {"xla": size, variant: size * (line.group if by_row else 1)}
+    oracle, kernel = (
+        program_cache.compiled("apply", mesh, rule, line, name, num_lines, most) for name, most in sizes.items()
     )
     rng = np.random.default_rng(0)
     # Positive and similar, so that no rule takes the root of a negative number.
     start = [rng.uniform(0.1, 0.3, shape).astype(np.float32) for shape, _ in line.arrays(num_lines)]
-    steps = list(_steps(rng, line, num_lines, size))
+    steps = list(_steps(rng, line, num_lines, size, line.dim if by_row else 32))
     single = _put(mesh, start)
     addresses = _addresses(single)
-    for step, (lines, words, counts) in enumerate(steps):
+    by_kernel = [_by_row(rng, line, *arguments) for arguments in steps] if by_row else steps
+    for step, ((lines, words, counts), of_kernel) in enumerate(zip(steps, by_kernel, strict=True)):
         before = _host(single)
         numbers = np.float32(0.1), np.int32(0), np.uint32(0)
         expected = _host(oracle(_put(mesh, before), lines, words, counts, *numbers)[0])
-        single = kernel(single, lines, words, counts, *numbers)[0]
+        single = kernel(single, *of_kernel, *numbers)[0]
         after = _host(single)
         if _addresses(single) != addresses:
             return f"step {step}: the table moved"
@@ -89,23 +93,42 @@ def _mismatch(mesh: Mesh, rule: UpdateRule, line: Line) -> str:
                 return f"step {step}: line {place[0]} has {got[place]:.9g} instead of {right:.9g}"
     chained = _put(mesh, start)
     addresses = _addresses(chained)
-    for lines, words, counts in steps:
-        chained = kernel(chained, lines, words, counts, *numbers)[0]
+    for of_kernel in by_kernel:
+        chained = kernel(chained, *of_kernel, *numbers)[0]
     if any(a.tobytes() != b.tobytes() for a, b in zip(_host(chained), _host(single), strict=True)):
         return f"{STEPS} steps in flight at once give other bits than one at a time"
     return "" if _addresses(chained) == addresses else f"the table moved in {STEPS} steps in flight at once"
 
 
-def _steps(rng: np.random.Generator, line: Line, num_lines: int, size: int) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield (lines, words, counts) of one device: the first line, the last, neighbours, but never line 1; then pads."""
+def _steps(
+    rng: np.random.Generator, line: Line, num_lines: int, size: int, unit: int
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield (lines, words, counts) of one device: the first line, the last, neighbours, but never line 1; then pads.
+
+    unit : elements that have gradients, or have not, together
+    """
     count = 2 * size // 3 + 3
     for _ in range(STEPS):
         lines = num_lines + np.arange(size, dtype=np.int32)
         lines[:count] = [0, num_lines - 1, *rng.permutation(np.arange(2, num_lines - 1))[: count - 2]]
         words = rng.uniform(-1, 1, (size, line.width)).astype(np.float32).view(np.int32)
-        words[np.repeat(rng.random((size, line.width // 32)) < 0.3, 32, axis=1)] = UNTOUCHED
+        words[np.repeat(rng.random((size, line.width // unit)) < 0.3, unit, axis=1)] = UNTOUCHED
         words[:, line.packed * line.dim :] = UNTOUCHED
         yield lines[None], words[None], np.array([count], np.int32)
+
+
+def _by_row(rng: np.random.Generator, line: Line, lines: Any, words: Any, counts: Any) -> tuple[Any, Any, Any]:
+    """Return the arguments of the kernel for SparseCores: the touched rows of the lines, in random order, and pads.
+
+    So most rows of a line are in blocks of different subcores, which write them at the same time.
+    """
+    rows = words[0].reshape(-1, line.dim)
+    (touched,) = np.nonzero((rows[: counts[0] * line.packed] != UNTOUCHED).any(axis=1))
+    touched = rng.permutation(touched)
+    numbers, sent = np.zeros(len(rows), np.int32), np.zeros((len(rows), line.dim), np.int32)
+    numbers[: len(touched)] = lines[0, touched // line.packed] * line.packed + touched % line.packed
+    sent[: len(touched)] = rows[touched]
+    return numbers[None], sent.reshape(1, -1, line.strip), np.array([len(touched)], np.int32)
 
 
 def _touched(line: Line, num_lines: int, lines: Any, words: Any, counts: Any) -> list[npt.NDArray[np.bool_]]:
@@ -146,8 +169,8 @@ def verdicts() -> Path | None:
 
 
 @cache
-def _kernel_digest() -> str:
-    return hashlib.sha256(Path(tensorcore.__file__).read_bytes()).hexdigest()
+def _kernel_digest(variant: str) -> str:
+    return hashlib.sha256(Path(MODULES[variant].__file__).read_bytes()).hexdigest()
 
 
 def _path(key: Sequence[str]) -> Path | None:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from penstock.bridge import line_arrays
 from penstock.bridge.devices import AXIS
 from penstock.bridge.line_arrays import Arrays, bits_of, floats_of
-from penstock.bridge.programs import Program, compiled, row_sharding, rows_of, sharded
+from penstock.bridge.programs import Program, compiled, left_in_hbm, row_sharding, rows_of, sharded
 from penstock.bridge.row_format import UNTOUCHED, Line
 
 ByRank = tuple[tuple[int, ...], ...]
@@ -162,7 +162,7 @@ def fetch(mesh: Mesh, line: Line, num_lines: int, k: int) -> Program:
     program = sharded(mesh, local, num_row_args=2, num_scalars=1, donate=False)
     table = tuple(_split(mesh, *shape, dtype=dtype) for shape, dtype in line.arrays(num_lines))
     rows = _split(mesh, mesh.size, mesh.size, k)
-    return compiled(mesh, program, table, rows, jax.ShapeDtypeStruct((), np.int32))
+    return compiled(mesh, program, table, rows, jax.ShapeDtypeStruct((), np.int32), options=left_in_hbm(mesh, table))
 
 
 def _split(mesh: Mesh, *shape: int, dtype: Any = np.int32) -> jax.ShapeDtypeStruct:

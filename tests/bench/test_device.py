@@ -1,0 +1,76 @@
+"""The first hour of an accelerator: a machine without one says so, and a fault is on the page and an exit code."""
+
+import jax
+import numpy as np
+import pytest
+
+from penstock.bench import device
+from penstock.bridge.pallas import canary
+
+SMALL = ("--any", "--rows", "5000", "--unique", "256")
+
+
+@pytest.fixture
+def small(monkeypatch):
+    rules = device.rules()
+    monkeypatch.setattr(device, "rules", lambda: {name: rules[name] for name in ("SGD", "Adagrad", "RowWiseAdagrad")})
+    monkeypatch.setattr(device, "TIMED", ("Adagrad",))
+    monkeypatch.setattr(device, "DIMS", (8,))
+    monkeypatch.setattr(device, "CHECKED_ROWS", 128)
+    monkeypatch.setattr(device, "LONG", 3)
+    monkeypatch.setattr(device, "copy_bandwidth", lambda num_bytes: 1e9)
+
+
+def test_without_an_accelerator_it_says_so(capsys):
+    assert device.main([]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("no accelerator: jax sees only CPUs")
+
+
+def test_a_plugin_without_its_device_is_one_line(capsys, monkeypatch):
+    def devices():
+        raise RuntimeError("Unable to initialize backend 'tpu': no TPU\nmore of it")
+
+    monkeypatch.setattr(jax, "devices", devices)
+    assert device.main([]) == 2
+    assert capsys.readouterr().err == "no accelerator: Unable to initialize backend 'tpu': no TPU\n"
+
+
+def test_the_page_has_canaries_bits_times_and_a_trace(small, tmp_path, capsys):
+    assert device.main([*SMALL, "--trace", str(tmp_path / "trace")]) == 0
+    page = capsys.readouterr().out
+    titles = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("##")]
+    assert titles == ["Canaries", "Bits", "Steps, writes and reads", "Trace"]
+    assert "- xla: 3 of 3 optimizers have the same bits twice, 3 are within 2 units" in page
+    (row,) = (line for line in page.splitlines() if line.startswith("| Adagrad | 8 | xla |"))
+    assert row.count("M/s, ") == 4
+    assert list((tmp_path / "trace").rglob("*.xplane.pb"))
+    assert page.endswith("Every check passed.\n")
+
+
+def test_other_bits_than_a_cpus_and_failed_canaries_are_exit_code_1(small, monkeypatch, capsys, tmp_path):
+    right = device.on_cpu
+    monkeypatch.setattr(
+        device, "on_cpu", lambda *arguments: (right(*arguments)[0] + np.float32(1), right(*arguments)[1])
+    )
+    monkeypatch.setattr(device, "canaries", lambda mesh, faults: faults.append("canary of pallas: SGD 8") or [])
+    assert device.main([*SMALL, "--trace", str(tmp_path)]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("canary of pallas: SGD 8; xla, SGD: ")
+    assert "units of the last place from a CPU's weights" in last
+
+
+def test_canaries_run_for_every_kernel_rule_and_dim_of_a_tpu(small, mesh_of, monkeypatch):
+    from penstock.bridge import backends
+    from penstock.bridge.mesh_selection import make_mesh
+
+    mesh = make_mesh(mesh_of(1))
+    monkeypatch.setattr(device, "on_tpu", lambda mesh: True)
+    monkeypatch.setattr(backends, "lanes", lambda mesh: 128)
+    tried = []
+    monkeypatch.setattr(
+        canary, "failure", lambda mesh, rule, line, variant: tried.append((variant, rule.algorithm)) or ""
+    )
+    lines = list(device.canaries(mesh, []))
+    assert lines == ["- pallas: 2 pass, 0 fail", "- sparsecore: 2 pass, 0 fail"]
+    assert {variant for variant, _ in tried} == {"pallas", "sparsecore"}

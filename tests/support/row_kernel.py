@@ -1,0 +1,59 @@
+"""What the kernel for SparseCores does, as a program of XLA: rows by their numbers, in the arrays of lines.
+
+It compiles faster than the kernel can be interpreted, and stands for it in tests of what uses the kernel.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from penstock.bridge.programs import _fence, _rounded, sharded
+from penstock.updates import Ops, update
+
+
+def apply(mesh, rule, line, **faults):
+    """As sparsecore.apply. faults : of ``local_apply``"""
+    return sharded(mesh, local_apply(mesh, rule, line, **faults), num_row_args=4, num_scalars=3, donate=True)
+
+
+def local_apply(mesh, rule, line, loses_neighbours=False, most_rows=None):
+    """As sparsecore.local_apply.
+
+    loses_neighbours : of rows that share a line only the first is written, as by copies of lines that overlap
+    most_rows : it does not compile for more
+    """
+    strips = [(array, strip, size) for array, size in enumerate(line.groups) for strip in range(size)]
+
+    def local(table, rows, words, counts, lr, zero, key):
+        if most_rows is not None and rows.shape[1] > most_rows:
+            raise RuntimeError("no room in spmem\nmore of it")
+        parts = [array.reshape(-1, line.dim) for array in table]
+        of_line, inside = rows[0] // line.packed, rows[0] % line.packed
+        written = jnp.arange(rows.shape[1]) < counts[0]
+        if loses_neighbours:
+            first = jnp.argmax((of_line[:, None] == of_line) & written, axis=1)
+            written &= first == jnp.arange(rows.shape[1])
+        places = [jnp.where(written, (of_line * size + n) * line.packed + inside, 1 << 30) for _, n, size in strips]
+        planes = [parts[array].at[place].get(mode="clip") for (array, *_), place in zip(strips, places, strict=True)]
+        grads = jax.lax.bitcast_convert_type(words[0], jnp.float32).reshape(-1, line.dim)
+        weights, slots = update(Ops(jnp, partial(_rounded, zero)), rule, lr, grads, planes[0], tuple(planes[1:]))
+        for (array, *_), place, new in zip(strips, places, (weights, *slots), strict=True):
+            parts[array] = parts[array].at[place].set(new, mode="drop")
+        return tuple(part.reshape(array.shape) for part, array in zip(parts, table, strict=True)), _fence()
+
+    return local
+
+
+def some_steps(tables, num_steps=3, share=0.5):
+    """Yield steps for an engine: gradients of a share of the rows of each table. tables : name → (rows, dim)"""
+    rng = np.random.default_rng(0)
+    for _ in range(num_steps):
+        yield {
+            name: (
+                rng.permutation(rows)[: int(share * rows)],
+                rng.standard_normal((int(share * rows), dim), np.float32),
+            )
+            for name, (rows, dim) in tables.items()
+        }
