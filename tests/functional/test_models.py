@@ -16,6 +16,9 @@ from penstock.functional import EmbeddingTables
 from penstock.updates import from_optax
 
 EXAMPLES = ROOT / "examples"
+# Keras 3.15 asks jax for values of 64 bits, of which jax 0.12 warns.
+pytestmark = pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning")
+
 LIBRARIES = {"flax": "examples/next_word_flax.py", "keras": "examples/next_word_keras.py"}
 
 
