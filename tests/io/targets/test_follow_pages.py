@@ -95,4 +95,6 @@ def test_a_function(service, tmp_path, monkeypatch, capsys):
     words = ["follow", service.address.uri, "--into", "cache:update", "--state", str(tmp_path / "cache.json")]
     capsys.readouterr()
     assert main([*words, "--patience", "0.1", "--log-level", "error"]) == 6
-    assert capsys.readouterr().err == "penstock: cache:update: step 81: ZeroDivisionError: division by zero\n"
+    assert capsys.readouterr().err == (
+        "penstock: cache:update: step 81: ZeroDivisionError: division by zero; retried for 0.1 s (patience)\n"
+    )
