@@ -66,15 +66,20 @@ def test_a_delta_does_not_end_while_a_step_refers_to_it(monkeypatch):
     follower, reader = follower_of(engine), engine.stage([batch(0)], **ALL_COLUMNS)
     deltas = list(itertools.islice(reader, num_batches))
 
-    # The step's thread waits where it has read the current delta, until the consumer, which has received all of its
-    # batches, requests the gate's lock.
-    delta_seen, gate_requested = threading.Event(), event_of_gate_request(engine.core.gate, monkeypatch)
+    # The step's thread waits where its step has read the current delta, until the consumer, which has received all of
+    # its batches, requests the gate's lock.
+    step_begun, delta_seen = threading.Event(), threading.Event()
+    gate_requested = event_of_gate_request(engine.core.gate, monkeypatch)
 
     class WatchedDeltas(Deltas):
+        def before_step(self, coalesced):
+            step_begun.set()
+            super().before_step(coalesced)
+
         @property
         def _delta(self):
             delta = vars(self)["_delta"]
-            if threading.current_thread() is not threading.main_thread() and not delta_seen.is_set():
+            if step_begun.is_set() and not delta_seen.is_set():
                 delta_seen.set()
                 assert gate_requested.wait(HANG_S)
             return delta
