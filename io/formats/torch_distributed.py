@@ -23,6 +23,7 @@ from penstock.io.formats.torch_file import LIBRARY, tensor_of
 _TITLE = "a checkpoint of torch.distributed.checkpoint"
 _METADATA = ".metadata"
 _DCP = "torch.distributed.checkpoint"
+_ENUM = "_MEM_FORMAT_ENCODING"
 # What torch 2.6 and later write, by module; also its dtypes, and paths of any system.
 _CLASSES = {
     f"{_DCP}.metadata": {
@@ -33,7 +34,7 @@ _CLASSES = {
         "StorageMeta",
         "TensorProperties",
         "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
+        _ENUM,
     },
     f"{_DCP}.filesystem": {"_StorageInfo"},
     "torch": {"Size"},
@@ -53,11 +54,18 @@ class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module in ("pathlib", "pathlib._local") and name in _PATHS:
             return PurePath
+        if (module, name) == ("builtins", "getattr"):  # so Python 3.11.2 pickles a member of an Enum
+            return self._member
         if module == "torch" and isinstance(dtype := getattr(self._torch, name, None), self._torch.dtype):
             return dtype
         if name in _CLASSES.get(module, ()):
             return super().find_class(module, name)
         raise _ForeignClassError(f"{module}.{name}")
+
+    def _member(self, owner: Any, name: str) -> Any:
+        if owner is not super().find_class(f"{_DCP}.metadata", _ENUM):
+            raise _ForeignClassError("builtins.getattr")
+        return owner[name]
 
 
 class _ForeignClassError(pickle.UnpicklingError):

@@ -1,5 +1,6 @@
 """Files of torch.save, DCP's folders and safetensors as sources of an import, and as what an export writes."""
 
+import enum
 import os
 import pickle
 import subprocess
@@ -225,6 +226,24 @@ def test_shards_of_rows_and_of_columns_from_two_ranks(tmp_path, imported, monkey
     parts, _ = imported(tmp_path / "dcp")
     np.testing.assert_array_equal(parts["user"]["parameters"], np.arange(240).reshape(60, 4))
     np.testing.assert_array_equal(parts["item"]["parameters"], np.arange(80).reshape(20, 4))
+
+
+class OldPickler(pickle.Pickler):
+    """Pickles the members of an Enum as Python 3.11.2 does."""
+
+    def reducer_override(self, value):
+        return (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
+
+
+def test_the_metadata_of_any_python_is_read(tmp_path, imported):
+    saved_by_dcp(tmp_path / "dcp")
+    file = tmp_path / "dcp" / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    with file.open("wb") as stream:
+        OldPickler(stream).dump(metadata)
+    assert b"getattr" in file.read_bytes()
+    _, result = imported(tmp_path / "dcp")
+    assert result["rows"] == {"user": 60, "item": 20}
 
 
 def test_a_hostile_metadata_runs_nothing(tmp_path, imported):
