@@ -2,6 +2,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
-def call_under(lock: AbstractContextManager[Any], work: Callable[..., T], *arguments: Any) -> T: ...
+def call_under(lock: AbstractContextManager[Any], work: Callable[..., _T], *arguments: Any) -> _T: ...
