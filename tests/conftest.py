@@ -57,7 +57,7 @@ def programs_of_a_module():
         program_cache.compiled.cache_clear()
         jax.clear_caches()
         gc.collect()
-        getattr(ctypes.CDLL(None), "malloc_trim", bool)(0)  # else glibc keeps what XLA has freed: 830 MB in place of 420
+        getattr(ctypes.CDLL(None), "malloc_trim", bool)(0)  # glibc keeps what XLA frees: 830 MB, then 420
 
 
 @pytest.fixture(scope="session")
