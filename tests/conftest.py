@@ -32,7 +32,7 @@ settings.register_profile("penstock", deadline=None, suppress_health_check=[Heal
 settings.load_profile("penstock")
 
 # Of a worker of `make test`, which has more only inside a module.
-MOST_BYTES = 500 << 20
+MOST_BYTES = 400 << 20
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
