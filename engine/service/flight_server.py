@@ -29,6 +29,7 @@ from penstock.io.flight.messages import (
     encoded,
     path_of,
 )
+from penstock.io.list_columns import list_type
 from penstock.service.auth import CallAdmission, Right
 from penstock.service.lookup_streams import LookupAnswers, request_schema
 from penstock.service.put_streams import Producers
@@ -266,8 +267,7 @@ class FlightServer(AnsweringServer):
     def _gradient_schema(self) -> pa.Schema:
         """Return the schema of the simplest row stream that the service takes."""
         specs = self._engine.core.tables.specs
-        dims = {spec.dim for spec in specs.values()}
-        gradient = pa.list_(pa.float32(), *dims) if len(dims) == 1 else pa.list_(pa.float32())
+        gradient = list_type(spec.dim for spec in specs.values())
         unsigned = any(spec.id_type == "uint64" for spec in specs.values())
         fields = [("id", pa.uint64() if unsigned else pa.int64()), ("gradient", gradient)]
         fields += [("time", pa.int64())] if self._engine.config.needs_time else []
