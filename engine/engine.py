@@ -381,8 +381,7 @@ class Engine(TableAccess, ActivationAccess):
         >>> ps.Engine.restore("checkpoint").lookup("user", [5])
         array([[0.9, 0.8]], dtype=float32)
         """
-        with self.core.still():
-            self.session.save(path)
+        self.session.save(path)
 
     @classmethod
     @with_keywords("restore", TableChangeKeywords)
