@@ -176,9 +176,10 @@ def pairs_of(args: argparse.Namespace, option: str) -> dict[Any, Any]:
             key = value = ""
         if "" in (key, value):
             raise UsageError(f"{flag} {text}: expected {form}")
-        if pairs.setdefault(key, value) != value:
+        if key in pairs and pairs[key] != value:
             before, after = (f"'{each}'" if value_type is str else f"{each:g}" for each in (pairs[key], value))
             raise UsageError(f"{flag} {key}: given twice, as {before} and as {after}")
+        pairs[key] = value
     return pairs
 
 
