@@ -1,4 +1,4 @@
-"""The public names, as type checkers see them; ``__init__.py`` loads them on first use."""
+"""The public names, one list for type checkers and for ``__init__.py``, which loads them on first use."""
 
 from penstock import bridge as bridge, functional as functional, updates as updates
 from penstock.accumulators import (

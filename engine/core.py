@@ -78,11 +78,8 @@ class StepObserver:
     def after_step(self, coalesced: Stepped) -> None:
         """Handle a completed step; the global step is not incremented yet."""
 
-    def step_failed(self, error: BaseException) -> None:
-        """Handle a step that raised; it may have changed any of its rows."""
-
-    def core_failed(self) -> None:
-        """Handle an error after which the core refuses further steps: it has failed half way."""
+    def core_failed(self, error: BaseException) -> None:
+        """Handle an error after which the core refuses further steps: one of them has failed half way."""
 
     def before_load(self) -> None:
         """Prepare for a load, which may set any rows."""
@@ -355,7 +352,7 @@ class EngineCore:
         """Mark the engine as failed: its tables are no longer those of a whole step."""
         self.failed = f"{type(error).__name__}: {error}"
         for observer in self.observers:
-            observer.core_failed()
+            observer.core_failed(error)
 
     def check_whole(self) -> None:
         """Raise StateError after a step that failed half way, and in a fork of the process that shares the tables."""
@@ -406,13 +403,7 @@ class EngineCore:
         coalesced = dynamic.with_rows(self.pipeline.drain()) if dynamic else self.pipeline.drain()
         for observer in reversed(observers):
             observer.before_step(coalesced)
-        try:
-            changed = self.tables.apply(coalesced, rates, step)
-        except BaseException as error:
-            for observer in observers:
-                observer.step_failed(error)
-            raise
-        if changed:
+        if self.tables.apply(coalesced, rates, step):
             self.changed_step = step + 1
         for observer in observers:
             observer.after_step(coalesced)

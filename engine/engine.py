@@ -328,10 +328,9 @@ class Engine(TableAccess, ActivationAccess):
                [0.6, 0.6]], dtype=float32)
         """
         with sharing_errors(self.core):
-            self.core.check_ready()
             step = None if local_step is None else whole("local_step", local_step)
             seconds = time_given(time, self.config.needs_time, "apply()")
-            frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), time=seconds)
+            frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), seconds)
             return self.core.take_in(frame, learning_rates)
 
     def flush(self) -> bool:
@@ -382,8 +381,7 @@ class Engine(TableAccess, ActivationAccess):
         >>> ps.Engine.restore("checkpoint").lookup("user", [5])
         array([[0.9, 0.8]], dtype=float32)
         """
-        with self.core.still():
-            self.session.save(path)
+        self.session.save(path)
 
     @classmethod
     @with_keywords("restore", TableChangeKeywords)

@@ -103,7 +103,7 @@ class LiveReads(StepObserver):
     def after_step(self, coalesced: Stepped) -> None:
         self._words.end(self._core.global_step + 1)
 
-    def core_failed(self) -> None:
+    def core_failed(self, error: BaseException) -> None:
         if self._folder is not None:
             self._folder.fail()
 

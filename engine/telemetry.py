@@ -168,7 +168,7 @@ class Telemetry(StepObserver):
         if self.probe is not None:
             self.probe.after()
 
-    def step_failed(self, error: BaseException) -> None:
+    def core_failed(self, error: BaseException) -> None:
         """End the span of a failed step, which is not counted."""
         self._end_span(error)
 

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
@@ -40,6 +39,7 @@ from penstock.filesystem import atomic_files
 from penstock.frames import Int64
 from penstock.io.decoding.schema import TABLE_KEY
 from penstock.io.exact_draws import E, ExactDraws, power
+from penstock.io.list_columns import list_column, list_type
 from penstock.io.log import LogWriter
 from penstock.io.synthetic_ids import IdStream, SynthTable
 from penstock.updates import Adagrad
@@ -205,7 +205,7 @@ class _Log:
                 yield self._batch(step, np.diff(within, prepend=first).tolist())
 
     def _schema(self) -> pa.Schema:
-        floats = pa.list_(pa.float32(), int(self._dims[0])) if len({*self._dims}) == 1 else pa.list_(pa.float32())
+        floats = list_type(self._dims)
         kinds = {"step": pa.int64(), "id": pa.int64(), "gradient": floats}
         if len(self.tables) == 1:
             metadata = {TABLE_KEY: self.tables[0].name}
@@ -233,18 +233,11 @@ class _Log:
         drawn = [self._id_stream.draw(t, n, step) for t, n in zip(self._order, counts, strict=True) if n]
         values = self._gradients.normals(int(self._dims[codes].sum()))
         values *= GRADIENT_STDDEV
-        columns = [pa.array(np.full(len(codes), step)), pa.array(np.concatenate(drawn)), self._lists(values, codes)]
+        gradients = list_column(values, self.schema.field("gradient").type, self._dims[codes])
+        columns = [pa.array(np.full(len(codes), step)), pa.array(np.concatenate(drawn)), gradients]
         if len(self.tables) > 1:
             columns.insert(0, pa.DictionaryArray.from_arrays(codes, self._names))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
-    def _lists(self, values: npt.NDArray[np.float32], codes: npt.NDArray[np.int32]) -> pa.Array:
-        kind = self.schema.field("gradient").type
-        if pa.types.is_fixed_size_list(kind):
-            return pa.FixedSizeListArray.from_arrays(pa.array(values), type=kind)
-        offsets = np.zeros(len(codes) + 1, np.int32)  # at most _BATCH_FLOATS
-        np.cumsum(self._dims[codes], out=offsets[1:])
-        return pa.ListArray.from_arrays(offsets, pa.array(values), type=kind)
 
 
 def _write(file: Any, suffix: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:

@@ -120,25 +120,23 @@ def roll_back_folder(place: str | os.PathLike[str], name: str | int) -> Rollback
     version = Version.of(place, name)
     folder = version.folder
     folder.must_load()  # raises before a folder is created
-    folder.lock()
-    try:
-        folder.tidy()
-        newest, target = folder.must_load(), version.load()
-        commit_place = f"{folder.path}, commit {target.number}"
-        with trusting(commit_place):
-            check_same(target, newest.contents["tables"], newest.contents["seed"], commit_place)
-            folder.checked(target)
-            number, contents = folder.next_number(), _stepped(newest, target)
-            files = [_without_rows(folder, number, target, part, contents[CLOCK_OFFSET]) for part in target.parts]
-        commit = Commit(number, (*target.chain, *files), contents)
-        folder.name(commit)
-        return Rollback(target, commit.step, int(newest.contents["gate"]["num_accumulated"]))
-    except BaseException:
-        with suppress(OSError, StateError):
-            folder.tidy()  # removes what no manifest lists
-        raise
-    finally:
-        folder.unlock()
+    with folder.locked():
+        try:
+            folder.tidy()
+            newest, target = folder.must_load(), version.load()
+            commit_place = f"{folder.path}, commit {target.number}"
+            with trusting(commit_place):
+                check_same(target, newest.contents["tables"], newest.contents["seed"], commit_place)
+                folder.checked(target)
+                number, contents = folder.next_number(), _stepped(newest, target)
+                files = [_without_rows(folder, number, target, part, contents[CLOCK_OFFSET]) for part in target.parts]
+            commit = Commit(number, (*target.chain, *files), contents)
+            folder.name(commit)
+            return Rollback(target, commit.step, int(newest.contents["gate"]["num_accumulated"]))
+        except BaseException:
+            with suppress(OSError, StateError):
+                folder.tidy()  # removes what no manifest lists
+            raise
 
 
 def check_same(commit: Commit, tables: Sequence[Mapping[str, Any]], seed: int, place: str) -> None:

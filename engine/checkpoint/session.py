@@ -140,23 +140,28 @@ class CheckpointSession(StepObserver):
         if self._in_job:
             raise UsageError(f"{path}: this engine holds a share of the rows, and only its job commits all of them")
         with self._core.still():
-            self._save(path)
+            folder = Folder(path)
+            self._check_no_version(folder)
+            saver = self._saver_of(folder)
+            saver.open()
+            try:
+                self.positions.check_counted()
+                for run in self._runs:
+                    run.positions.check_counted()  # an interrupt of the run's thread is not one of this thread
+                    run.check()
+                self._core.tables.wait()
+                saver.commit()
+            finally:
+                saver.close()
+                if saver is not self._saver:
+                    self._remember(saver)
 
     def tag(self, name: str, note: str, move: bool) -> None:
         """Give the last commit a name. Raises StateError if there is none, UsageError for the name."""
         if self._in_job:
             raise StateError("tag: this engine holds a share of the rows; penstock tag names a commit of its job")
-
-        def last() -> Commit:
-            with self._core.gate.still():
-                if self._saver is None or self._saver.last is None:
-                    raise StateError("tag: this engine has no commit yet; save it, or run it with checkpoint=")
-                return self._saver.last
-
-        last()
-        assert self._saver is not None
         # Another object for the folder: the saver may have locked it through its object.
-        make_tag(Folder(self._saver.folder.files.address), last, name, note, move)
+        make_tag(Folder(self._last_commit("tag")[0]), lambda: self._last_commit("tag")[1], name, note, move)
 
     def saved(self, version: str | int | None) -> SavedState:
         """Return the verified state of another commit of this engine's folder. Raises StateError and UsageError."""
@@ -164,13 +169,16 @@ class CheckpointSession(StepObserver):
             raise UsageTypeError("rollback: expected a tag or a step, got None")
         if self._in_job:
             raise StateError("rollback: this engine holds a share of the rows; use penstock rollback DIR")
-        with self._core.gate.still():
-            if self._saver is None or self._saver.last is None:
-                raise StateError("rollback: this engine has no commit yet; save it, or run it with checkpoint=")
-            address = self._saver.folder.files.address
-        chosen = Version.of(address, version)
+        chosen = Version.of(self._last_commit("rollback")[0], version)
         tables = [described(spec) for spec in self._core.config.tables]
         return chosen.read(lambda commit: SavedState(chosen.folder, commit, tables, self._core.seed))
+
+    def _last_commit(self, action: str) -> tuple[str, Commit]:
+        """Return the address of this engine's folder, and its last commit. Raises StateError if there is none."""
+        with self._core.gate.still():
+            if self._saver is None or self._saver.last is None:
+                raise StateError(f"{action}: this engine has no commit yet; save it, or run it with checkpoint=")
+            return self._saver.folder.files.address, self._saver.last
 
     def roll_back(self, state: SavedState) -> Rollback:
         """Step forward to the state of another commit, and drop the frames in the gate."""
@@ -195,23 +203,6 @@ class CheckpointSession(StepObserver):
             if self._saver is None or self._saver.folder.path != folder.path:
                 self._saver = self._new_saver(folder, None, False)
             return self._saver.write_part(number, attempt)
-
-    def _save(self, path: str | os.PathLike[str]) -> None:
-        folder = Folder(path)
-        self._check_no_version(folder)
-        saver = self._saver_of(folder)
-        saver.open()
-        try:
-            self.positions.check_counted()
-            for run in self._runs:
-                run.positions.check_counted()  # an interrupt of the run's thread is not one of this thread
-                run.check()
-            self._core.tables.wait()
-            saver.commit()
-        finally:
-            saver.close()
-            if saver is not self._saver:
-                self._remember(saver)
 
     def commits(self, folder: Folder, every: int | None, resume: bool, listener: CommitListener) -> CommitSession:
         """Open the commits of a service to a folder. every : steps between two commits; None: only on request"""

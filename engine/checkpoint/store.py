@@ -367,6 +367,15 @@ class Folder:
             os.close(self._lock)
             self._lock = None
 
+    @contextlib.contextmanager
+    def locked(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+        """Hold the folder's lock in the block. Raises as ``lock``."""
+        self.lock(wait_s)
+        try:
+            yield
+        finally:
+            self.unlock()
+
     def tidy(self, keep: int | None = None, newest: Commit | None = None) -> None:
         """Remove penstock's files, except those of tags and of the last ``keep`` commits. Do nothing if one is damaged.
 

@@ -195,12 +195,8 @@ def delete_tag(folder: Folder, name: str) -> None:
     folder.remove_tag(name)
     if not folder.files.names_appear_whole:  # and without locks: a file without a manifest may be one of a run
         return
-    with suppress(UsageError):
-        folder.lock(wait_s=0)
-        try:
-            folder.tidy()
-        finally:
-            folder.unlock()
+    with suppress(UsageError), folder.locked(wait_s=0):
+        folder.tidy()
 
 
 def no_tag(folder: Folder, name: str) -> StateError:
@@ -246,12 +242,8 @@ def _announce(folder: Folder) -> None:
     """
     if not folder.files.names_appear_whole:
         return
-    with suppress(OSError, StateError, UsageError):  # the tag is there, whatever becomes of this
-        folder.lock(wait_s=0)
-        try:
-            folder.name(folder.must_load())
-        finally:
-            folder.unlock()
+    with suppress(OSError, StateError, UsageError), folder.locked(wait_s=0):  # the tag is there, whatever happens here
+        folder.name(folder.must_load())
 
 
 def _of_step(folder: Folder, step: int) -> Commit:
@@ -286,12 +278,9 @@ def branch(version: Version, place: AnyPath, progress: CopyProgress = lambda don
 
     def write(commit: Commit) -> Commit:
         version.folder.checked(commit, sizes_only=True)
-        target.lock()
-        try:
+        with target.locked():
             check_new(target)  # another process may have locked it until now
             return _write_branch(version.folder, commit, target, progress)
-        finally:
-            target.unlock()
 
     return version.read(write)
 

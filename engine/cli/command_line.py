@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from penstock.errors import UsageError
 from penstock.options import options_of
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 # One module per command, named after it, with add(parser), run(args, out) → exit code or None, and an EXAMPLE. The
 # summaries are here, so that ``penstock --help`` loads none of them.
@@ -154,56 +150,48 @@ def check_mode(args: argparse.Namespace, mode: str, allowed: Container[str] = ()
 
 def keywords_of(args: argparse.Namespace, mode: str, *concerns: type) -> dict[str, Any]:
     """Return the flags that are options of some concerns in a mode, as keywords."""
-    parsed = {"columns": columns_of, "learning_rates": learning_rates_of, "rename": renamed_of}
     names = [name for name in options_of(mode, *concerns) if name in args]
-    return {name: parsed[name](args) if name in parsed else getattr(args, name) for name in names}
+    keywords = {name: pairs_of(args, name) if name in PAIRS else getattr(args, name) for name in names}
+    return keywords | ({"columns": columns_of(args)} if "columns" in keywords else {})
+
+
+# The repeated flags whose values are pairs: the flag, the form of a value, and the types of both sides.
+PAIRS: dict[str, tuple[str, str, type, type]] = {
+    "columns": ("--column", "ROLE=NAME, such as gradient=grad", str, str),
+    "learning_rates": ("--learning-rate", "TAG=VALUE, two numbers, such as 0=0.05", int, float),
+    "rename": ("--rename", "OLD=NEW, two names of tables", str, str),
+    "names": ("--map", "NAME=TABLE, a name in the source and a table", str, str),
+}
+
+
+def pairs_of(args: argparse.Namespace, option: str) -> dict[Any, Any]:
+    """Return the values of a flag of PAIRS as a mapping. Raise UsageError for an invalid one, or two of one key."""
+    flag, form, key_type, value_type = PAIRS[option]
+    pairs: dict[Any, Any] = {}
+    for text in getattr(args, option):
+        left, _, right = text.partition("=")
+        try:
+            key, value = key_type(left), value_type(right)
+        except ValueError:
+            key = value = ""
+        if "" in (key, value):
+            raise UsageError(f"{flag} {text}: expected {form}")
+        if key in pairs and pairs[key] != value:
+            before, after = (f"'{each}'" if value_type is str else f"{each:g}" for each in (pairs[key], value))
+            raise UsageError(f"{flag} {key}: given twice, as {before} and as {after}")
+        pairs[key] = value
+    return pairs
 
 
 def columns_of(args: argparse.Namespace) -> Mapping[str, str]:
-    """Return ``--column ROLE=NAME`` as a mapping. Raise UsageError for an invalid or repeated one."""
+    """Return ``--column ROLE=NAME`` as a mapping. Raise UsageError for an invalid one, or two of one role."""
     from penstock.io.decoding.schema import check_columns
 
-    columns: dict[str, str] = {}
-    for text in args.columns:
-        role, name = _pair(text, "--column", "ROLE=NAME, such as gradient=grad", str, str)
-        check_columns({role: name})
+    columns = pairs_of(args, "columns")
+    check_columns(columns)
+    for name in columns.values():
         name.encode()  # raises UnicodeEncodeError here, where the flag is at fault and not the stream
-        if role in columns:
-            raise UsageError(f"--column {role}: given twice, as '{columns[role]}' and as '{name}'")
-        columns[role] = name
     return columns
-
-
-def learning_rates_of(args: argparse.Namespace) -> dict[int, float]:
-    """Return ``--learning-rate TAG=VALUE`` as a mapping. Raise UsageError for an invalid or repeated one."""
-    rates: dict[int, float] = {}
-    for text in args.learning_rates:
-        tag, rate = _pair(text, "--learning-rate", "TAG=VALUE, two numbers, such as 0=0.05", int, float)
-        if tag in rates:
-            raise UsageError(f"--learning-rate {tag}: given twice, as {rates[tag]:g} and as {rate:g}")
-        rates[tag] = rate
-    return rates
-
-
-def renamed_of(args: argparse.Namespace) -> dict[str, str]:
-    """Return ``--rename OLD=NEW`` as a mapping. Raise UsageError for an invalid or repeated one."""
-    renamed: dict[str, str] = {}
-    for text in args.rename:
-        old, new = _pair(text, "--rename", "OLD=NEW, two names of tables", str, str)
-        if renamed.setdefault(old, new) != new:
-            raise UsageError(f"--rename {old}: given twice, as '{renamed[old]}' and as '{new}'")
-    return renamed
-
-
-def names_of(args: argparse.Namespace) -> dict[str, str]:
-    """Return ``--map NAME=TABLE`` as a mapping. Raise UsageError for an invalid or repeated one."""
-    names: dict[str, str] = {}
-    for text in args.names:
-        name, table = _pair(text, "--map", "NAME=TABLE, a name in the source and a table", str, str)
-        if name in names:
-            raise UsageError(f"--map {name}: given twice, as '{names[name]}' and as '{table}'")
-        names[name] = table
-    return names
 
 
 def check_reading(args: argparse.Namespace) -> tuple[dict[int, float], bool, Path | None]:
@@ -214,20 +202,11 @@ def check_reading(args: argparse.Namespace) -> tuple[dict[int, float], bool, Pat
     from penstock.io.quarantine import parse_on_bad_row
 
     columns_of(args)
-    rates = learning_rates_of(args)
+    rates = pairs_of(args, "learning_rates")
     mode, file = parse_on_bad_row(args.on_bad_row)
     if args.sources.count("-") > 1:
         raise UsageError("- (standard input) can be given only once")
     return rates, mode != "error", file
-
-
-def _pair(text: str, flag: str, form: str, key: Callable[[str], K], value: Callable[[str], V]) -> tuple[K, V]:
-    """Return both sides of ``=``, parsed by ``key`` and ``value``. Raise UsageError for another form."""
-    left, _, right = text.partition("=")
-    with contextlib.suppress(ValueError):
-        if left and right:
-            return key(left), value(right)
-    raise UsageError(f"{flag} {text}: expected {form}")
 
 
 def make_devices(count: int | None) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.versions import check_new, check_no_version
-from penstock.cli.command_line import Parser, add_flag, make_devices, names_of
+from penstock.cli.command_line import Parser, add_flag, make_devices, pairs_of
 from penstock.cli.output import Output, check_writable, place_text, several, writing
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
@@ -36,7 +36,7 @@ def add(command: Parser) -> None:
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    names = names_of(args)
+    names = pairs_of(args, "names")
     check_no_version(args.checkpoint)
     folder = Folder(args.checkpoint)
     check_new(folder)

@@ -14,7 +14,7 @@ from typing import Any
 
 import penstock.interrupts as interrupts
 from penstock.checkpoint.store import Folder
-from penstock.cli.command_line import Parser, add_flags, keywords_of, learning_rates_of
+from penstock.cli.command_line import Parser, add_flags, keywords_of, pairs_of
 from penstock.cli.output import (
     Output,
     cache_texts,
@@ -162,7 +162,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     check_library(args)
     config = EmbeddingConfig.load(args.config)
     # Report invalid flags and missing files before allocating the tables.
-    rates = LearningRates(config.num_tags, learning_rates_of(args), config.schedules)
+    rates = LearningRates(config.num_tags, pairs_of(args, "learning_rates"), config.schedules)
     keywords = keywords_of(args, "serve", ReadingKeywords) | {"on_bad_row": args.on_bad_row}
     reading = ReadOptions.of_config(config, keywords, rates_needed=rates.missing, unvalidated=True)
     if rates.missing:

@@ -78,11 +78,8 @@ def key_type_hint(vocabulary_size: int, value: int) -> str:
     return f"; ids that are hashes need a dynamic table{need}"
 
 
-def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
-    """Return ids as int64, shape (n,). Raises UsageError for an id outside the table.
-
-    vocabulary_size : or ANY_INT64 or ANY_UINT64
-    """
+def integer_ids(table: str, ids: Any, flat: bool = False) -> npt.NDArray[Any]:
+    """Return ids as an array of integers, of shape (n,) if they must be ``flat``. Raises UsageError."""
     if is_masked(ids):
         raise UsageError(f"table '{table}', ids: {MASKED}")
     try:
@@ -90,9 +87,18 @@ def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
     except ValueError as error:
         raise UsageError(f"table '{table}': expected integer ids: {error}") from None
     exact = exact_integers(ids, array)
-    if exact is None:
-        raise UsageError(f"table '{table}': expected integer ids, got {array.dtype}")
-    array = exact.reshape(-1)
+    if exact is None or (flat and exact.ndim != 1):
+        shapes = (" of shape (n,)", f" of {array.shape}") if flat else ("", "")
+        raise UsageError(f"table '{table}': expected integer ids{shapes[0]}, got {array.dtype}{shapes[1]}")
+    return exact
+
+
+def valid_ids(table: str, ids: Any, vocabulary_size: int) -> Int64:
+    """Return ids as int64, shape (n,). Raises UsageError for an id outside the table.
+
+    vocabulary_size : or ANY_INT64 or ANY_UINT64
+    """
+    array = integer_ids(table, ids).reshape(-1)
     if array.size and (bad := outside(array, vocabulary_size)).any():
         got = int(array[bad][0])
         hint = key_type_hint(vocabulary_size, got)

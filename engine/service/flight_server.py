@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from penstock.io.flight.messages import (
     encoded,
     path_of,
 )
+from penstock.io.list_columns import list_type
 from penstock.service.auth import CallAdmission, Right
 from penstock.service.lookup_streams import LookupAnswers, request_schema
 from penstock.service.put_streams import Producers
@@ -51,13 +52,29 @@ ADMISSION = "admission"
 
 
 class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
-    """A Flight server that answers errors in one line. ``_prepare`` prepares the thread of a call."""
+    """A Flight server that answers errors in one line, actions and the lists of its actions and flights.
 
-    def __init__(self, address: Address, tls: list[tuple[bytes, bytes]], admission: CallAdmission) -> None:
+    actions : name → what it does
+    lookups : answers those of one stream; status : returns the status as plain data; drain : lets the server end
+    """
+
+    actions: Mapping[str, str]
+
+    def __init__(
+        self,
+        address: Address,
+        tls: list[tuple[bytes, bytes]],
+        admission: CallAdmission,
+        *,
+        lookups: Callable[[], LookupAnswers],
+        status: Callable[[], dict[str, Any]],
+        drain: Callable[[], None],
+    ) -> None:
+        self._lookups, self._status, self._drain = lookups, status, drain
         super().__init__(address.uri, tls_certificates=tls, middleware={ADMISSION: admission})
 
     def _prepare(self) -> None:
-        pass
+        """Prepare the thread of a call."""
 
     @contextmanager
     def _serving(self, context: Any, *rights: Right) -> Iterator[None]:
@@ -70,9 +87,31 @@ class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
             reserve.open(self._prepare)
             yield
 
+    def _act(self, kind: str, body: Any) -> dict[str, Any]:
+        """Return the answer to an action. Raises UsageError for an unknown one."""
+        raise NotImplementedError
+
+    def _paths(self) -> Iterable[tuple[str, ...]]:
+        """Return the paths of all flights."""
+        raise NotImplementedError
+
     def _flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         """Return a flight that callers can get or put. Raises UsageError for an unknown one."""
         raise NotImplementedError
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        with self._serving(context, RIGHTS.get(action.type, Right.OPERATE)):
+            body = action.body if action.body is not None and action.body.size else b"{}"
+            return [json.dumps(self._act(action.type, body)).encode()]
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        with self._serving(context):
+            return list(self.actions.items())
+
+    def list_flights(self, context: Any, criteria: Any) -> Iterator[flight.FlightInfo]:
+        with self._serving(context):
+            for path in self._paths():
+                yield self._flight(flight.FlightDescriptor.for_path(*path))
 
     def get_flight_info(self, context: Any, descriptor: Any) -> flight.FlightInfo:
         with self._serving(context):
@@ -87,29 +126,21 @@ class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 class FlightServer(AnsweringServer):
-    """The Flight server of a service. It listens once it is constructed.
+    """The Flight server of a service. It listens once it is constructed. Other arguments as of AnsweringServer"""
 
-    status : returns the status as plain data; drain : lets the service commit and end
-    """
+    actions = ACTIONS
 
     def __init__(
         self,
-        address: Address,
-        tls: list[tuple[bytes, bytes]],
-        admission: CallAdmission,
-        *,
+        *arguments: Any,
         engine: Engine,
         sequencer: Sequencer,
         producers: Producers,
         readers: Readers,
-        lookups: Callable[[], LookupAnswers],
-        status: Callable[[], dict[str, Any]],
-        drain: Callable[[], None],
+        **answers: Any,
     ) -> None:
         self._engine, self._sequencer, self._producers, self._readers = engine, sequencer, producers, readers
-        self._lookups = lookups
-        self._status, self._drain = status, drain
-        super().__init__(address, tls, admission)
+        super().__init__(*arguments, **answers)
 
     def _prepare(self) -> None:
         self._engine.core.tables.prepare_thread()
@@ -174,15 +205,6 @@ class FlightServer(AnsweringServer):
 
     # ---- actions
 
-    def do_action(self, context: Any, action: Any) -> list[bytes]:
-        with self._serving(context, RIGHTS.get(action.type, Right.OPERATE)):
-            body = action.body if action.body is not None and action.body.size else b"{}"
-            return [json.dumps(self._act(action.type, body)).encode()]
-
-    def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        with self._serving(context):
-            return list(ACTIONS.items())
-
     def _act(self, kind: str, body: Any) -> dict[str, Any]:
         if kind == "status":
             return self._status()
@@ -221,18 +243,10 @@ class FlightServer(AnsweringServer):
 
     # ---- flights
 
-    def list_flights(self, context: Any, criteria: Any) -> Iterator[flight.FlightInfo]:
-        with self._serving(context):
-            for path in (
-                (GRADIENTS,),
-                (LOOKUP,),
-                (DELTAS,),
-                *((TABLE, name) for name in self._engine.core.tables.specs),
-            ):
-                yield self._flight(flight.FlightDescriptor.for_path(*path))
+    def _paths(self) -> Iterable[tuple[str, ...]]:
+        return ((GRADIENTS,), (LOOKUP,), (DELTAS,), *((TABLE, name) for name in self._engine.core.tables.specs))
 
     def _flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
-        """Return a flight that callers can get or put. Raises UsageError for an unknown one."""
         path = path_of(descriptor)
         if path is None or path[0] in (GRADIENTS, EXCHANGE):
             PutRequest.of(descriptor)
@@ -253,8 +267,7 @@ class FlightServer(AnsweringServer):
     def _gradient_schema(self) -> pa.Schema:
         """Return the schema of the simplest row stream that the service takes."""
         specs = self._engine.core.tables.specs
-        dims = {spec.dim for spec in specs.values()}
-        gradient = pa.list_(pa.float32(), *dims) if len(dims) == 1 else pa.list_(pa.float32())
+        gradient = list_type(spec.dim for spec in specs.values())
         unsigned = any(spec.id_type == "uint64" for spec in specs.values())
         fields = [("id", pa.uint64() if unsigned else pa.int64()), ("gradient", gradient)]
         fields += [("time", pa.int64())] if self._engine.config.needs_time else []

@@ -19,6 +19,7 @@ import pyarrow as pa
 from penstock.errors import ConfigError, InputError, ReadTimeoutError, ServiceError, UsageError, listed
 from penstock.frames import Float32
 from penstock.io.flight.messages import DIMS, MAX_METADATA_BYTES, as_flight, decoded, encoded, schema_of
+from penstock.io.list_columns import list_column, list_type
 from penstock.service.limits import Limits
 from penstock.service.sequencer import Sequencer
 
@@ -130,8 +131,7 @@ class LookupAnswers:
 
     def __init__(self, rows: RowSource, limits: Limits, counts: LookupCounts) -> None:
         self._rows, self._limits, self._counts, self._dims = rows, limits, counts, rows.dims
-        dims = set(self._dims.values())
-        row = pa.list_(pa.float32(), *dims) if len(dims) == 1 else pa.list_(pa.float32())
+        row = list_type(self._dims.values())
         self._schema = pa.schema([("row", row)], {DIMS: encoded(self._dims)})
 
     def answer_all(self, reader: Any, writer: Any, idle: Callable[[], AbstractContextManager[None]]) -> None:
@@ -198,12 +198,9 @@ class LookupAnswers:
     def _column(self, rows: list[Float32]) -> pa.Array:
         """Return the rows of several tables as one column."""
         values = [matrix.reshape(-1) for matrix in rows]
-        flat = pa.array(values[0] if len(values) == 1 else np.concatenate([np.zeros(0, np.float32), *values]))
-        kind = self._schema.field("row").type
-        if pa.types.is_fixed_size_list(kind):
-            return pa.FixedSizeListArray.from_arrays(flat, type=kind)
-        lengths = np.concatenate([np.zeros(1, np.int32), *(np.full(len(m), m.shape[1], np.int32) for m in rows)])
-        return pa.ListArray.from_arrays(pa.array(np.cumsum(lengths, dtype=np.int32)), flat)
+        flat = values[0] if len(values) == 1 else np.concatenate([np.zeros(0, np.float32), *values])
+        dims = np.repeat([matrix.shape[1] for matrix in rows], [len(matrix) for matrix in rows])
+        return list_column(flat, self._schema.field("row").type, dims)
 
 
 def check_columns(schema: pa.Schema, tables: Mapping[str, Any]) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from penstock.events import report
 from penstock.frames import Float32
 from penstock.io.flight.connection import Address
 from penstock.io.flight.messages import LOOKUP, TABLE, decoded, encoded, path_of
-from penstock.service.auth import CallAdmission, Right, Tokens
+from penstock.service.auth import Right, Tokens
 from penstock.service.flight_server import ADMISSION, AnsweringServer, answered
 from penstock.service.limits import Limits
 from penstock.service.listener import Listener
@@ -63,19 +62,11 @@ class ReplicaRows:
 class ReplicaServer(AnsweringServer):
     """The Flight server of a replica: lookups, schemas of the tables, and its status."""
 
-    def __init__(
-        self,
-        address: Address,
-        tls: list[tuple[bytes, bytes]],
-        admission: CallAdmission,
-        *,
-        rows: ReplicaRows,
-        lookups: Callable[[], LookupAnswers],
-        status: Callable[[], dict[str, Any]],
-        drain: Callable[[], None],
-    ) -> None:
-        self._rows, self._lookups, self._status, self._drain = rows, lookups, status, drain
-        super().__init__(address, tls, admission)
+    actions = ACTIONS
+
+    def __init__(self, *arguments: Any, rows: ReplicaRows, **answers: Any) -> None:
+        self._rows = rows
+        super().__init__(*arguments, **answers)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with self._serving(context, Right.READ):
@@ -126,23 +117,16 @@ class ReplicaServer(AnsweringServer):
         if now is None or schema_of(now) != schema_of(layout) or (now.keys is None and now.num_rows != layout.num_rows):
             raise ServiceError(OTHER_TABLES)
 
-    def do_action(self, context: Any, action: Any) -> list[bytes]:
-        with self._serving(context, Right.READ if action.type == "status" else Right.OPERATE):
-            if action.type == "status":
-                return [json.dumps(self._status()).encode()]
-            if action.type == "drain":
-                self._drain()
-                return [json.dumps({"ending": True, "error": None, **self._status()}).encode()]
-            raise UsageError(f"action '{action.type}': expected one of {', '.join(ACTIONS)}; {READS_ONLY}")
+    def _act(self, kind: str, body: Any) -> dict[str, Any]:
+        if kind == "status":
+            return self._status()
+        if kind == "drain":
+            self._drain()
+            return {"ending": True, "error": None, **self._status()}
+        raise UsageError(f"action '{kind}': expected one of {', '.join(ACTIONS)}; {READS_ONLY}")
 
-    def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        with self._serving(context):
-            return list(ACTIONS.items())
-
-    def list_flights(self, context: Any, criteria: Any) -> Iterator[flight.FlightInfo]:
-        with self._serving(context):
-            for path in ((LOOKUP,), *((TABLE, name) for name in self._rows.dims)):
-                yield self._flight(flight.FlightDescriptor.for_path(*path))
+    def _paths(self) -> Iterable[tuple[str, ...]]:
+        return ((LOOKUP,), *((TABLE, name) for name in self._rows.dims))
 
     def _flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         path = path_of(descriptor)

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.frames import Float32, Frame, Int64, Rows
+from penstock.io.list_columns import list_column, list_type
 from penstock.pyx import partition
 from penstock.shares.summing import FrameSums
 from penstock.tables.shares import shares_of
@@ -120,11 +121,9 @@ def _head(frame: Frame) -> Frame:
 
 def _batch(rows_of: Int64, dims: Int64, numbers: Int64, grads: Float32, counts: object) -> pa.RecordBatch:
     widths = np.repeat(np.tile(dims, len(rows_of)), rows_of.reshape(-1))
-    offsets = np.zeros(len(widths) + 1, np.int32)
-    np.cumsum(widths, out=offsets[1:])
     columns = {
         "row": pa.array(numbers),
-        "gradient": pa.ListArray.from_arrays(pa.array(offsets), pa.array(grads)),
+        "gradient": list_column(grads, list_type(()), widths),
         **({} if counts is None else {"rows": pa.array(counts)}),
     }
     batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))

@@ -98,8 +98,7 @@ class MultiPass:
         """
         began, folder = time.perf_counter(), self._folder
         folder.check_place(self._options.resume)
-        folder.lock()
-        try:
+        with folder.locked():
             base = folder.newest()
             change = self._change(base)
             self.count = self._work.begin(self._flags(change), base, self._options.resume, self._choose)
@@ -111,8 +110,6 @@ class MultiPass:
             ended = [record for rank in range(self.count) if (record := self._work.ended(rank)) is not None]
             self._commit = self._publish(base)
             self._work.remove()
-        finally:
-            folder.unlock()
         if ended[0]["error"] is not None:
             kind, problem = ended[0]["error"]
             raise getattr(errors, kind)(problem)

@@ -132,7 +132,7 @@ class TablesReader:
             self._assigned = self._assign_files(names)
             self._blocks = self._parquet_blocks()
         else:
-            tensors, others = self._format.tensors(path, stack)
+            tensors, others = self._format.opened(path, stack)
             self._assigned = self._assign_tensors(tensors, names)
             self._assigned.skipped.update(others)
             self._blocks = self._tensor_blocks(tensors)

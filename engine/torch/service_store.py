@@ -19,6 +19,7 @@ from penstock.errors import InputError, PenstockError, StateError, UsageError
 from penstock.io.flight import Client
 from penstock.io.flight.messages import Ack
 from penstock.io.flight.producer import Producer
+from penstock.io.list_columns import list_column, list_type
 from penstock.torch.stores import Block, Float32, Ids, Pulled, StepReport, Store, TableInfo
 
 # Between two questions whether a frame is applied: at first, and at most.
@@ -44,8 +45,7 @@ class ServiceStore(Store):
         self._lineage, self._epoch = status["lineage"], status["epoch"]
         self.report = StepReport(status["global_step"], 0, 0, status["pending"])
         self.tables = {name: _info(schema) for name, schema in self._client.tables().items()}
-        dims = {info.dim for info in self.tables.values()}
-        self._dim = dims.pop() if len(dims) == 1 else -1
+        self._kind = list_type(info.dim for info in self.tables.values())
         self._names = pa.array(list(self.tables), pa.utf8())
         # Of the producer, which this thread and the watching one use in turn.
         self._lock, self._pusher = threading.RLock(), self._new_client()
@@ -117,17 +117,11 @@ class ServiceStore(Store):
         numbers = {name: number for number, name in enumerate(self.tables)}
         codes = np.repeat([numbers[name] for name in block.ids], [len(ids) for ids in block.ids.values()])
         ids = np.concatenate(list(block.ids.values()))
-        flat = pa.array(block.rows.reshape(-1))
-        if self._dim > 0:
-            gradients = pa.FixedSizeListArray.from_arrays(flat, self._dim)
-        else:
-            dim = block.rows.shape[1]
-            gradients = pa.ListArray.from_arrays(pa.array(np.arange(0, len(flat) + 1, dim, dtype=np.int32)), flat)
         columns = {
             "table": pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), self._names),
             "step": pa.array(np.full(len(ids), step)),
             "id": pa.array(ids),
-            "gradient": gradients,
+            "gradient": list_column(block.rows, self._kind),
         }
         return pa.RecordBatch.from_pydict(columns)
 

@@ -39,37 +39,39 @@ def one_frame(
     sizes: Mapping[str, tuple[int, int]],
     local_step: int | None,
     contributor: int | str | None = None,
-    *,
     time: int | None = None,
-    unvalidated: bool = True,
 ) -> Frame:
-    """Convert table → (ids, gradients) to a Frame.
+    """Convert table → (ids, gradients) to a Frame, whose audit checks arrays that need no conversion to be summed.
 
     ids : integers, shape (n,); gradients : floats, shape (n, dim); numpy, jax or Arrow arrays
-    unvalidated : let the frame's audit check arrays that need no conversion to be summed
     Raises UsageError if gradients is not a mapping of pairs, and InputError as for a stream, or its audit does; the
     source is then ``apply('table')``.
     """
     check_gradients(gradients)
-    frame = partial(one_frame, gradients, sizes, local_step, contributor, time=time, unvalidated=False)
+    checked = partial(_checked_frame, gradients, sizes, local_step, contributor, time)
     rows: dict[str, tuple[Rows, ...]] = {}
     num_rows = 0
     for table, (ids, values) in gradients.items():
-        if unvalidated:
-            block = _plain_rows(ids, values, sizes.get(table))
-            if block is None:
-                return frame()
-            blocks: tuple[Rows, ...] = (block,)
-        else:
-            blocks = _checked(table, ids, values, sizes)
-        length = 0
-        for block in blocks:
-            length += len(block.ids)
-        if length:
-            rows[table] = blocks
-            num_rows += length
-    audit = frame if unvalidated else None
-    return Frame(rows, num_rows, local_step, contributor, source="apply()", audit=audit, time=time)
+        block = _plain_rows(ids, values, sizes.get(table))
+        if block is None:
+            return checked()
+        if len(ids):
+            rows[table] = (block,)
+            num_rows += len(ids)
+    return Frame(rows, num_rows, local_step, contributor, source="apply()", audit=checked, time=time)
+
+
+def _checked_frame(
+    gradients: Mapping[str, tuple[Any, Any]],
+    sizes: Mapping[str, tuple[int, int]],
+    local_step: int | None,
+    contributor: int | str | None,
+    time: int | None,
+) -> Frame:
+    rows = {table: _checked(table, ids, values, sizes) for table, (ids, values) in gradients.items()}
+    rows = {table: blocks for table, blocks in rows.items() if blocks}
+    num_rows = sum(len(block.ids) for blocks in rows.values() for block in blocks)
+    return Frame(rows, num_rows, local_step, contributor, source="apply()", time=time)
 
 
 def _plain_rows(ids: Any, values: Any, size: tuple[int, int] | None) -> Rows | None:

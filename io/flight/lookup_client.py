@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 import penstock.interrupts as interrupts
-from penstock.config.id_ranges import exact_integers
+from penstock.config.id_ranges import integer_ids
 from penstock.errors import ServiceError, UsageError, UsageTypeError
 from penstock.io.flight.connection import Connection
 from penstock.io.flight.messages import DIMS, LOOKUP, decoded, encoded, received
-from penstock.validation import MASKED, is_masked, whole
+from penstock.validation import whole
 
 Float32 = npt.NDArray[np.float32]
 
@@ -91,19 +91,9 @@ def _names(tables: tuple[str, ...]) -> pa.Array:
 
 
 def _integers(table: str, ids: Any) -> npt.NDArray[Any]:
-    """Return ids as integers, shape (n,). Raises UsageError."""
     if not isinstance(table, str):
         raise UsageTypeError(f"ids: expected the names of tables, got {table!r}")
-    if is_masked(ids):
-        raise UsageError(f"table '{table}', ids: {MASKED}")
-    try:
-        array = np.asarray(ids)
-    except ValueError as error:
-        raise UsageError(f"table '{table}': expected integer ids: {error}") from None
-    exact = exact_integers(ids, array)
-    if exact is None or exact.ndim != 1:
-        raise UsageError(f"table '{table}': expected integer ids of shape (n,), got {array.dtype} of {array.shape}")
-    return exact
+    return integer_ids(table, ids, flat=True)
 
 
 def _joined(arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.io.formats.numpy_folder import rows_of
-from penstock.io.formats.table_format import TableFormat, Tensor, first_bytes, unreadable
+from penstock.io.formats.table_format import TableFormat, Tensor, first_bytes
 from penstock.io.registry import Library
 
 _LIBRARY = Library("h5py", "keras")
@@ -32,10 +32,7 @@ def _tensors(path: Path, stack: ExitStack) -> tuple[dict[str, Tensor], dict[str,
         else:
             tensors[name] = Tensor(tuple(value.shape), value.dtype.name, partial(rows_of, value))
 
-    try:
-        stack.enter_context(library.File(path, "r")).visititems(add)
-    except Exception as error:  # h5py raises many types for a damaged file
-        raise unreadable(path, _TITLE, error) from error
+    stack.enter_context(library.File(path, "r")).visititems(add)
     return tensors, others
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.errors import UsageError
 from penstock.frames import Array, Float32
-from penstock.io.formats.table_format import TableFormat, TablesToWrite, Tensor, unreadable
+from penstock.io.formats.table_format import TableFormat, TablesToWrite, Tensor
 from penstock.io.registry import Library
 
 _LIBRARY = Library("orbax", "orbax")
@@ -46,8 +46,6 @@ def _tensors(path: Path, stack: ExitStack) -> tuple[dict[str, Tensor], dict[str,
         whole = orbax.RestoreArgs(restore_type=np.ndarray)
         tree = checkpointer.restore(folder, restore_args={name: dict.fromkeys(saved[name], whole) for name in saved})
         arrays = {f"{name}/{key}": np.asarray(rows) for name, parts in tree.items() for key, rows in parts.items()}
-    except Exception as error:  # Orbax raises many types for a damaged folder
-        raise unreadable(path, _TITLE, error) from error
     finally:
         checkpointer.close()
     return {name: Tensor(array.shape, array.dtype.name, partial(_rows, array)) for name, array in arrays.items()}, {}

@@ -15,7 +15,7 @@ import numpy as np
 import penstock.interrupts as interrupts
 from penstock.filesystem import atomic_files
 from penstock.frames import Array
-from penstock.io.formats.table_format import TableFormat, TablesToWrite, Tensor, first_bytes, unreadable
+from penstock.io.formats.table_format import TableFormat, TablesToWrite, Tensor, first_bytes
 from penstock.io.registry import Library
 
 _LIBRARY = Library("safetensors", "safetensors")
@@ -29,12 +29,9 @@ def _tensors(path: Path, stack: ExitStack) -> tuple[dict[str, Tensor], dict[str,
     import ml_dtypes  # noqa: F401 (NumPy knows bfloat16 by it)
 
     library = _LIBRARY.load(_TITLE)
-    try:
-        file = stack.enter_context(library.safe_open(path, framework="numpy"))
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-        return {name: _tensor(rows) for name, rows in slices.items()}, {}
-    except Exception as error:  # the library has a single error, which it does not export
-        raise unreadable(path, _TITLE, error) from error
+    file = stack.enter_context(library.safe_open(path, framework="numpy"))
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+    return {name: _tensor(rows) for name, rows in slices.items()}, {}
 
 
 def _tensor(rows: Any) -> Tensor:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from penstock.errors import InputError
+from penstock.errors import InputError, PenstockError
 from penstock.frames import Array, Float32
 from penstock.io.registry import Library, declared, either
 
@@ -61,6 +61,16 @@ class TableFormat:
     write: Callable[[Path, TablesToWrite, int], list[Path]] | None = None
     out: str = ""
     has_keys: bool = False
+
+    def opened(self, path: Path, stack: ExitStack) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return ``tensors`` of a path. Raises InputError where the library raises anything: each raises many types."""
+        assert self.tensors is not None
+        try:
+            return self.tensors(path, stack)
+        except (PenstockError, MemoryError):
+            raise
+        except Exception as error:
+            raise unreadable(path, self.title, error) from error
 
 
 @cache

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.frames import Array
-from penstock.io.formats.table_format import TableFormat, Tensor, unreadable
+from penstock.io.formats.table_format import TableFormat, Tensor
 from penstock.io.registry import Library
 
 _LIBRARY = Library("tensorflow", "tensorflow")
@@ -37,11 +37,8 @@ def _prefix(path: Path) -> Path | None:
 
 def _tensors(path: Path, stack: ExitStack) -> tuple[dict[str, Tensor], dict[str, str]]:
     library, prefix = _LIBRARY.load(_TITLE), _prefix(path)
-    try:
-        reader = library.train.load_checkpoint(str(prefix))
-        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    except Exception as error:  # TensorFlow raises many types for a damaged file
-        raise unreadable(path, _TITLE, error) from error
+    reader = library.train.load_checkpoint(str(prefix))
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     names = sorted(name for name in shapes if name != "_CHECKPOINTABLE_OBJECT_GRAPH")
     return {
         _called(name): Tensor(tuple(shapes[name]), dtypes[name].name, _Variable(reader, name)) for name in names

@@ -21,7 +21,7 @@ from penstock.config.specs import WEIGHTS
 from penstock.errors import InputError
 from penstock.filesystem import atomic_files
 from penstock.frames import Array
-from penstock.io.formats.table_format import TableFormat, TablesToWrite, Tensor, first_bytes, unreadable
+from penstock.io.formats.table_format import TableFormat, TablesToWrite, Tensor, first_bytes
 from penstock.io.registry import Library
 
 LIBRARY = Library("torch", "torch")
@@ -41,7 +41,7 @@ def _tensors(path: Path, stack: ExitStack) -> tuple[dict[str, Tensor], dict[str,
         if "_use_new_zipfile_serialization" in str(error):
             problem = "not a file of torch.save, or in its format before 1.6; load it there and save it again"
             raise InputError(problem, source=str(path)) from None
-        raise unreadable(path, _TITLE, error) from error
+        raise
     tensors, others = {}, {}
     for name, value in _leaves(state, ""):
         if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized:

@@ -59,34 +59,31 @@ class DeltaLake(Target):
         self._library = TARGET.load()
 
     def stored(self) -> Stored | None:
-        with self._failures():
-            return self._stored(self._table())
+        return self._stored(self._table())
 
     def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
-        with self._failures():
-            table = self._compared(new.job, before)
-            self._library.write_deltalake(
-                self._uri if table is None else table,
-                row_table(tables, row_schema(new.job, pa.int64(), fixed=False)),
-                mode="error" if table is None else "overwrite",
-                schema_mode=None if table is None else "overwrite",
-                partition_by=["table"],
-                description=_description(new.job),
-                commit_properties=self._commit(new),
-            )
+        table = self._compared(new.job, before)
+        self._library.write_deltalake(
+            self._uri if table is None else table,
+            row_table(tables, row_schema(new.job, pa.int64(), fixed=False)),
+            mode="error" if table is None else "overwrite",
+            schema_mode=None if table is None else "overwrite",
+            partition_by=["table"],
+            description=_description(new.job),
+            commit_properties=self._commit(new),
+        )
 
     def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
-        with self._failures():
-            schema = row_schema(new.job, pa.int64(), fixed=False)
-            merge = self._compared(new.job, before).merge(
-                row_table(changes_of(deltas, new.job), schema, with_removed=True),
-                "kept.table = new.table AND kept.id = new.id",
-                source_alias="new",
-                target_alias="kept",
-                commit_properties=self._commit(new),
-            )
-            merge = merge.when_matched_delete("new.row IS NULL").when_matched_update_all("new.row IS NOT NULL")
-            merge.when_not_matched_insert_all("new.row IS NOT NULL").execute()
+        schema = row_schema(new.job, pa.int64(), fixed=False)
+        merge = self._compared(new.job, before).merge(
+            row_table(changes_of(deltas, new.job), schema, with_removed=True),
+            "kept.table = new.table AND kept.id = new.id",
+            source_alias="new",
+            target_alias="kept",
+            commit_properties=self._commit(new),
+        )
+        merge = merge.when_matched_delete("new.row IS NULL").when_matched_update_all("new.row IS NOT NULL")
+        merge.when_not_matched_insert_all("new.row IS NOT NULL").execute()
 
     def _compared(self, job: FollowedJob, before: Stored | None) -> Any:
         """Return the table at the version that was compared, which the next one has to follow; None if there is none.
@@ -173,7 +170,7 @@ class DeltaLake(Target):
         """Return the properties of a commit. It fails if another one has come since the table was read."""
         return self._library.CommitProperties({STORED: json.dumps(new.encoded())}, max_commit_retries=0)
 
-    def _failures(self) -> Any:
+    def failures(self) -> Any:
         return failures(self.name, self._library.exceptions.DeltaError)
 
 

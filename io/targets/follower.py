@@ -170,7 +170,7 @@ class Follower:
     def _round(self) -> bool:
         job = self._job or self._read_job()
         if not self._is_read:
-            self._continue_from(self.target.stored())
+            self._continue_from(self._read_stored())
         stored = self._stored
         if stored is not None and stored.job != job and not self.replaces:
             job.check(stored.job, self.target.name)
@@ -186,7 +186,7 @@ class Follower:
             self._fill(job)
             return False
         if not has_applied:
-            self.target.compare(self.target.stored(), stored)
+            self.target.compare(self._read_stored(), stored)
         return True
 
     def _read_job(self) -> FollowedJob:
@@ -195,6 +195,10 @@ class Follower:
             self._job, status = FollowedJob.of(self.client), self.client.status()
         self._epochs = [epoch for epoch, *_ in status["epochs"]]
         return self._job
+
+    def _read_stored(self) -> Stored | None:
+        with self.target.failures():
+            return self.target.stored()
 
     def _continue_from(self, stored: Stored | None) -> None:
         """Continue from what the target holds. Raises StateError if another follower has left it there."""
@@ -247,7 +251,8 @@ class Follower:
         before, new = self._stored, Stored(job, Position(deltas[-1].epoch, deltas[-1].step))
         changes = changes_of(deltas, job)
         self._attempt(new)
-        self.target.apply(new, deltas, before)
+        with self.target.failures():
+            self.target.apply(new, deltas, before)
         self._note_stored(new)
         self.progress.deltas += len(deltas)
         self.progress.transactions += 1
@@ -278,7 +283,8 @@ class Follower:
                 return
         new = Stored(job, position)
         self._attempt(new)
-        self.target.replace(new, rows, self._stored)
+        with self.target.failures():
+            self.target.replace(new, rows, self._stored)
         self._note_stored(new)
         self.progress.transactions += 1
         self.progress.full_copies += 1

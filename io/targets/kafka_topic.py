@@ -52,26 +52,23 @@ class KafkaTopic(Target):
         self._mark: tuple[tuple[int, int], Stored | None] | None = None  # the last one, and the watermarks then
 
     def stored(self) -> Stored | None:
-        with self._failures():
-            return self._last_mark()
+        return self._last_mark()
 
     def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
         kept = {row_key(rows.table, id_) for rows in tables for id_ in rows.ids.tolist()}
-        with self._failures():
-            self.compare(self._last_mark(), before)
-            with self._transaction(new) as send:
-                for key in sorted(self._live() - kept):
-                    send(key, None)
-                _send_rows(send, tables)
+        self.compare(self._last_mark(), before)
+        with self._transaction(new) as send:
+            for key in sorted(self._live() - kept):
+                send(key, None)
+            _send_rows(send, tables)
 
     def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
-        with self._failures():
-            for delta in deltas:
-                after = Stored(new.job, Position(delta.epoch, delta.step))
-                self.compare(self._last_mark(), before)
-                with self._transaction(after) as send:
-                    _send_rows(send, changes_of([delta], new.job))
-                before = after
+        for delta in deltas:
+            after = Stored(new.job, Position(delta.epoch, delta.step))
+            self.compare(self._last_mark(), before)
+            with self._transaction(after) as send:
+                _send_rows(send, changes_of([delta], new.job))
+            before = after
 
     def close(self) -> None:
         self._producer = None  # a new one with the same transactional.id ends its transaction
@@ -179,7 +176,7 @@ class KafkaTopic(Target):
                 raise StateError(f"{self.name}: holds messages that penstock follow has not written; use another topic")
 
     @contextmanager
-    def _failures(self) -> Iterator[None]:
+    def failures(self) -> Iterator[None]:
         with failures(self.name), kafka_failures(self.name, self._topic.client):
             yield
 

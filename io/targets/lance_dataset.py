@@ -40,39 +40,36 @@ class LanceDataset(Target):
         self._library = TARGET.load()
 
     def stored(self) -> Stored | None:
-        with self._failures():
-            return self._stored(self._dataset())
+        return self._stored(self._dataset())
 
     def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
-        with self._failures():
-            dataset = self._dataset()
-            self.compare(self._stored(dataset), before)
-            self._overwrite(dataset, new, tables)
+        dataset = self._dataset()
+        self.compare(self._stored(dataset), before)
+        self._overwrite(dataset, new, tables)
 
     def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
-        with self._failures():
+        dataset = self._dataset()
+        self.compare(self._stored(dataset), before)
+        if self._job_of(dataset) != new.job.encoded():
+            # In a commit that keeps the rows: followers of format 1 refuse the dataset then.
+            dataset.update_schema_metadata({JOB: new.job.encoded()})
             dataset = self._dataset()
             self.compare(self._stored(dataset), before)
-            if self._job_of(dataset) != new.job.encoded():
-                # In a commit that keeps the rows: followers of format 1 refuse the dataset then.
-                dataset.update_schema_metadata({JOB: new.job.encoded()})
-                dataset = self._dataset()
-                self.compare(self._stored(dataset), before)
-            changes = changes_of(deltas, new.job)
-            fragments = [fragment.metadata for fragment in dataset.get_fragments()]
-            if not fragments:
-                self._overwrite(dataset, new, changes)
-                return
-            merge = dataset.merge_insert(["table", "id"]).when_matched_update_all().when_not_matched_insert_all()
-            if gone := _any_of(changes, unsigned=new.job.id_column_type() == "uint64"):
-                merge = merge.when_not_matched_by_source_delete(gone)
-            transaction, _ = merge.execute_uncommitted(row_table(changes, dataset.schema))
-            # As if it changed every fragment: Lance merges concurrent transactions that change different ones.
-            update = transaction.operation
-            changed = {*update.removed_fragment_ids, *(fragment.id for fragment in update.updated_fragments)}
-            others = [fragment for fragment in fragments if fragment.id not in changed]
-            update.updated_fragments = [*update.updated_fragments, *others]
-            self._commit(transaction, new)
+        changes = changes_of(deltas, new.job)
+        fragments = [fragment.metadata for fragment in dataset.get_fragments()]
+        if not fragments:
+            self._overwrite(dataset, new, changes)
+            return
+        merge = dataset.merge_insert(["table", "id"]).when_matched_update_all().when_not_matched_insert_all()
+        if gone := _any_of(changes, unsigned=new.job.id_column_type() == "uint64"):
+            merge = merge.when_not_matched_by_source_delete(gone)
+        transaction, _ = merge.execute_uncommitted(row_table(changes, dataset.schema))
+        # As if it changed every fragment: Lance merges concurrent transactions that change different ones.
+        update = transaction.operation
+        changed = {*update.removed_fragment_ids, *(fragment.id for fragment in update.updated_fragments)}
+        others = [fragment for fragment in fragments if fragment.id not in changed]
+        update.updated_fragments = [*update.updated_fragments, *others]
+        self._commit(transaction, new)
 
     def _overwrite(self, dataset: Any, new: Stored, tables: Sequence[TableRows]) -> None:
         schema = row_schema(new.job, new.job.id_column_type(), fixed=True).with_metadata({JOB: new.job.encoded()})
@@ -147,7 +144,7 @@ class LanceDataset(Target):
             raise StateError(f"{self.name}: the dataset was not written by penstock follow; use another one")
         return job.decode()
 
-    def _failures(self) -> Any:
+    def failures(self) -> Any:
         return failures(self.name, ValueError, RuntimeError)
 
 

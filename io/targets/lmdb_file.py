@@ -48,11 +48,10 @@ class LmdbFile(Target):
         self._map_bytes = MAP_BYTES
 
     def stored(self) -> Stored | None:
-        with self._failures():
-            if not self._path.exists():
-                return None
-            with self._transaction(write=False) as (env, txn):
-                return self._read(env, txn)
+        if not self._path.exists():
+            return None
+        with self._transaction(write=False) as (env, txn):
+            return self._read(env, txn)
 
     def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
         kept = {rows_name(rows.table) for rows in tables}
@@ -88,19 +87,18 @@ class LmdbFile(Target):
 
     def _write(self, new: Stored, before: Stored | None, write: Callable[[Any, Any], None]) -> None:
         """Run a write transaction, again with twice the map if it is full."""
-        with self._failures():
-            while True:
-                try:
-                    with self._transaction(write=True) as (env, txn):
-                        self.compare(self._read(env, txn), before)
-                        write(env, txn)
-                        state = env.open_db(STATE, txn)
-                        txn.put(b"job", new.job.encoded().encode(), db=state)
-                        txn.put(b"epoch", new.position.epoch.encode(), db=state)
-                        txn.put(b"step", str(new.position.step).encode(), db=state)
-                    return
-                except self._lmdb.MapFullError:
-                    self._map_bytes *= 2
+        while True:
+            try:
+                with self._transaction(write=True) as (env, txn):
+                    self.compare(self._read(env, txn), before)
+                    write(env, txn)
+                    state = env.open_db(STATE, txn)
+                    txn.put(b"job", new.job.encoded().encode(), db=state)
+                    txn.put(b"epoch", new.position.epoch.encode(), db=state)
+                    txn.put(b"step", str(new.position.step).encode(), db=state)
+                return
+            except self._lmdb.MapFullError:
+                self._map_bytes *= 2
 
     @contextmanager
     def _transaction(self, write: bool) -> Iterator[tuple[Any, Any]]:
@@ -116,7 +114,7 @@ class LmdbFile(Target):
                 raise OSError("the file was replaced while it was opened")
             yield env, txn
 
-    def _failures(self) -> Any:
+    def failures(self) -> Any:
         return failures(self.name, self._lmdb.Error)
 
 

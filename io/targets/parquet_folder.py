@@ -24,7 +24,7 @@ from penstock.io.flight import Delta
 from penstock.io.table_files import TablesWriter, table_path
 from penstock.io.targets.changes import changes_of, merged
 from penstock.io.targets.row_table import blocks_of
-from penstock.io.targets.target import Stored, TableRows, Target, failures, locked
+from penstock.io.targets.target import Stored, TableRows, Target, locked
 from penstock.io.targets.target_kinds import TargetKind
 
 TARGET = TargetKind(
@@ -51,15 +51,14 @@ class ParquetFolder(Target):
         self._folder = ""  # the name of the folder that they are in
 
     def stored(self) -> Stored | None:
-        with failures(self.name):
-            if not (self._path / LINK).exists():
-                if self._path.exists() and not self._is_ours():
-                    raise StateError(f"{self.name}: the folder holds something else; use another one")
-                return None
-            try:
-                return Stored.decoded(read_json(self._path / LINK / STATE), self.name)
-            except (ValueError, KeyError, TypeError):
-                raise StateError(f"{self.name}: {LINK}/{STATE} is damaged; use another folder") from None
+        if not (self._path / LINK).exists():
+            if self._path.exists() and not self._is_ours():
+                raise StateError(f"{self.name}: the folder holds something else; use another one")
+            return None
+        try:
+            return Stored.decoded(read_json(self._path / LINK / STATE), self.name)
+        except (ValueError, KeyError, TypeError):
+            raise StateError(f"{self.name}: {LINK}/{STATE} is damaged; use another folder") from None
 
     def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
         with self._compared(before):
@@ -78,11 +77,10 @@ class ParquetFolder(Target):
     @contextmanager
     def _compared(self, before: Stored | None) -> Iterator[None]:
         """Hold the folder's lock in the block, with what the folder stores compared."""
-        with failures(self.name):
-            atomic_files.make_folders(self._path)
-            with locked(self._path / LOCK):
-                self.compare(self.stored(), before)
-                yield
+        atomic_files.make_folders(self._path)
+        with locked(self._path / LOCK):
+            self.compare(self.stored(), before)
+            yield
 
     def _write(self, new: Stored, tables: dict[str, TableRows]) -> None:
         folder = self._path / f"step-{new.position.step:012d}-{secrets.token_hex(4)}"

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -51,20 +51,21 @@ class PythonFunction(Target):
         super().__init__(name)
         self._function, self._state = _load(name), Path(state)
 
+    def failures(self) -> AbstractContextManager[None]:
+        return failures(str(self._state))
+
     def stored(self) -> Stored | None:
-        with failures(str(self._state)):
-            try:
-                return Stored.decoded(read_json(self._state), str(self._state))
-            except FileNotFoundError:
-                return None
-            except (ValueError, KeyError, TypeError):
-                raise StateError(f"{self._state}: not a file that penstock follow --state wrote; use another") from None
+        try:
+            return Stored.decoded(read_json(self._state), str(self._state))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            raise StateError(f"{self._state}: not a file that penstock follow --state wrote; use another") from None
 
     def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
         step = new.position.step
         with self._compared(before):
-            with failures(str(self._state)):
-                self._state.unlink(missing_ok=True)
+            self._state.unlink(missing_ok=True)
             self._call(_batch([], new.job).replace_schema_metadata({FULL_COPY: b"true"}), step)
             for rows in tables:
                 for part in blocks_of(rows):
@@ -80,7 +81,7 @@ class PythonFunction(Target):
     @contextmanager
     def _compared(self, before: Stored | None) -> Iterator[None]:
         """Hold the lock of the state in the block, compared."""
-        with failures(str(self._state)), locked(self._state.with_name(f"{self._state.name}.lock")):
+        with locked(self._state.with_name(f"{self._state.name}.lock")):
             self.compare(self.stored(), before)
             yield
 

@@ -53,8 +53,7 @@ class RedisHashes(Target):
             raise UsageError(f"{self.name}: {error}; expected {TARGET.form}") from None
 
     def stored(self) -> Stored | None:
-        with self._failures():
-            return self._read(self._client)
+        return self._read(self._client)
 
     def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
         fill = secrets.token_hex(4)  # so that two followers never fill the same hashes
@@ -67,14 +66,13 @@ class RedisHashes(Target):
                 pipe.rename(key, rows_key(rows.table))
                 pipe.persist(rows_key(rows.table))
 
-        with self._failures():
-            try:
-                for key, rows in filled.items():
-                    self._fill(key, rows)
-                self._transact(new, before, write, list(filled))
-            finally:
-                if filled:
-                    self._client.unlink(*filled)
+        try:
+            for key, rows in filled.items():
+                self._fill(key, rows)
+            self._transact(new, before, write, list(filled))
+        finally:
+            if filled:
+                self._client.unlink(*filled)
 
     def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
         def write(pipe: Any) -> None:
@@ -83,8 +81,7 @@ class RedisHashes(Target):
                 for first in range(0, len(rows.removed), FIELDS):
                     pipe.hdel(rows_key(rows.table), *map(str, rows.removed[first : first + FIELDS].tolist()))
 
-        with self._failures():
-            self._transact(new, before, write)
+        self._transact(new, before, write)
 
     def _read(self, client: Any) -> Stored | None:
         fields = dict(zip(("job", "epoch", "step"), client.hmget(STATE, "job", "epoch", "step"), strict=True))
@@ -122,7 +119,7 @@ class RedisHashes(Target):
         self._client.close()
 
     @contextmanager
-    def _failures(self) -> Iterator[None]:
+    def failures(self) -> Iterator[None]:
         errors = self._redis.exceptions
         try:
             with failures(self.name, errors.RedisError):

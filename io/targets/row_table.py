@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.io.targets.target import Float32, FollowedJob, TableRows
+from penstock.io.list_columns import list_column, list_type
+from penstock.io.targets.target import FollowedJob, TableRows
 
 BLOCK_ROWS = 1 << 16
 
 
 def row_schema(job: FollowedJob, id_type: pa.DataType, fixed: bool) -> pa.Schema:
     """Return the schema. fixed : whether rows may be lists of one size, if all tables have the same dim"""
-    dims = {form.dim for form in job.tables.values()}
-    row = pa.list_(pa.float32(), dims.pop()) if fixed and len(dims) == 1 else pa.list_(pa.float32())
+    row = list_type(form.dim for form in job.tables.values() if fixed)
     return pa.schema([("table", pa.utf8()), ("id", id_type), ("row", row)])
 
 
@@ -26,7 +26,8 @@ def row_table(tables: Sequence[TableRows], schema: pa.Schema, with_removed: bool
     batches = []
     for rows in tables:
         for part in blocks_of(rows):
-            batches.append(_batch(rows.table, part.ids, _lists(part.rows, schema.field("row").type), schema))
+            lists = list_column(part.rows, schema.field("row").type)
+            batches.append(_batch(rows.table, part.ids, lists, schema))
         if with_removed and len(rows.removed):
             nothing = pa.nulls(len(rows.removed), schema.field("row").type)
             batches.append(_batch(rows.table, rows.removed, nothing, schema))
@@ -44,11 +45,3 @@ def _batch(table: str, ids: npt.NDArray[Any], rows: pa.Array, schema: pa.Schema)
     column = ids.view("uint64" if schema.field("id").type == pa.uint64() else "int64")
     names = pa.DictionaryArray.from_arrays(np.zeros(len(ids), np.int32), pa.array([table], pa.utf8()))
     return pa.RecordBatch.from_arrays([names.cast(pa.utf8()), pa.array(column), rows], schema=schema)
-
-
-def _lists(rows: Float32, kind: pa.DataType) -> pa.Array:
-    flat = pa.array(np.ascontiguousarray(rows).reshape(-1))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.FixedSizeListArray.from_arrays(flat, type=kind)
-    offsets = np.arange(len(rows) + 1, dtype=np.int32) * rows.shape[1]
-    return pa.ListArray.from_arrays(pa.array(offsets), flat)

@@ -17,7 +17,7 @@ from penstock.errors import CapacityError, StateError, TargetError
 from penstock.io.flight import Delta
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import blocks_of
-from penstock.io.targets.target import FollowedJob, Position, Stored, TableForm, TableRows, Target, failures
+from penstock.io.targets.target import FollowedJob, Position, Stored, TableForm, TableRows, Target
 from penstock.io.targets.target_kinds import TargetKind
 from penstock.pyx.row_reads import StepWords
 from penstock.shared.header import (
@@ -57,11 +57,10 @@ class SharedFiles(Target):
         self._own: os.stat_result | None = None  # the header that the writer has published
 
     def stored(self) -> Stored | None:
-        with failures(self.name):
-            stored = self._read()
-            if stored is None and is_locked(self._path):
-                raise TargetError(f"{self.name}: another process is writing there")
-            return stored
+        stored = self._read()
+        if stored is None and is_locked(self._path):
+            raise TargetError(f"{self.name}: another process is writing there")
+        return stored
 
     def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
         with self._transaction(before) as writer:
@@ -90,16 +89,15 @@ class SharedFiles(Target):
     @contextmanager
     def _transaction(self, before: Stored | None) -> Iterator[SharedWriter]:
         """Hold the folder's lock in the block, with what the folder stores compared."""
-        with failures(self.name):
-            writer = self._locked()
-            try:
-                self.compare(self._read(), before)
-                yield writer
-                self._own = os.stat(self._path / HEADER)
-            except CapacityError as error:
-                raise TargetError(f"{self.name}: {error}") from error
-            finally:
-                writer.close()
+        writer = self._locked()
+        try:
+            self.compare(self._read(), before)
+            yield writer
+            self._own = os.stat(self._path / HEADER)
+        except CapacityError as error:
+            raise TargetError(f"{self.name}: {error}") from error
+        finally:
+            writer.close()
 
     def _locked(self) -> SharedWriter:
         """Return the writer with the folder locked: another one, if the files are no longer those that it published."""

@@ -12,7 +12,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -214,7 +214,8 @@ class Target(ABC):
 
     Notes
     -----
-    Methods raise TargetError if the store is unreachable, full or failing, and may be called again then.
+    If the store is unreachable, full or failing, methods may be called again: ``failures`` makes TargetError of what
+    they raise then.
     """
 
     def __init__(self, name: str) -> None:
@@ -272,6 +273,15 @@ class Target(ABC):
         MovedError
             If the target holds something else than ``before``.
         """
+
+    def failures(self) -> AbstractContextManager[None]:
+        """Convert errors of the store in the block to TargetError. Followers call the methods above in it.
+
+        Returns
+        -------
+        context manager
+        """
+        return failures(self.name)
 
     def compare(self, stored: Stored | None, before: Stored | None) -> None:
         """Raise MovedError unless the target holds what the follower left. Call it in the transaction that writes.

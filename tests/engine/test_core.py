@@ -32,8 +32,8 @@ class Recorder(StepObserver):
     def after_step(self, coalesced):
         self.note("after_step", self.core.tables.lookup("t", np.array([1]), False).tolist())
 
-    def step_failed(self, error):
-        self.note("step_failed", str(error))
+    def core_failed(self, error):
+        self.note("core_failed", str(error))
 
     def before_load(self):
         self.note("before_load")
@@ -93,8 +93,8 @@ def test_observers_learn_of_a_step_that_fails(recorded, monkeypatch):
     assert [event[:2] for event in events] == [
         ("outer", "before_step"),
         ("inner", "before_step"),
-        ("inner", "step_failed"),
-        ("outer", "step_failed"),
+        ("inner", "core_failed"),
+        ("outer", "core_failed"),
     ]
     assert engine.core.failed == "RuntimeError: device lost"
     with pytest.raises(ps.StateError, match="an earlier step failed half way"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -151,8 +151,11 @@ class Job:
             folder.check_place(options.resume)
         accelerators = None if options.accelerator is None else (options.accelerator, options.shares)
         ray = started(options.address, options.shares + self._num_readers, accelerators)
-        with _locked(folder):
-            commit = None if folder is None else folder.newest()
+        with nullcontext() if folder is None else folder.locked():
+            commit = None
+            if folder is not None:
+                folder.tidy()
+                commit = folder.newest()
             if commit is not None:
                 self._config = self._config.drawn_as(first_names(commit.contents))
             self.actors = self._make_actors(ray, commit)
@@ -263,16 +266,3 @@ class Job:
             variants=joined_variants([end.variants for end in ended]),
             device_problems=len(problems),
         )
-
-
-@contextmanager
-def _locked(folder: Folder | None) -> Any:
-    if folder is None:
-        yield
-        return
-    folder.lock()
-    try:
-        folder.tidy()
-        yield
-    finally:
-        folder.unlock()
