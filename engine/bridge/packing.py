@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.row_format import UNTOUCHED
-from penstock.bridge.sharding import GROWTH, LINES, MAX_BUCKET, NUM_SHARDS, Room, bucket
+from penstock.bridge.sharding import GROWTH, LINES, MAX_BUCKET, NUM_SHARDS, Layout, Room, bucket
 from penstock.bridge.stacking import MemberRows, Stack, multiple_of
-from penstock.frames import Float32, Int32, Int64, UInt32
+from penstock.frames import Int32, Int64, UInt32
 from penstock.pyx import partition
 from penstock.threads import ThreadTeam
 

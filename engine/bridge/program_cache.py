@@ -57,8 +57,8 @@ class Programs:
     def largest(self, name: str) -> int:
         """Return the most rows, or lines, per device that one dispatch of "apply" or "write" updates.
 
-        A kernel stages nothing. But XLA spreads the compact rows that ``pallas`` updates: those of a larger dispatch would
-        leave the chip's memory, 202 MB at 131,072 rows of dim 32.
+        A kernel stages nothing. But XLA spreads the compact rows that ``pallas`` updates, and those of a larger
+        dispatch would leave the chip's memory: 202 MB at 131,072 rows of dim 32.
         """
         stages = self.variant not in KERNELS or (self.variant == "pallas" and self._stack.compact)
         return self._stack.largest if name != "apply" or stages else MAX_BUCKET_OF_KERNELS

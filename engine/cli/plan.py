@@ -72,7 +72,7 @@ def add(command: Parser) -> None:
         "--device",
         type=_device,
         metavar="NAME",
-        help="print how many threads of the host a model needs to feed such chips, as v5e-8: the generation, and the chips",
+        help="print how many threads of the host feed such chips, by a model: generation and chips, such as v5e-8",
     )
     device.add_argument(
         "--uses",

@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from row_kernel import some_steps
 
 import penstock as ps
-from penstock.bridge import backends, packing, program_cache
+from penstock.bridge import backends, program_cache
 from penstock.bridge.mesh_selection import make_mesh
 from penstock.bridge.pallas import canary, sparsecore, tensorcore
 from penstock.bridge.sharding import Layout
