@@ -60,4 +60,5 @@ def lay(
     offsets: _Int32 | None = None,
     lines: _Int32 | None = None,
     out_lines: _Int32 | None = None,
+    streams: bool = False,
 ) -> None: ...

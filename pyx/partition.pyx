@@ -30,7 +30,7 @@ cdef extern from "row_layout.h" nogil:
         const int32_t* offsets
         long num_offsets
     long lay_all(const Cells* to, const char* rows, long num_bytes, long n, const int32_t* devices,
-                 const int32_t* cells, const int32_t* lines, const int32_t* places)
+                 const int32_t* cells, const int32_t* lines, const int32_t* places, bint streams)
 
 # The bit of a mark that says that a row is the first of its line; the others are its place there.
 BEGINS = 0x80
@@ -322,7 +322,7 @@ def lay(const int32_t[::1] devices not None, const int32_t[::1] cells not None, 
         const grad_t[:, ::1] values not None,  # IN
         int32_t[:, :, ::1] words not None,  # OUT
         const int32_t[::1] places=None, const int32_t[::1] offsets=None,  # IN
-        const int32_t[::1] lines=None, int32_t[:, ::1] out_lines=None):  # IN, OUT
+        const int32_t[::1] lines=None, int32_t[:, ::1] out_lines=None, bint streams=False):  # IN, OUT
     """Copy the bits of rows to their cells, of those from ``first_cell`` on that ``words`` has; skip the other rows.
 
     devices, cells : int32, shape (n,), of each row; values : float32, shape (n, dim)
@@ -331,6 +331,7 @@ def lay(const int32_t[::1] devices not None, const int32_t[::1] cells not None, 
         has one row
     lines : int32, shape (n,), of the rows; out_lines : int32, shape (devices, cells), the line of each cell; None:
         neither is wanted
+    streams : write past the caches, if cells and rows are whole cache lines: nothing reads them again soon
     """
     cdef Py_ssize_t n = devices.shape[0], dim = values.shape[1], wrong = -1
     cdef Cells to
@@ -357,7 +358,7 @@ def lay(const int32_t[::1] devices not None, const int32_t[::1] cells not None, 
         to.offsets, to.num_offsets = &num_bytes[0], num_bytes.shape[0]
     with nogil:
         wrong = lay_all(&to, <const char*>&values[0, 0], dim * sizeof(grad_t), n, &devices[0], &cells[0],
-                        NULL if lines is None else &lines[0], NULL if places is None else &places[0])
+                        NULL if lines is None else &lines[0], NULL if places is None else &places[0], streams)
     if wrong >= 0:
         raise ValueError(f"row {wrong}: no device {devices[wrong]}, or no such place in a line")
 

@@ -4,6 +4,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 /* A divisor, at least 1. A 64-bit division takes 40 cycles and more on many processors, and a row needs three. */
 typedef struct {
@@ -28,9 +31,21 @@ typedef struct {
     long num_offsets;
 } Cells;
 
+/* streams: past the caches, in whole cache lines */
+static inline __attribute__((always_inline)) void copy_row(char *to, const char *row, long num_bytes, int streams) {
+#ifdef __SSE2__
+    if (streams) {
+        for (long b = 0; b < num_bytes; b += 16)
+            _mm_stream_si128((__m128i *)(to + b), _mm_loadu_si128((const __m128i *)(row + b)));
+        return;
+    }
+#endif
+    memcpy(to, row, num_bytes);
+}
+
 static inline __attribute__((always_inline)) long lay_some(const Cells *to, const char *rows, long num_bytes, long n,
                                                            const int32_t *devices, const int32_t *cells,
-                                                           const int32_t *lines, const int32_t *places) {
+                                                           const int32_t *lines, const int32_t *places, int streams) {
     for (long i = 0; i < n; i++) {
         long cell = (long)cells[i] - to->first_cell, device = devices[i];
         if ((uint64_t)cell >= (uint64_t)to->num_cells)
@@ -45,23 +60,35 @@ static inline __attribute__((always_inline)) long lay_some(const Cells *to, cons
                 return i;
             words += to->offsets[places[i]];
         }
-        memcpy(words, rows + i * num_bytes, num_bytes);
+        copy_row(words, rows + i * num_bytes, num_bytes, streams);
     }
     return -1;
 }
 
 /* Copy n rows to those of their cells that are among num_cells from first_cell on. A literal size lets the compiler copy
-   a row without a call. Returns a row whose device or place does not exist, or -1. */
+   a row without a call. streams: write past the caches, if cells and rows are whole cache lines; part of one, written
+   alone, would cost more than it saves. Returns a row whose device or place does not exist, or -1. */
 static inline long lay_all(const Cells *to, const char *rows, long num_bytes, long n, const int32_t *devices,
-                           const int32_t *cells, const int32_t *lines, const int32_t *places) {
-    switch (num_bytes) {
-    case 32: return lay_some(to, rows, 32, n, devices, cells, lines, places);
-    case 64: return lay_some(to, rows, 64, n, devices, cells, lines, places);
-    case 128: return lay_some(to, rows, 128, n, devices, cells, lines, places);
-    case 256: return lay_some(to, rows, 256, n, devices, cells, lines, places);
-    case 512: return lay_some(to, rows, 512, n, devices, cells, lines, places);
-    default: return lay_some(to, rows, num_bytes, n, devices, cells, lines, places);
+                           const int32_t *cells, const int32_t *lines, const int32_t *places, int streams) {
+#define LAY(bytes, past) lay_some(to, rows, bytes, n, devices, cells, lines, places, past)
+#ifdef __SSE2__
+    uintptr_t bits = (uintptr_t)to->words | (uintptr_t)to->cell_bytes | (uintptr_t)num_bytes;
+    for (long i = 0; i < to->num_offsets; i++) bits |= (uintptr_t)to->offsets[i];
+    if (streams && bits % 64 == 0) {
+        long wrong = num_bytes == 128 ? LAY(128, 1) : num_bytes == 512 ? LAY(512, 1) : LAY(num_bytes, 1);
+        _mm_sfence();
+        return wrong;
     }
+#endif
+    switch (num_bytes) {
+    case 32: return LAY(32, 0);
+    case 64: return LAY(64, 0);
+    case 128: return LAY(128, 0);
+    case 256: return LAY(256, 0);
+    case 512: return LAY(512, 0);
+    default: return LAY(num_bytes, 0);
+    }
+#undef LAY
 }
 
 #endif

@@ -29,6 +29,9 @@ R = TypeVar("R")
 
 # Rows that one task routes.
 AT_ONCE = 32_768
+# Rows of at least so many bytes, of a dispatch of at least so many, are written past the caches, which would not hold
+# them until they are sent. Shorter rows are laid out faster through the caches (docs/decisions/device_steps.md).
+STREAMED_ROW, STREAMED_BYTES = 512, 1 << 21
 
 
 class Block(NamedTuple):
@@ -244,6 +247,7 @@ class Packer:
             offsets,
             None if out_lines is None else routing.lines[rows],
             out_lines,
+            values.shape[1] * 4 >= STREAMED_ROW and words.nbytes >= STREAMED_BYTES,
         )
 
     def _keys(self, routing: Routing, keys: UInt32, cells: Int32, capacity: int, room: Room) -> UInt32:

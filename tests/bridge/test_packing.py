@@ -205,6 +205,12 @@ def test_rows_are_laid_into_their_cells(num_rows, dim, group, data):
     wanted, wanted_lines = reference.lay(devices, cells, first, values, words, offsets[places], lines)
     assert words.tobytes() == wanted.tobytes()
     assert out_lines.tobytes() == wanted_lines.tobytes()
+    # Past the caches only to whole cache lines, which memory of the heap does not begin with.
+    memory = np.full(words.nbytes + 68, 255, np.uint8)
+    shift = -memory.ctypes.data % 64 + data.draw(st.sampled_from([0, 4]))
+    aligned = memory[shift : shift + words.nbytes].view(np.int32).reshape(words.shape)
+    partition.lay(devices, cells, first, values, aligned, places, offsets, lines, out_lines, streams=True)
+    assert aligned.tobytes() == wanted.tobytes()
     if group == 1:
         alone = np.full_like(words, -1)
         partition.lay(devices, cells, first, values, alone)
