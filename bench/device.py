@@ -219,7 +219,7 @@ def alone(mesh: Mesh, table: DeviceTable, rule: UpdateRule, steps: Steps) -> flo
     sent = []
     for ids, grads in steps:
         routed = packer.route([MemberRows(0, ids, grads)])
-        packed = packer.pack(routed, routed.by_device)
+        packed = packer.pack(routed)
         sent.append(tuple(jax.device_put(part, sharding) for part in packed.arguments))
 
     @partial(jax.jit, donate_argnums=0)
@@ -260,7 +260,7 @@ def written_rows(table: DeviceTable, steps: Steps) -> float:
     ids, grads = steps[0]
     packer = Packer(stack, ThreadTeam(None))
     routed = packer.route([MemberRows(0, ids[:READ_AT_ONCE], grads[:READ_AT_ONCE])])
-    packed = packer.pack(routed, routed.by_device)
+    packed = packer.pack(routed)
     arguments = [jax.device_put(part, row_sharding(tables.mesh)) for part in packed.arguments]
     parts = 1 + table.layout.num_slots
     num_lines, size = stack.lines_per_device, packed.lines.shape[1]

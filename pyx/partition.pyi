@@ -42,19 +42,23 @@ def destinations(
     first_line: int,
     devices: _Int32,
     lines: _Int32,
-    places: _Int32,
+    places: _Int32 | None,
+    counts: _Int64,
 ) -> None: ...
-def by_device(devices: _Int32, num_devices: int) -> tuple[_Int32, _Int64]: ...
-def number(rows: _Int32, lines: _Int32) -> tuple[_Int32, _Int32, _Int32]: ...
-def lay_rows(
-    rows: _Int32,
-    numbers: _Int32,
-    places: _Int32,
-    first: int,
-    values: _Float32,
-    next_of: _Int32,
-    words: _Int32,
-    marks: _UInt8,
+def order(
+    devices: _Int32, first: int, next_of: _Int64, cells: _Int32, starts: _Int64 | None, entries: _Int32 | None
+) -> None: ...
+def number(rows: _Int32, lines: _Int32, numbers: _Int32) -> _Int32: ...
+def group(rows: _Int32, num_lines: int, places: _Int32, cells: _Int32, marks: _UInt8) -> None: ...
+def lay(
+    devices: _Int32,
     cells: _Int32,
+    first_cell: int,
+    values: _Float32,
+    words: _Int32,
+    places: _Int32 | None = None,
+    offsets: _Int32 | None = None,
+    lines: _Int32 | None = None,
+    out_lines: _Int32 | None = None,
+    streams: bool = False,
 ) -> None: ...
-def lay_lines(rows: _Int32, numbers: _Int32, offsets: _Int32, first: int, values: _Float32, words: _Int32) -> None: ...

@@ -5,34 +5,67 @@ splits the table into contiguous runs of which the first ``vocabulary_size % num
 longer. Shards are virtual: a fixed number of them, in contiguous runs, belong to an owner (a
 device), so that where a row lives in its shard does not depend on how many devices there are.
 
-The functions that lay out release the GIL: ranges of rows (``destinations``) and devices (``number``, ``lay_rows``,
-``lay_lines``) can be laid out on several threads.
+The functions that lay out release the GIL: ranges of rows (``destinations``, ``order``, ``lay``) and devices
+(``number``, ``group``) can be laid out on several threads.
 """
 
 import numpy as np
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from ._types cimport grad_t, id_t
 
+cdef extern from "row_layout.h" nogil:
+    ctypedef struct Divisor:
+        uint64_t number
+    Divisor divisor_of(uint64_t number)
+    uint64_t divided(uint64_t number, Divisor by)
+    ctypedef struct Cells:
+        char* words
+        long cell_bytes, device_bytes
+        int32_t* lines
+        long num_devices, first_cell, num_cells
+        const int32_t* offsets
+        long num_offsets
+    long lay_all(const Cells* to, const char* rows, long num_bytes, long n, const int32_t* devices,
+                 const int32_t* cells, const int32_t* lines, const int32_t* places, bint streams)
+
 # The bit of a mark that says that a row is the first of its line; the others are its place there.
 BEGINS = 0x80
 
+cdef enum:
+    FIRST_OF_LINE = 0x80
 
-cdef inline void locate_one(id_t key, id_t quotient, id_t remainder, id_t num_shards, bint mod,
-                            id_t* shard, id_t* row) noexcept nogil:
-    cdef id_t longer = remainder * (quotient + 1)     # ids in the shards that are one longer
-    if mod:
-        shard[0] = key % num_shards
-        row[0] = key // num_shards
-    elif key < longer:
-        shard[0] = key // (quotient + 1)
-        row[0] = key % (quotient + 1)
+
+cdef struct Shards:  # of a vocabulary
+    bint mod
+    id_t longer, remainder  # longer: ids in the first ``remainder`` shards, which are one longer
+    Divisor num_shards, quotient, quotient_plus_1
+
+
+cdef inline Shards shards_of(id_t vocabulary_size, id_t num_shards, bint mod) noexcept nogil:
+    cdef Shards shards
+    cdef id_t quotient = vocabulary_size // num_shards, remainder = vocabulary_size % num_shards
+    shards.mod, shards.longer, shards.remainder = mod, remainder * (quotient + 1), remainder
+    shards.num_shards = divisor_of(num_shards)
+    shards.quotient, shards.quotient_plus_1 = divisor_of(max(quotient, <id_t>1)), divisor_of(quotient + 1)
+    return shards
+
+
+cdef inline void locate_one(id_t key, const Shards* shards, id_t* shard, id_t* row) noexcept nogil:
+    cdef id_t number
+    if shards.mod:
+        row[0] = divided(key, shards.num_shards)
+        shard[0] = key - row[0] * <id_t>shards.num_shards.number
+    elif key < shards.longer:
+        shard[0] = divided(key, shards.quotient_plus_1)
+        row[0] = key - shard[0] * <id_t>shards.quotient_plus_1.number
     else:
-        shard[0] = remainder + (key - longer) // quotient
-        row[0] = (key - longer) % quotient
+        number = divided(key - shards.longer, shards.quotient)
+        row[0] = key - shards.longer - number * <id_t>shards.quotient.number
+        shard[0] = number + shards.remainder
 
 
 def locate(const id_t[::1] ids not None, id_t vocabulary_size, id_t num_shards, bint mod):  # IN
@@ -43,13 +76,13 @@ def locate(const id_t[::1] ids not None, id_t vocabulary_size, id_t num_shards, 
     """
     cdef Py_ssize_t i
     check(ids, vocabulary_size, num_shards)
+    cdef Shards of_table = shards_of(vocabulary_size, num_shards, mod)
     out_shards, out_rows = np.empty(ids.shape[0], np.int64), np.empty(ids.shape[0], np.int64)
     cdef id_t[::1] shards = out_shards
     cdef id_t[::1] rows = out_rows
     with nogil:
         for i in range(ids.shape[0]):
-            locate_one(ids[i], vocabulary_size // num_shards, vocabulary_size % num_shards, num_shards, mod,
-                       &shards[i], &rows[i])
+            locate_one(ids[i], &of_table, &shards[i], &rows[i])
     return out_shards, out_rows
 
 
@@ -57,19 +90,21 @@ def place(const id_t[::1] ids not None, id_t vocabulary_size, id_t num_shards, b
           id_t shards_per_owner, id_t rows_per_shard, Py_ssize_t num_owners):
     """The owner of every id and its row there: int32 (n,) each."""
     cdef Py_ssize_t i
-    cdef id_t shard, row
+    cdef id_t shard, row, owner
     check(ids, vocabulary_size, num_shards)
     if shards_per_owner * num_owners < num_shards:
         raise ValueError(f"{num_owners} owners of {shards_per_owner} shards do not hold {num_shards} shards")
+    cdef Shards of_table = shards_of(vocabulary_size, num_shards, mod)
+    cdef Divisor per_owner = divisor_of(max(shards_per_owner, <id_t>1))
     out_owners, out_rows = np.empty(ids.shape[0], np.int32), np.empty(ids.shape[0], np.int32)
     cdef int32_t[::1] owners = out_owners
     cdef int32_t[::1] rows = out_rows
     with nogil:
         for i in range(ids.shape[0]):
-            locate_one(ids[i], vocabulary_size // num_shards, vocabulary_size % num_shards, num_shards, mod,
-                       &shard, &row)
-            owners[i] = <int32_t>(shard // shards_per_owner)
-            rows[i] = <int32_t>((shard % shards_per_owner) * rows_per_shard + row)
+            locate_one(ids[i], &of_table, &shard, &row)
+            owner = divided(shard, per_owner)
+            owners[i] = <int32_t>owner
+            rows[i] = <int32_t>((shard - owner * shards_per_owner) * rows_per_shard + row)
     return out_owners, out_rows
 
 
@@ -124,76 +159,97 @@ def scatter(const id_t[::1] owners not None, const id_t[::1] numbers not None,  
 
 def destinations(const id_t[::1] ids not None, id_t vocabulary_size, id_t num_shards, bint mod,  # IN
                  id_t shards_per_owner, id_t rows_per_shard, id_t group, int32_t first_line,  # IN
-                 int32_t[::1] devices not None, int32_t[::1] lines not None, int32_t[::1] places not None):  # OUT
+                 int32_t[::1] devices not None, int32_t[::1] lines not None, int32_t[::1] places,  # OUT
+                 int64_t[::1] counts not None):  # IN, OUT
     """Put the device of every id, its line there, and its place among the rows of the line, into the outputs.
 
     ids : int64, shape (n,), 0 <= id < vocabulary_size; group : rows of a line; first_line : of the table on every device
-    devices, lines, places : int32, shape (n,)
+    devices, lines, places : int32, shape (n,); places None: not wanted
+    counts : int64, shape (devices,): the rows of each are added
     """
-    cdef Py_ssize_t i, n = ids.shape[0]
-    cdef id_t quotient, remainder, shard = 0, row = 0
-    if num_shards < 1 or shards_per_owner < 1 or rows_per_shard < 1 or group < 1:
-        raise ValueError("expected at least one shard, one row in it, and one row in a line")
-    if devices.shape[0] != n or lines.shape[0] != n or places.shape[0] != n:
+    cdef Py_ssize_t i, n = ids.shape[0], num_devices = counts.shape[0], wrong = -1
+    cdef id_t shard = 0, row = 0, device, line
+    if vocabulary_size < 1 or num_shards < 1 or shards_per_owner < 1 or rows_per_shard < 1 or group < 1:
+        raise ValueError("expected at least one row, one shard, one row in it, and one row in a line")
+    if devices.shape[0] != n or lines.shape[0] != n or (places is not None and places.shape[0] != n):
         raise ValueError(f"expected room for {n} rows")
-    quotient, remainder = vocabulary_size // num_shards, vocabulary_size % num_shards
-    cdef Py_ssize_t wrong = -1
+    if shards_per_owner * num_devices < num_shards:
+        raise ValueError(f"{num_devices} devices of {shards_per_owner} shards do not hold {num_shards} shards")
+    cdef Shards of_table = shards_of(vocabulary_size, num_shards, mod)
+    cdef Divisor per_owner = divisor_of(shards_per_owner), per_line = divisor_of(group)
     with nogil:
         for i in range(n):
-            if ids[i] < 0 or ids[i] >= vocabulary_size:
+            if <uint64_t>ids[i] >= <uint64_t>vocabulary_size:
                 wrong = i
                 break
-            locate_one(ids[i], quotient, remainder, num_shards, mod, &shard, &row)
-            devices[i] = <int32_t>(shard // shards_per_owner)
-            row += shard % shards_per_owner * rows_per_shard
-            lines[i] = first_line + <int32_t>(row // group)
-            places[i] = <int32_t>(row % group)
+            locate_one(ids[i], &of_table, &shard, &row)
+            device = divided(shard, per_owner)
+            row += (shard - device * shards_per_owner) * rows_per_shard
+            line = divided(row, per_line)
+            devices[i] = <int32_t>device
+            lines[i] = first_line + <int32_t>line
+            counts[device] += 1
+            if places is not None:
+                places[i] = <int32_t>(row - line * group)
     if wrong >= 0:
         raise ValueError(f"id at {wrong}: expected 0 <= id < {vocabulary_size}, got {ids[wrong]}")
 
 
-def by_device(const int32_t[::1] devices not None, Py_ssize_t num_devices):  # IN
-    """Return the numbers of the rows ordered by device, int32 (n,), and where those of each begin, int64 (devices + 1,)."""
-    cdef Py_ssize_t i, n = devices.shape[0]
-    counts_of, order_of = np.zeros(num_devices + 1, np.int64), np.empty(n, np.int32)
-    cdef int64_t[::1] counts = counts_of
-    cdef int32_t[::1] order = order_of
-    cdef Py_ssize_t wrong = -1
+def order(const int32_t[::1] devices not None, int32_t first,  # IN
+          int64_t[::1] next_of not None,  # IN, OUT
+          int32_t[::1] cells not None, const int64_t[::1] starts, int32_t[::1] entries):  # OUT
+    """Number the rows of each device in their order.
+
+    devices : int32, shape (n,); first : the number of the first of these rows among all
+    next_of : int64, shape (devices,), the next number of each; moved on
+    cells : int32, shape (n,), the number of each row
+    starts : int64, shape (devices,), where those of each begin in ``entries``, int32, into which rows are put by device;
+        None: neither is wanted
+    """
+    cdef Py_ssize_t i, n = devices.shape[0], num_devices = next_of.shape[0], wrong = -1
+    cdef int64_t cell
+    if cells.shape[0] != n or (starts is None) != (entries is None) or (
+        starts is not None and starts.shape[0] != num_devices
+    ):
+        raise ValueError(f"expected room for {n} rows, and a start for each of {num_devices} devices")
     with nogil:
         for i in range(n):
             if devices[i] < 0 or devices[i] >= num_devices:
                 wrong = i
                 break
-            counts[devices[i] + 1] += 1
+            cell = next_of[devices[i]]
+            next_of[devices[i]] = cell + 1
+            cells[i] = <int32_t>cell
+            if entries is not None:
+                cell += starts[devices[i]]
+                if cell < 0 or cell >= entries.shape[0]:
+                    wrong = i
+                    break
+                entries[cell] = first + <int32_t>i
     if wrong >= 0:
-        raise ValueError(f"row {wrong}: expected a device below {num_devices}, got {devices[wrong]}")
-    starts_of = np.cumsum(counts_of)
-    cdef int64_t[::1] next_of = starts_of.copy()
-    with nogil:
-        for i in range(n):
-            order[next_of[devices[i]]] = <int32_t>i
-            next_of[devices[i]] += 1
-    return order_of, starts_of
+        raise ValueError(f"row {wrong} of device {devices[wrong]} has no place among those of {num_devices} devices")
 
 
-def number(const int32_t[::1] rows not None, const int32_t[::1] lines not None):  # IN
+def number(const int32_t[::1] rows not None, const int32_t[::1] lines not None,  # IN
+           int32_t[::1] numbers not None):  # OUT
     """Number the lines of some rows by first appearance.
 
     rows : int32, shape (n,), indices into ``lines``, which are int32 >= 0
-    Returns the number of each row's line, int32 (n,); the lines, int32 (k,); and how many rows each has, int32 (k,).
+    numbers : int32, of all rows: the number of its line is put where each of these rows is
+    Returns the lines, int32 (k,).
     """
     cdef Py_ssize_t i, n = rows.shape[0], wrong = -1
-    numbers_of, distinct_of = np.empty(n, np.int32), np.empty(n, np.int32)
-    counts_of = np.zeros(n, np.int32)
-    cdef int32_t[::1] numbers = numbers_of
+    distinct_of = np.empty(n, np.int32)
     cdef int32_t[::1] distinct = distinct_of
-    cdef int32_t[::1] counts = counts_of
     cdef size_t mask = 16, slot
     cdef int32_t line
     cdef uint32_t used = 0
+    if numbers.shape[0] != lines.shape[0]:
+        raise ValueError(f"expected room for {lines.shape[0]} numbers")
     while mask < <size_t>(2 * n):
         mask *= 2
-    cdef uint32_t* table = <uint32_t*>calloc(mask, sizeof(uint32_t))  # 1 + the number of a line, 0: free
+    # A line above the number that it has, plus 1; 0: free. One load tells both.
+    cdef uint64_t* table = <uint64_t*>calloc(mask, sizeof(uint64_t))
     if table == NULL:
         raise MemoryError(f"no memory to number the lines of {n} rows")
     mask -= 1
@@ -204,74 +260,107 @@ def number(const int32_t[::1] rows not None, const int32_t[::1] lines not None):
                 break
             line = lines[rows[i]]
             slot = (<size_t>(<uint32_t>line * <uint32_t>2654435769) >> 7) & mask
-            while table[slot] != 0 and distinct[table[slot] - 1] != line:
+            while table[slot] != 0 and <int32_t>(table[slot] >> 32) != line:
                 slot = (slot + 1) & mask
             if table[slot] == 0:
                 distinct[used] = line
                 used += 1
-                table[slot] = used
-            numbers[i] = <int32_t>(table[slot] - 1)
-            counts[numbers[i]] += 1
+                table[slot] = <uint64_t><uint32_t>line << 32 | used
+            numbers[rows[i]] = <int32_t>(<uint32_t>table[slot] - 1)
     free(table)
     if wrong >= 0:
         raise ValueError(f"row {rows[wrong]} is not one of {lines.shape[0]}")
-    return numbers_of, distinct_of[:used], counts_of[:used]
+    return distinct_of[:used]
 
 
-def lay_rows(const int32_t[::1] rows not None, const int32_t[::1] numbers not None,  # IN
-             const int32_t[::1] places not None, int32_t first, const grad_t[:, ::1] values not None,  # IN
-             int32_t[::1] next_of not None,  # IN, OUT
-             int32_t[:, ::1] words not None, uint8_t[::1] marks not None, int32_t[::1] cells not None):  # OUT
-    """Lay the bits of a device's rows one after the other, those of a line together.
+def group(const int32_t[::1] rows not None, Py_ssize_t num_lines, const int32_t[::1] places not None,  # IN
+          int32_t[::1] cells not None,  # IN, OUT
+          uint8_t[::1] marks not None):  # OUT
+    """Give some rows cells from 0 on, those of a line together, lines in the order of their numbers.
 
-    rows, numbers : int32, shape (n,), as for ``number``; places : int32, of all rows
-    values : float32, shape (m, dim), of the rows ``first`` to ``first + m``
-    next_of : int32, shape (lines,), where the next row of each line goes; at first where its rows begin, ascending
-    words : int32, shape (size, dim); marks : uint8, shape (size,), the place of each row, and ``BEGINS`` for the first
-        of a line; cells : int32, shape (n,), where each row went
+    rows : int32, shape (n,), indices into ``places``, the place of each row in its line, and into ``cells``
+    cells : int32; IN the number of each row's line, below ``num_lines``, OUT its cell
+    marks : uint8, shape (size,), by cell the place of the row, and ``BEGINS`` for the first of a line. Cells beyond the
+        rows are pads, each the first of a line
     """
-    cdef Py_ssize_t i, n = rows.shape[0], dim = values.shape[1], num_lines = next_of.shape[0], wrong = -1
-    cdef int32_t row, line, cell
-    if numbers.shape[0] != n or cells.shape[0] != n or words.shape[1] != dim or words.shape[0] != marks.shape[0]:
-        raise ValueError(f"expected the lines and cells of {n} rows of {dim} words")
+    cdef Py_ssize_t i, n = rows.shape[0], wrong = -1
+    cdef int32_t row, cell = 0, count
+    next_of = np.zeros(max(num_lines, <Py_ssize_t>0) + 1, np.int32)
+    cdef int32_t[::1] next_cell = next_of
+    if marks.shape[0] < n or cells.shape[0] != places.shape[0]:
+        raise ValueError(f"expected marks and cells of {n} rows")
     with nogil:
         for i in range(n):
-            row, line = rows[i], numbers[i]
-            if (row < first or row - first >= values.shape[0] or row >= places.shape[0] or line < 0
-                    or line >= num_lines or next_of[line] < 0 or next_of[line] >= words.shape[0]):
+            row = rows[i]
+            if row < 0 or row >= cells.shape[0] or cells[row] < 0 or cells[row] >= num_lines:
                 wrong = i
                 break
-            cell = next_of[line]
-            next_of[line] += 1
-            cells[i] = cell
-            marks[cell] = <uint8_t>places[row]
-            memcpy(&words[cell, 0], &values[row - first, 0], dim * sizeof(grad_t))
+            next_cell[cells[row]] += 1
+        if wrong < 0:
+            for i in range(num_lines):
+                count = next_cell[i]
+                next_cell[i] = cell
+                cell += count
+            for i in range(n):
+                row = rows[i]
+                cell = next_cell[cells[row]]
+                next_cell[cells[row]] = cell + 1
+                cells[row] = cell
+                marks[cell] = <uint8_t>places[row]
+            for i in range(n, marks.shape[0]):
+                marks[i] = FIRST_OF_LINE
+            # The first of each line: where the line before it has ended.
+            if n:
+                marks[0] |= FIRST_OF_LINE
+            for i in range(num_lines - 1):
+                marks[next_cell[i]] |= FIRST_OF_LINE
     if wrong >= 0:
-        raise ValueError(f"row {rows[wrong]} of line {numbers[wrong]} does not fit among {words.shape[0]}")
+        raise ValueError(f"row {rows[wrong]} is not in one of {num_lines} lines")
 
 
-def lay_lines(const int32_t[::1] rows not None, const int32_t[::1] numbers not None,  # IN
-              const int32_t[::1] offsets not None, int32_t first, const grad_t[:, ::1] values not None,  # IN
-              int32_t[:, ::1] words not None):  # OUT
-    """Lay the bits of a device's rows into the words of their lines. The other words stay.
+def lay(const int32_t[::1] devices not None, const int32_t[::1] cells not None, int32_t first_cell,  # IN
+        const grad_t[:, ::1] values not None,  # IN
+        int32_t[:, :, ::1] words not None,  # OUT
+        const int32_t[::1] places=None, const int32_t[::1] offsets=None,  # IN
+        const int32_t[::1] lines=None, int32_t[:, ::1] out_lines=None, bint streams=False):  # IN, OUT
+    """Copy the bits of rows to their cells, of those from ``first_cell`` on that ``words`` has; skip the other rows.
 
-    offsets : int32, of all rows, where each begins in its line; words : int32, shape (lines, words of a line)
-    rows, numbers, first, values : as for ``lay_rows``
+    devices, cells : int32, shape (n,), of each row; values : float32, shape (n, dim)
+    words : int32, shape (devices, cells, words of a cell). Those that no row covers stay
+    places : int32, shape (n,), of the rows in their cells; offsets : int32, the words before each place; None: a cell
+        has one row
+    lines : int32, shape (n,), of the rows; out_lines : int32, shape (devices, cells), the line of each cell; None:
+        neither is wanted
+    streams : write past the caches, if cells and rows are whole cache lines: nothing reads them again soon
     """
-    cdef Py_ssize_t i, n = rows.shape[0], dim = values.shape[1], wrong = -1
-    cdef int32_t row, line
-    if numbers.shape[0] != n:
-        raise ValueError(f"expected the lines of {n} rows")
+    cdef Py_ssize_t n = devices.shape[0], dim = values.shape[1], wrong = -1
+    cdef Cells to
+    if cells.shape[0] != n or values.shape[0] != n or (lines is not None and lines.shape[0] != n) or (
+        places is not None and places.shape[0] != n
+    ):
+        raise ValueError(f"expected the cells and lines of {n} rows")
+    if (places is None) != (offsets is None) or (lines is None) != (out_lines is None) or (
+        out_lines is not None and (out_lines.shape[0] != words.shape[0] or out_lines.shape[1] != words.shape[1])
+    ):
+        raise ValueError("expected places with offsets, and lines with room for them")
+    starts = np.zeros(1, np.int32) if offsets is None else np.asarray(offsets)
+    if len(starts) and (starts.min() < 0 or starts.max() + dim > words.shape[2]):
+        raise ValueError(f"a row of {dim} words does not fit a cell of {words.shape[2]}")
+    if not n or not dim or not words.shape[0] or not words.shape[1]:
+        return
+    cdef const int32_t[::1] num_bytes = starts.astype(np.int32) * <int>sizeof(int32_t)
+    to.words, to.cell_bytes = <char*>&words[0, 0, 0], words.shape[2] * sizeof(int32_t)
+    to.device_bytes, to.num_devices = to.cell_bytes * words.shape[1], words.shape[0]
+    to.first_cell, to.num_cells = first_cell, words.shape[1]
+    to.lines = NULL if out_lines is None else &out_lines[0, 0]
+    to.offsets, to.num_offsets = NULL, 0
+    if offsets is not None and num_bytes.shape[0]:
+        to.offsets, to.num_offsets = &num_bytes[0], num_bytes.shape[0]
     with nogil:
-        for i in range(n):
-            row, line = rows[i], numbers[i]
-            if (row < first or row - first >= values.shape[0] or row >= offsets.shape[0] or line < 0
-                    or line >= words.shape[0] or offsets[row] < 0 or offsets[row] > words.shape[1] - dim):
-                wrong = i
-                break
-            memcpy(&words[line, offsets[row]], &values[row - first, 0], dim * sizeof(grad_t))
+        wrong = lay_all(&to, <const char*>&values[0, 0], dim * sizeof(grad_t), n, &devices[0], &cells[0],
+                        NULL if lines is None else &lines[0], NULL if places is None else &places[0], streams)
     if wrong >= 0:
-        raise ValueError(f"row {rows[wrong]} of {dim} words does not fit line {numbers[wrong]} of {words.shape[0]}")
+        raise ValueError(f"row {wrong}: no device {devices[wrong]}, or no such place in a line")
 
 
 cdef int check(const id_t[::1] ids, id_t vocabulary_size, id_t num_shards) except -1:

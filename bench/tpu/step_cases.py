@@ -12,7 +12,7 @@ FOUR_HOSTS = "v5e, 4 hosts"
 OF_FOUR_HOSTS = {FOUR_HOSTS: "v5e:4x4", "v5p, 4 hosts": "v5p:2x2x4"}
 DIMS = (8, 24, 32, 64, 100, 128, 200, 256, 300, 1024)
 MAIN = ("SGD", "Adagrad", "Adam", "FTRL")
-ROWS, LINES, MANY_LINES = 1 << 22, 4096, 16_384
+ROWS, LINES, MANY_LINES, MOST_LINES = 1 << 22, 4096, 16_384, 131_072
 # Topologies of eight chips and more.
 OF_EIGHT = {"v4": "v4:2x2x2", "v5e": "v5e:2x4", "v5p": "v5p:2x2x2", "v6e": "v6e:2x4", "tpu7x": "tpu7x:2x2x2"}
 # Dims and numbers of rows for which a chip's lines are no multiple of 8. Large tables stay in HBM; with UNSEEN_ROWS,
@@ -97,6 +97,8 @@ def cases(small: bool) -> Iterator[Case]:
     if not small:
         for generation, dim, variant in product(TOPOLOGIES, (32, 128, 300), ("pallas", "xla")):
             yield Case(generation, "Adam", dim, variant, lines=MANY_LINES)
+            if variant == "pallas":
+                yield Case(generation, "Adam", dim, variant, lines=MOST_LINES)
         for optimizer in sorted(set(optimizers()) - set(MAIN)):
             for dim in (32, 128):
                 if optimizer != ROW_WISE:

@@ -18,43 +18,57 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.row_format import UNTOUCHED
-from penstock.bridge.sharding import GROWTH, LINES, MAX_BUCKET_BY_ROW, NUM_SHARDS, Room, bucket
+from penstock.bridge.sharding import GROWTH, LINES, MAX_BUCKET, NUM_SHARDS, Layout, Room, bucket
 from penstock.bridge.stacking import MemberRows, Stack, multiple_of
-from penstock.frames import Float32, Int32, Int64, UInt32
+from penstock.frames import Int32, Int64, UInt32
 from penstock.pyx import partition
 from penstock.threads import ThreadTeam
 
 UInt8 = npt.NDArray[np.uint8]
-T = TypeVar("T", bound=np.generic)
 R = TypeVar("R")
 
 # Rows that one task routes.
 AT_ONCE = 32_768
+# Rows of at least so many bytes, of a dispatch of at least so many, are written past the caches, which would not hold
+# them until they are sent. Shorter rows are laid out faster through the caches (docs/decisions/device_steps.md).
+STREAMED_ROW, STREAMED_BYTES = 512, 1 << 21
+
+
+class Block(NamedTuple):
+    """Neighbouring rows that one task routes and lays out.
+
+    rows : their range among all rows; table : whose they are; own : their range among its rows
+    """
+
+    rows: slice
+    table: MemberRows
+    own: slice
 
 
 class Routing(NamedTuple):
     """The destinations of rows, one entry per row, in the order of the MemberRows.
 
-    devices, lines, places : int32 (n,), the device, the line on it, and the place among the rows of the line
-    offsets : int32 (n,), where the row begins in the words of its line
-    order : int32 (n,), the entries by device; starts : int64 (devices + 1,), where those of each begin
-    rows : the rows of each MemberRows, float32 (n_i, dim_i)
-    keys : uint32 (n,), of the rounding to bfloat16; None: without. A table that is rounded has a stack for itself
+    devices, lines : int32 (n,), the device, and the line on it; by row: the number of the row on it
+    places : int32 (n,), the place among the rows of the line; None where a line has one row
+    cells : int32 (n,), the number among the rows of the device
+    entries : int32 (n,), the rows by device; None where a line has one row
+    blocks : of all rows
+    firsts : int64 (blocks + 1, devices), how many rows each device has before a block
     """
 
     devices: Int32
     lines: Int32
-    places: Int32
-    offsets: Int32
-    order: Int32
-    starts: Int64
-    rows: tuple[Float32, ...]
-    keys: UInt32 | None
+    places: Int32 | None
+    cells: Int32
+    entries: Int32 | None
+    blocks: Sequence[Block]
+    firsts: Int64
 
     @property
-    def by_device(self) -> list[Int32]:
-        """The entries of each device."""
-        return [self.order[start:stop] for start, stop in zip(self.starts[:-1], self.starts[1:], strict=True)]
+    def counts(self) -> Int64:
+        """The rows of each device, int64 (devices,)."""
+        counts: Int64 = self.firsts[-1]
+        return counts
 
 
 class Packed(NamedTuple):
@@ -89,99 +103,167 @@ class Packer:
 
     def __init__(self, stack: Stack, team: ThreadTeam, by_row: bool = False) -> None:
         self._stack, self._team, self._by_row = stack, team, by_row
-        self._compact, self._largest = stack.compact and not by_row, MAX_BUCKET_BY_ROW if by_row else stack.largest
+        self._compact = stack.compact and not by_row
         self._shares_lines = not by_row and any(table.line.group > 1 for table in stack.tables)
-        self._leaves_gaps = any(table.dim < stack.line.halves * stack.line.width for table in stack.tables)
+        line = stack.line.halves * stack.line.width
+        self._width = stack.line.dim if by_row or self._compact else line
+        self._leaves_gaps = any(table.dim < self._width for table in stack.tables)
+        self._offsets = [self._offsets_of(table) for table in stack.tables]
+
+    def _offsets_of(self, table: Layout) -> Int32 | None:
+        """Return where the rows of a line begin in it, by their place; None: at 0."""
+        if self._compact or not self._shares_lines:
+            return None
+        return table.line.offsets(np.arange(table.line.group, dtype=np.int32)).astype(np.int32)
 
     def route(self, tables: Sequence[MemberRows]) -> Routing:
         """Return the destinations of rows of several tables."""
-        num_rows = sum(len(table.ids) for table in tables)
-        devices, lines, places = (np.empty(num_rows, np.int32) for _ in range(3))
-        offsets = np.zeros(num_rows, np.int32)
-        tasks: list[Callable[[], None]] = []
-        first = 0
+        blocks: list[Block] = []
+        num_rows = 0
         for table in tables:
             for start in range(0, len(table.ids), AT_ONCE):
-                ids = table.ids[start : start + AT_ONCE]
-                span = slice(first + start, first + start + len(ids))
-                out = devices[span], lines[span], places[span], offsets[span]
-                tasks.append(partial(self._destinations, table.member, ids, *out))
-            first += len(table.ids)
-        self._run(tasks)
-        order, starts = partition.by_device(devices, self._stack.num_devices)
-        keys = [table.keys for table in tables if table.keys is not None]
-        rows = tuple(table.rows for table in tables)
-        return Routing(devices, lines, places, offsets, order, starts, rows, _joined(keys) if keys else None)
+                own = slice(start, min(start + AT_ONCE, len(table.ids)))
+                blocks.append(Block(slice(num_rows + own.start, num_rows + own.stop), table, own))
+            num_rows += len(table.ids)
+        devices, lines, cells = (np.empty(num_rows, np.int32) for _ in range(3))
+        places = entries = starts = None
+        firsts = np.zeros((len(blocks) + 1, self._stack.num_devices), np.int64)
+        if self._shares_lines:
+            places, entries = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
+        self._run(
+            [
+                partial(self._destinations, block, devices, lines, places, counts)
+                for block, counts in zip(blocks, firsts[1:], strict=True)
+            ]
+        )
+        np.cumsum(firsts, axis=0, out=firsts)
+        if entries is not None:
+            starts = np.cumsum(firsts[-1]) - firsts[-1]
+        self._run(
+            [
+                partial(partition.order, devices[rows], rows.start, before.copy(), cells[rows], starts, entries)
+                for (rows, _, _), before in zip(blocks, firsts[:-1], strict=True)
+            ]
+        )
+        return Routing(devices, lines, places, cells, entries, blocks, firsts)
 
-    def _destinations(
-        self, member: int, ids: Int64, devices: Int32, lines: Int32, places: Int32, offsets: Int32
-    ) -> None:
-        table, first_line = self._stack.tables[member], self._stack.first_lines[member]
-        shards = (table.vocabulary_size, NUM_SHARDS, table.mod, table.shards_per_device, table.rows_per_shard)
+    def _destinations(self, block: Block, devices: Int32, lines: Int32, places: Int32 | None, counts: Int64) -> None:
+        rows, (member, ids, *_), own = block
+        table, first = self._stack.tables[member], self._stack.first_lines[member]
+        group = table.line.group
         if self._by_row:  # a row for each line
-            partition.destinations(ids, *shards, 1, first_line * table.line.group, devices, lines, places)
-            return
-        partition.destinations(ids, *shards, table.line.group, first_line, devices, lines, places)
-        if table.line.group > 1 and not self._compact:
-            np.take(
-                table.line.offsets(np.arange(table.line.group, dtype=np.int32)).astype(np.int32), places, out=offsets
-            )
+            group, first = 1, first * group
+        shards = (table.vocabulary_size, NUM_SHARDS, table.mod, table.shards_per_device, table.rows_per_shard)
+        out = devices[rows], lines[rows], None if places is None else places[rows], counts
+        partition.destinations(ids[own], *shards, group, first, *out)
 
-    def slices(self, routing: Routing) -> Iterator[list[Int32]]:
-        """Yield the entries of each device that one dispatch may update, until they have been all."""
-        each, most = routing.by_device, self._largest
-        for start in range(0, max(map(len, each)), most):
-            yield [entries[start : start + most] for entries in each]
+    def slices(self, routing: Routing, largest: int) -> Iterator[slice]:
+        """Yield the rows of each device that one dispatch updates, ranges of ``cells``, until they have been all.
 
-    def capacity(self, rows: int, growth: float = GROWTH) -> int:
+        largest : the most rows per device and dispatch
+        """
+        for start in range(0, int(routing.counts.max()), largest):
+            yield slice(start, start + largest)
+
+    def capacity(self, rows: int, largest: int, growth: float = GROWTH) -> int:
         """Return the rows or lines per device of the dispatch of ``rows``: a bucket."""
-        return bucket(rows, multiple_of(self._stack.line), growth, self._largest)
+        return bucket(rows, multiple_of(self._stack.line), growth, largest)
 
     def pack(
         self,
         routing: Routing,
-        entries: Sequence[Int32],
+        span: slice | None = None,
         room: Room = np.empty,
         growth: float = GROWTH,
         capacity: int | None = None,
+        largest: int = MAX_BUCKET,
     ) -> Packed:
-        """Pack entries of each device, padded to a bucket.
+        """Pack rows of each device, padded to a bucket. The words of pads are undefined.
 
+        span : the rows of each device, as ``slices`` yields it; None: all
         room : creates the arrays of the result: (shape, dtype) → array; growth : of the buckets
-        capacity : lines per device, if the caller decides it
+        capacity : lines per device, if the caller decides it; largest : bucket
         """
-        stack = self._stack
-        numbered = self._run([partial(self._numbered, routing.lines, part) for part in entries])
-        most = max(len(part if self._compact else lines) for part, (_, lines, _) in zip(entries, numbered, strict=True))
-        cells = np.empty(len(routing.lines), np.int64) if routing.keys is not None or capacity else None
-        capacity = capacity or self.capacity(most, growth)
-        devices = len(entries)
+        stack, devices = self._stack, len(routing.counts)
+        start, end = (0, int(routing.counts.max())) if span is None else (span.start, span.stop)
+        sizes = np.clip(routing.counts - start, 0, end - start)
+        cells, distinct, entries = routing.cells, [], []
+        if routing.entries is not None:
+            begins = np.cumsum(routing.counts) - routing.counts + start
+            entries = [routing.entries[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
+            # Rows of other dispatches have none of the cells.
+            cells = np.full(len(cells), -1, np.int32) if sizes.sum() < len(cells) else np.empty_like(cells)
+            distinct = self._run([partial(partition.number, part, routing.lines, cells) for part in entries])
+        counts = np.array([len(lines) for lines in distinct], np.int32) if distinct else sizes.astype(np.int32)
+        keys = [block.table.keys[block.own] for block in routing.blocks if block.table.keys is not None]
+        wants_cells = bool(keys) or capacity is not None
+        capacity = capacity or self.capacity(int((sizes if self._compact else counts).max()), largest, growth)
         lines = room((devices, capacity), np.int32)
-        lines[:] = stack.lines_per_device + np.arange(capacity, dtype=np.int32)
-        counts = np.array([len(distinct) for _, distinct, _ in numbered], np.int32)
-        marks = keys = None
+        marks = None
         if self._compact or self._by_row:
-            words = room((devices, capacity * stack.line.dim // LINES, LINES), np.int32)
+            words = room((devices, capacity * self._width // LINES, LINES), np.int32)
             marks = room((devices, capacity), np.uint8) if self._compact else None
         else:
-            words = room((devices, capacity, stack.line.halves * stack.line.width), np.int32)
-        tasks = []
-        for device, (part, numbering) in enumerate(zip(entries, numbered, strict=True)):
-            room_of = lines[device], words[device], None if marks is None else marks[device]
-            tasks.append(partial(self._lay, routing, part, numbering, *room_of, cells, device * capacity))
+            words = room((devices, capacity, self._width), np.int32)
+        rows = words.reshape(devices, capacity, self._width)
+        tasks: list[Callable[[], None]] = []
+        for device, count in enumerate(counts.tolist()):
+            lines[device, count:] = np.arange(stack.lines_per_device + count, stack.lines_per_device + capacity)
+            if distinct:
+                lines[device, :count] = distinct[device]
+            if marks is not None and routing.places is not None:
+                tasks.append(partial(partition.group, entries[device], count, routing.places, cells, marks[device]))
+            elif marks is not None:
+                marks[device] = partition.BEGINS
+            elif self._leaves_gaps:
+                tasks.append(partial(rows[device, :count].fill, UNTOUCHED if stack.line.masked else 0))
         self._run(tasks)
-        if routing.keys is not None and cells is not None:
-            which = np.concatenate(entries)
-            keys = room((devices, capacity, *([] if self._compact else [stack.line.group])), np.uint32)
-            keys.fill(0)
-            if self._compact:
-                keys.reshape(-1)[cells[which]] = routing.keys[which]
-            else:
-                keys.reshape(-1, stack.line.group)[cells[which], routing.places[which]] = routing.keys[which]
-        return Packed(lines, words, counts, marks, keys, cells)
+        first = 0 if distinct else start  # of the cells
+        laid = partial(self._lay, routing, cells, first, rows, None if distinct else lines)
+        self._run(
+            [
+                partial(laid, block)
+                for block, before, after in zip(routing.blocks, routing.firsts[:-1], routing.firsts[1:], strict=True)
+                if ((before < end) & (after > start)).any()
+            ]
+        )
+        all_cells = routing.devices * np.int64(capacity) + cells - first if wants_cells else None
+        of_rows = self._keys(routing, np.concatenate(keys), cells - first, capacity, room) if keys else None
+        return Packed(lines, words, counts, marks, of_rows, all_cells)
+
+    def _lay(
+        self, routing: Routing, cells: Int32, first: int, words: Int32, out_lines: Int32 | None, block: Block
+    ) -> None:
+        """Copy the rows of a block to their cells."""
+        rows, (member, _, values, *_), own = block
+        offsets = self._offsets[member]
+        partition.lay(
+            routing.devices[rows],
+            cells[rows],
+            first,
+            values[own],
+            words,
+            None if offsets is None or routing.places is None else routing.places[rows],
+            offsets,
+            None if out_lines is None else routing.lines[rows],
+            out_lines,
+            values.shape[1] * 4 >= STREAMED_ROW and words.nbytes >= STREAMED_BYTES,
+        )
+
+    def _keys(self, routing: Routing, keys: UInt32, cells: Int32, capacity: int, room: Room) -> UInt32:
+        """Return the keys of the rows of a dispatch, as ``Packed`` has them. cells : the others' are none of them"""
+        group = 1 if self._compact else self._stack.line.group
+        packed: UInt32 = room((len(routing.counts), capacity, *([] if self._compact else [group])), np.uint32)
+        packed.fill(0)
+        here = (cells >= 0) & (cells < capacity)
+        places = 0 if self._compact or routing.places is None else routing.places[here]
+        packed.reshape(-1, group)[routing.devices[here] * np.int64(capacity) + cells[here], places] = keys[here]
+        return packed
 
     def _run(self, tasks: Sequence[Callable[[], R]]) -> list[R]:
         """Return the results of tasks, in their order."""
+        if len(tasks) == 1:
+            return [tasks[0]()]
         results: dict[int, R] = {}
 
         def run(number: int) -> bool:
@@ -190,56 +272,3 @@ class Packer:
 
         self._team.run([partial(run, number) for number in range(len(tasks))])
         return [results[number] for number in range(len(tasks))]
-
-    def _numbered(self, lines: Int32, entries: Int32) -> tuple[Int32, Int32, Int32]:
-        """Return ``partition.number`` of one device's entries; where no rows share a line, they are their lines."""
-        if self._shares_lines:
-            return partition.number(entries, lines)
-        numbers = np.arange(len(entries), dtype=np.int32)
-        return numbers, lines[entries], np.ones(len(entries), np.int32)
-
-    def _lay(
-        self,
-        routing: Routing,
-        entries: Int32,
-        numbered: tuple[Int32, Int32, Int32],
-        lines: Int32,
-        words: Int32,
-        marks: UInt8 | None,
-        cells: Int64 | None,
-        first_cell: int,
-    ) -> None:
-        """Lay one device's rows into its part of the result."""
-        numbers, distinct, counts = numbered
-        lines[: len(distinct)] = distinct
-        if self._by_row:
-            words = words.reshape(-1, self._stack.line.dim)
-        if marks is None:
-            blank = UNTOUCHED if self._stack.line.masked else 0
-            words[0 if self._leaves_gaps and not self._by_row else len(distinct) :] = blank
-            positions = numbers
-        else:
-            begins = np.cumsum(counts, dtype=np.int32) - counts
-            next_of, positions = begins.copy(), np.empty(len(entries), np.int32)
-            marks[len(entries) :] = 0
-        first = 0
-        ends = np.searchsorted(entries, np.cumsum([len(rows) for rows in routing.rows]))
-        for start, end, rows in zip([0, *ends[:-1]], ends, routing.rows, strict=True):
-            part, part_numbers = entries[start:end], numbers[start:end]
-            if marks is None:
-                partition.lay_lines(part, part_numbers, routing.offsets, first, rows, words)
-            else:
-                compact = words.reshape(-1, self._stack.line.dim)
-                partition.lay_rows(
-                    part, part_numbers, routing.places, first, rows, next_of, compact, marks, positions[start:end]
-                )
-            first += len(rows)
-        if marks is not None:
-            marks[begins] |= partition.BEGINS
-            marks[len(entries) :] = partition.BEGINS  # pads: each the first row of a line beyond the device's
-        if cells is not None:
-            cells[entries] = positions + np.int64(first_cell)
-
-
-def _joined(arrays: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

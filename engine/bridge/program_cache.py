@@ -20,8 +20,9 @@ from penstock.bridge.compile_counter import num_compiles
 from penstock.bridge.devices import AXIS
 from penstock.bridge.programs import Program
 from penstock.bridge.row_format import Line
-from penstock.bridge.sharding import LINES, MAX_BUCKET, MAX_BUCKET_BY_ROW, READ_ROWS, buckets
+from penstock.bridge.sharding import LINES, MAX_BUCKET, MAX_BUCKET_OF_KERNELS, READ_ROWS, buckets
 from penstock.bridge.stacking import Stack, multiple_of
+from penstock.bridge.variants import KERNELS
 from penstock.updates import UpdateRule
 
 num_compiles()  # from here on
@@ -53,6 +54,15 @@ class Programs:
         compact = self._stack.compact and name in BY_ROWS and variant != "sparsecore"
         return compiled(name, self._mesh, rule, line, variant, self._num_lines, size, compact)
 
+    def largest(self, name: str) -> int:
+        """Return the most rows, or lines, per device that one dispatch of "apply" or "write" updates.
+
+        A kernel stages nothing. But XLA spreads the compact rows that ``pallas`` updates, and those of a larger
+        dispatch would leave the chip's memory: 202 MB at 131,072 rows of dim 32.
+        """
+        stages = self.variant not in KERNELS or (self.variant == "pallas" and self._stack.compact)
+        return self._stack.largest if name != "apply" or stages else MAX_BUCKET_OF_KERNELS
+
     def needed(self) -> list[tuple[str, int, Line]]:
         """Return every program that steps, lookups and checkpoints may need, as the arguments of ``at``."""
         stack = self._stack
@@ -60,7 +70,7 @@ class Programs:
         each = [table.lines_per_device * (table.line.group if stack.compact else 1) for table in stack.tables]
         for name, most in (("apply", sum(each)), ("write", max(each))):
             growth = stack.growth(name)
-            largest = MAX_BUCKET_BY_ROW if name == "apply" and self.variant == "sparsecore" else stack.largest
+            largest = self.largest(name)
             sizes = buckets(min(largest, most), multiple_of(stack.line), growth, largest)
             needed += [(name, size, stack.line) for size in sizes]
         for line in {table.line: None for table in stack.tables}:  # each once, in order

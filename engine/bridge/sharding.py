@@ -33,8 +33,8 @@ NUM_SHARDS = 1024
 
 # Rows or lines per device and dispatch: XLA's staging of a scatter grows with them (67 MB at 65,536 rows on TPU).
 MAX_BUCKET = 32_768
-# The same, of rows for SparseCores, which stage nothing.
-MAX_BUCKET_BY_ROW = 131_072
+# The same by a kernel, which stages nothing.
+MAX_BUCKET_OF_KERNELS = 131_072
 # On a GPU a dispatch of few rows costs more than its rows. An update stages its lines once, in at most so many bytes.
 STAGED_ON_GPU, MAX_BUCKET_ON_GPU = 512 << 20, 1 << 20
 # How much larger each bucket is than the one before. Writes have fewer buckets: the number of new rows of a dynamic

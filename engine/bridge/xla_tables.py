@@ -167,9 +167,10 @@ class XlaTables:
     def _dispatch(self, program: str, reader: str, rows: Sequence[MemberRows], numbers: Sequence[Any]) -> None:
         """Run a program on the arrays with rows, as many times as these require. numbers : its scalars"""
         packer, routed = self._routed(program, reader, rows)
-        for entries in packer.slices(routed):
+        growth, largest = self._stack.growth(program), self.programs.largest(program)
+        for span in packer.slices(routed, largest):
             arena = self._dispatcher.arena()
-            packed = packer.pack(routed, entries, arena.room, self._stack.growth(program))
+            packed = packer.pack(routed, span, arena.room, growth, largest=largest)
             run = self._program(program, reader, packed.lines.shape[1])
             self.arrays, fence = run(self.arrays, *map(self._put, packed.arguments), *numbers)
             arena.read_by(reader, fence)
@@ -182,10 +183,14 @@ class XlaTables:
         """
         if program == "apply" and self.variant == "sparsecore":
             routed = self._row_packer.route(rows)
-            for entries in self._row_packer.slices(routed):
-                self._program(
-                    program, reader, self._row_packer.capacity(max(map(len, entries)), self._stack.growth(program))
-                )
+            growth, largest, most = (
+                self._stack.growth(program),
+                self.programs.largest(program),
+                int(routed.counts.max()),
+            )
+            for span in self._row_packer.slices(routed, largest):
+                size = self._row_packer.capacity(min(most - span.start, largest), largest, growth)
+                self._program(program, reader, size)
                 if self.variant != "sparsecore":
                     break
             else:

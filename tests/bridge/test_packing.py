@@ -51,10 +51,14 @@ def test_packed_rows_are_the_words_of_their_lines(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     several = [some_rows(rng, index, dim, int(rng.integers(0, 300))) for index, dim in enumerate(dims)]
     packer = Packer(stack, ThreadTeam(threads))
-    routed = packer.route(several)
+    routed, largest = packer.route(several), data.draw(st.sampled_from([128, 32_768]))
     actual = {}
-    for entries in packer.slices(routed):
-        actual |= words_of(packer.pack(routed, entries), stack)
+    for span in packer.slices(routed, largest):
+        for key, words in words_of(packer.pack(routed, span, largest=largest), stack).items():
+            # A line whose rows are in two dispatches is updated twice: no row is in both.
+            before = actual.setdefault(key, np.full_like(words, UNTOUCHED))
+            assert ((before == UNTOUCHED) | (words == UNTOUCHED)).all()
+            actual[key] = np.where(words == UNTOUCHED, before, words)
     members = [
         (layout, layout.line, first, rows.ids, rows.rows)
         for layout, first, rows in zip(layouts, stack.first_lines, several, strict=False)
@@ -76,14 +80,13 @@ def test_keys_of_16_bit_weights_follow_their_rows(lanes):
     rows = some_rows(rng, 0, 8, 200)._replace(keys=keys)
     packer = Packer(stack, ThreadTeam(1))
     routed = packer.route([rows])
-    ((entries),) = packer.slices(routed)
-    packed = packer.pack(routed, entries)
+    packed = packer.pack(routed)
     for device in range(2):
         arrays = (packed.words[device].reshape(-1, 8), packed.marks[device], packed.counts[device], packed.keys[device])
         _, of_rows = spread(stack.line, *map(jnp.asarray, arrays))
         wanted = np.zeros((len(packed.lines[device]), stack.line.group), np.uint32)
         place = {int(line): index for index, line in enumerate(packed.lines[device])}
-        for entry in entries[device]:
+        for entry in np.flatnonzero(routed.devices == device):
             wanted[place[int(routed.lines[entry])], routed.places[entry]] = keys[entry]
         assert np.asarray(of_rows).tobytes() == wanted.tobytes()
 
@@ -94,7 +97,8 @@ def test_a_row_costs_at_most_15_percent_more_than_its_id_and_gradient(dim, devic
     packer = Packer(Stack.of([layout], ADAGRAD), ThreadTeam(1))
     rows = some_rows(np.random.default_rng(0), 0, dim, 131_072, 1_000_000)
     routed = packer.route([rows])
-    sent = sum(array.nbytes for item in packer.slices(routed) for array in packer.pack(routed, item).arguments)
+    spans = packer.slices(routed, 32_768)
+    sent = sum(array.nbytes for span in spans for array in packer.pack(routed, span).arguments)
     assert sent / 131_072 <= 1.15 * (4 + 4 * dim)
 
 
@@ -103,7 +107,7 @@ def test_more_rows_than_a_dispatch_takes_are_packed_into_several():
     stack = Stack.of([layout], ADAGRAD)
     packer = Packer(stack, ThreadTeam(2))
     routed = packer.route([some_rows(np.random.default_rng(0), 0, 8, 70_000, 100_000)])
-    packed = [packer.pack(routed, entries) for entries in packer.slices(routed)]
+    packed = [packer.pack(routed, span) for span in packer.slices(routed, 32_768)]
     assert [packed_rows.marks.shape[1] for packed_rows in packed] == [32_768, 32_768, 5248]
 
 
@@ -113,42 +117,121 @@ def test_lines_are_numbered_by_first_appearance(num_rows, num_lines, seed):
     rng = np.random.default_rng(seed)
     lines = rng.integers(0, num_lines, num_rows + 5).astype(np.int32)
     rows = rng.permutation(num_rows + 5)[:num_rows].astype(np.int32)
-    for got, wanted in zip(partition.number(rows, lines), reference.number(rows, lines), strict=True):
-        assert got.tobytes() == wanted.astype(np.int32).tobytes()
+    numbers = np.full(num_rows + 5, -1, np.int32)
+    distinct = partition.number(rows, lines, numbers)
+    wanted, wanted_lines = reference.number(rows, lines)
+    assert distinct.tobytes() == wanted_lines.tobytes()
+    assert numbers[rows].tobytes() == wanted.tobytes()
+    assert (np.delete(numbers, rows) == -1).all()
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 5000), st.booleans(), st.integers(1, 9), st.integers(1, 16))
-def test_destinations_are_those_of_the_shards(vocabulary, mod, devices, group):
-    ids = np.random.default_rng(vocabulary).integers(0, vocabulary, 100)
-    layout = Layout("t", vocabulary, 8, 1, devices, mod)
-    out = [np.empty(100, np.int32) for _ in range(3)]
-    shards = (vocabulary, 1024, mod, layout.shards_per_device, layout.rows_per_shard)
-    partition.destinations(ids, *shards, group, 7, *out)
-    owners, rows = layout.place(ids)
-    for got, wanted in zip(out, (owners, 7 + rows // group, rows % group), strict=True):
-        assert got.tolist() == wanted.tolist()
-    order, starts = partition.by_device(out[0], devices)
-    assert order.tolist() == np.argsort(owners, kind="stable").tolist()
-    assert np.diff(starts).tolist() == np.bincount(owners, minlength=devices).tolist()
+@given(st.integers(0, 300), st.integers(1, 40), st.integers(0, 20), st.integers(0, 9))
+def test_rows_of_a_line_get_neighbouring_cells(num_rows, num_lines, pads, seed):
+    rng = np.random.default_rng(seed)
+    lines = rng.integers(0, num_lines, num_rows + 5).astype(np.int32)
+    places = rng.integers(0, 128, num_rows + 5).astype(np.int32)
+    rows = rng.permutation(num_rows + 5)[:num_rows].astype(np.int32)
+    cells, marks = np.full(num_rows + 5, -1, np.int32), np.zeros(num_rows + pads, np.uint8)
+    distinct = partition.number(rows, lines, cells)
+    wanted, wanted_marks = reference.group(cells[rows], places[rows], len(marks))
+    partition.group(rows, len(distinct), places, cells, marks)
+    assert cells[rows].tobytes() == wanted.tobytes()
+    assert marks.tobytes() == wanted_marks.tobytes()
 
 
-ROWS, LINES, GRADS = np.arange(2, dtype=np.int32), np.array([0, 0], np.int32), np.ones((2, 4), np.float32)
+def located(ids, vocabulary, mod):
+    """As reference.locate, which lists all ids of a table, by division."""
+    quotient, remainder = divmod(vocabulary, 1024)
+    longer = remainder * (quotient + 1)
+    if mod:
+        return ids % 1024, ids // 1024
+    shard, row = np.divmod(ids - longer, quotient)
+    first = np.divmod(ids, quotient + 1)
+    return np.where(ids < longer, first[0], remainder + shard), np.where(ids < longer, first[1], row)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 5000) | st.integers(5001, 2**45),
+    st.booleans(),
+    st.integers(1, 9),
+    st.integers(1, 16),
+    st.integers(0, 99),
+)
+def test_destinations_are_those_of_the_shards(vocabulary, mod, devices, group, seed):
+    rng = np.random.default_rng(seed)
+    ids = np.append(rng.integers(0, vocabulary, 100), [0, vocabulary - 1])
+    shards = (vocabulary, 1024, mod, -(-1024 // devices), -(-vocabulary // 1024))
+    out = [np.empty(len(ids), np.int32) for _ in range(3)]
+    counts = np.ones(devices, np.int64)
+    partition.destinations(ids, *shards, group, 7, *out, counts)
+    shard, row = reference.locate(ids, vocabulary, 1024, mod) if vocabulary <= 5000 else located(ids, vocabulary, mod)
+    rows = shard % shards[3] * shards[4] + row
+    wanted = (shard // shards[3], (7 + rows // group).astype(np.int32), rows % group)
+    for actual, expected in zip(out, wanted, strict=True):
+        assert actual.tolist() == expected.tolist()
+    assert counts.tolist() == (1 + np.bincount(wanted[0], minlength=devices)).tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 300), st.integers(1, 9), st.integers(0, 300), st.integers(0, 9))
+def test_rows_are_numbered_by_device_in_ranges(num_rows, num_devices, cut, seed):
+    devices = np.random.default_rng(seed).integers(0, num_devices, num_rows).astype(np.int32)
+    cells, entries = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
+    counts = np.bincount(devices, minlength=num_devices)
+    next_of, cut = np.zeros(num_devices, np.int64), min(cut, num_rows)
+    for span in (slice(0, cut), slice(cut, num_rows)):
+        partition.order(devices[span], span.start, next_of, cells[span], np.cumsum(counts) - counts, entries)
+    wanted = reference.order(devices, num_devices)
+    assert (cells.tolist(), entries.tolist()) == tuple(array.tolist() for array in wanted)
+    assert next_of.tolist() == counts.tolist()
+    partition.order(devices, 0, np.zeros(num_devices, np.int64), cells, None, None)
+    assert cells.tolist() == wanted[0].tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 60), st.sampled_from([1, 3, 8, 16, 32, 64, 128]), st.integers(1, 3), st.data())
+def test_rows_are_laid_into_their_cells(num_rows, dim, group, data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 9)))
+    num_devices, size, first = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 40)), data.draw(st.integers(0, 9))
+    spots = rng.permutation(num_devices * 60 * group)[:num_rows]  # (device, cell, place)
+    devices, cells, places = (a.astype(np.int32) for a in np.unravel_index(spots, (num_devices, 60, group)))
+    offsets = np.arange(group, dtype=np.int32) * dim
+    values, lines = rng.standard_normal((num_rows, dim), np.float32), rng.integers(0, 99, num_rows, np.int32)
+    words = np.full((num_devices, size, group * dim), -1, np.int32)
+    out_lines = np.full(words.shape[:2], -1, np.int32)
+    partition.lay(devices, cells, first, values, words, places, offsets, lines, out_lines)
+    wanted, wanted_lines = reference.lay(devices, cells, first, values, words, offsets[places], lines)
+    assert words.tobytes() == wanted.tobytes()
+    assert out_lines.tobytes() == wanted_lines.tobytes()
+    # Past the caches only to whole cache lines, which memory of the heap does not begin with.
+    memory = np.full(words.nbytes + 68, 255, np.uint8)
+    shift = -memory.ctypes.data % 64 + data.draw(st.sampled_from([0, 4]))
+    aligned = memory[shift : shift + words.nbytes].view(np.int32).reshape(words.shape)
+    partition.lay(devices, cells, first, values, aligned, places, offsets, lines, out_lines, streams=True)
+    assert aligned.tobytes() == wanted.tobytes()
+    if group == 1:
+        alone = np.full_like(words, -1)
+        partition.lay(devices, cells, first, values, alone)
+        assert alone.tobytes() == wanted.tobytes()
+
+
+ROWS, ZEROS, GRADS = np.arange(2, dtype=np.int32), np.zeros(2, np.int32), np.ones((2, 4), np.float32)
+CELLS = np.zeros((1, 2, 8), np.int32)
 
 
 @pytest.mark.parametrize(
     ("function", "arguments", "problem"),
     [
-        ("by_device", (np.array([0, 2], np.int32), 2), "row 1: expected a device below 2, got 2"),
-        ("number", (np.array([5], np.int32), LINES), "row 5 is not one of 2"),
-        ("lay_lines", (ROWS, LINES + 3, LINES, 0, GRADS, np.zeros((2, 8), np.int32)), "row 0 of 4 words does not fit"),
-        ("lay_lines", (ROWS, LINES, LINES + 5, 0, GRADS, np.zeros((2, 8), np.int32)), "row 0 of 4 words does not fit"),
-        ("lay_lines", (ROWS, LINES, LINES, 1, GRADS, np.zeros((2, 8), np.int32)), "row 0 of 4 words does not fit"),
-        (
-            "lay_rows",
-            (ROWS, LINES, LINES, 0, GRADS, LINES[:1] + 9, np.zeros((2, 4), np.int32), np.zeros(2, np.uint8), LINES + 0),
-            "row 0 of line 0 does not fit among 2",
-        ),
+        ("order", (ROWS, 0, np.zeros(1, np.int64), ZEROS + 0, None, None), "row 1 of device 1 has no place among"),
+        ("order", (ZEROS, 0, np.zeros(1, np.int64), ZEROS + 0, np.ones(1, np.int64), ZEROS + 0), "row 1 of device 0"),
+        ("number", (np.array([5], np.int32), ZEROS, ZEROS + 0), "row 5 is not one of 2"),
+        ("group", (ROWS, 1, ZEROS, ROWS + 0, np.zeros(2, np.uint8)), "row 1 is not in one of 1 lines"),
+        ("group", (ROWS + 5, 1, ZEROS, ZEROS + 0, np.zeros(2, np.uint8)), "row 5 is not in one of 1 lines"),
+        ("lay", (ROWS, ROWS, 0, GRADS, CELLS), "row 1: no device 1"),
+        ("lay", (ZEROS, ROWS, 0, GRADS, CELLS, ROWS, ZEROS[:1]), "row 1: no device 0, or no such place"),
+        ("lay", (ZEROS, ROWS, 0, GRADS, CELLS, ROWS, ROWS + 4), "a row of 4 words does not fit a cell of 8"),
     ],
 )
 def test_rows_out_of_place_are_refused(function, arguments, problem):

@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from row_kernel import some_steps
 
 import penstock as ps
-from penstock.bridge import backends, packing, program_cache
+from penstock.bridge import backends, program_cache
 from penstock.bridge.mesh_selection import make_mesh
 from penstock.bridge.pallas import canary, sparsecore, tensorcore
 from penstock.bridge.sharding import Layout
@@ -182,7 +182,7 @@ def test_steps_lookups_and_loaded_rows_of_an_engine_are_xlas(emulated, mesh_of, 
 
 def test_a_step_of_more_rows_than_a_dispatch_takes_is_carried_out_in_several(emulated, mesh_of, monkeypatch):
     emulated()
-    monkeypatch.setattr(packing, "MAX_BUCKET_BY_ROW", 128)
+    monkeypatch.setattr(program_cache, "MAX_BUCKET_OF_KERNELS", 128)
     tables = {"a": (1000, 16)}
     hashes = [after(an_engine(mesh_of(1), variant=v, tables=tables), some_steps(tables)) for v in ("xla", "sparsecore")]
     assert hashes[0] == hashes[1]

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.pyx.initial_rows import philox_key
+from penstock.pyx.partition import BEGINS
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -119,15 +120,46 @@ def scatter(owners: Int64, numbers: Int64, grads: Float32, counts: Int64, num_ow
     return [(numbers[owners == o], grads[owners == o], counts[owners == o]) for o in range(num_owners)]
 
 
-def number(rows: Int32, lines: Int32) -> tuple[Int32, Int32, Int32]:
-    """Return each row's line by number, the lines by first appearance, and how many rows each has."""
-    distinct, firsts, inverse, counts = np.unique(
-        lines[rows], return_index=True, return_inverse=True, return_counts=True
-    )
+def number(rows: Int32, lines: Int32) -> tuple[Int32, Int32]:
+    """Return each row's line by number, and the lines by first appearance."""
+    distinct, firsts, inverse = np.unique(lines[rows], return_index=True, return_inverse=True)
     order = np.argsort(firsts)
     rank = np.empty(len(order), np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
-    return rank[inverse], distinct[order].astype(np.int32), counts[order].astype(np.int32)
+    return rank[inverse], distinct[order].astype(np.int32)
+
+
+def order(devices: Int32, num_devices: int) -> tuple[Int32, Int32]:
+    """Return the number of each row among those of its device, and the rows by device."""
+    entries = np.argsort(devices, kind="stable").astype(np.int32)
+    counts = np.bincount(devices, minlength=num_devices)
+    cells = np.empty(len(devices), np.int32)
+    cells[entries] = np.arange(len(devices)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return cells, entries
+
+
+def group(numbers: Int32, places: Int32, size: int) -> tuple[Int32, UInt8]:
+    """Return the cell of each row, those of a line together, and the marks of all cells."""
+    cells = np.argsort(np.argsort(numbers, kind="stable")).astype(np.int32)
+    marks = np.full(size, BEGINS, np.uint8)
+    marks[cells] = places
+    marks[cells[np.unique(numbers, return_index=True)[1]]] |= BEGINS
+    return cells, marks
+
+
+def lay(
+    devices: Int32, cells: Int32, first_cell: int, values: Float32, words: Int32, offsets: Int32, lines: Int32
+) -> tuple[Int32, Int32]:
+    """Return words with rows in their cells, and the line of each cell; other words and lines are −1.
+
+    words : int32 (devices, cells, words), only for its shape; offsets : int32 (n,), of each row in its cell
+    """
+    words, out_lines = np.full(words.shape, -1, np.int32), np.full(words.shape[:2], -1, np.int32)
+    for device, cell, row, offset, line in zip(devices, cells - first_cell, values, offsets, lines, strict=True):
+        if 0 <= cell < words.shape[1]:
+            words[device, cell, offset : offset + len(row)] = row.view(np.int32)
+            out_lines[device, cell] = line
+    return words, out_lines
 
 
 def lines_of_words(

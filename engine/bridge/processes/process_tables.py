@@ -107,10 +107,10 @@ class ProcessTables(XlaTables):
                 _chosen(rows, frames, routed.lines % num_slices == number) if num_slices > 1 else (rows, frames)
             )
             routing = self._packer.route(chosen_rows)
-            packed = self._packer.pack(routing, routing.by_device, capacity=k * self._senders)
+            packed = self._packer.pack(routing, capacity=k * self._senders)
             planes: list[npt.NDArray[Any]] = [packed.lines, packed.words]
             if by_frames:
-                planes.append(self._frames(packed, routing.offsets, chosen_rows, chosen_frames))
+                planes.append(self._frames(packed, routing.places, chosen_rows, chosen_frames))
             if packed.keys is not None:
                 planes.append(packed.keys)
             sent = list(map(self._sent, planes))
@@ -118,7 +118,7 @@ class ProcessTables(XlaTables):
             yield run(*sent, np.int32(0))
 
     def _frames(
-        self, packed: Packed, offsets: Int32, rows: Sequence[MemberRows], frames: Sequence[Int64 | None]
+        self, packed: Packed, places: Int32 | None, rows: Sequence[MemberRows], frames: Sequence[Int64 | None]
     ) -> Int32:
         """Return the numbers of frames of rows, once per ``grain`` elements: int32 (devices, capacity, ·)."""
         width = packed.words.shape[2] // self._grain
@@ -127,7 +127,9 @@ class ProcessTables(XlaTables):
         assert packed.cells is not None  # because the capacity was given
         for table, counts in zip(rows, frames, strict=True):
             span = slice(first, first + len(table.ids))
-            columns = offsets[span, None] // self._grain + np.arange(table.rows.shape[1] // self._grain)
+            line = self.layouts[table.member].line
+            offsets = np.zeros(len(table.ids), np.int64) if places is None else line.offsets(places[span])
+            columns = offsets[:, None] // self._grain + np.arange(table.rows.shape[1] // self._grain)
             flat[packed.cells[span, None], columns] = np.asarray(counts)[:, None]
             first = span.stop
         return plane

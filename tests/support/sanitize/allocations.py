@@ -20,7 +20,7 @@ from penstock.pyx import partition
 from penstock.pyx.id_table import IdTable
 from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.directory_plan import Plan
-from penstock.pyx.partition import lay_rows, locate, place
+from penstock.pyx.partition import locate, place
 from penstock.threads import ThreadTeam
 
 # Below this lie NumPy's iterators, which answer a refusal with a SystemError: a flaw of theirs.
@@ -155,9 +155,10 @@ def placed():
         place(ids, VOCABULARY, 1024, True, 512, 98, 2)
         locate(ids, VOCABULARY, 1024, True)
         rows = np.arange(len(ids), dtype=np.int32)
-        numbers, lines, _ = partition.number(rows, rows)
-        out = np.empty(grads.shape, np.int32), np.empty(len(ids), np.uint8), rows.copy()
-        lay_rows(rows, numbers, numbers * 0, 0, grads, lines.copy(), *out)
+        cells = rows * 0
+        lines = partition.number(rows, rows, cells)
+        partition.group(rows, len(lines), rows * 0, cells, np.empty(len(ids), np.uint8))
+        partition.lay(rows * 0, cells, 0, grads, np.empty((1, *grads.shape), np.int32))
         state["done"] = True
 
     return dict, work, dict

@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.pyx import accumulator
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.id_table import IdTable
-from penstock.pyx.partition import lay_lines, locate, place
+from penstock.pyx.partition import lay, locate, place
 
 DIMS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100, 128)
 SIZES = sorted({0, 1, 2, 3, *(near for power in range(2, 15) for near in (2**power - 1, 2**power, 2**power + 1))})
@@ -153,9 +153,9 @@ def partitions():
                 assert len(np.unique(owners.astype(np.int64) << 32 | rows)) == size
                 grads = rng.standard_normal((size, dim)).astype(np.float32)
                 for some_grads in arrow_like(grads):
-                    words = np.empty((size, dim), np.int32)
-                    lay_lines(*[np.arange(size, dtype=np.int32)] * 2, np.zeros(size, np.int32), 0, some_grads, words)
-                    assert (words == grads.view(np.int32)).all()
+                    words, cells = np.empty((1, size, dim), np.int32), np.arange(size, dtype=np.int32)
+                    lay(cells * 0, cells, 0, some_grads, words)
+                    assert (words[0] == grads.view(np.int32)).all()
                     yield 1
 
 
