@@ -140,6 +140,7 @@ def test_the_example_of_a_docstring_runs(name, tmp_path, monkeypatch):
         run(name, text.replace(SERVICE, service.address.uri))
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning")  # Keras, with jax 0.12
 @pytest.mark.parametrize("module", LIBRARIES)
 def test_the_examples_of_a_module_that_needs_a_library_run(module):
     pytest.importorskip(LIBRARIES[module])
