@@ -34,7 +34,7 @@ AT_ONCE = 32_768
 STREAMED_ROW, STREAMED_BYTES = 512, 1 << 21
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """Neighbouring rows that one task routes and lays out.
 
     rows : their range among all rows; table : whose they are; own : their range among its rows
@@ -61,7 +61,7 @@ class Routing(NamedTuple):
     places: Int32 | None
     cells: Int32
     entries: Int32 | None
-    blocks: Sequence[Block]
+    blocks: Sequence[RowBlock]
     firsts: Int64
 
     @property
@@ -118,12 +118,12 @@ class Packer:
 
     def route(self, tables: Sequence[MemberRows]) -> Routing:
         """Return the destinations of rows of several tables."""
-        blocks: list[Block] = []
+        blocks: list[RowBlock] = []
         num_rows = 0
         for table in tables:
             for start in range(0, len(table.ids), AT_ONCE):
                 own = slice(start, min(start + AT_ONCE, len(table.ids)))
-                blocks.append(Block(slice(num_rows + own.start, num_rows + own.stop), table, own))
+                blocks.append(RowBlock(slice(num_rows + own.start, num_rows + own.stop), table, own))
             num_rows += len(table.ids)
         devices, lines, cells = (np.empty(num_rows, np.int32) for _ in range(3))
         places = entries = starts = None
@@ -147,7 +147,7 @@ class Packer:
         )
         return Routing(devices, lines, places, cells, entries, blocks, firsts)
 
-    def _destinations(self, block: Block, devices: Int32, lines: Int32, places: Int32 | None, counts: Int64) -> None:
+    def _destinations(self, block: RowBlock, devices: Int32, lines: Int32, places: Int32 | None, counts: Int64) -> None:
         rows, (member, ids, *_), own = block
         table, first = self._stack.tables[member], self._stack.first_lines[member]
         group = table.line.group
@@ -232,7 +232,7 @@ class Packer:
         return Packed(lines, words, counts, marks, of_rows, all_cells)
 
     def _lay(
-        self, routing: Routing, cells: Int32, first: int, words: Int32, out_lines: Int32 | None, block: Block
+        self, routing: Routing, cells: Int32, first: int, words: Int32, out_lines: Int32 | None, block: RowBlock
     ) -> None:
         """Copy the rows of a block to their cells."""
         rows, (member, _, values, *_), own = block

@@ -169,7 +169,13 @@ def say_needs(out: Output, config: EmbeddingConfig, device: Device, uses: float)
     chips = f"{device.chips} chip{'s' * (device.chips > 1)}"
     out.say(f"device    {chips} {device.generation}, each {BUSY:.0%} busy; a model: no chip has confirmed it")
     _say_cells(out, [_DEVICE_HEADINGS, *map(_cells_of_device, tables)])
-    return {**device._asdict(), "busy": BUSY, "uses": uses, "tables": [need._asdict() for need in tables]}
+    return {
+        "generation": device.generation,
+        "chips": device.chips,
+        "busy": BUSY,
+        "uses": uses,
+        "tables": [vars(need) for need in tables],
+    }
 
 
 _DEVICE_HEADINGS = ["table", "variant", "rows/s of a chip", "rows/s of a thread", "threads", ""]

@@ -1,7 +1,7 @@
 """A model of how many threads of a host keep a TPU busy: what a chip updates, and what a thread sums and lays out.
 
 The rates of chips are declared: published bandwidths and clocks, and the instructions that the compiler issues. No
-chip has confirmed them. Those of a thread were measured on one machine (``bench/feeding.py``).
+chip has confirmed them. Those of a thread were measured on one machine (``bench/feed_rates.py``).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.bridge.row_format import BY_ROW
@@ -62,7 +63,8 @@ class Device(NamedTuple):
         return cls(match[1], int(match[2]))
 
 
-class Need(NamedTuple):
+@dataclass(frozen=True)
+class Need:
     """How a table feeds a device by one variant.
 
     chip_rows : distinct rows/s of each chip at most; bound : what limits it, "issue" (of copies) or "memory"

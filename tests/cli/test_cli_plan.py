@@ -131,7 +131,8 @@ def test_a_device_is_planned_without_a_log(tmp_path, call, refused):
     ]
     for need in tables:
         assert need["threads"] == math.ceil(0.8 * need["chip_rows"] * 4 / need["thread_rows"])
-        assert re.search(rf"{need['table']} +{need['variant']} .* {need['threads']}  limited by {need['bound']}\n", text)
+        line = rf"{need['table']} +{need['variant']} .* {need['threads']}  limited by {need['bound']}\n"
+        assert re.search(line, text)
     _, of_repeated = call(0, "plan", tmp_path / "tables.pbtxt", "--device", "v5p-4", "--uses", "3")
     assert all(
         repeated["thread_rows"] < need["thread_rows"]

@@ -4,7 +4,7 @@ A step is a frame of 131,072 rows of a table of 10,000,000, on 8 devices: each r
 times. Its rows are summed by the pipeline ("sums"), then routed and packed by the tables, whose programs do nothing
 here ("layout"), one after the other. The devices are only numbers: on a CPU their work would take the same cores.
 
-    python bench/feeding.py [--base CHECKOUT] [--rounds 15] [--only pallas,32]
+    python bench/feed_rates.py [--base CHECKOUT] [--rounds 15] [--only pallas,32]
 
 CHECKOUT is another working tree of penstock, compiled, with its ``build/tree``: both sides take turns, each in a
 separate process. Prints the best of all rounds in millions of distinct rows per second; gains are of the best, and of
@@ -46,7 +46,7 @@ def main() -> None:
     if args.serve:
         serve()
         return
-    sides = [Side(folder) for folder in ([args.base] if args.base else []) + [HERE]]
+    sides = [Checkout(folder) for folder in ([args.base] if args.base else []) + [HERE]]
     print("| variant | dim | threads | uses | sums | layout | together |" + " gain |" * bool(args.base))
     print("|---" * (7 + bool(args.base)) + "|")
     for case in CASES:
@@ -55,7 +55,7 @@ def main() -> None:
         print(f"| {' | '.join(map(str, case.values()))} | {' | '.join(cells(case, sides, args.rounds))} |", flush=True)
 
 
-def cells(case: dict[str, Any], sides: Sequence[Side], rounds: int) -> Iterator[str]:
+def cells(case: dict[str, Any], sides: Sequence[Checkout], rounds: int) -> Iterator[str]:
     """Yield the rates of sums, layout and both, one side → another, and the gain."""
     times: list[list[tuple[float, float]]] = [[] for _ in sides]
     for number in range(rounds):
@@ -69,7 +69,7 @@ def cells(case: dict[str, Any], sides: Sequence[Side], rounds: int) -> Iterator[
         yield f"{min(both[0]) / min(both[1]):.2f}, {statistics.median(both[0]) / statistics.median(both[1]):.2f}"
 
 
-class Side:
+class Checkout:
     """A process that runs the code of a checkout."""
 
     def __init__(self, folder: Path) -> None:
@@ -134,8 +134,7 @@ class Feeder:
         definition = TableDefinition(layout, UpdateRule("adagrad", 1), (0.1,))
         fence = jax.numpy.zeros(1)
         self._tables = XlaTables(mesh, [definition], variant, Dispatcher(team), arrays=(fence,))
-        self._tables._num_watched = 99
-        self._tables.__dict__["_program"] = lambda *_: lambda arrays, *arguments: (arrays, fence)
+        vars(self._tables).update(_num_watched=99, _program=lambda *_: lambda arrays, *arguments: (arrays, fence))
         self._step = SimpleNamespace(number=0)
 
     def steps(self) -> list[tuple[float, float]]:
