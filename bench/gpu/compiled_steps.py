@@ -117,7 +117,7 @@ def compiled(case: GpuCase, mesh: Any) -> tuple[Any, Any]:
         step = functional_step.FunctionalStep(
             "h200", case.optimizer, case.dim, "xla", "scan" if case.program == SCANNED else "one chip"
         )
-        return functional_step.compiled((layout, spec.rule, mesh), step, xla_gpu_deterministic_ops=True)
+        return functional_step.compiled((layout, spec.rule, mesh), step)
     rule = spec.rule if case.program in program_cache.BY_RULE else None
     size = lines_of(case, layout)
     program = program_cache.compiled(case.program, mesh, rule, layout.line, "xla", layout.lines_per_device, size)

@@ -21,6 +21,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from penstock.bridge import line_arrays, programs
 from penstock.bridge.row_format import UNTOUCHED, Line
+from penstock.bridge.segment_sums import Values, rows_at, summed
 from penstock.bridge.sharding import largest_bucket
 from penstock.errors import UsageError, UsageTypeError
 from penstock.updates import Ops, OptaxRule, UpdateRule, quantize
@@ -73,7 +74,8 @@ class Feature(NamedTuple):
 
 
 # The arrays of ``Uses``.
-PARTS = ["asked", "rows", "samples", "gains", "lines", "counts", "cells", "touched"]
+PARTS = ["asked", "rows", "samples", "gains", "lines", "counts", "places", "touched"]
+PARTS += [f"{sums}_{part}" for sums in ("sample", "row", "line") for part in ("terms", "nodes")]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=PARTS, meta_fields=["features", "num_lines"])
@@ -88,19 +90,21 @@ class Uses:
     rows : array
         int32, shape (devices, L): of every lookup, the index of its row in ``asked``; pads lie beyond it.
     samples : array
-        int32, shape (devices, L): of every lookup, its sample among those of the device, feature by feature, ascending;
-        pads lie beyond.
+        int32, shape (devices, L): of every lookup, its sample among those of the device, feature by feature; pads lie
+        beyond.
     gains : array
         float32, shape (devices, L).
     lines : array
         int32, shape (devices, K): the device's lines that any device requests, unique; pads lie beyond its lines.
     counts : array
         int32, shape (devices,): the number of lines before the pads.
-    cells : array
-        int32, shape (devices, devices * A): of every requested row, device by device, its place in ``lines``, times the
-        rows of a line, plus its place there; pads lie beyond.
+    places : array
+        int32, shape (devices, devices * A): of every requested row, device by device, its place in its line.
     touched : array
         bool, shape (devices, K, rows of a line): the rows that are requested.
+    sample_terms, sample_nodes, row_terms, row_nodes, line_terms, line_nodes : array
+        int32, with an axis of devices in front of what ``segment_sums.summed`` takes: of every sample its lookups, of
+        every requested row its lookups, of every line its requested rows.
     features : tuple of Feature
         In the order of ``samples``.
     num_lines : int
@@ -113,8 +117,14 @@ class Uses:
     gains: Any
     lines: Any
     counts: Any
-    cells: Any
+    places: Any
     touched: Any
+    sample_terms: Any
+    sample_nodes: Any
+    row_terms: Any
+    row_nodes: Any
+    line_terms: Any
+    line_nodes: Any
     features: tuple[Feature, ...]
     num_lines: int
 
@@ -275,10 +285,9 @@ def _gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
     rows = _exchanged(table.format, read.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
     if table.format.quantization is not None:
         rows = quantize(Ops(jnp), rows, *table.format.quantization)
-    lookup_rows = rows.at[uses.rows[0]].get(mode="fill", fill_value=0.0) * uses.gains[0][:, None]
+    combined = summed(uses.sample_terms[0], uses.sample_nodes[0], _by_lookup(rows, uses.rows[0], uses.gains[0]))
     shapes = uses.shapes
     sizes = [_size(shape) for shape in shapes.values()]
-    combined = jax.ops.segment_sum(lookup_rows, uses.samples[0], sum(sizes), indices_are_sorted=True)
     activations, first = {}, 0
     for (path, shape), size in zip(shapes.items(), sizes, strict=True):
         activations[path] = combined[first : first + size].reshape(*shape, line.dim)
@@ -292,16 +301,16 @@ def _apply(
     _check_same(table, uses)
     line, (num_devices, room) = table.format.line, uses.asked.shape[1:]
     of_samples = _joined(uses.shapes, gradients, line.dim)
-    lookup_gradients = of_samples.at[uses.samples[0]].get(mode="fill", fill_value=0.0) * uses.gains[0][:, None]
-    of_rows = jax.ops.segment_sum(lookup_gradients, uses.rows[0], num_devices * room)
+    of_rows = summed(uses.row_terms[0], uses.row_nodes[0], _by_lookup(of_samples, uses.samples[0], uses.gains[0]))
     arrived = _exchanged(table.format, of_rows.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
     by_row = table.format.variant == "sparsecore"
-    if by_row:
-        summed = jax.ops.segment_sum(arrived, uses.cells[0], uses.lines.shape[1])
-    else:
-        spread = line_arrays.spread(line, arrived, uses.cells[0] % line.group)
-        summed = jax.ops.segment_sum(spread, uses.cells[0] // line.group, uses.lines.shape[1])
-    words = jax.lax.bitcast_convert_type(summed, jnp.int32)
+
+    def in_lines(indices: jax.Array) -> jax.Array:
+        rows = rows_at(arrived, indices)
+        return rows if by_row else line_arrays.spread(line, rows, uses.places[0].at[indices].get(mode="clip"))
+
+    sums = summed(uses.line_terms[0], uses.line_nodes[0], Values(in_lines, len(arrived)))
+    words = jax.lax.bitcast_convert_type(sums, jnp.int32)
     if line.masked and not by_row:
         words = jnp.where(line_arrays.of_half(line, uses.touched[0], 0), words, UNTOUCHED)
     numbers = table.numbers
@@ -316,6 +325,18 @@ def _apply(
             part = part.reshape(1, -1, line.strip)
         arrays, _ = step(arrays, uses.lines[:, span], part, counts, rate, jnp.int32(0), jnp.uint32(0))
     return Table(arrays, numbers, table.format)
+
+
+def _by_lookup(array: jax.Array, rows: jax.Array, gains: jax.Array) -> Values:
+    """Return the values of lookups. array : (n, dim); rows, gains : of every lookup, its row there and its factor"""
+
+    def values(indices: jax.Array) -> jax.Array:
+        of_lookups = rows.at[indices].get(mode="clip", wrap_negative_indices=False)
+        factors = gains.at[indices].get(mode="clip", wrap_negative_indices=False)
+        products = array.at[of_lookups].get(mode="clip", wrap_negative_indices=False) * factors[:, None]
+        return jnp.where((indices < len(rows))[:, None], products, 0.0)
+
+    return Values(values, len(rows))
 
 
 def _check_same(table: Table, uses: Uses) -> None:

@@ -1,0 +1,171 @@
+"""Sums of segments, each in a fixed order, by gathers alone: planned on the host, evaluated on a device.
+
+A scatter-add has no order on a GPU, where it is a loop of atomic operations, and visits rows one by one elsewhere. Here
+the host knows which values each segment sums:
+
+* Up to MOST_TERMS values are summed from left to right.
+* More are divided into runs of RUN values, and the last run may be shorter. A node sums a run, in order. The nodes of a
+  segment are summed like values, by runs of RUN nodes, and so on, until at most MOST_TERMS remain.
+
+So a segment of any size takes few steps, and its order depends on nothing but its values' number. Arrays have padded
+sizes: nodes of all levels lie in one array, whose size determines that of each level (``level_sizes``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from penstock.frames import Int64
+
+MOST_TERMS, RUN = 4, 16
+# The nodes of each level, as shares of the first: one of 2**shift. Level 2 has nodes only for segments of more than
+# MOST_TERMS nodes of level 1, level 3 only for those of more than MOST_TERMS * RUN, and so on.
+SHIFTS = (0, 3, 7, 12, 16, 20, 24, 28)
+
+
+class Values(NamedTuple):
+    """Values by index. read : indices (n,) → values (n, width), 0 for indices beyond; number : of all"""
+
+    read: Callable[[jax.Array], jax.Array]
+    number: int
+
+
+class SumSizes(NamedTuple):
+    """Padded sizes. terms : of a segment; nodes : of all levels, as ``fitting`` returns"""
+
+    terms: int
+    nodes: int
+
+
+def level_sizes(num_nodes: int) -> list[int]:
+    """Return the number of nodes of each level. num_nodes : of all levels, as ``fitting`` returns"""
+    of_first = 1 << num_nodes.bit_length() >> 1
+    return [of_first >> shift for shift in SHIFTS if of_first >> shift]
+
+
+def fitting(levels: list[int]) -> int:
+    """Return the least number of nodes whose levels have at least so many."""
+    of_first = 8
+    while any(of_first >> shift < size for shift, size in zip(SHIFTS, levels, strict=False)):
+        of_first *= 2
+    return sum(of_first >> shift for shift in SHIFTS) if levels else 0
+
+
+# ---- on the host
+
+
+class SegmentSums(NamedTuple):
+    """What is summed for each segment of one device.
+
+    order : the values, those of a segment together, in their order; levels : of each, (start, stop) of every node in
+    the order or in the level before; heights : of each segment, the level that its terms are of, 0: values
+    starts, counts : of its terms there
+    """
+
+    order: Int64
+    levels: list[tuple[Int64, Int64]]
+    heights: Int64
+    starts: Int64
+    counts: Int64
+
+    @classmethod
+    def of(cls, segments: npt.NDArray[np.integer], num_segments: int) -> SegmentSums:
+        """Return the sums. segments : of each value, its segment"""
+        order = np.argsort(segments, kind="stable")
+        counts = np.bincount(segments, minlength=num_segments)
+        starts, heights, levels = np.cumsum(counts) - counts, np.zeros(num_segments, np.int64), []
+        while len(large := np.flatnonzero(counts > MOST_TERMS)):
+            runs = -(-counts[large] // RUN)
+            before = np.cumsum(runs) - runs
+            offsets = RUN * (np.arange(runs.sum()) - np.repeat(before, runs))
+            first = np.repeat(starts[large], runs) + offsets
+            last = np.minimum(first + RUN, np.repeat(starts[large] + counts[large], runs))
+            levels.append((first, last))
+            starts[large], counts[large] = before, runs
+            heights[large] += 1
+        return cls(order, levels, heights, starts, counts)
+
+    @property
+    def sizes(self) -> SumSizes:
+        """The smallest sizes of the ladder that fit."""
+        terms = 1 << max(int(self.counts.max(initial=1)) - 1, 0).bit_length()
+        return SumSizes(terms, fitting([len(first) for first, _ in self.levels]))
+
+    def padded(
+        self, sizes: SumSizes, num_segments: int, num_values: int, segments: Any = None, values: Any = None
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Return (terms, nodes), the arguments of ``summed``.
+
+        sizes : none smaller than ``self.sizes``; num_segments, num_values : pads included
+        segments, values : their places among all; None: the first
+        """
+        beyond, ends = num_values + sizes.nodes, np.cumsum([0, *level_sizes(sizes.nodes)])
+        terms = np.full((num_segments, sizes.terms), beyond, np.int32)
+        nodes = np.full((sizes.nodes, RUN), beyond, np.int32)
+        order = self.order if values is None else values[self.order]
+        for level, (first, last) in enumerate(self.levels):
+            index, within = _ranges(first, last, RUN)
+            nodes[ends[level] : ends[level] + len(first)][within] = order[index] if level == 0 else index
+        index, within = _ranges(self.starts, self.starts + self.counts, sizes.terms)
+        height = np.repeat(self.heights, self.counts)
+        of_roots = num_values + ends[np.maximum(height, 1) - 1] + index
+        of_roots[height == 0] = order[index[height == 0]]
+        by_segment = np.full((len(self.starts), sizes.terms), beyond, np.int32)
+        by_segment[within] = of_roots
+        terms[slice(len(self.starts)) if segments is None else segments] = by_segment
+        return terms, nodes
+
+
+def _ranges(first: Int64, last: Int64, width: int) -> tuple[Int64, npt.NDArray[np.bool_]]:
+    """Return the numbers of every range, one after the other, and where they are in rows of this width."""
+    numbers = first[:, None] + np.arange(width)
+    within = numbers < last[:, None]
+    return numbers[within], within
+
+
+# ---- on a device
+
+
+def summed(terms: jax.Array, nodes: jax.Array, values: Values) -> jax.Array:
+    """Return the sum of every segment, (segments, width).
+
+    terms : int32 (segments, terms): values, then nodes, counted from the number of values; pads lie beyond
+    nodes : int32 (nodes, RUN): those of level 1 are of values, those of others of nodes of the level before, counted
+        from its first; pads lie beyond
+    """
+    total, levels = _in_order(values, terms), list(_levels(nodes, values))
+    if not levels:
+        return total
+    # Unsigned: those of values lie beyond.
+    return total + _in_order(_values_of(jnp.concatenate(levels)), (terms - values.number).astype(jnp.uint32))
+
+
+def _levels(nodes: jax.Array, values: Values) -> Iterator[jax.Array]:
+    """Yield the sums of the nodes of each level."""
+    start = 0
+    for size in level_sizes(len(nodes)):
+        sums = _in_order(values, nodes[start : start + size])
+        yield sums
+        values, start = _values_of(sums), start + size
+
+
+def _in_order(values: Values, indices: jax.Array) -> jax.Array:
+    """Return the sum of the values of each row of indices (n, terms), from left to right."""
+    size, terms = indices.shape
+    return values.read(indices.reshape(-1)).reshape(size, terms, -1).sum(axis=1)
+
+
+def _values_of(array: jax.Array) -> Values:
+    return Values(lambda indices: rows_at(array, indices), len(array))
+
+
+def rows_at(array: jax.Array, indices: jax.Array) -> jax.Array:
+    """Return rows of an array, 0 for indices beyond it."""
+    rows = array.at[indices].get(mode="clip", wrap_negative_indices=False)
+    return jnp.where((indices < len(array))[:, None], rows, 0.0)
