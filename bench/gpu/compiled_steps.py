@@ -117,7 +117,7 @@ def compiled(case: GpuCase, mesh: Any) -> tuple[Any, Any]:
         step = functional_step.FunctionalStep(
             "h200", case.optimizer, case.dim, "xla", "scan" if case.program == SCANNED else "one chip"
         )
-        return functional_step.compiled((layout, spec.rule, mesh), step)
+        return functional_step.compiled((layout, spec.rule, mesh), step, by_gathers=True)
     rule = spec.rule if case.program in program_cache.BY_RULE else None
     size = lines_of(case, layout)
     program = program_cache.compiled(case.program, mesh, rule, layout.line, "xla", layout.lines_per_device, size)

@@ -48,10 +48,10 @@ def steps(small: bool, generations: Sequence[str]) -> Iterator[FunctionalStep]:
                 yield FunctionalStep(generation, optimizer, dim, variant, place)
 
 
-def compiled(table_of_case: tuple[Any, Any, Any], step: FunctionalStep, **compiler_options: Any) -> tuple[Any, Any]:
+def compiled(table_of_case: tuple[Any, Any, Any], step: FunctionalStep, by_gathers: bool = False) -> tuple[Any, Any]:
     """Return the compiled program of a step, and the layout of its table.
 
-    table_of_case : its layout, its rule and its mesh
+    table_of_case : its layout, its rule and its mesh; by_gathers : how the step sums, as on a GPU
     """
     import jax
     import jax.numpy as jnp
@@ -74,7 +74,7 @@ def compiled(table_of_case: tuple[Any, Any, Any], step: FunctionalStep, **compil
 
     arrays = line.arrays(n * layout.lines_per_device)
     table = Table(tuple(split(*shape, dtype=dtype, before=()) for shape, dtype in arrays), (), form)
-    uses = jax.tree.map(lambda part: split(*part.shape, dtype=part.dtype), batch_of(layout))
+    uses = jax.tree.map(lambda part: split(*part.shape, dtype=part.dtype), batch_of(layout, by_gathers))
 
     def trained(table: Table, uses: Uses) -> tuple[Table, Any]:
         def loss(activations: dict[str, Any]) -> Any:
@@ -92,11 +92,11 @@ def compiled(table_of_case: tuple[Any, Any, Any], step: FunctionalStep, **compil
     elif step.place == "shard_map":
         spec = PartitionSpec(mesh.axis_names)
         run = jax.shard_map(trained, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    program = jax.jit(run, donate_argnums=0, compiler_options=compiler_options).lower(table, uses).compile()
+    program = jax.jit(run, donate_argnums=0).lower(table, uses).compile()
     return program, layout
 
 
-def batch_of(layout: Any) -> Any:
+def batch_of(layout: Any, by_gathers: bool) -> Any:
     """Return the lookups of a batch: ids by a Zipf distribution, a few per sample, some of them often."""
     import numpy as np
 
@@ -108,7 +108,7 @@ def batch_of(layout: Any) -> Any:
     ids, rows = np.unique(rng.zipf(EXPONENT, LOOKUPS * n) % layout.vocabulary_size, return_inverse=True)
     samples = np.sort(rng.integers(0, SAMPLES * n, LOOKUPS * n)).astype(np.uint32)
     feature = Feature("f", (SAMPLES * n,))
-    plan = LookupPlan.of(layout, ids, [feature], [FeatureUses(rows.astype(np.uint32), samples, None, 0)])
+    plan = LookupPlan.of(layout, ids, [feature], [FeatureUses(rows.astype(np.uint32), samples, None, 0)], by_gathers)
     return plan.padded(plan.sizes)
 
 

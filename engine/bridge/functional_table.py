@@ -5,7 +5,7 @@ these activations. Both work inside ``jax.jit``, ``jax.lax.scan`` and ``jax.shar
 ``apply`` works in place if the table is donated. The host plans the lookups of a batch (lookup_plan.py).
 
 Devices exchange only the rows that are looked up, and their gradients, by all_to_all. A gradient is summed by lookup,
-then by device, in the order of the plan.
+then by device, in the order of the plan (segment_sums.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from penstock.bridge import line_arrays, programs
 from penstock.bridge.row_format import UNTOUCHED, Line
-from penstock.bridge.segment_sums import Values, rows_at, summed
+from penstock.bridge.segment_sums import Values, summed, taken
 from penstock.bridge.sharding import largest_bucket
 from penstock.errors import UsageError, UsageTypeError
 from penstock.updates import Ops, OptaxRule, UpdateRule, quantize
@@ -74,8 +74,8 @@ class Feature(NamedTuple):
 
 
 # The arrays of ``Uses``.
-PARTS = ["asked", "rows", "samples", "gains", "lines", "counts", "places", "touched"]
-PARTS += [f"{sums}_{part}" for sums in ("sample", "row", "line") for part in ("terms", "nodes")]
+PARTS = ["asked", "rows", "samples", "gains", "lines", "counts", "cells", "touched"]
+PARTS += ["sample_terms", "sample_nodes", "row_terms", "row_nodes", "line_terms", "line_nodes"]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=PARTS, meta_fields=["features", "num_lines"])
@@ -90,21 +90,22 @@ class Uses:
     rows : array
         int32, shape (devices, L): of every lookup, the index of its row in ``asked``; pads lie beyond it.
     samples : array
-        int32, shape (devices, L): of every lookup, its sample among those of the device, feature by feature; pads lie
-        beyond.
+        int32, shape (devices, L): of every lookup, its sample among those of the device, feature by feature, ascending;
+        pads lie beyond.
     gains : array
         float32, shape (devices, L).
     lines : array
         int32, shape (devices, K): the device's lines that any device requests, unique; pads lie beyond its lines.
     counts : array
         int32, shape (devices,): the number of lines before the pads.
-    places : array
-        int32, shape (devices, devices * A): of every requested row, device by device, its place in its line.
+    cells : array
+        int32, shape (devices, devices * A): of every requested row, device by device, its place in ``lines``, times the
+        rows of a line, plus its place there; pads lie beyond.
     touched : array
         bool, shape (devices, K, rows of a line): the rows that are requested.
     sample_terms, sample_nodes, row_terms, row_nodes, line_terms, line_nodes : array
-        int32, with an axis of devices in front of what ``segment_sums.summed`` takes: of every sample its lookups, of
-        every requested row its lookups, of every line its requested rows.
+        int32, shapes (devices, sums, ·) and (devices, nodes, ·): how a GPU sums the lookups of every sample, those of
+        every requested row, and the requested rows of every line (segment_sums.py). Without sums on other platforms.
     features : tuple of Feature
         In the order of ``samples``.
     num_lines : int
@@ -117,7 +118,7 @@ class Uses:
     gains: Any
     lines: Any
     counts: Any
-    places: Any
+    cells: Any
     touched: Any
     sample_terms: Any
     sample_nodes: Any
@@ -285,9 +286,11 @@ def _gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
     rows = _exchanged(table.format, read.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
     if table.format.quantization is not None:
         rows = quantize(Ops(jnp), rows, *table.format.quantization)
-    combined = summed(uses.sample_terms[0], uses.sample_nodes[0], _by_lookup(rows, uses.rows[0], uses.gains[0]))
     shapes = uses.shapes
     sizes = [_size(shape) for shape in shapes.values()]
+    lookup_rows = _lookup_values(rows, uses.rows[0], uses.gains[0])
+    tree = uses.sample_terms[0], uses.sample_nodes[0]
+    combined = summed(lookup_rows, uses.samples[0], sum(sizes), *tree, ascending=True)
     activations, first = {}, 0
     for (path, shape), size in zip(shapes.items(), sizes, strict=True):
         activations[path] = combined[first : first + size].reshape(*shape, line.dim)
@@ -301,15 +304,17 @@ def _apply(
     _check_same(table, uses)
     line, (num_devices, room) = table.format.line, uses.asked.shape[1:]
     of_samples = _joined(uses.shapes, gradients, line.dim)
-    of_rows = summed(uses.row_terms[0], uses.row_nodes[0], _by_lookup(of_samples, uses.samples[0], uses.gains[0]))
+    lookup_gradients = _lookup_values(of_samples, uses.samples[0], uses.gains[0])
+    of_rows = summed(lookup_gradients, uses.rows[0], num_devices * room, uses.row_terms[0], uses.row_nodes[0])
     arrived = _exchanged(table.format, of_rows.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
     by_row = table.format.variant == "sparsecore"
 
-    def in_lines(indices: jax.Array) -> jax.Array:
-        rows = rows_at(arrived, indices)
-        return rows if by_row else line_arrays.spread(line, rows, uses.places[0].at[indices].get(mode="clip"))
+    def in_lines(indices: jax.Array | None) -> jax.Array:
+        rows, cells = (part if indices is None else taken(part, indices) for part in (arrived, uses.cells[0]))
+        return rows if by_row else line_arrays.spread(line, rows, cells % line.group)
 
-    sums = summed(uses.line_terms[0], uses.line_nodes[0], Values(in_lines, len(arrived)))
+    numbers, tree = uses.cells[0] // (1 if by_row else line.group), (uses.line_terms[0], uses.line_nodes[0])
+    sums = summed(Values(in_lines, len(arrived)), numbers, uses.lines.shape[1], *tree)
     words = jax.lax.bitcast_convert_type(sums, jnp.int32)
     if line.masked and not by_row:
         words = jnp.where(line_arrays.of_half(line, uses.touched[0], 0), words, UNTOUCHED)
@@ -327,16 +332,15 @@ def _apply(
     return Table(arrays, numbers, table.format)
 
 
-def _by_lookup(array: jax.Array, rows: jax.Array, gains: jax.Array) -> Values:
+def _lookup_values(array: jax.Array, rows: jax.Array, gains: jax.Array) -> Values:
     """Return the values of lookups. array : (n, dim); rows, gains : of every lookup, its row there and its factor"""
 
-    def values(indices: jax.Array) -> jax.Array:
-        of_lookups = rows.at[indices].get(mode="clip", wrap_negative_indices=False)
-        factors = gains.at[indices].get(mode="clip", wrap_negative_indices=False)
-        products = array.at[of_lookups].get(mode="clip", wrap_negative_indices=False) * factors[:, None]
-        return jnp.where((indices < len(rows))[:, None], products, 0.0)
+    def read(indices: jax.Array | None) -> jax.Array:
+        if indices is None:
+            return array.at[rows].get(mode="fill", fill_value=0.0) * gains[:, None]
+        return taken(array, taken(rows, indices)) * taken(gains, indices)[:, None]
 
-    return Values(values, len(rows))
+    return Values(read, len(rows))
 
 
 def _check_same(table: Table, uses: Uses) -> None:

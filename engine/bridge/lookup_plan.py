@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.functional_table import Feature, Uses
-from penstock.bridge.segment_sums import SegmentSums, SumSizes
+from penstock.bridge.segment_sums import RUN, SegmentSums, SumSizes
 from penstock.bridge.sharding import Layout, bucket
 from penstock.bridge.stacking import multiple_of
 from penstock.errors import UsageError
@@ -47,7 +47,6 @@ class _Asking(NamedTuple):
     """One device's lookups. owners, rows : of the distinct rows, by owner; places : of each among those of its owner
 
     numbers : of every lookup, the index of its row in these; samples, gains : as in ``Uses``
-    of_samples, of_rows : the sums of lookups
     """
 
     owners: Int64
@@ -56,31 +55,35 @@ class _Asking(NamedTuple):
     numbers: Int64
     samples: Int64
     gains: npt.NDArray[np.float32]
-    of_samples: SegmentSums
-    of_rows: SegmentSums
 
 
-class _Owned(NamedTuple):
-    """What is requested of one device. lines : unique, or rows (Layout.by_row); sums : of the rows of each"""
+class _Sums(NamedTuple):
+    """How the devices sum: of_samples, of_rows : lookups, on each asking device; of_lines : rows, on each owner"""
 
-    lines: Int64
-    index: Int64  # of every requested row, device by device: its line
-    sums: SegmentSums
+    of_samples: Sequence[SegmentSums]
+    of_rows: Sequence[SegmentSums]
+    of_lines: Sequence[SegmentSums]
 
 
 @dataclass(frozen=True)
 class LookupPlan:
-    """The lookups of one batch in one table. asking, owned : by device"""
+    """The lookups of one batch in one table. asking : by device; sums : by gathers, None: by scatters"""
 
     layout: Layout
     features: tuple[Feature, ...]
     asking: tuple[_Asking, ...]
-    owned: tuple[_Owned, ...]
+    owned: tuple[
+        tuple[Int64, Int64], ...
+    ]  # of every device: lines (or rows: Layout.by_row), of each row: index in them
+    sums: _Sums | None
 
     @classmethod
-    def of(cls, layout: Layout, unique_ids: Int64, features: Sequence[Feature], uses: Sequence[Any]) -> LookupPlan:
+    def of(
+        cls, layout: Layout, unique_ids: Int64, features: Sequence[Feature], uses: Sequence[Any], by_gathers: bool
+    ) -> LookupPlan:
         """Return the plan. unique_ids : of the table; uses : of the features, as in deduplication data
 
+        by_gathers : whether devices sum so, see segment_sums.py
         Every device has an equal, contiguous share of the samples of each feature. Raises UsageError if that is
         impossible.
         """
@@ -95,26 +98,27 @@ class LookupPlan:
         owned = []
         for owner in range(num_devices):
             arrived = np.concatenate([request.rows[request.owners == owner] for request in asking])
-            lines, index = np.unique(arrived // layout.unit, return_inverse=True)
-            owned.append(_Owned(lines, index, SegmentSums.of(index, len(lines))))
-        return cls(layout, tuple(features), tuple(asking), tuple(owned))
+            owned.append(np.unique(arrived // layout.unit, return_inverse=True))
+        sums = None
+        if by_gathers:
+            num_samples = sum(_samples(feature, num_devices) for feature in features)
+            sums = _Sums(
+                [SegmentSums.of(request.samples, num_samples) for request in asking],
+                [SegmentSums.of(request.numbers, len(request.rows)) for request in asking],
+                [SegmentSums.of(index, len(lines)) for lines, index in owned],
+            )
+        return cls(layout, tuple(features), tuple(asking), tuple(owned), sums)
 
     @property
     def sizes(self) -> LookupSizes:
         """The smallest sizes of the ladder that fit."""
         asked = max(int(request.places.max(initial=-1)) + 1 for request in self.asking)
         lookups = max(len(request.samples) for request in self.asking)
-        lines = bucket(max(len(owned.lines) for owned in self.owned), multiple_of(self.layout.line), GROWTH)
-        of_samples, of_rows, of_lines = (
-            SumSizes(*map(max, *(sums.sizes for sums in of_devices), SumSizes(0, 0)))
-            for of_devices in (
-                [request.of_samples for request in self.asking],
-                [request.of_rows for request in self.asking],
-                [owned.sums for owned in self.owned],
-            )
-        )
-        simple = bucket(asked, growth=GROWTH), bucket(lookups, growth=GROWTH), lines
-        return LookupSizes(*simple, of_samples, of_rows, of_lines)
+        lines = bucket(max(len(lines) for lines, _ in self.owned), multiple_of(self.layout.line), GROWTH)
+        tree = [SumSizes(0, 0)] * 3
+        if self.sums is not None:
+            tree = [SumSizes(*map(max, *(sums.sizes for sums in devices), SumSizes(0, 0))) for devices in self.sums]
+        return LookupSizes(bucket(asked, growth=GROWTH), bucket(lookups, growth=GROWTH), lines, *tree)
 
     def padded(self, sizes: LookupSizes) -> Uses:
         """Return the plan as NumPy arrays of these sizes, none of them smaller than ``self.sizes``."""
@@ -126,29 +130,42 @@ class LookupPlan:
         rows = np.full((n, sizes.lookups), n * sizes.asked, np.int32)
         samples = np.full((n, sizes.lookups), num_samples, np.int32)
         gains = np.zeros((n, sizes.lookups), np.float32)
-        of_samples, of_rows, of_lines = [], [], []
         for device, request in enumerate(self.asking):
             asked[device, request.owners, request.places] = request.rows
-            at = request.owners * sizes.asked + request.places
             span = slice(len(request.samples))
-            rows[device, span] = at[request.numbers]
+            rows[device, span] = (request.owners * sizes.asked + request.places)[request.numbers]
             samples[device, span], gains[device, span] = request.samples, request.gains
-            of_samples.append(request.of_samples.padded(sizes.of_samples, num_samples, sizes.lookups))
-            of_rows.append(request.of_rows.padded(sizes.of_rows, n * sizes.asked, sizes.lookups, segments=at))
         lines = np.tile(beyond + np.arange(sizes.lines, dtype=np.int32), (n, 1))
-        places = np.zeros((n, n * sizes.asked), np.int32)
+        cells = np.full((n, n * sizes.asked), sizes.lines * unit, np.int32)
         touched = np.zeros((n, sizes.lines * unit), bool)
-        for owner, owned in enumerate(self.owned):
-            lines[owner, : len(owned.lines)] = owned.lines
+        for owner, (numbers, index) in enumerate(self.owned):
+            lines[owner, : len(numbers)] = numbers
             arrived = asked[:, owner].reshape(-1)
             requested = np.flatnonzero(arrived < beyond * line.group)
-            places[owner, requested] = arrived[requested] % unit
-            touched[owner, owned.index * unit + places[owner, requested]] = True
-            of_lines.append(owned.sums.padded(sizes.of_lines, sizes.lines, n * sizes.asked, values=requested))
-        counts = np.array([len(owned.lines) for owned in self.owned], np.int32)
+            cells[owner, requested] = index * unit + arrived[requested] % unit
+            touched[owner, cells[owner, requested]] = True
+        counts = np.array([len(numbers) for numbers, _ in self.owned], np.int32)
         by_line = touched.reshape(n, sizes.lines, unit)
-        sums = [np.stack(parts) for each in (of_samples, of_rows, of_lines) for parts in zip(*each, strict=True)]
-        return Uses(asked, rows, samples, gains, lines, counts, places, by_line, *sums, self.features, beyond)
+        sums = self._padded_sums(sizes, num_samples, cells < sizes.lines * unit)
+        return Uses(asked, rows, samples, gains, lines, counts, cells, by_line, *sums, self.features, beyond)
+
+    def _padded_sums(self, sizes: LookupSizes, num_samples: int, requested: npt.NDArray[np.bool_]) -> list[Any]:
+        """Return the last arrays of ``Uses``. requested : (devices, devices * A), without pads"""
+        n, num_asked = len(self.asking), requested.shape[1]
+        if self.sums is None:
+            return [np.zeros((n, 0, width), np.int32) for width in (1, RUN)] * 3
+        of_samples = [sums.padded(sizes.of_samples, num_samples, sizes.lookups) for sums in self.sums.of_samples]
+        of_rows = [
+            sums.padded(sizes.of_rows, num_asked, sizes.lookups, segments=request.owners * sizes.asked + request.places)
+            for sums, request in zip(self.sums.of_rows, self.asking, strict=True)
+        ]
+        of_lines = [
+            sums.padded(sizes.of_lines, sizes.lines, num_asked, values=np.flatnonzero(of_device))
+            for sums, of_device in zip(self.sums.of_lines, requested, strict=True)
+        ]
+        return [
+            np.stack(arrays) for devices in (of_samples, of_rows, of_lines) for arrays in zip(*devices, strict=True)
+        ]
 
 
 def _asking(
@@ -172,9 +189,7 @@ def _asking(
     numbers[distinct] = np.arange(len(distinct))
     whose = owners[distinct].astype(np.int64)
     places = np.arange(len(distinct)) - np.searchsorted(whose, whose)
-    sample, number = np.concatenate(samples), numbers[index]
-    sums = SegmentSums.of(sample, before), SegmentSums.of(number, len(distinct))
-    return _Asking(whose, rows[distinct], places, number, sample, np.concatenate(gains), *sums)
+    return _Asking(whose, rows[distinct], places, numbers[index], np.concatenate(samples), np.concatenate(gains))
 
 
 def _samples(feature: Feature, num_devices: int) -> int:

@@ -1,19 +1,21 @@
-"""Sums of segments, each in a fixed order, by gathers alone: planned on the host, evaluated on a device.
+"""Sums of segments, each in a fixed order. On a GPU by gathers: planned on the host, evaluated on the device.
 
-A scatter-add has no order on a GPU, where it is a loop of atomic operations, and visits rows one by one elsewhere. Here
-the host knows which values each segment sums:
+Elsewhere XLA's scatter adds the values of a segment one by one, in order. For a GPU it becomes a loop of atomic
+operations, in no order, and slow where many threads add to one row. But the host knows which values a segment sums:
 
 * Up to MOST_TERMS values are summed from left to right.
-* More are divided into runs of RUN values, and the last run may be shorter. A node sums a run, in order. The nodes of a
-  segment are summed like values, by runs of RUN nodes, and so on, until at most MOST_TERMS remain.
+* More are divided into runs of RUN values, of which the last may be shorter. A node sums a run, from left to right. The
+  nodes of a segment are summed like values, in runs of RUN, and so on, until at most MOST_TERMS remain.
 
-So a segment of any size takes few steps, and its order depends on nothing but its values' number. Arrays have padded
-sizes: nodes of all levels lie in one array, whose size determines that of each level (``level_sizes``).
+So a segment of any size takes few kernels, and its order depends only on the number of its values. Nodes of all levels
+lie in one array, whose size determines those of the levels (``level_sizes``). A CPU takes two to three times as long by
+gathers, which read pads and compute every index for each element.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +25,7 @@ import numpy.typing as npt
 
 from penstock.frames import Int64
 
+GATHERING = ("gpu",)  # platforms that sum by gathers
 MOST_TERMS, RUN = 4, 16
 # The nodes of each level, as shares of the first: one of 2**shift. Level 2 has nodes only for segments of more than
 # MOST_TERMS nodes of level 1, level 3 only for those of more than MOST_TERMS * RUN, and so on.
@@ -30,9 +33,9 @@ SHIFTS = (0, 3, 7, 12, 16, 20, 24, 28)
 
 
 class Values(NamedTuple):
-    """Values by index. read : indices (n,) → values (n, width), 0 for indices beyond; number : of all"""
+    """Values to sum. read : indices (n,), or None for all, → values (n, width); number : of all"""
 
-    read: Callable[[jax.Array], jax.Array]
+    read: Callable[[jax.Array | None], jax.Array]
     number: int
 
 
@@ -132,13 +135,19 @@ def _ranges(first: Int64, last: Int64, width: int) -> tuple[Int64, npt.NDArray[n
 # ---- on a device
 
 
-def summed(terms: jax.Array, nodes: jax.Array, values: Values) -> jax.Array:
-    """Return the sum of every segment, (segments, width).
+def summed(
+    values: Values, segments: jax.Array, num_segments: int, terms: jax.Array, nodes: jax.Array, ascending: bool = False
+) -> jax.Array:
+    """Return the sum of every segment, (num_segments, width).
 
-    terms : int32 (segments, terms): values, then nodes, counted from the number of values; pads lie beyond
-    nodes : int32 (nodes, RUN): those of level 1 are of values, those of others of nodes of the level before, counted
-        from its first; pads lie beyond
+    segments : int32 (values,), of every value, pads beyond; ascending : whether they are
+    terms : int32 (num_segments, ·): values, then nodes, counted from the number of values; pads lie beyond. Without
+        segments: sum by a scatter
+    nodes : int32 (·, RUN): those of level 1 are of values, those of others of nodes of the level before, counted from
+        its first; pads lie beyond
     """
+    if not len(terms):
+        return jax.ops.segment_sum(values.read(None), segments, num_segments, indices_are_sorted=ascending)
     total, levels = _in_order(values, terms), list(_levels(nodes, values))
     if not levels:
         return total
@@ -150,22 +159,25 @@ def _levels(nodes: jax.Array, values: Values) -> Iterator[jax.Array]:
     """Yield the sums of the nodes of each level."""
     start = 0
     for size in level_sizes(len(nodes)):
-        sums = _in_order(values, nodes[start : start + size])
+        # Behind a barrier: XLA would compute small levels again for each of their uses.
+        sums = jax.lax.optimization_barrier(_in_order(values, nodes[start : start + size]))
         yield sums
         values, start = _values_of(sums), start + size
 
 
 def _in_order(values: Values, indices: jax.Array) -> jax.Array:
-    """Return the sum of the values of each row of indices (n, terms), from left to right."""
+    """Return the sum of the values of each row of indices (n, terms)."""
     size, terms = indices.shape
-    return values.read(indices.reshape(-1)).reshape(size, terms, -1).sum(axis=1)
+    flat = indices.reshape(-1)
+    parts = jnp.where((flat < values.number)[:, None], values.read(flat), 0.0)
+    parts = parts.reshape(size, terms, -1)
+    return reduce(jnp.add, (parts[:, term] for term in range(terms)))
 
 
 def _values_of(array: jax.Array) -> Values:
-    return Values(lambda indices: rows_at(array, indices), len(array))
+    return Values(lambda indices: array if indices is None else taken(array, indices), len(array))
 
 
-def rows_at(array: jax.Array, indices: jax.Array) -> jax.Array:
-    """Return rows of an array, 0 for indices beyond it."""
-    rows = array.at[indices].get(mode="clip", wrap_negative_indices=False)
-    return jnp.where((indices < len(array))[:, None], rows, 0.0)
+def taken(array: jax.Array, indices: jax.Array) -> jax.Array:
+    """Return elements of axis 0 of an array, for indices beyond it the last one."""
+    return array.at[indices].get(mode="clip", wrap_negative_indices=False)
