@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,9 +39,8 @@ class LookupSizes(NamedTuple):
     of_lines: SumSizes
 
     def or_more(self, others: LookupSizes) -> LookupSizes:
-        simple = map(max, self[:3], others[:3])
-        sums = (SumSizes(*map(max, a, b)) for a, b in zip(self[3:], others[3:], strict=True))
-        return LookupSizes(*simple, *sums)
+        sums = (sizes.or_more(other) for sizes, other in zip(self[3:], others[3:], strict=True))
+        return LookupSizes(*map(max, self[:3], others[:3]), *sums)
 
 
 class _Asking(NamedTuple):
@@ -115,10 +115,10 @@ class LookupPlan:
         asked = max(int(request.places.max(initial=-1)) + 1 for request in self.asking)
         lookups = max(len(request.samples) for request in self.asking)
         lines = bucket(max(len(lines) for lines, _ in self.owned), multiple_of(self.layout.line), GROWTH)
-        tree = [SumSizes(0, 0)] * 3
+        of_sums = [SumSizes()] * 3
         if self.sums is not None:
-            tree = [SumSizes(*map(max, *(sums.sizes for sums in devices), SumSizes(0, 0))) for devices in self.sums]
-        return LookupSizes(bucket(asked, growth=GROWTH), bucket(lookups, growth=GROWTH), lines, *tree)
+            of_sums = [reduce(SumSizes.or_more, (sums.sizes for sums in devices)) for devices in self.sums]
+        return LookupSizes(bucket(asked, growth=GROWTH), bucket(lookups, growth=GROWTH), lines, *of_sums)
 
     def padded(self, sizes: LookupSizes) -> Uses:
         """Return the plan as NumPy arrays of these sizes, none of them smaller than ``self.sizes``."""

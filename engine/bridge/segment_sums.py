@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import reduce
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import jax
@@ -27,9 +28,8 @@ from penstock.frames import Int64
 
 GATHERING = ("gpu",)  # platforms that sum by gathers
 MOST_TERMS, RUN = 4, 16
-# The nodes of each level, as shares of the first: one of 2**shift. Level 2 has nodes only for segments of more than
-# MOST_TERMS nodes of level 1, level 3 only for those of more than MOST_TERMS * RUN, and so on.
-SHIFTS = (0, 3, 7, 12, 16, 20, 24, 28)
+# The fewest nodes of the first level, and the share of each level in the one before, at least: so few sizes occur.
+FEWEST, SHARE = 8, 8
 
 
 class Values(NamedTuple):
@@ -40,24 +40,24 @@ class Values(NamedTuple):
 
 
 class SumSizes(NamedTuple):
-    """Padded sizes. terms : of a segment; nodes : of all levels, as ``fitting`` returns"""
+    """Padded sizes. terms : of a segment; levels : nodes of each level, powers of two, each less than the one before"""
 
-    terms: int
-    nodes: int
+    terms: int = 0
+    levels: tuple[int, ...] = ()
+
+    def or_more(self, others: SumSizes) -> SumSizes:
+        levels = tuple(map(max, zip_longest(self.levels, others.levels, fillvalue=0)))
+        return SumSizes(max(self.terms, others.terms), levels)
 
 
 def level_sizes(num_nodes: int) -> list[int]:
-    """Return the number of nodes of each level. num_nodes : of all levels, as ``fitting`` returns"""
-    of_first = 1 << num_nodes.bit_length() >> 1
-    return [of_first >> shift for shift in SHIFTS if of_first >> shift]
+    """Return the number of nodes of each level: the powers of two whose sum is the number of all nodes."""
+    return [1 << bit for bit in reversed(range(num_nodes.bit_length())) if num_nodes >> bit & 1]
 
 
-def fitting(levels: list[int]) -> int:
-    """Return the least number of nodes whose levels have at least so many."""
-    of_first = 8
-    while any(of_first >> shift < size for shift, size in zip(SHIFTS, levels, strict=False)):
-        of_first *= 2
-    return sum(of_first >> shift for shift in SHIFTS) if levels else 0
+def at_least(number: int) -> int:
+    """Return the power of two that is at least a positive number."""
+    return 1 << (number - 1).bit_length()
 
 
 # ---- on the host
@@ -97,8 +97,11 @@ class SegmentSums(NamedTuple):
     @property
     def sizes(self) -> SumSizes:
         """The smallest sizes of the ladder that fit."""
-        terms = 1 << max(int(self.counts.max(initial=1)) - 1, 0).bit_length()
-        return SumSizes(terms, fitting([len(first) for first, _ in self.levels]))
+        levels: list[int] = []
+        for first, _ in self.levels:
+            # A level has less than half the nodes of the one before, for MOST_TERMS are exceeded by one node of RUN.
+            levels.append(max(at_least(len(first)), levels[-1] // SHARE if levels else FEWEST))
+        return SumSizes(at_least(int(self.counts.max(initial=1))), tuple(levels))
 
     def padded(
         self, sizes: SumSizes, num_segments: int, num_values: int, segments: Any = None, values: Any = None
@@ -108,9 +111,10 @@ class SegmentSums(NamedTuple):
         sizes : none smaller than ``self.sizes``; num_segments, num_values : pads included
         segments, values : their places among all; None: the first
         """
-        beyond, ends = num_values + sizes.nodes, np.cumsum([0, *level_sizes(sizes.nodes)])
+        num_nodes = sum(sizes.levels)
+        beyond, ends = num_values + num_nodes, np.cumsum([0, *sizes.levels])
         terms = np.full((num_segments, sizes.terms), beyond, np.int32)
-        nodes = np.full((sizes.nodes, RUN), beyond, np.int32)
+        nodes = np.full((num_nodes, RUN), beyond, np.int32)
         order = self.order if values is None else values[self.order]
         for level, (first, last) in enumerate(self.levels):
             index, within = _ranges(first, last, RUN)

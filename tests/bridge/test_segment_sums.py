@@ -1,11 +1,13 @@
 """Sums of segments by gathers: the documented order, in every padded size, also of segments with many values."""
 
+from functools import reduce
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from penstock.bridge.segment_sums import MOST_TERMS, RUN, SegmentSums, SumSizes, Values, fitting, level_sizes, summed
+from penstock.bridge.segment_sums import MOST_TERMS, RUN, SegmentSums, SumSizes, Values, level_sizes, summed
 from tests.support.reference_sums import segment_sums
 
 
@@ -37,7 +39,7 @@ def test_padded_sizes_do_not_change_a_bit():
     segments, rng = random_segments(9)
     values = rng.standard_normal((len(segments), 2)).astype(np.float32)
     sizes = SegmentSums.of(segments, 20).sizes
-    larger = SumSizes(MOST_TERMS, fitting([4 * size for size in level_sizes(sizes.nodes)]))
+    larger = SumSizes(MOST_TERMS, tuple(4 * size for size in [8 * sizes.levels[0], *sizes.levels]))
     assert by_plan(segments, 20, values).tobytes() == by_plan(segments, 20, values, larger, num_pads=5).tobytes()
 
 
@@ -48,12 +50,19 @@ def test_values_of_one_segment_need_few_levels_and_bounded_room(number):
     assert by_plan(np.zeros(number, int), 1, np.ones((number, 1), np.float32)) == number
     assert terms.shape[1] <= MOST_TERMS
     assert nodes.size <= 3 * number + 9 * RUN
-    assert len(level_sizes(len(nodes))) <= 1 + max(0, int(np.ceil(np.log(number) / np.log(RUN))))
+    levels = level_sizes(len(nodes))
+    assert MOST_TERMS * RUN ** len(levels) >= number > (MOST_TERMS * RUN ** (len(levels) - 1) if levels else 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_size_of_all_nodes_determines_those_of_the_levels(seed):
+    sizes = reduce(SumSizes.or_more, (SegmentSums.of(random_segments(10 * seed + n)[0], 20).sizes for n in range(4)))
+    assert level_sizes(sum(sizes.levels)) == list(sizes.levels)
 
 
 def test_without_a_repeated_value_there_are_no_nodes_and_one_term():
-    assert SegmentSums.of(np.array([2, 0, 1]), 4).sizes == SumSizes(1, 0)
-    assert SegmentSums.of(np.zeros(0, int), 3).sizes == SumSizes(1, 0)
+    assert SegmentSums.of(np.array([2, 0, 1]), 4).sizes == SumSizes(1, ())
+    assert SegmentSums.of(np.zeros(0, int), 3).sizes == SumSizes(1, ())
 
 
 def test_infinite_values_stay_in_their_segment():
