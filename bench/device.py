@@ -1,9 +1,9 @@
 """The first hour of an accelerator: does every variant work there, and how close does it come to the memory's limit?
 
 One page, the same for TPUs and GPUs: the device and the compiler; how fast the device copies; the canary of every
-kernel; the bits of every optimizer's steps, repeated on the device and next to a CPU's; the time of steps, writes and
-reads; a trace for Perfetto. Only an accelerator can show this: without one, the program says so, with exit code 2.
-Exit code 1: a check failed.
+kernel; the bits of every optimizer's steps, repeated on the device and next to a CPU's; engines whose threads, batches,
+placements and restarts differ; the time of steps, writes and reads; a trace for Perfetto. Only an accelerator can show
+this: without one, the program says so, with exit code 2. Exit code 1: a check failed.
 
 A row's traffic is the least that any implementation must move: for a step weights and slots read and written, gradient
 and number read; for a write the row twice; for a read once. The limit is the measured bandwidth of a copy. Steps are
@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from penstock.bench import device_runs
 from penstock.bench.tpu.step_cases import optimizers
 from penstock.bridge import backends
 from penstock.bridge.backend_tables import BackendTables
@@ -81,6 +82,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for title, lines in (
         ("Canaries", canaries(mesh, faults)),
         ("Bits", bits(mesh, faults)),
+        ("Engines", device_runs.checks(mesh, faults)),
         ("Steps, writes and reads", times(mesh, limit, args.rows, args.unique)),
     ):
         print(f"\n## {title}\n")

@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.bench.distributions import Int64
@@ -63,7 +65,11 @@ class Discarded(Ours):
 
 
 class Discarding(flight.FlightServerBase):  # type: ignore[misc]
-    """A server that discards all batches, and sends one message after the last."""
+    """A server that discards all batches.
+
+    It answers a DoPut by one message after the last batch, and an exchange by a batch of zeros for each: as many rows,
+    of the dim that is the path.
+    """
 
     def do_put(
         self,
@@ -75,6 +81,19 @@ class Discarding(flight.FlightServerBase):  # type: ignore[misc]
         for _ in reader:
             pass
         writer.write(b"read")
+
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        dim = int(descriptor.path[0])
+        writer.begin(pa.schema({"row": pa.list_(pa.float32(), dim)}))
+        for batch, _ in reader:
+            zeros = pa.array(np.zeros(len(batch) * dim, np.float32))
+            writer.write_batch(pa.record_batch({"row": pa.FixedSizeListArray.from_arrays(zeros, dim)}))
 
 
 def started(owner: object, command: Sequence[str], log: Path) -> str:

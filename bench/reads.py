@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.flight as flight
 
 import penstock
 from penstock.bench import machine
+from penstock.bench.doput import DISCARD
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import Constant, TableConfig
 from penstock.engine import Engine
@@ -81,6 +83,8 @@ def measured(folder: Path, seconds: float, scale: float = 1.0) -> Iterator[tuple
             yield "unlocked_during_updates", timed(lambda ids: engine.reads.lookup_tables({TABLE: ids}), ROWS, seconds)
     if hasattr(penstock, "Reader"):
         yield from shared(config, folder / "shared", seconds, str(round(STEP_ROWS * scale)))
+    with running(DISCARD) as address, bare_exchange(address) as exchange:
+        yield "bare_flight", timed(exchange, ROWS, seconds)
     config.save(folder / "tables.pbtxt")
     service = [sys.executable, "-m", "penstock", "serve", str(folder / "tables.pbtxt"), "--threads", "1", "--no-hash"]
     with running(service) as address, connect(address) as client:
@@ -101,6 +105,21 @@ def shared(config: EmbeddingConfig, folder: Path, seconds: float, rows: str) -> 
         for name, consistent in {"reader": False, "reader_consistent": True}.items():
             read = partial(reader.lookup, TABLE, consistent=consistent)
             yield f"{name}_during_updates", timed(read, ROWS, seconds)
+
+
+@contextmanager
+def bare_exchange(address: str) -> Iterator[Callable[[Ids], Any]]:
+    """Yield a way to exchange ids for zeros with a server that does nothing else: what Flight itself takes."""
+    with flight.connect(address) as client:
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_path(str(DIM)))
+        writer.begin(pa.schema({"ids": pa.int64()}))
+
+        def exchange(ids: Ids) -> Any:
+            writer.write_batch(pa.record_batch({"ids": ids}))
+            return reader.read_chunk().data.column("row").values.to_numpy()
+
+        yield exchange
+        writer.close()
 
 
 def flight_ways(client: Any) -> dict[str, Callable[[Ids], Any]]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import unquote
 
 from penstock.filesystem import descriptors
@@ -176,6 +177,7 @@ def _descriptors() -> Iterable[int]:
         return range(descriptors.limit()) if error.errno in (errno.EMFILE, errno.ENFILE) else []
 
 
+@lru_cache
 def _peer_of(peer: str) -> Peer:
     """Parse a peer in gRPC's form: ``ipv4:127.0.0.1:40000``, ``ipv6:%5B::1%5D:40000``."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")

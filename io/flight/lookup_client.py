@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -57,18 +58,18 @@ class LookupRequest:
             raise UsageTypeError(f"ids: expected a mapping from tables to ids, got {type(ids).__name__}")
         arrays = {name: _integers(name, values) for name, values in ids.items()}
         self.counts = {name: len(array) for name, array in arrays.items()}
-        options = {"consistent": True, "timeout_ms": whole("timeout_ms", timeout_ms, 0)} if consistent else {}
-        self.metadata = encoded(options)
+        options = {"consistent": True, "timeout_ms": whole("timeout_ms", timeout_ms, 0)} if consistent else None
+        self.metadata = encoded(options) if options else b""
         codes = np.repeat(np.arange(len(arrays), dtype=np.int32), list(self.counts.values()))
-        names = pa.DictionaryArray.from_arrays(codes, pa.array(list(arrays), pa.utf8()))
-        self.batch = pa.RecordBatch.from_arrays([names, pa.array(_joined(arrays))], ["table", "ids"])
+        tables = pa.DictionaryArray.from_arrays(codes, _names(tuple(arrays)))
+        self.batch = pa.RecordBatch.from_arrays([tables, pa.array(_joined(arrays))], ["table", "ids"])
 
-    def result(self, answer: flight.FlightStreamChunk, schema: pa.Schema, address: str) -> LookupResult:
-        """Return the rows of the answer. Raises the error that it contains."""
+    def result(self, answer: flight.FlightStreamChunk, dims: Mapping[str, int], address: str) -> LookupResult:
+        """Return the rows of the answer. Raises the error that it contains. dims : of the answers, by table"""
         stamp = decoded(answer.app_metadata, "the metadata of rows")
         if (error := stamp.get("error")) is not None:
             raise received(str(error.get("kind")), str(error.get("message")), address)
-        dims, rows = json.loads(schema.metadata[DIMS]), answer.data.column("row")
+        rows = answer.data.column("row")
         ends = [0, *accumulate(count * dims[name] for name, count in self.counts.items())]
         values: Float32 = rows.values.to_numpy()  # an answer is no slice, and has no nulls
         if len(values) != ends[-1]:
@@ -81,6 +82,12 @@ class LookupRequest:
         result.step, result.durable_step = stamp["step"], stamp["durable_step"]
         result.lineage, result.epoch = stamp["lineage"], stamp["epoch"]
         return result
+
+
+@lru_cache
+def _names(tables: tuple[str, ...]) -> pa.Array:
+    """Return names of tables, as the same array for the same names: Arrow then sends it once per stream."""
+    return pa.array(tables, pa.utf8())
 
 
 def _integers(table: str, ids: Any) -> npt.NDArray[Any]:
@@ -100,7 +107,9 @@ def _integers(table: str, ids: Any) -> npt.NDArray[Any]:
 
 
 def _joined(arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the ids of all tables, as int64 if it holds them all, else as uint64."""
+    """Return the ids of all tables, as int64 if it holds them all, else as uint64. Those of one table are no copy."""
+    if len(arrays) == 1 and (array := next(iter(arrays.values()))).dtype == np.int64:
+        return array
     if all(array.dtype.kind == "i" for array in arrays.values()):
         return np.concatenate([np.zeros(0, np.int64), *arrays.values()], dtype=np.int64)
     least = min((int(array.min()) for array in arrays.values() if len(array)), default=0)
@@ -121,9 +130,10 @@ class LookupStream:
         self.client, options = connection.opened()
         self._writer, self._reader = self.client.do_exchange(flight.FlightDescriptor.for_path(LOOKUP), options)
         self._writer.begin(schema)
+        self._dims: dict[str, int] | None = None
 
-    def ask(self, request: LookupRequest) -> tuple[flight.FlightStreamChunk, pa.Schema]:
-        """Send a request, and return its answer and the schema of the answers. Ends with any error."""
+    def ask(self, request: LookupRequest) -> tuple[flight.FlightStreamChunk, dict[str, int]]:
+        """Send a request, and return its answer and the dims of the tables. Ends with any error."""
         try:
             self._writer.write_with_metadata(request.batch, request.metadata)
             answer = self._reader.read_chunk()
@@ -134,7 +144,9 @@ class LookupStream:
         except BaseException:
             self.close()
             raise
-        return answer, self._reader.schema
+        if self._dims is None:
+            self._dims = json.loads(self._reader.schema.metadata[DIMS])
+        return answer, self._dims
 
     def close(self) -> None:
         self._reader.cancel()

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from penstock.bench import device
+from penstock.bench import device, device_runs
 from penstock.bridge.pallas import canary
 
 SMALL = ("--any", "--rows", "5000", "--unique", "256")
@@ -19,6 +19,9 @@ def small(monkeypatch):
     monkeypatch.setattr(device, "CHECKED_ROWS", 128)
     monkeypatch.setattr(device, "LONG", 3)
     monkeypatch.setattr(device, "copy_bandwidth", lambda num_bytes: 1e9)
+    monkeypatch.setattr(device_runs, "FRAME_ROWS", 512)
+    monkeypatch.setattr(device_runs, "ROWS", 4000)
+    monkeypatch.setattr(device_runs, "CACHED_BYTES", 320_000)
 
 
 def test_without_an_accelerator_it_says_so(capsys):
@@ -40,7 +43,7 @@ def test_the_page_has_canaries_bits_times_and_a_trace(small, tmp_path, capsys):
     assert device.main([*SMALL, "--trace", str(tmp_path / "trace")]) == 0
     page = capsys.readouterr().out
     titles = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("##")]
-    assert titles == ["Canaries", "Bits", "Steps, writes and reads", "Trace"]
+    assert titles == ["Canaries", "Bits", "Engines", "Steps, writes and reads", "Trace"]
     assert "- xla: 3 of 3 optimizers have the same bits twice, 3 are within 2 units" in page
     (row,) = (line for line in page.splitlines() if line.startswith("| Adagrad | 8 | xla |"))
     assert row.count("M/s, ") == 4
@@ -58,6 +61,31 @@ def test_other_bits_than_a_cpus_and_failed_canaries_are_exit_code_1(small, monke
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("canary of pallas: SGD 8; xla, SGD: ")
     assert "units of the last place from a CPU's weights" in last
+
+
+def test_engines_that_differ_in_settings_only_have_equal_states(small, mesh_of, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_VARIANT", "xla")  # as on a device, where rows are not in penstock's own memory
+    faults = []
+    lines = list(device_runs.checks(mesh_of(1), faults))
+    assert [line for line in lines if not line.endswith(": equal states")] == []
+    assert len(lines) == 9
+    assert not faults
+
+
+def test_engines_whose_states_differ_or_that_fail_are_faults(small, mesh_of, monkeypatch):
+    def state(run):
+        if run.dtype == "bfloat16":
+            raise RuntimeError("the device is gone\nmore of it")
+        return str(run.threads)
+
+    monkeypatch.setattr(device_runs.EngineRun, "state", state)
+    faults = []
+    lines = list(device_runs.checks(mesh_of(1), faults))
+    assert faults == [
+        "one and four threads: states differ",
+        "weights of 16 bits, and restored: the device is gone",
+    ]
+    assert all(any(line == f"- {fault}" for line in lines) for fault in faults)
 
 
 def test_canaries_run_for_every_kernel_rule_and_dim_of_a_tpu(small, mesh_of, monkeypatch):
