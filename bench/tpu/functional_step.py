@@ -25,7 +25,8 @@ from penstock.bench.tpu.step_cases import TOPOLOGIES, Case
 DIMS = (8, 12, 16, 20, 24, 32, 40, 64, 100, 128, 256, 300)
 OPTIMIZERS = ("SGD", "Adagrad", "Adam")
 PLACES = ("one chip", "three chips", "all chips", "shard_map", "scan")
-ROWS, SAMPLES, LOOKUPS, SCANNED = 1_000_003, 2048, 8192, 4
+ROWS, LOOKUPS, LOOKUPS_PER_SAMPLE, SCANNED = 1_000_003, 8192, 4, 4
+SAMPLES = LOOKUPS // LOOKUPS_PER_SAMPLE
 # Of the Zipf distribution of ids: of 8,192 lookups 3,962 touch a new row, and 911 the same.
 EXPONENT = 1.12
 SMALL = {("v5e", 64, "one chip"), ("v5e", 100, "scan"), ("v5p", 32, "all chips"), ("v6e", 128, "shard_map")}
@@ -97,7 +98,7 @@ def compiled(table_of_case: tuple[Any, Any, Any], step: FunctionalStep, by_gathe
     return program, layout
 
 
-def batch_of(layout: Any, by_gathers: bool) -> Any:
+def batch_of(layout: Any, by_gathers: bool, lookups: int = LOOKUPS) -> Any:
     """Return the lookups of a batch: ids by a Zipf distribution, a few per sample, some of them often."""
     import numpy as np
 
@@ -106,9 +107,10 @@ def batch_of(layout: Any, by_gathers: bool) -> Any:
     from penstock.bridge.lookup_plan import LookupPlan
 
     n, rng = layout.num_devices, np.random.default_rng(0)
-    ids, rows = np.unique(rng.zipf(EXPONENT, LOOKUPS * n) % layout.vocabulary_size, return_inverse=True)
-    samples = np.sort(rng.integers(0, SAMPLES * n, LOOKUPS * n)).astype(np.uint32)
-    feature = Feature("f", (SAMPLES * n,))
+    size, num_samples = lookups * n, lookups * n // LOOKUPS_PER_SAMPLE
+    ids, rows = np.unique(rng.zipf(EXPONENT, size) % layout.vocabulary_size, return_inverse=True)
+    samples = np.sort(rng.integers(0, num_samples, size)).astype(np.uint32)
+    feature = Feature("f", (num_samples,))
     plan = LookupPlan.of(layout, ids, [feature], [FeatureUses(rows.astype(np.uint32), samples, None, 0)], by_gathers)
     return plan.padded(plan.sizes)
 

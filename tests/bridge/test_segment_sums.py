@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from penstock.bench.device_own_steps import sums_by_runs
 from penstock.bridge.segment_sums import MOST_TERMS, RUN, SegmentSums, SumSizes, Values, level_sizes, summed
-from tests.support.reference_sums import segment_sums
 
 
 def by_plan(segments, num_segments, values, sizes=None, num_pads=0):
@@ -31,7 +31,7 @@ def random_segments(seed):
 def test_the_order_of_sums_is_the_documented_one(seed):
     segments, rng = random_segments(seed)
     values = rng.standard_normal((len(segments), 3)).astype(np.float32)
-    expected = segment_sums(segments, 20, values, MOST_TERMS, RUN)
+    expected = sums_by_runs(segments, 20, values)
     assert by_plan(segments, 20, values).tobytes() == expected.tobytes()
 
 
