@@ -103,13 +103,13 @@ class Uses:
         rows of a line, plus its place there; pads lie beyond.
     touched : array
         bool, shape (devices, K, rows of a line): the rows that are requested.
-    sample_terms, sample_nodes, row_terms, row_nodes, line_terms, line_nodes : array
-        int32, shapes (devices, sums, ·) and (devices, nodes, ·): how a GPU sums the lookups of every sample, those of
-        every requested row, and the requested rows of every line (segment_sums.py). Without sums on other platforms.
     features : tuple of Feature
         In the order of ``samples``.
     num_lines : int
         Of the table on each device.
+    sample_terms, sample_nodes, row_terms, row_nodes, line_terms, line_nodes : array
+        int32, shapes (devices, sums, ·) and (devices, nodes, ·): how a GPU sums the lookups of every sample, those of
+        every requested row, and the requested rows of every line (segment_sums.py). Without sums on other platforms.
     """
 
     asked: Any
@@ -120,14 +120,14 @@ class Uses:
     counts: Any
     cells: Any
     touched: Any
+    features: tuple[Feature, ...]
+    num_lines: int
     sample_terms: Any
     sample_nodes: Any
     row_terms: Any
     row_nodes: Any
     line_terms: Any
     line_nodes: Any
-    features: tuple[Feature, ...]
-    num_lines: int
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

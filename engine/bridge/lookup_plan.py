@@ -28,19 +28,17 @@ GROWTH = 2.0
 class LookupSizes(NamedTuple):
     """Padded sizes per device. asked : rows that it requests from one device; lookups; lines : that are requested
 
-    of_samples, of_rows, of_lines : of the sums that result in them
+    sums : of samples, of requested rows, and of lines
     """
 
     asked: int
     lookups: int
     lines: int
-    of_samples: SumSizes
-    of_rows: SumSizes
-    of_lines: SumSizes
+    sums: tuple[SumSizes, ...]
 
     def or_more(self, others: LookupSizes) -> LookupSizes:
-        sums = (sizes.or_more(other) for sizes, other in zip(self[3:], others[3:], strict=True))
-        return LookupSizes(*map(max, self[:3], others[:3]), *sums)
+        asked, lookups, lines = map(max, self[:3], others[:3])
+        return LookupSizes(asked, lookups, lines, tuple(map(SumSizes.or_more, self.sums, others.sums)))
 
 
 class _Asking(NamedTuple):
@@ -115,10 +113,9 @@ class LookupPlan:
         asked = max(int(request.places.max(initial=-1)) + 1 for request in self.asking)
         lookups = max(len(request.samples) for request in self.asking)
         lines = bucket(max(len(lines) for lines, _ in self.owned), multiple_of(self.layout.line), GROWTH)
-        of_sums = [SumSizes()] * 3
-        if self.sums is not None:
-            of_sums = [reduce(SumSizes.or_more, (sums.sizes for sums in devices)) for devices in self.sums]
-        return LookupSizes(bucket(asked, growth=GROWTH), bucket(lookups, growth=GROWTH), lines, *of_sums)
+        by_device = self.sums or ()
+        of_sums = tuple(reduce(SumSizes.or_more, (sums.sizes for sums in devices)) for devices in by_device)
+        return LookupSizes(bucket(asked, growth=GROWTH), bucket(lookups, growth=GROWTH), lines, of_sums)
 
     def padded(self, sizes: LookupSizes) -> Uses:
         """Return the plan as NumPy arrays of these sizes, none of them smaller than ``self.sizes``."""
@@ -147,20 +144,21 @@ class LookupPlan:
         counts = np.array([len(numbers) for numbers, _ in self.owned], np.int32)
         by_line = touched.reshape(n, sizes.lines, unit)
         sums = self._padded_sums(sizes, num_samples, cells < sizes.lines * unit)
-        return Uses(asked, rows, samples, gains, lines, counts, cells, by_line, *sums, self.features, beyond)
+        return Uses(asked, rows, samples, gains, lines, counts, cells, by_line, self.features, beyond, *sums)
 
     def _padded_sums(self, sizes: LookupSizes, num_samples: int, requested: npt.NDArray[np.bool_]) -> list[Any]:
         """Return the last arrays of ``Uses``. requested : (devices, devices * A), without pads"""
         n, num_asked = len(self.asking), requested.shape[1]
         if self.sums is None:
             return [np.zeros((n, 0, width), np.int32) for width in (1, RUN)] * 3
-        of_samples = [sums.padded(sizes.of_samples, num_samples, sizes.lookups) for sums in self.sums.of_samples]
+        samples_sizes, rows_sizes, lines_sizes = sizes.sums
+        of_samples = [sums.padded(samples_sizes, num_samples, sizes.lookups) for sums in self.sums.of_samples]
         of_rows = [
-            sums.padded(sizes.of_rows, num_asked, sizes.lookups, segments=request.owners * sizes.asked + request.places)
+            sums.padded(rows_sizes, num_asked, sizes.lookups, segments=request.owners * sizes.asked + request.places)
             for sums, request in zip(self.sums.of_rows, self.asking, strict=True)
         ]
         of_lines = [
-            sums.padded(sizes.of_lines, sizes.lines, num_asked, values=np.flatnonzero(of_device))
+            sums.padded(lines_sizes, sizes.lines, num_asked, values=np.flatnonzero(of_device))
             for sums, of_device in zip(self.sums.of_lines, requested, strict=True)
         ]
         return [

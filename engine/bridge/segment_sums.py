@@ -64,7 +64,7 @@ def at_least(number: int) -> int:
 
 
 class SegmentSums(NamedTuple):
-    """What is summed for each segment of one device.
+    """The sums of one device.
 
     order : the values, those of a segment together, in their order; levels : of each, (start, stop) of every node in
     the order or in the level before; heights : of each segment, the level that its terms are of, 0: values
