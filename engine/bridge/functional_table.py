@@ -109,7 +109,7 @@ class Uses:
         Of the table on each device.
     sample_terms, sample_nodes, row_terms, row_nodes, line_terms, line_nodes : array
         int32, shapes (devices, sums, ·) and (devices, nodes, ·): how a GPU sums the lookups of every sample, those of
-        every requested row, and the requested rows of every line (segment_sums.py). Without sums on other platforms.
+        every requested row, and the requested rows of every line (segment_sums.py). On other platforms without sums.
     """
 
     asked: Any
@@ -122,12 +122,12 @@ class Uses:
     touched: Any
     features: tuple[Feature, ...]
     num_lines: int
-    sample_terms: Any
-    sample_nodes: Any
-    row_terms: Any
-    row_nodes: Any
-    line_terms: Any
-    line_nodes: Any
+    sample_terms: Any = None
+    sample_nodes: Any = None
+    row_terms: Any = None
+    row_nodes: Any = None
+    line_terms: Any = None
+    line_nodes: Any = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -289,8 +289,8 @@ def _gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
     shapes = uses.shapes
     sizes = [_size(shape) for shape in shapes.values()]
     lookup_rows = _lookup_values(rows, uses.rows[0], uses.gains[0])
-    tree = uses.sample_terms[0], uses.sample_nodes[0]
-    combined = summed(lookup_rows, uses.samples[0], sum(sizes), *tree, ascending=True)
+    plan = _of_device(uses.sample_terms, uses.sample_nodes)
+    combined = summed(lookup_rows, uses.samples[0], sum(sizes), plan, ascending=True)
     activations, first = {}, 0
     for (path, shape), size in zip(shapes.items(), sizes, strict=True):
         activations[path] = combined[first : first + size].reshape(*shape, line.dim)
@@ -305,7 +305,8 @@ def _apply(
     line, (num_devices, room) = table.format.line, uses.asked.shape[1:]
     of_samples = _joined(uses.shapes, gradients, line.dim)
     lookup_gradients = _lookup_values(of_samples, uses.samples[0], uses.gains[0])
-    of_rows = summed(lookup_gradients, uses.rows[0], num_devices * room, uses.row_terms[0], uses.row_nodes[0])
+    plan = _of_device(uses.row_terms, uses.row_nodes)
+    of_rows = summed(lookup_gradients, uses.rows[0], num_devices * room, plan)
     arrived = _exchanged(table.format, of_rows.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
     by_row = table.format.variant == "sparsecore"
 
@@ -313,8 +314,8 @@ def _apply(
         rows, cells = (part if indices is None else taken(part, indices) for part in (arrived, uses.cells[0]))
         return rows if by_row else line_arrays.spread(line, rows, cells % line.group)
 
-    numbers, tree = uses.cells[0] // (1 if by_row else line.group), (uses.line_terms[0], uses.line_nodes[0])
-    sums = summed(Values(in_lines, len(arrived)), numbers, uses.lines.shape[1], *tree)
+    numbers, plan = uses.cells[0] // (1 if by_row else line.group), _of_device(uses.line_terms, uses.line_nodes)
+    sums = summed(Values(in_lines, len(arrived)), numbers, uses.lines.shape[1], plan)
     words = jax.lax.bitcast_convert_type(sums, jnp.int32)
     if line.masked and not by_row:
         words = jnp.where(line_arrays.of_half(line, uses.touched[0], 0), words, UNTOUCHED)
@@ -330,6 +331,11 @@ def _apply(
             part = part.reshape(1, -1, line.strip)
         arrays, _ = step(arrays, uses.lines[:, span], part, counts, rate, jnp.int32(0), jnp.uint32(0))
     return Table(arrays, numbers, table.format)
+
+
+def _of_device(terms: Any, nodes: Any) -> tuple[jax.Array, jax.Array] | None:
+    """Return the plan of a device's sums; None: there is none, they are by a scatter."""
+    return None if terms is None or not terms.shape[1] else (terms[0], nodes[0])
 
 
 def _lookup_values(array: jax.Array, rows: jax.Array, gains: jax.Array) -> Values:

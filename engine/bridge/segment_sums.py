@@ -140,18 +140,23 @@ def _ranges(first: Int64, last: Int64, width: int) -> tuple[Int64, npt.NDArray[n
 
 
 def summed(
-    values: Values, segments: jax.Array, num_segments: int, terms: jax.Array, nodes: jax.Array, ascending: bool = False
+    values: Values,
+    segments: jax.Array,
+    num_segments: int,
+    plan: tuple[jax.Array, jax.Array] | None,
+    ascending: bool = False,
 ) -> jax.Array:
     """Return the sum of every segment, (num_segments, width).
 
     segments : int32 (values,), of every value, pads beyond; ascending : whether they are
-    terms : int32 (num_segments, ·): values, then nodes, counted from the number of values; pads lie beyond. Without
-        segments: sum by a scatter
-    nodes : int32 (·, RUN): those of level 1 are of values, those of others of nodes of the level before, counted from
-        its first; pads lie beyond
+    plan : (terms, nodes); None: sum by a scatter
+        terms: int32 (num_segments, ·), values, then nodes, counted from the number of values; pads lie beyond
+        nodes: int32 (·, RUN), those of level 1 are of values, those of others of nodes of the level before, counted
+        from its first; pads lie beyond
     """
-    if not len(terms):
+    if plan is None:
         return jax.ops.segment_sum(values.read(None), segments, num_segments, indices_are_sorted=ascending)
+    terms, nodes = plan
     total, levels = _in_order(values, terms), list(_levels(nodes, values))
     if not levels:
         return total

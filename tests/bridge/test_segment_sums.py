@@ -17,7 +17,7 @@ def by_plan(segments, num_segments, values, sizes=None, num_pads=0):
     padded = np.concatenate([values, np.full((num_pads, values.shape[1]), np.nan, np.float32)])
     terms, nodes = plan.padded(sizes or plan.sizes, num_segments, len(padded))
     read = Values(lambda indices: jnp.asarray(padded).at[indices].get(mode="clip"), len(padded))
-    return np.asarray(jax.jit(lambda *tree: summed(read, jnp.asarray(segments), num_segments, *tree))(terms, nodes))
+    return np.asarray(jax.jit(lambda *tree: summed(read, jnp.asarray(segments), num_segments, tree))(terms, nodes))
 
 
 def random_segments(seed):
