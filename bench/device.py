@@ -2,8 +2,9 @@
 
 One page, the same for TPUs and GPUs: the device and the compiler; how fast the device copies; the canary of every
 kernel; the bits of every optimizer's steps, repeated on the device and next to a CPU's; engines whose threads, batches,
-placements and restarts differ; the time of steps, writes and reads; a trace for Perfetto. Only an accelerator can show
-this: without one, the program says so, with exit code 2. Exit code 1: a check failed.
+placements and restarts differ; the time of steps, writes and reads; steps of a user's own, their bits, sums and time; a
+trace for Perfetto. Only an accelerator can show this: without one, the program says so, with exit code 2. Exit code 1:
+a check failed.
 
 A row's traffic is the least that any implementation must move: for a step weights and slots read and written, gradient
 and number read; for a write the row twice; for a read once. The limit is the measured bandwidth of a copy. Steps are
@@ -30,6 +31,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from penstock.bench import device_runs
+from penstock.bench.device_own_steps import OwnStep
 from penstock.bench.tpu.step_cases import optimizers
 from penstock.bridge import backends
 from penstock.bridge.backend_tables import BackendTables
@@ -84,6 +86,7 @@ def main(words: Sequence[str] | None = None) -> int:
         ("Bits", bits(mesh, faults)),
         ("Engines", device_runs.checks(mesh, faults)),
         ("Steps, writes and reads", times(mesh, limit, args.rows, args.unique)),
+        ("Steps of your own", own_steps(mesh, faults, limit, args.rows, args.unique)),
     ):
         print(f"\n## {title}\n")
         for line in lines:
@@ -196,7 +199,7 @@ def times(mesh: Mesh, limit: float, rows: int, unique: int) -> Iterator[str]:
                 yield f"| {' | '.join(map(str, [*cells, cell(read_rows(table, steps), row, limit)]))} |"
 
 
-def cell(rate: float, traffic: int, limit: float) -> str:
+def cell(rate: float, traffic: float, limit: float) -> str:
     return f"{rate / 1e6:.1f} M/s, {rate * traffic / limit:.0%}"
 
 
@@ -210,7 +213,7 @@ def copy_bandwidth(num_bytes: int) -> float:
 def alone(mesh: Mesh, table: DeviceTable, rule: UpdateRule, steps: Steps) -> float:
     """Return the rows per second of the device, whose steps are in one loop of one program.
 
-    All arguments are on the device. A short and a long loop run, and the difference counts: not the launch, nor Python.
+    All arguments are on the device: neither launches nor Python count.
     """
     tables: Any = table.backend
     stack, sharding = Stack.of([table.layout], rule, compact=False), row_sharding(mesh)
@@ -231,18 +234,64 @@ def alone(mesh: Mesh, table: DeviceTable, rule: UpdateRule, steps: Steps) -> flo
 
         return jax.lax.fori_loop(0, rounds, one_round, arrays)
 
-    def seconds(rounds: int) -> float:
-        def once() -> object:
-            numbers = np.int32(rounds), np.float32(0.1), np.int32(0), np.uint32(0)
-            with jax.set_mesh(mesh):
-                tables.arrays = run(tables.arrays, tuple(sent), *numbers)
-            return tables.arrays
+    def rounds_of(rounds: int) -> object:
+        numbers = np.int32(rounds), np.float32(0.1), np.int32(0), np.uint32(0)
+        with jax.set_mesh(mesh):
+            tables.arrays = run(tables.arrays, tuple(sent), *numbers)
+        return tables.arrays
 
-        return statistics.median(timed(once) for _ in range(ROUNDS_TIMED))
+    return sum(len(ids) for ids, _ in steps) / per_round(rounds_of)
+
+
+def per_round(run: Callable[[int], object]) -> float:
+    """Return the seconds of a round of a loop. A short and a long loop run, and the difference counts."""
+
+    def seconds(rounds: int) -> float:
+        return statistics.median(timed(lambda: run(rounds)) for _ in range(ROUNDS_TIMED))
 
     seconds(SHORT)  # compiles
-    per_round = (seconds(LONG) - seconds(SHORT)) / (LONG - SHORT)
-    return sum(len(ids) for ids, _ in steps) / per_round
+    return (seconds(LONG) - seconds(SHORT)) / (LONG - SHORT)
+
+
+def own_steps(mesh: Mesh, faults: list[str], limit: float, rows: int, lookups: int) -> Iterator[str]:
+    """Yield the lines about a user's own step: bits and sums of every optimizer, and a table of times."""
+    for variant in variants(mesh):
+        repeated = compared = 0
+        for name, rule in rules().items():
+            possible = backends.possible(variant, mesh, layout_of(mesh, rule, CHECKED_DIM, CHECKED_ROWS), rule)
+            if not possible or rule.non_lazy:
+                continue
+            first, second = (own_step(mesh, rule, variant) for _ in range(2))
+            compared, same = compared + 1, first.train() == second.train()
+            repeated += same
+            if not same:
+                faults.append(f"{variant}, {name}: other bits in a second run of a step of your own")
+        step = own_step(mesh, rules()["SGD"], variant, trained=True)
+        in_order = step.sums_are_numpys()
+        if step.by_gathers and not in_order:
+            faults.append(f"{variant}: the sums of a step of your own are not in the documented order")
+        yield (
+            f"- {variant}: {repeated} of {compared} optimizers have the same bits twice, and sums are "
+            f"{'those' if in_order else 'not those'} of NumPy in the same order"
+        )
+    yield from ["", "| optimizer | dim | variant | lookups, on the device |", "|---" * 4 + "|"]
+    for name in TIMED:
+        rule = rules()[name]
+        for dim in DIMS:
+            for variant in variants(mesh):
+                if backends.possible(variant, mesh, layout_of(mesh, rule, dim, rows), rule):
+                    step = OwnStep(mesh, created(mesh, rule, dim, rows, variant), variant, rule, lookups)
+                    rate = cell(step.lookups_per_second(per_round), step.least_bytes, limit)
+                    yield f"| {name} | {dim} | {variant} | {rate} |"
+
+
+def own_step(mesh: Mesh, rule: UpdateRule, variant: str, trained: bool = False) -> OwnStep:
+    """Return a step in a small table. trained : whether some have changed its weights, which are 0 at first"""
+    table = created(mesh, rule, CHECKED_DIM, CHECKED_ROWS, variant)
+    step = OwnStep(mesh, table, variant, rule, 4 * CHECKED_ROWS)
+    if trained:
+        step.train()
+    return step
 
 
 def whole(table: DeviceTable, steps: Steps) -> float:

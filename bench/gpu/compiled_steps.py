@@ -3,14 +3,17 @@
 XLA compiles for a described device, down to PTX, at the most rows that one dispatch takes. A step must alias its whole
 table and copy none of it, need temporary memory bounded by its rows, launch at most three kernels, and contain no
 atomic operation (``atom``, ``red``): a sum by atomics has another order, and so other bits, in every run. A user's
-step (``penstock.bridge.gather`` and ``apply``) sums repeated rows, for which XLA uses atomics by default. It is
-compiled with XLA's option for repeatable results, and may launch any number of kernels. This shows nothing about time.
-``make gpu-aot`` runs it, and ``--small`` is the sample that CI compiles.
+step (``penstock.bridge.gather``, a loss, and ``apply``) sums repeated rows, too. It is compiled with default options,
+for a batch whose ids have a Zipf distribution, and may launch twelve kernels, those of the loss included; in a scan
+three more turn the loop. Its kernels may move four times the bytes that any step must (``least_bytes``), counted by the
+shapes of their arguments and results. This shows nothing about time. ``make gpu-aot`` runs it, and ``--small`` is the
+sample that CI compiles.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
@@ -38,11 +41,16 @@ gpu_device_info {
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 } device_description_str: "NVIDIA H200"
 """
 ROWS, MOST_KERNELS = 10_000_000, 3
+# Of a user's step; of one in a scan; and the most bytes that it moves, as a multiple of the least.
+MOST_OWN_KERNELS, MOST_SCANNED_KERNELS, MOST_BYTES = 12, 15, 4.0
 PLACES = 1_000_003  # of a cached table, whose steps also read evicted rows and write fetched ones
 DIMS = (8, 32, 128, 200)
 SMALL = {("SGD", 128), ("Adagrad", 32), ("Adam", 128), ("RowWiseAdagrad", 32)}
+SMALL_OWN = {("Adagrad", 32), ("SGD", 200), ("RowWiseAdagrad", 8)}
 # A user's own step, alone and in a scan.
 OWN, SCANNED = "own step", "own steps, scanned"
+# The least that a GPU reads of its memory.
+SECTOR = 32
 # Operations of a compiled program that launch nothing.
 FREE = {"parameter", "bitcast", "get-tuple-element", "tuple", "constant"}
 # Signals that a step is done: a constant, which is copied without a kernel.
@@ -71,9 +79,9 @@ def cases(small: bool) -> Iterator[GpuCase]:
     for dim in (32,) if small else DIMS:
         yield GpuCase("Adagrad", dim, "write")
         yield from (GpuCase("Adagrad", dim, program, PLACES) for program in ("read", "write", "apply"))
-    for optimizer, dim in product(functional_step.OPTIMIZERS, DIMS):
+    for optimizer, dim in product((*functional_step.OPTIMIZERS, "RowWiseAdagrad"), DIMS):
         for program in (OWN, SCANNED):
-            if not small or (optimizer, dim, program) == ("Adagrad", 32, OWN):
+            if not small or (program == OWN and (optimizer, dim) in SMALL_OWN):
                 yield GpuCase(optimizer, dim, program)
 
 
@@ -117,7 +125,7 @@ def compiled(case: GpuCase, mesh: Any) -> tuple[Any, Any]:
         step = functional_step.FunctionalStep(
             "h200", case.optimizer, case.dim, "xla", "scan" if case.program == SCANNED else "one chip"
         )
-        return functional_step.compiled((layout, spec.rule, mesh), step, xla_gpu_deterministic_ops=True)
+        return functional_step.compiled((layout, spec.rule, mesh), step, by_gathers=True)
     rule = spec.rule if case.program in program_cache.BY_RULE else None
     size = lines_of(case, layout)
     program = program_cache.compiled(case.program, mesh, rule, layout.line, "xla", layout.lines_per_device, size)
@@ -133,15 +141,88 @@ def lines_of(case: GpuCase, layout: Any) -> int:
     return MAX_BUCKET if case.program == "read" else largest_bucket("gpu", layout.line)
 
 
-def kernels(text: str) -> list[str]:
-    """Return the operations of a compiled program that launch a kernel, or copy more than the fence."""
-    entry = text[text.index("ENTRY ") :]
-    launched = [each for each in in_place.instructions(entry) if each.operation not in FREE]
+def launched(text: str) -> list[Any]:
+    """Return the instructions that launch a kernel, or copy more than the fence: of a program, or of its loop."""
+    bodies = in_place.computations(text)
+    loops = [each.attributes for each in bodies["ENTRY"] if each.operation == "while"]
+    names = [name for loop in loops for name in in_place.RUNS.findall(loop)] or ["ENTRY"]
     return [
-        each.operation
-        for each in launched
-        if "-done" not in each.operation and not (each.operation == "copy" and each.kind.startswith(FENCE))
+        each
+        for name in names
+        for each in bodies[name]
+        if each.operation not in FREE
+        and "-done" not in each.operation
+        and not (each.operation == "copy" and each.kind.startswith(FENCE))
     ]
+
+
+def kernels(text: str) -> list[str]:
+    """Return the operations of ``launched``."""
+    return [each.operation for each in launched(text)]
+
+
+def moved_bytes(layout: Any, text: str, lines: int) -> int:
+    """Return the bytes of the arguments and results of a program's kernels, of a table those of the touched lines.
+
+    A kernel that updates the table in place only writes it. Pads read one line again, and write none.
+    """
+    tables = {in_place.without_ones(shape) for shape, _ in in_place.arrays_on_device(layout)}
+    bodies = in_place.computations(text)
+    kinds = {each.name: each.kind for each in bodies["ENTRY"]}
+    total = 0
+    for each in launched(text):
+        arrays = in_place.ARRAY.findall(each.kind)
+        written = [lines * layout.line.nbytes(1) if _shape(dims) in tables else 0 for _, dims, _ in arrays]
+        total += sum(written) + _size(each.kind, tables)
+        for number, name in enumerate(each.operands):
+            total += _size(kinds[name], tables)
+            if not any(written) and any(_shape(dims) in tables for _, dims, _ in in_place.ARRAY.findall(kinds[name])):
+                total += lines * _read_of_line(layout, bodies, each, number)
+    return total
+
+
+def _shape(dims: str) -> tuple[int, ...]:
+    return in_place.without_ones([int(length) for length in dims.split(",") if length])
+
+
+def _size(kind: str, without: set[tuple[int, ...]]) -> int:
+    """Return the bytes of all arrays but those of some shapes."""
+    arrays = [(name, _shape(dims)) for name, dims, _ in in_place.ARRAY.findall(kind)]
+    return sum(math.prod(shape) * in_place.WIDTHS.get(name, 4) for name, shape in arrays if shape not in without)
+
+
+def _read_of_line(layout: Any, bodies: dict[str, list[Any]], kernel: Any, number: int) -> int:
+    """Return the bytes that a kernel reads of a line: slices of it, in sectors; else all. number : of the operand"""
+    whole: int = layout.line.nbytes(1)
+    called = re.search(r"\bcalls=%?([\w.\-]+)", kernel.attributes)
+    if called is None:
+        return whole
+    fused = bodies[called[1]]
+    (parameter,) = [each.name for each in fused if re.match(rf"%param_{number}\b", each.name)]
+    names = {each.name for each in fused if each.operation == "gather" and each.operands[0] == parameter}
+    parts = set()
+    for each in fused:
+        if not names.intersection(each.operands[:1]):
+            continue
+        if each.operation == "bitcast":
+            names.add(each.name)
+        elif each.operation == "slice":
+            ((_, dims, _),) = in_place.ARRAY.findall(each.kind)
+            parts.add((each.attributes.partition("slice=")[2].partition("}")[0], math.prod(_shape(dims)[1:])))
+        else:
+            return whole
+    return min(whole, sum(-(-4 * elements // SECTOR) * SECTOR for _, elements in parts)) if parts else whole
+
+
+def least_bytes(layout: Any) -> int:
+    """Return the bytes that a user's step must move: touched lines read and written, activations written, their
+    gradients read, and the arrays of ``Uses`` read once."""
+    import jax
+
+    uses = functional_step.batch_of(layout, by_gathers=True)
+    activations = 2 * functional_step.SAMPLES * 4 * layout.line.dim
+    lookups = sum(array.nbytes for array in jax.tree.leaves(uses))
+    return int(2 * uses.counts.sum() * layout.line.nbytes(1) + activations + lookups)
 
 
 def faults(case: GpuCase, layout: Any, program: Any, ptx: str) -> Iterator[str]:
@@ -149,13 +230,23 @@ def faults(case: GpuCase, layout: Any, program: Any, ptx: str) -> Iterator[str]:
     staged = lines_of(case, layout) * in_place.line_bytes(layout.line)
     bound = temporary_bound(case, layout)
     yield from in_place.check(layout, program, bound, staged, is_read=case.program == "read")
-    launched = kernels(program.as_text())
-    if len(launched) > MOST_KERNELS and not case.is_own:
-        yield f"launches {len(launched)} kernels ({', '.join(launched)}), more than {MOST_KERNELS}"
+    text = program.as_text()
+    operations = kernels(text)
+    most = {OWN: MOST_OWN_KERNELS, SCANNED: MOST_SCANNED_KERNELS}.get(case.program, MOST_KERNELS)
+    if len(operations) > most:
+        yield f"launches {len(operations)} kernels ({', '.join(operations)}), more than {most}"
+    if case.program == OWN and (share := byte_share(layout, text)) > MOST_BYTES:
+        yield f"moves {share:.1f} times the least bytes, more than {MOST_BYTES}"
     if atomic := ATOMIC.search(ptx):
         yield f"has an atomic operation, {atomic[1]}"
     if not ptx:
         yield "has no PTX"
+
+
+def byte_share(layout: Any, text: str) -> float:
+    """Return the bytes that a user's step moves, as a multiple of the least."""
+    lines = int(functional_step.batch_of(layout, by_gathers=True).counts.sum())
+    return moved_bytes(layout, text, lines) / least_bytes(layout)
 
 
 def temporary_bound(case: GpuCase, layout: Any) -> int:
@@ -168,6 +259,7 @@ def temporary_bound(case: GpuCase, layout: Any) -> int:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m penstock.bench.gpu.compiled_steps", description=__doc__)
+    parser.add_argument("--own", action="store_true", help="only steps of a user's own")
     parser.add_argument("--small", action="store_true", help="a sample")
     args = parser.parse_args(words)
     number = bad = 0
@@ -175,8 +267,10 @@ def main(words: Sequence[str] | None = None) -> int:
         dump = Path(folder)
         set_environment(dump)
         mesh = mesh_of_one()
-        print("| optimizer | dim | program | rows | temporary | kernels | compiled in | |\n" + "|---" * 8 + "|")
+        print("| optimizer | dim | program | rows | temporary | kernels | bytes | compiled in | |\n" + "|---" * 9 + "|")
         for case in cases(args.small):
+            if args.own and not case.is_own:
+                continue
             began = time.perf_counter()
             program, layout = compiled(case, mesh)
             ptx_files = sorted(dump.glob("*.ptx"))
@@ -187,7 +281,8 @@ def main(words: Sequence[str] | None = None) -> int:
             size, seconds = f"{memory.temp_size_in_bytes / 1e6:.2f} MB", f"{time.perf_counter() - began:.1f} s"
             title = case.program + ", cached" * (case.rows == PLACES)
             rows = f"{lines_of(case, layout):,}"
-            cells = [case.optimizer, case.dim, title, rows, size, len(kernels(text)), seconds]
+            share = f"{byte_share(layout, text):.2f} x" if case.program == OWN else ""
+            cells = [case.optimizer, case.dim, title, rows, size, len(kernels(text)), share, seconds]
             print("|", " | ".join(map(str, [*cells, "; ".join(failed)])), "|", flush=True)
             number, bad = number + 1, bad + bool(failed)
     print(f"{number} compiled, {bad} with faults", file=sys.stderr)

@@ -5,7 +5,7 @@ these activations. Both work inside ``jax.jit``, ``jax.lax.scan`` and ``jax.shar
 ``apply`` works in place if the table is donated. The host plans the lookups of a batch (lookup_plan.py).
 
 Devices exchange only the rows that are looked up, and their gradients, by all_to_all. A gradient is summed by lookup,
-then by device, in the order of the plan.
+then by device, in the order of the plan (segment_sums.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from penstock.bridge import line_arrays, programs
 from penstock.bridge.row_format import UNTOUCHED, Line
+from penstock.bridge.segment_sums import Values, summed, taken
 from penstock.bridge.sharding import largest_bucket
 from penstock.errors import UsageError, UsageTypeError
 from penstock.updates import Ops, OptaxRule, UpdateRule, quantize
@@ -74,6 +75,7 @@ class Feature(NamedTuple):
 
 # The arrays of ``Uses``.
 PARTS = ["asked", "rows", "samples", "gains", "lines", "counts", "cells", "touched"]
+PARTS += ["sample_terms", "sample_nodes", "row_terms", "row_nodes", "line_terms", "line_nodes"]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=PARTS, meta_fields=["features", "num_lines"])
@@ -105,6 +107,9 @@ class Uses:
         In the order of ``samples``.
     num_lines : int
         Of the table on each device.
+    sample_terms, sample_nodes, row_terms, row_nodes, line_terms, line_nodes : array
+        int32, shapes (devices, sums, ·) and (devices, nodes, ·): how a GPU sums the lookups of every sample, those of
+        every requested row, and the requested rows of every line (segment_sums.py). On other platforms without sums.
     """
 
     asked: Any
@@ -117,6 +122,12 @@ class Uses:
     touched: Any
     features: tuple[Feature, ...]
     num_lines: int
+    sample_terms: Any = None
+    sample_nodes: Any = None
+    row_terms: Any = None
+    row_nodes: Any = None
+    line_terms: Any = None
+    line_nodes: Any = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -275,10 +286,11 @@ def _gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
     rows = _exchanged(table.format, read.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
     if table.format.quantization is not None:
         rows = quantize(Ops(jnp), rows, *table.format.quantization)
-    lookup_rows = rows.at[uses.rows[0]].get(mode="fill", fill_value=0.0) * uses.gains[0][:, None]
     shapes = uses.shapes
     sizes = [_size(shape) for shape in shapes.values()]
-    combined = jax.ops.segment_sum(lookup_rows, uses.samples[0], sum(sizes), indices_are_sorted=True)
+    lookup_rows = _lookup_values(rows, uses.rows[0], uses.gains[0])
+    plan = _of_device(uses.sample_terms, uses.sample_nodes)
+    combined = summed(lookup_rows, uses.samples[0], sum(sizes), plan, ascending=True)
     activations, first = {}, 0
     for (path, shape), size in zip(shapes.items(), sizes, strict=True):
         activations[path] = combined[first : first + size].reshape(*shape, line.dim)
@@ -292,16 +304,19 @@ def _apply(
     _check_same(table, uses)
     line, (num_devices, room) = table.format.line, uses.asked.shape[1:]
     of_samples = _joined(uses.shapes, gradients, line.dim)
-    lookup_gradients = of_samples.at[uses.samples[0]].get(mode="fill", fill_value=0.0) * uses.gains[0][:, None]
-    of_rows = jax.ops.segment_sum(lookup_gradients, uses.rows[0], num_devices * room)
+    lookup_gradients = _lookup_values(of_samples, uses.samples[0], uses.gains[0])
+    plan = _of_device(uses.row_terms, uses.row_nodes)
+    of_rows = summed(lookup_gradients, uses.rows[0], num_devices * room, plan)
     arrived = _exchanged(table.format, of_rows.reshape(num_devices, room, line.dim)).reshape(-1, line.dim)
     by_row = table.format.variant == "sparsecore"
-    if by_row:
-        summed = jax.ops.segment_sum(arrived, uses.cells[0], uses.lines.shape[1])
-    else:
-        spread = line_arrays.spread(line, arrived, uses.cells[0] % line.group)
-        summed = jax.ops.segment_sum(spread, uses.cells[0] // line.group, uses.lines.shape[1])
-    words = jax.lax.bitcast_convert_type(summed, jnp.int32)
+
+    def in_lines(indices: jax.Array | None) -> jax.Array:
+        rows, cells = (part if indices is None else taken(part, indices) for part in (arrived, uses.cells[0]))
+        return rows if by_row else line_arrays.spread(line, rows, cells % line.group)
+
+    numbers, plan = uses.cells[0] // (1 if by_row else line.group), _of_device(uses.line_terms, uses.line_nodes)
+    sums = summed(Values(in_lines, len(arrived)), numbers, uses.lines.shape[1], plan)
+    words = jax.lax.bitcast_convert_type(sums, jnp.int32)
     if line.masked and not by_row:
         words = jnp.where(line_arrays.of_half(line, uses.touched[0], 0), words, UNTOUCHED)
     numbers = table.numbers
@@ -316,6 +331,22 @@ def _apply(
             part = part.reshape(1, -1, line.strip)
         arrays, _ = step(arrays, uses.lines[:, span], part, counts, rate, jnp.int32(0), jnp.uint32(0))
     return Table(arrays, numbers, table.format)
+
+
+def _of_device(terms: Any, nodes: Any) -> tuple[jax.Array, jax.Array] | None:
+    """Return the plan of a device's sums; None: there is none, they are by a scatter."""
+    return None if terms is None or not terms.shape[1] else (terms[0], nodes[0])
+
+
+def _lookup_values(array: jax.Array, rows: jax.Array, gains: jax.Array) -> Values:
+    """Return the values of lookups. array : (n, dim); rows, gains : of every lookup, its row there and its factor"""
+
+    def read(indices: jax.Array | None) -> jax.Array:
+        if indices is None:
+            return array.at[rows].get(mode="fill", fill_value=0.0) * gains[:, None]
+        return taken(array, taken(rows, indices)) * taken(gains, indices)[:, None]
+
+    return Values(read, len(rows))
 
 
 def _check_same(table: Table, uses: Uses) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.functional_table import Feature, Uses
+from penstock.bridge.segment_sums import RUN, SegmentSums, SumSizes
 from penstock.bridge.sharding import Layout, bucket
 from penstock.bridge.stacking import multiple_of
 from penstock.errors import UsageError
@@ -24,14 +26,19 @@ GROWTH = 2.0
 
 
 class LookupSizes(NamedTuple):
-    """Padded sizes per device. asked : rows that it requests from one device; lookups; lines : that are requested"""
+    """Padded sizes per device. asked : rows that it requests from one device; lookups; lines : that are requested
+
+    sums : of samples, of requested rows, and of lines
+    """
 
     asked: int
     lookups: int
     lines: int
+    sums: tuple[SumSizes, ...]
 
     def or_more(self, others: LookupSizes) -> LookupSizes:
-        return LookupSizes(*map(max, self, others))
+        asked, lookups, lines = map(max, self[:3], others[:3])
+        return LookupSizes(asked, lookups, lines, tuple(map(SumSizes.or_more, self.sums, others.sums)))
 
 
 class _Asking(NamedTuple):
@@ -48,9 +55,17 @@ class _Asking(NamedTuple):
     gains: npt.NDArray[np.float32]
 
 
+class _Sums(NamedTuple):
+    """How the devices sum: of_samples, of_rows : lookups, on each asking device; of_lines : rows, on each owner"""
+
+    of_samples: Sequence[SegmentSums]
+    of_rows: Sequence[SegmentSums]
+    of_lines: Sequence[SegmentSums]
+
+
 @dataclass(frozen=True)
 class LookupPlan:
-    """The lookups of one batch in one table. asking : by device"""
+    """The lookups of one batch in one table. asking : by device; sums : by gathers, None: by scatters"""
 
     layout: Layout
     features: tuple[Feature, ...]
@@ -58,11 +73,15 @@ class LookupPlan:
     owned: tuple[
         tuple[Int64, Int64], ...
     ]  # of every device: lines (or rows: Layout.by_row), of each row: index in them
+    sums: _Sums | None
 
     @classmethod
-    def of(cls, layout: Layout, unique_ids: Int64, features: Sequence[Feature], uses: Sequence[Any]) -> LookupPlan:
+    def of(
+        cls, layout: Layout, unique_ids: Int64, features: Sequence[Feature], uses: Sequence[Any], by_gathers: bool
+    ) -> LookupPlan:
         """Return the plan. unique_ids : of the table; uses : of the features, as in deduplication data
 
+        by_gathers : whether devices sum so, see segment_sums.py
         Every device has an equal, contiguous share of the samples of each feature. Raises UsageError if that is
         impossible.
         """
@@ -78,7 +97,15 @@ class LookupPlan:
         for owner in range(num_devices):
             arrived = np.concatenate([request.rows[request.owners == owner] for request in asking])
             owned.append(np.unique(arrived // layout.unit, return_inverse=True))
-        return cls(layout, tuple(features), tuple(asking), tuple(owned))
+        sums = None
+        if by_gathers:
+            num_samples = sum(_samples(feature, num_devices) for feature in features)
+            sums = _Sums(
+                [SegmentSums.of(request.samples, num_samples) for request in asking],
+                [SegmentSums.of(request.numbers, len(request.rows)) for request in asking],
+                [SegmentSums.of(index, len(lines)) for lines, index in owned],
+            )
+        return cls(layout, tuple(features), tuple(asking), tuple(owned), sums)
 
     @property
     def sizes(self) -> LookupSizes:
@@ -86,7 +113,9 @@ class LookupPlan:
         asked = max(int(request.places.max(initial=-1)) + 1 for request in self.asking)
         lookups = max(len(request.samples) for request in self.asking)
         lines = bucket(max(len(lines) for lines, _ in self.owned), multiple_of(self.layout.line), GROWTH)
-        return LookupSizes(bucket(asked, growth=GROWTH), bucket(lookups, growth=GROWTH), lines)
+        by_device = self.sums or ()
+        of_sums = tuple(reduce(SumSizes.or_more, (sums.sizes for sums in devices)) for devices in by_device)
+        return LookupSizes(bucket(asked, growth=GROWTH), bucket(lookups, growth=GROWTH), lines, of_sums)
 
     def padded(self, sizes: LookupSizes) -> Uses:
         """Return the plan as NumPy arrays of these sizes, none of them smaller than ``self.sizes``."""
@@ -114,7 +143,27 @@ class LookupPlan:
             touched[owner, cells[owner, requested]] = True
         counts = np.array([len(numbers) for numbers, _ in self.owned], np.int32)
         by_line = touched.reshape(n, sizes.lines, unit)
-        return Uses(asked, rows, samples, gains, lines, counts, cells, by_line, self.features, beyond)
+        sums = self._padded_sums(sizes, num_samples, cells < sizes.lines * unit)
+        return Uses(asked, rows, samples, gains, lines, counts, cells, by_line, self.features, beyond, *sums)
+
+    def _padded_sums(self, sizes: LookupSizes, num_samples: int, requested: npt.NDArray[np.bool_]) -> list[Any]:
+        """Return the last arrays of ``Uses``. requested : (devices, devices * A), without pads"""
+        n, num_asked = len(self.asking), requested.shape[1]
+        if self.sums is None:
+            return [np.zeros((n, 0, width), np.int32) for width in (1, RUN)] * 3
+        samples_sizes, rows_sizes, lines_sizes = sizes.sums
+        of_samples = [sums.padded(samples_sizes, num_samples, sizes.lookups) for sums in self.sums.of_samples]
+        of_rows = [
+            sums.padded(rows_sizes, num_asked, sizes.lookups, segments=request.owners * sizes.asked + request.places)
+            for sums, request in zip(self.sums.of_rows, self.asking, strict=True)
+        ]
+        of_lines = [
+            sums.padded(lines_sizes, sizes.lines, num_asked, values=np.flatnonzero(of_device))
+            for sums, of_device in zip(self.sums.of_lines, requested, strict=True)
+        ]
+        return [
+            np.stack(arrays) for devices in (of_samples, of_rows, of_lines) for arrays in zip(*devices, strict=True)
+        ]
 
 
 def _asking(

@@ -25,6 +25,7 @@ from penstock.bridge.functional_table import Feature, Format, Table, Uses
 from penstock.bridge.jax_devices import local_mesh, one_axis
 from penstock.bridge.lookup_plan import LookupPlan, LookupSizes
 from penstock.bridge.programs import row_sharding
+from penstock.bridge.segment_sums import GATHERING
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.xla_tables import XlaTables
 from penstock.config.embedding import EmbeddingConfig
@@ -135,6 +136,7 @@ class EmbeddingTables:
             self._definitions[name] = definition._replace(layout=layout)
             self._formats[name] = Format(layout.line, self.mesh, variant, quantization)
         check_memory((own_mesh, layout.nbytes) for layout in self._layouts.values())
+        self._by_gathers = platform(own_mesh) in GATHERING
         self._sizes: dict[str, LookupSizes] = {}
         self._growing = threading.Lock()
         self._dispatcher = Dispatcher(ThreadTeam(None))
@@ -431,7 +433,9 @@ class EmbeddingTables:
         plans = {}
         for name, features_of_table in self.features.items():
             table_uses = [uses[index] for index in self._indices[name]]
-            plans[name] = LookupPlan.of(self._layouts[name], unique[name], features_of_table, table_uses)
+            plans[name] = LookupPlan.of(
+                self._layouts[name], unique[name], features_of_table, table_uses, self._by_gathers
+            )
             sizes = plans[name].sizes
             with self._growing:
                 self._sizes[name] = sizes.or_more(self._sizes.get(name, sizes))

@@ -30,6 +30,7 @@ _FORMS = dict.fromkeys(PARTS, (2, "int32")) | {
     "gains": (2, "float32"),
     "counts": (1, "int32"),
     "touched": (3, "bool"),
+    **{part: (3, "int32") for part in PARTS if part.endswith(("_terms", "_nodes"))},
 }
 
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from penstock.bench import device, device_runs
+from penstock.bench import device, device_own_steps, device_runs
 from penstock.bridge.pallas import canary
 
 SMALL = ("--any", "--rows", "5000", "--unique", "256")
@@ -43,12 +43,22 @@ def test_the_page_has_canaries_bits_times_and_a_trace(small, tmp_path, capsys):
     assert device.main([*SMALL, "--trace", str(tmp_path / "trace")]) == 0
     page = capsys.readouterr().out
     titles = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("##")]
-    assert titles == ["Canaries", "Bits", "Engines", "Steps, writes and reads", "Trace"]
+    assert titles == ["Canaries", "Bits", "Engines", "Steps, writes and reads", "Steps of your own", "Trace"]
     assert "- xla: 3 of 3 optimizers have the same bits twice, 3 are within 2 units" in page
-    (row,) = (line for line in page.splitlines() if line.startswith("| Adagrad | 8 | xla |"))
-    assert row.count("M/s, ") == 4
+    rows = [line for line in page.splitlines() if line.startswith("| Adagrad | 8 | xla |")]
+    assert [row.count("M/s, ") for row in rows] == [4, 1]
     assert list((tmp_path / "trace").rglob("*.xplane.pb"))
     assert page.endswith("Every check passed.\n")
+
+
+def test_a_step_of_your_own_repeats_its_bits_and_sums_by_gathers_in_the_documented_order(small, mesh_of, monkeypatch):
+    monkeypatch.setattr(device_own_steps, "GATHERING", ("cpu",))
+    faults = []
+    line, *_ = device.own_steps(mesh_of(1), faults, 1e9, 1000, 512)
+    assert line == "- xla: 3 of 3 optimizers have the same bits twice, and sums are those of NumPy in the same order"
+    monkeypatch.setattr(device_own_steps, "RUN", 3)
+    next(device.own_steps(mesh_of(1), faults, 1e9, 1000, 512))
+    assert faults == ["xla: the sums of a step of your own are not in the documented order"]
 
 
 def test_other_bits_than_a_cpus_and_failed_canaries_are_exit_code_1(small, monkeypatch, capsys, tmp_path):

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import penstock as ps
 from penstock.bridge import apply, functional_table, gather
 from penstock.errors import UsageError
+from penstock.functional import embedding_tables
 from penstock.functional.embedding_tables import EmbeddingTables
 
 BATCH, ROWS, DIM = 8, 11, 3
@@ -74,6 +75,32 @@ def test_steps_are_the_engines_to_rounding(mesh_of, devices, combiner):
 def test_steps_of_tables_whose_rows_share_lines_are_the_engines(mesh_of, monkeypatch, devices, optimizer):
     monkeypatch.setenv("PENSTOCK_LAYOUT", "tiled")
     trains_like_an_engine(config_of(optimizer=optimizer), mesh_of(devices))
+
+
+@pytest.mark.parametrize("layout", ["plain", "tiled"])
+@pytest.mark.parametrize("devices", [1, 4])
+def test_sums_as_on_a_gpu_are_the_engines_and_no_scatter_adds(mesh_of, monkeypatch, devices, layout):
+    monkeypatch.setattr(embedding_tables, "GATHERING", ("cpu",))
+    monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
+    trains_like_an_engine(config_of(), mesh_of(devices), num_steps=2)
+    embedding = EmbeddingTables(config_of(), mesh_of(devices))
+    lookups = embedding.preprocess(*batch_of(0))
+    assert "scatter-add" not in str(jax.make_jaxpr(step_of(embedding))(embedding.create(), lookups))
+
+
+def test_sums_as_on_a_gpu_have_the_same_bits_in_any_padded_size(mesh_of, monkeypatch):
+    monkeypatch.setattr(embedding_tables, "GATHERING", ("cpu",))
+    often = {"a": [[2] * 40, [3] * 9, [2, 5], *[[7]] * 5], "b": [[2] * 300, *[[]] * 7]}
+    alone, other = (EmbeddingTables(config_of(), mesh_of(2)) for _ in range(2))
+    other.preprocess({"a": [[row] * 90 for row in range(BATCH)], "b": [[row] * 700 for row in range(BATCH)]})
+    results = [
+        [
+            leaf.tobytes()
+            for leaf in jax.tree.leaves(jax.device_get(step_of(each)(each.create(), each.preprocess(often))))
+        ]
+        for each in (alone, other)
+    ]
+    assert results[0] == results[1]
 
 
 def test_our_kernel_updates_a_table_in_the_users_step(mesh_of, monkeypatch):
