@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bench.tpu.functional_step import batch_of
-from penstock.bridge import Table, apply, gather
+from penstock.bridge import Table, apply, backends, gather
 from penstock.bridge.device_tables import DeviceTable
 from penstock.bridge.functional_table import Format
 from penstock.bridge.programs import row_sharding
-from penstock.bridge.segment_sums import GATHERING, MOST_TERMS, RUN
+from penstock.bridge.segment_sums import MOST_TERMS, RUN
 from penstock.frames import Float32
 from penstock.updates import UpdateRule
 
@@ -30,7 +30,7 @@ class OwnStep:
     """A table, and the lookups of a batch in it, on one device. rule : of its updates"""
 
     def __init__(self, mesh: Any, table: DeviceTable, variant: str, rule: UpdateRule, lookups: int) -> None:
-        self.by_gathers = mesh.devices.flat[0].platform in GATHERING
+        self.by_gathers = backends.sums_by_gathers(mesh)
         self.rule, self._device_table, self._backend = rule, table, table.backend
         self.on_host = batch_of(table.layout, self.by_gathers, lookups)
         self._uses = jax.device_put(self.on_host, row_sharding(mesh))

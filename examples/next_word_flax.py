@@ -52,7 +52,8 @@ class Dense(Model):
 
 
 def loss_of(model: Model, activations: jax.Array, following: Any) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(model(activations), following).mean()
+    # Not by integer labels, whose gradient a GPU would scatter by atomic operations.
+    return optax.softmax_cross_entropy(model(activations), jax.nn.one_hot(following, n.WORDS)).mean()
 
 
 def step(model: NextWord, optimizer: nnx.Optimizer, uses: Any, following: Any) -> jax.Array:

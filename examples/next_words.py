@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ import penstock as ps
 TEXT = np.load(Path(__file__).parent / "data" / "shakespeare_words.npy")
 WORDS, DIM, HIDDEN, BATCH, EPOCHS = int(TEXT.max()) + 1, 32, 64, 128, 10
 RATE = 0.2
+# The machine code for a GPU, as the compiler writes it down.
+PTX = Path(tempfile.gettempdir()) / f"ptx-{os.getpid()}"
 TPUS = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 
 
@@ -80,20 +84,22 @@ def compiled_for(device: str, step: Any, donated: Any, *others: Any) -> Any:
 
 
 def prepare_compiling(device: str) -> None:
-    """Lay tables out as on the device, and let its compiler run without one. Call it before tables are created."""
+    """Lay tables out and sum as on the device, and let its compiler run without one. Call it before new tables."""
     if device in TPUS:
         tpu = {"PENSTOCK_LAYOUT": "tiled", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_SKIP_MDS_QUERY": "1"}
         os.environ.update(tpu, JAX_PLATFORMS="cpu")
     else:
         from penstock.bench.gpu.compiled_steps import set_environment
 
-        set_environment()
+        set_environment(PTX)
+        os.environ["PENSTOCK_SUMS"] = "gathers"
 
 
 def report(program: Any, tables: Any) -> int:
-    """Print whether the compiled step updates the tables in place; return an exit code."""
+    """Print whether the compiled step updates the tables in place, by no atomic operation; return an exit code."""
     import jax
 
+    from penstock.bench.gpu.compiled_steps import ATOMIC
     from penstock.bench.tpu.in_place import copies
 
     arrays = [(array.shape, array.dtype) for array in jax.tree.leaves(tables) if array.ndim]
@@ -102,5 +108,7 @@ def report(program: Any, tables: Any) -> int:
     in_place = memory.alias_size_in_bytes >= num_bytes and not copied
     print(f"tables of {num_bytes:,} bytes: {memory.alias_size_in_bytes:,} bytes of the step's arguments are aliased")
     print(f"temporary memory {memory.temp_size_in_bytes:,} bytes; tables copied: {', '.join(copied) or 'none'}")
-    print("in place" if in_place else "NOT in place")
-    return 0 if in_place else 1
+    atomics = {name for path in sorted(PTX.glob("*.ptx")) for name in ATOMIC.findall(path.read_text())}
+    shutil.rmtree(PTX, ignore_errors=True)
+    print(f"{'in place' if in_place else 'NOT in place'}; atomic operations: {', '.join(sorted(atomics)) or 'none'}")
+    return 0 if in_place and not atomics else 1

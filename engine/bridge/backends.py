@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 Specs = Mapping[str, TableSpec]
 FORMS = {"plain": 1, "tiled": 128}
-# Environment variables that override variant and layout, or disable stacks, for tests, benchmarks and debugging.
-VARIANT, FORM, STACKS = "PENSTOCK_VARIANT", "PENSTOCK_LAYOUT", "PENSTOCK_STACKS"
+# Environment variables that override variant, layout and sums, or disable stacks, for tests, benchmarks and debugging.
+VARIANT, FORM, STACKS, SUMS = "PENSTOCK_VARIANT", "PENSTOCK_LAYOUT", "PENSTOCK_STACKS", "PENSTOCK_SUMS"
 
 
 def create_tables(
@@ -136,6 +136,12 @@ def lanes(mesh: AnyMesh) -> int:
         return FORMS[requested]
     on_tpu = platform(mesh) == "tpu" or requested_variant() in KERNELS
     return FORMS["tiled"] if on_tpu else FORMS["plain"]
+
+
+def sums_by_gathers(mesh: AnyMesh) -> bool:
+    """Return whether a user's own step sums by gathers on these devices. Raises ConfigError for a bad override."""
+    requested = _requested(SUMS, ("gathers", "scatters"))
+    return platform(mesh) == "gpu" if requested is None else requested == "gathers"
 
 
 def requested_variant() -> str | None:

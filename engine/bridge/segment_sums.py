@@ -26,7 +26,6 @@ import numpy.typing as npt
 
 from penstock.frames import Int64
 
-GATHERING = ("gpu",)  # platforms that sum by gathers
 MOST_TERMS, RUN = 4, 16
 # The fewest nodes of the first level, and the share of each level in the one before, at least: so few sizes occur.
 FEWEST, SHARE = 8, 8

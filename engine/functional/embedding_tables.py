@@ -25,7 +25,6 @@ from penstock.bridge.functional_table import Feature, Format, Table, Uses
 from penstock.bridge.jax_devices import local_mesh, one_axis
 from penstock.bridge.lookup_plan import LookupPlan, LookupSizes
 from penstock.bridge.programs import row_sharding
-from penstock.bridge.segment_sums import GATHERING
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.xla_tables import XlaTables
 from penstock.config.embedding import EmbeddingConfig
@@ -136,7 +135,7 @@ class EmbeddingTables:
             self._definitions[name] = definition._replace(layout=layout)
             self._formats[name] = Format(layout.line, self.mesh, variant, quantization)
         check_memory((own_mesh, layout.nbytes) for layout in self._layouts.values())
-        self._by_gathers = platform(own_mesh) in GATHERING
+        self._by_gathers = backends.sums_by_gathers(own_mesh)
         self._sizes: dict[str, LookupSizes] = {}
         self._growing = threading.Lock()
         self._dispatcher = Dispatcher(ThreadTeam(None))

@@ -52,7 +52,7 @@ def test_the_page_has_canaries_bits_times_and_a_trace(small, tmp_path, capsys):
 
 
 def test_a_step_of_your_own_repeats_its_bits_and_sums_by_gathers_in_the_documented_order(small, mesh_of, monkeypatch):
-    monkeypatch.setattr(device_own_steps, "GATHERING", ("cpu",))
+    monkeypatch.setenv("PENSTOCK_SUMS", "gathers")
     faults = []
     line, *_ = device.own_steps(mesh_of(1), faults, 1e9, 1000, 512)
     assert line == "- xla: 3 of 3 optimizers have the same bits twice, and sums are those of NumPy in the same order"

@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 import penstock as ps
 from penstock.bridge import apply, functional_table, gather
 from penstock.errors import UsageError
-from penstock.functional import embedding_tables
 from penstock.functional.embedding_tables import EmbeddingTables
 
 BATCH, ROWS, DIM = 8, 11, 3
@@ -80,7 +79,7 @@ def test_steps_of_tables_whose_rows_share_lines_are_the_engines(mesh_of, monkeyp
 @pytest.mark.parametrize("layout", ["plain", "tiled"])
 @pytest.mark.parametrize("devices", [1, 4])
 def test_sums_as_on_a_gpu_are_the_engines_and_no_scatter_adds(mesh_of, monkeypatch, devices, layout):
-    monkeypatch.setattr(embedding_tables, "GATHERING", ("cpu",))
+    monkeypatch.setenv("PENSTOCK_SUMS", "gathers")
     monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
     trains_like_an_engine(config_of(), mesh_of(devices), num_steps=2)
     embedding = EmbeddingTables(config_of(), mesh_of(devices))
@@ -89,7 +88,7 @@ def test_sums_as_on_a_gpu_are_the_engines_and_no_scatter_adds(mesh_of, monkeypat
 
 
 def test_sums_as_on_a_gpu_have_the_same_bits_in_any_padded_size(mesh_of, monkeypatch):
-    monkeypatch.setattr(embedding_tables, "GATHERING", ("cpu",))
+    monkeypatch.setenv("PENSTOCK_SUMS", "gathers")
     often = {"a": [[2] * 40, [3] * 9, [2, 5], *[[7]] * 5], "b": [[2] * 300, *[[]] * 7]}
     alone, other = (EmbeddingTables(config_of(), mesh_of(2)) for _ in range(2))
     other.preprocess({"a": [[row] * 90 for row in range(BATCH)], "b": [[row] * 700 for row in range(BATCH)]})
