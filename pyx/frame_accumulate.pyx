@@ -3,7 +3,8 @@
 A task is one phase of one part of a table: to look up its ids, or to fold its rows. Each thread begins the first task that
 no thread has begun, without the interpreter in between, and takes part in the folds of others where there is none left. A
 fold follows its look-up where that still runs. A thread that can do nothing at the moment, because the system has taken
-another one off its processor, looks for other work, and sleeps where there is none. This is the only driver of the
+another one off its processor, looks for other work. One that had no processor itself
+while it shared a fold leaves the rest to the others. This is the only driver of the
 accumulators: the engine's pipeline, the public accumulators, the kernel tests and the sanitizers all add frames through it.
 """
 
@@ -13,14 +14,16 @@ from ._types cimport index_t
 from .accumulator cimport Accumulator
 from .coalesce cimport Frame, Part, Vocabulary, part_find
 from .gradient_blocks cimport blocks_of
-from .row_sums cimport BAD, NOTHING, WORKED, part_check, part_fold
+from .row_sums cimport BAD, DISTURBED, NOTHING, WORKED, part_check, part_fold
 
 
 cdef extern from "progress.h" nogil:
     bint is_set(const int* flag)
     void set_flag(int* flag)
     bint takes(int* flag)
-    void wait_a_moment(int number)
+    void yield_a_moment(int number)
+    void enters(int* num_threads)
+    bint leaves(int* num_threads)
 
 
 cdef enum Phase:
@@ -45,7 +48,7 @@ cdef class Intake:
     cdef list accumulators
     cdef Task* tasks
     cdef Py_ssize_t num_tasks, room
-    cdef int bad
+    cdef int bad, num_threads   # threads that stay until nothing is left
 
     def __cinit__(self):
         self.accumulators = []
@@ -138,6 +141,7 @@ cdef class Intake:
     cdef void _work(self) noexcept nogil:
         cdef Py_ssize_t i, first = 0
         cdef int outcome, moment = 0
+        enters(&self.num_threads)
         while not is_set(&self.bad):
             while first < self.num_tasks and self._is_over(&self.tasks[first]):
                 first += 1
@@ -153,9 +157,11 @@ cdef class Intake:
                 outcome = self._do(&self.tasks[i], True)
             if outcome == BAD:
                 set_flag(&self.bad)
-            moment = 0 if outcome == WORKED else moment + 1
+            elif outcome == DISTURBED and leaves(&self.num_threads):
+                break
+            moment = moment + 1 if outcome == NOTHING else 0
             if moment:
-                wait_a_moment(moment)
+                yield_a_moment(moment)
 
     cdef bint _is_over(self, const Task* t) noexcept nogil:
         """Whether a thread that has not begun the task has nothing to do there."""
@@ -172,7 +178,7 @@ cdef class Intake:
         return BAD if part_check(t.frame, t.vocabulary, t.number, t.num_parts) else WORKED
 
     cdef int _begin_tasks(self) except -1:
-        self.num_tasks, self.bad = 0, 0
+        self.num_tasks, self.bad, self.num_threads = 0, 0, 0
         return 0
 
     cdef int _add_tasks(self, Accumulator accumulator, Phase phase, Py_ssize_t num_checks=0) except -1:

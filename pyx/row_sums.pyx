@@ -24,11 +24,15 @@ cdef extern from "row_kernels.h":
 
 cdef extern from "progress.h" nogil:
     enum: MOMENTS
+    ctypedef struct ThreadTime:
+        pass
+    ThreadTime thread_time()
+    bint lost_time_since(ThreadTime since)
     const int64_t ALL_DONE
     bint is_set(const int* flag)
     void set_flag(int* flag)
     int64_t published(const int64_t* progress)
-    void wait_a_moment(int number)
+    void sleep_a_moment(int number)
     void lock(int* flag)
     void unlock(int* flag)
 
@@ -60,13 +64,15 @@ cdef int part_fold(Part* part, const Frame* frame, const int* stop) noexcept nog
     """Fold rows whose slots ``part_find`` has found, as long as any can be taken, as other threads may at the same time.
 
     stop : set where another task has found a bad row
-    Returns BAD at a value that is not finite, where the frame is strict; what has been added by then is there.
+    Returns BAD at a value that is not finite, where the frame is strict; what has been added by then is there. DISTURBED:
+    other threads fold the rest.
     """
     cdef Turn turn
     cdef Buffered b
     cdef Py_ssize_t s
     cdef int outcome = NOTHING, moment = 0
-    cdef bint goes_on
+    cdef bint goes_on, shared = False
+    cdef ThreadTime since
     b.source, b.first, b.scaled = 0, 0, False
     for s in range(frame.num_sources):
         b.scaled |= frame.sources[s].scales != NULL
@@ -75,22 +81,32 @@ cdef int part_fold(Part* part, const Frame* frame, const int* stop) noexcept nog
     goes_on = next_turn(part, &turn)
     while goes_on and not is_set(stop):
         if turn.groups:
+            if turn.groups != ALL_GROUPS and not shared:
+                shared, since = True, thread_time()
             outcome = BAD if fold_turn(&b, part, frame, &turn) and frame.strict else WORKED
             moment = 0
             if outcome == BAD:
                 break
+            # Two threads on one processor are slower than one: each reads most lines of the gradients.
+            if shared and lost_time_since(since):
+                outcome = DISTURBED
         else:  # for groups that others have taken; not long, because they may have no processor
-            wait_a_moment(moment)
+            sleep_a_moment(moment)
             moment += 1
+            shared = False
         lock(&part.lock)
         part.taken &= ~turn.groups
+        if outcome == DISTURBED and part.num_folding > 1:
+            part.num_folding -= 1
+            unlock(&part.lock)
+            return DISTURBED
         goes_on = next_turn(part, &turn)
         if not turn.groups and moment == MOMENTS:
             break
     lock(&part.lock)
     part.num_folding -= 1
     unlock(&part.lock)
-    return outcome
+    return WORKED if outcome == DISTURBED else outcome
 
 
 cdef bint next_turn(Part* part, Turn* turn) noexcept nogil:
