@@ -70,9 +70,9 @@ class CodedTables:
         if tables is None or names is None:
             return None
         floats = _view(floats_at, np.float32, num_floats, memory)
-        if self._offsets is None:
-            lengths, offsets = [(0, num_rows, self._width)], None
-        else:
+        lengths: Runs | None = [(0, num_rows, self._width)]
+        offsets = None
+        if self._offsets is not None:
             offsets = _view(offsets_at, self._offsets, num_rows + 1, memory)
             lengths = length_runs(offsets, num_floats, most)
         steps = None
