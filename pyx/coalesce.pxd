@@ -9,6 +9,7 @@ ctypedef const char* row_t
 
 cdef enum:
     CHUNK = 1024           # rows looked at in one go
+    NUM_GROUPS = 8         # of slots: each slot is in one, whose rows are folded by one thread at a time
 
 
 cdef struct Source:        # rows of one table, in arrival order, wherever they lie
@@ -60,13 +61,16 @@ cdef struct Part:
     Py_ssize_t num_ids
     Py_ssize_t num_carried
     Py_ssize_t num_distinct
-    # Atomic, and of the frame that is added: how many slots have been written, and ALL_DONE more after the last one;
-    # whether a second thread helps to fold; and from which row on, or ALL_DONE: it came too late.
+    # Of the frame that is added. Atomic: how many slots have been written, and ALL_DONE more after the last one; whether
+    # all rows have been taken by threads; and the lock of the others.
     int64_t progress
-    int helped
-    int64_t split
+    int all_taken, lock
+    int num_folding                   # threads that fold rows of the part, or wait for some
+    uint32_t taken                    # a bit per group of slots: a thread folds rows of it
+    int64_t[NUM_GROUPS] next_rows     # of each group: those before it have been folded or taken
 
 
+cdef void part_begin(Part* part) noexcept nogil
 cdef int part_find(Part* part, const Vocabulary* vocabulary, const Frame* frame, Py_ssize_t number,
                    Py_ssize_t num_parts, const int* stop) noexcept nogil
 cdef bint outside(const id_t* ids, Py_ssize_t n, id_t vocabulary_size) noexcept nogil

@@ -1,7 +1,7 @@
 """Looks up the ids of a frame: the first of two phases in which a frame enters a part of a table, before row_sums.pyx.
 
-Each phase has its own data in the caches, the index or the sums, and its own thread where there are two: slots are
-published by a counter, and the second phase follows the first. Where a table has several parts, ids are assigned to them in
+Each phase has its own data in the caches, the index or the sums. Slots are published by a counter, and the second phase
+may follow the first on other threads. Where a table has several parts, ids are assigned to them in
 blocks of 512 neighbours, so that two threads never write one cache line of the map or of the bits that count ids, and
 every part walks all ids.
 """
@@ -23,6 +23,14 @@ cdef extern from "progress.h" nogil:
 cdef enum:
     NEIGHBOURS = 512  # ids whose bits are in one cache line
     AHEAD = 32        # ids whose bit is asked for before it is needed
+
+
+cdef void part_begin(Part* part) noexcept nogil:
+    """A frame begins: no slot is known, and no row is folded."""
+    cdef int group
+    part.progress, part.all_taken, part.lock, part.num_folding, part.taken = 0, 0, 0, 0, 0
+    for group in range(NUM_GROUPS):
+        part.next_rows[group] = 0
 
 
 cdef int part_find(Part* part, const Vocabulary* vocabulary, const Frame* frame, Py_ssize_t number,

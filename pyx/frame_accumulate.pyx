@@ -1,10 +1,11 @@
 """Adds a frame to the accumulators of its tables: one call begins it, any number of threads add it.
 
-A task is one phase of one part of a table: to look up its ids, to fold its rows, or to help with that. Each thread takes
-the next free task with an atomic counter, without the interpreter in between. A fold follows its look-up, and help its
-fold, while that still runs; nothing waits for a task that no thread has taken, because those come first. This is the only
-driver of the accumulators: the engine's pipeline, the public accumulators, the kernel tests and the sanitizers all add
-frames through it.
+A task is one phase of one part of a table: to look up its ids, or to fold its rows. Each thread begins the first task that
+no thread has begun, without the interpreter in between, and takes part in the folds of others where there is none left. A
+fold follows its look-up where that still runs. A thread that can do nothing at the moment, because the system has taken
+another one off its processor, looks for other work. One that had no processor itself
+while it shared a fold leaves the rest to the others. This is the only driver of the
+accumulators: the engine's pipeline, the public accumulators, the kernel tests and the sanitizers all add frames through it.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
@@ -13,29 +14,27 @@ from ._types cimport index_t
 from .accumulator cimport Accumulator
 from .coalesce cimport Frame, Part, Vocabulary, part_find
 from .gradient_blocks cimport blocks_of
-from .row_sums cimport part_check, part_fold, part_help
+from .row_sums cimport BAD, DISTURBED, NOTHING, WORKED, part_check, part_fold
 
-
-cdef extern from *:
-    """
-    #define next_task(next) __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)
-    """
-    Py_ssize_t next_task(Py_ssize_t* next) nogil
 
 cdef extern from "progress.h" nogil:
     bint is_set(const int* flag)
     void set_flag(int* flag)
+    bint takes(int* flag)
+    void yield_a_moment(int number)
+    void enters(int* num_threads)
+    bint leaves(int* num_threads)
 
 
 cdef enum Phase:
     CHECK
     FIND
     FOLD
-    HELP
 
 
 cdef struct Task:               # one phase of one part of a table's rows
     Phase phase
+    int begun
     Part* part
     const Vocabulary* vocabulary
     const Frame* frame
@@ -48,8 +47,8 @@ cdef class Intake:
     """
     cdef list accumulators
     cdef Task* tasks
-    cdef Py_ssize_t num_tasks, room, next
-    cdef int bad
+    cdef Py_ssize_t num_tasks, room
+    cdef int bad, num_threads   # threads that stay until nothing is left
 
     def __cinit__(self):
         self.accumulators = []
@@ -94,15 +93,13 @@ cdef class Intake:
         """
         cdef Py_ssize_t i, num_tables = len(self.accumulators)
         self._begin_tasks()
-        # The look-ups of a table come before the folds of the one before it, which then wait for less; help comes last.
+        # The look-ups of a table come before the folds of the one before it, which then wait for less.
         for i in range(num_tables + 1):
             if i < num_tables:
                 (<Accumulator>self.accumulators[i]).frame.strict = strict
                 self._add_tasks(self.accumulators[i], FIND)
             if i > 0:
                 self._add_tasks(self.accumulators[i - 1], FOLD)
-        for i in range(num_tables):
-            self._add_tasks(self.accumulators[num_tables - 1 - i], HELP)
         return self.num_tasks
 
     def check(self, Py_ssize_t num_parts):
@@ -117,14 +114,9 @@ cdef class Intake:
 
         Any number of threads may call it at once; the frame is done when all calls have returned.
         """
-        cdef Py_ssize_t i
         cdef bint bad
         with nogil:
-            i = next_task(&self.next)
-            while i < self.num_tasks and not is_set(&self.bad):
-                if self._does(&self.tasks[i]):
-                    set_flag(&self.bad)
-                i = next_task(&self.next)
+            self._work()
             bad = is_set(&self.bad)
         return not bad
 
@@ -146,29 +138,58 @@ cdef class Intake:
             (<Accumulator>accumulator).undo()
         self._forget()
 
-    cdef bint _does(self, const Task* t) noexcept nogil:
-        """Whether a row is bad."""
-        if t.phase == FIND:
-            return part_find(t.part, t.vocabulary, t.frame, t.number, t.num_parts, &self.bad)
+    cdef void _work(self) noexcept nogil:
+        cdef Py_ssize_t i, first = 0
+        cdef int outcome, moment = 0
+        enters(&self.num_threads)
+        while not is_set(&self.bad):
+            while first < self.num_tasks and self._is_over(&self.tasks[first]):
+                first += 1
+            if first == self.num_tasks:
+                break
+            outcome, i = NOTHING, first
+            while outcome == NOTHING and i < self.num_tasks:
+                outcome = self._do(&self.tasks[i], False)
+                i += 1
+            # Begun by others: the last ones first, which have most left.
+            while outcome == NOTHING and i > first:
+                i -= 1
+                outcome = self._do(&self.tasks[i], True)
+            if outcome == BAD:
+                set_flag(&self.bad)
+            elif outcome == DISTURBED and leaves(&self.num_threads):
+                break
+            moment = moment + 1 if outcome == NOTHING else 0
+            if moment:
+                yield_a_moment(moment)
+
+    cdef bint _is_over(self, const Task* t) noexcept nogil:
+        """Whether a thread that has not begun the task has nothing to do there."""
+        return is_set(&t.part.all_taken) if t.phase == FOLD else is_set(&t.begun)
+
+    cdef int _do(self, Task* t, bint joins) noexcept nogil:
+        """As much of a task as can be done at present. joins : whether also of one that another thread does"""
+        if self._is_over(t) or not (takes(&t.begun) or (joins and t.phase == FOLD)):
+            return NOTHING
         if t.phase == FOLD:
             return part_fold(t.part, t.frame, &self.bad)
-        if t.phase == HELP:
-            return part_help(t.part, t.frame, &self.bad)
-        return part_check(t.frame, t.vocabulary, t.number, t.num_parts)
+        if t.phase == FIND:
+            return BAD if part_find(t.part, t.vocabulary, t.frame, t.number, t.num_parts, &self.bad) else WORKED
+        return BAD if part_check(t.frame, t.vocabulary, t.number, t.num_parts) else WORKED
 
     cdef int _begin_tasks(self) except -1:
-        self.num_tasks, self.next, self.bad = 0, 0, 0
+        self.num_tasks, self.bad, self.num_threads = 0, 0, 0
         return 0
 
     cdef int _add_tasks(self, Accumulator accumulator, Phase phase, Py_ssize_t num_checks=0) except -1:
         cdef Task* task
         cdef Py_ssize_t number, num_parts = num_checks or accumulator.num_parts
-        if (phase == FOLD or phase == HELP) and not accumulator.dim:
+        if phase == FOLD and not accumulator.dim:
             return 0  # only ids are counted
         self._reserve(self.num_tasks + num_parts)
         for number in range(num_parts):
             task = &self.tasks[self.num_tasks]
-            task.phase, task.part = phase, NULL if phase == CHECK else &accumulator.parts[number]
+            task.phase, task.begun, task.part = phase, 0, NULL if phase == CHECK else &accumulator.parts[number]
             task.vocabulary, task.frame = &accumulator.vocabulary, &accumulator.frame
             task.number, task.num_parts = number, num_parts
             self.num_tasks += 1

@@ -13,11 +13,11 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from ._types cimport id_t, index_t
 from .accumulator cimport Accumulator
-from .coalesce cimport Frame, Part, Source, Vocabulary, part_clear, part_find, part_undo
+from .coalesce cimport Frame, Part, Source, Vocabulary, part_begin, part_clear, part_find, part_undo
 from .gate_counts cimport GateCounts
 from .gradient_blocks cimport GradientBlocks
 from .id_table cimport id_buckets_reserve
-from .row_sums cimport part_check, part_fold
+from .row_sums cimport BAD, part_check, part_fold
 from .update cimport Step
 
 cdef enum:
@@ -195,14 +195,14 @@ cdef void take_frames(GateCounts gate, Accumulator accumulator, Step step, Gradi
         source.ids, source.rows, source.stride = whole.ids + begin, whole.rows + begin * whole.stride, whole.stride
         source.num_rows = run.bounds[run.next + 1] - run.bounds[run.next]
         frame.number = run.number
-        part.progress, part.helped, part.split = 0, 0, -1
+        part_begin(part)
         if part.num_ids:  # a bad row could not be taken out of the sums
             bad = part_check(frame, vocabulary, 0, 1)
             if bad:
                 break
         bad = part_find(part, vocabulary, frame, 0, 1, &no)
         if not bad and frame.dim:
-            bad = part_fold(part, frame, &no)
+            bad = part_fold(part, frame, &no) == BAD
         if bad:
             part_undo(part, vocabulary)
             break

@@ -8,7 +8,7 @@ from libc.string cimport memcpy, memset
 
 from ._types cimport id_t, index_t
 from .buffer_pool cimport Block, Pool
-from .coalesce cimport Mark, Part
+from .coalesce cimport Mark, Part, part_begin
 from .id_table cimport MOST_SLOTS, Bucket, id_buckets_free, id_buckets_reserve
 
 
@@ -101,7 +101,7 @@ cdef class PartMemory:
         if self.num_parts > 1:
             block = self._pool.take(num_rows * sizeof(uint32_t))
             self._picked[p], part.picked, block.used = block, <uint32_t*>block.memory, num_rows * sizeof(uint32_t)
-        part.progress, part.helped, part.split = 0, 0, -1
+        part_begin(part)
         return 0
 
     cdef int release_slots(self) except -1:

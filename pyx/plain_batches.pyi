@@ -20,6 +20,17 @@ class PlainRows:
 def plain_rows(
     batch: Any, num_columns: int, id_at: int, gradient_at: int, step_at: int, width: int
 ) -> PlainRows | None: ...
+def coded_columns(
+    batch: Any,
+    num_columns: int,
+    table_at: int,
+    code_bytes: int,
+    id_at: int,
+    gradient_at: int,
+    width: int,
+    offset_bytes: int,
+    step_at: int,
+) -> tuple[int, int, int, int, int, int, tuple[int, ...]] | None: ...
 
 @disjoint_base
 class RepeatedMessages:

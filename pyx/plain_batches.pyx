@@ -130,6 +130,53 @@ def plain_rows(batch not None, Py_ssize_t num_columns, Py_ssize_t id_at, Py_ssiz
     return rows
 
 
+def coded_columns(batch not None, Py_ssize_t num_columns, Py_ssize_t table_at, Py_ssize_t code_bytes, Py_ssize_t id_at,
+                  Py_ssize_t gradient_at, Py_ssize_t width, Py_ssize_t offset_bytes, Py_ssize_t step_at):
+    """Return where the columns of a batch of several tables lie; None where something is null or not aligned.
+
+    batch, num_columns, id_at, step_at : as of ``plain_rows``
+    table_at : the column of the dictionary, whose codes have so many bytes
+    gradient_at : a column of float32 in lists, of ``width`` each, or (0) with offsets of so many bytes
+    Returns the addresses of codes, ids, offsets (0: there are none), floats and steps (0), how many floats there are,
+    and what no two dictionaries that exist at one time have in common.
+    """
+    cdef ArrowArray* whole = <ArrowArray*>PyCapsule_GetPointer(batch, "arrow_array")
+    cdef ArrowArray* lists
+    cdef ArrowArray* names
+    cdef const char* codes = NULL
+    cdef const char* ids = NULL
+    cdef const char* offsets = NULL
+    cdef const char* values = NULL
+    cdef const char* steps = NULL
+    cdef int64_t n = whole.length, first = 0, num_values
+    if whole.release == NULL or whole.n_children != num_columns or whole.offset != 0 or has_null(whole) or n < 1:
+        return None
+    if not (0 <= table_at < num_columns and 0 <= id_at < num_columns and 0 <= gradient_at < num_columns
+            and -1 <= step_at < num_columns):
+        return None
+    names, lists = whole.children[table_at].dictionary, whole.children[gradient_at]
+    if names == NULL or names.n_children or not points(&codes, whole.children[table_at], n, 0, n, code_bytes):
+        return None
+    if not points(&ids, whole.children[id_at], n, 0, n, 8):
+        return None
+    if step_at >= 0 and not points(&steps, whole.children[step_at], n, 0, n, 8):
+        return None
+    if lists.n_children != 1 or lists.length != n or has_null(lists):
+        return None
+    if width:
+        first, num_values = lists.offset * width, n * width
+    else:
+        if lists.n_buffers != 2 or lists.buffers[1] == NULL:
+            return None
+        offsets, num_values = <const char*>lists.buffers[1] + lists.offset * offset_bytes, lists.children[0].length
+        if <size_t>offsets % offset_bytes:
+            return None
+    if not points(&values, lists.children[0], -1, first, num_values, 4):
+        return None
+    identity = names.length, names.offset, *[<size_t>names.buffers[i] for i in range(names.n_buffers)]
+    return <size_t>codes, <size_t>ids, <size_t>offsets, <size_t>values, <size_t>steps, num_values, identity
+
+
 cdef bint points(const char** begin, const ArrowArray* column, int64_t length, int64_t first, int64_t num,
                  Py_ssize_t itemsize) noexcept:
     """Whether a column has numbers from ``first`` on, none of them null, and aligned. begin : OUT the first one

@@ -1,6 +1,11 @@
 # The second phase in which a frame enters a part of a table: its rows are folded into the sums.
 from .coalesce cimport Part, Frame, Vocabulary
 
+cdef enum:
+    NOTHING = 0          # no rows that this thread could take
+    BAD = 1              # a value is not finite
+    WORKED = 2
+    DISTURBED = 3        # this thread had no processor for a while, and others fold the rest at less cost without it
+
 cdef int part_fold(Part* part, const Frame* frame, const int* stop) noexcept nogil
-cdef int part_help(Part* part, const Frame* frame, const int* stop) noexcept nogil
 cdef int part_check(const Frame* frame, const Vocabulary* vocabulary, Py_ssize_t number, Py_ssize_t num_parts) noexcept nogil

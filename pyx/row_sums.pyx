@@ -1,15 +1,15 @@
 """Folds the rows of a frame into the sums of a part: the second of two phases, after coalesce.pyx.
 
-One thread follows the look-up and reads the gradients once, in sequence. A second one, where there is one without a task,
-helps: from then on each folds the rows of separate slots. The sum of an id is one left fold, on one thread or two.
-``combine`` sums looked-up rows into activations by the same loops.
+Slots are in groups. A thread takes turns: some thousand neighbouring rows of all groups that no other thread folds at that
+time, or of its share of them. A group's rows are taken in order, so that the sum of an id is one left fold, whichever
+threads take them and however far one of them is behind. ``combine`` sums looked-up rows into activations by the same loops.
 """
 
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memmove
 
 from ._types cimport index_t
-from .coalesce cimport CHUNK, Part, Source, Vocabulary, outside, row_t
+from .coalesce cimport CHUNK, NUM_GROUPS, Frame, Part, Source, Vocabulary, outside, row_t
 from .id_table cimport MOST_SLOTS, NEW_ID, best_isa
 
 cdef extern from "row_kernels.h":
@@ -23,119 +23,205 @@ cdef extern from "row_kernels.h":
     int nonfinite_rows_f64(int isa, const char* rows, long stride, const index_t* row_index, long n, long dim) nogil
 
 cdef extern from "progress.h" nogil:
+    enum: MOMENTS
+    ctypedef struct ThreadTime:
+        pass
+    ThreadTime thread_time()
+    bint lost_time_since(ThreadTime since)
     const int64_t ALL_DONE
     bint is_set(const int* flag)
     void set_flag(int* flag)
-    void publish(int64_t* progress, int64_t value)
-    int64_t wait_for(int64_t* progress, int64_t wanted, const int* stop)
+    int64_t published(const int64_t* progress)
+    void sleep_a_moment(int number)
+    void lock(int* flag)
+    void unlock(int* flag)
 
 cdef enum:
-    EVERY = -1           # owner: rows of every slot
-    # Neighbouring sums have one owner: a page of them, beyond which no prefetcher looks. The first ids are often the most
+    TURN = 8 * CHUNK     # rows that a thread takes at a time
+    ALL_GROUPS = (1 << NUM_GROUPS) - 1
+    # Neighbouring sums are in one group: a page of them, beyond which no prefetcher looks. The first ids are often the most
     # frequent ones; the sums of the first page are assigned by pairs of cache lines.
     PAGE = 4096
     PAIR = 128
 
 
+cdef struct Turn:        # rows that one thread folds: those from begin to end whose slots are in some groups
+    uint32_t groups      # a bit for each
+    int64_t begin, end
+    int64_t num_known    # rows whose slots are known
+
+
 cdef struct Buffered:    # rows about to be folded, and those after them, whose memory is asked for
-    row_t[CHUNK + MOST_AHEAD] rows
-    float[CHUNK + MOST_AHEAD] scales
-    uint32_t[CHUNK + MOST_AHEAD] slots
+    row_t[CHUNK + 2 * MOST_AHEAD] rows
+    float[CHUNK + 2 * MOST_AHEAD] scales
+    uint32_t[CHUNK + 2 * MOST_AHEAD] slots
     Py_ssize_t num_rows
     bint scaled
+    Py_ssize_t source, first    # of the last row, and the number in the frame of that source's first one
 
 
 cdef int part_fold(Part* part, const Frame* frame, const int* stop) noexcept nogil:
-    """Fold the rows whose slots ``part_find`` finds, possibly at the same time on another thread.
+    """Fold rows whose slots ``part_find`` has found, as long as any can be taken, as other threads may at the same time.
 
     stop : set where another task has found a bad row
-    Returns 1 at a value that is not finite, where the frame is strict; what has been added by then is there.
+    Returns BAD at a value that is not finite, where the frame is strict; what has been added by then is there. DISTURBED:
+    other threads fold the rest.
     """
-    cdef int64_t next_row = 0
-    cdef int bad = fold_from(part, frame, &next_row, EVERY, stop)
-    publish(&part.split, next_row)
-    if next_row < ALL_DONE and not bad:
-        bad = fold_from(part, frame, &next_row, 0, stop)
-    return bad
-
-
-cdef int part_help(Part* part, const Frame* frame, const int* stop) noexcept nogil:
-    """Share the rows that ``part_fold``, which another thread has begun, has not folded yet. Returns as it does."""
-    cdef int64_t next_row
-    set_flag(&part.helped)
-    next_row = wait_for(&part.split, 0, stop)
-    if next_row < 0 or next_row >= ALL_DONE:
-        return 0
-    return fold_from(part, frame, &next_row, 1, stop)
-
-
-cdef int fold_from(Part* part, const Frame* frame, int64_t* next_row, int owner, const int* stop) noexcept nogil:
-    """Fold the rows of an owner from a row on. at : IN, OUT the next row; ALL_DONE at the end, not where help came."""
+    cdef Turn turn
     cdef Buffered b
-    cdef int64_t progress, upto
-    cdef Py_ssize_t s, n, num_ahead, source = 0, first = 0
-    cdef bint last = False, nonfinite
-    b.num_rows, b.scaled = 0, False
+    cdef Py_ssize_t s
+    cdef int outcome = NOTHING, moment = 0
+    cdef bint goes_on, shared = False
+    cdef ThreadTime since
+    b.source, b.first, b.scaled = 0, 0, False
     for s in range(frame.num_sources):
         b.scaled |= frame.sources[s].scales != NULL
-    while not last:
-        progress = wait_for(&part.progress, next_row[0] + CHUNK, stop)
-        if progress < 0:
-            return 0
-        upto = min(progress & (ALL_DONE - 1), next_row[0] + CHUNK)
-        last = progress == upto + ALL_DONE
-        take(&b, part, frame, owner, &source, &first, next_row[0], upto)
-        next_row[0] = upto
-        num_ahead = 0 if last else min(<Py_ssize_t>MOST_AHEAD, b.num_rows)
-        n = b.num_rows - num_ahead
+    lock(&part.lock)
+    part.num_folding += 1
+    goes_on = next_turn(part, &turn)
+    while goes_on and not is_set(stop):
+        if turn.groups:
+            if turn.groups != ALL_GROUPS and not shared:
+                shared, since = True, thread_time()
+            outcome = BAD if fold_turn(&b, part, frame, &turn) and frame.strict else WORKED
+            moment = 0
+            if outcome == BAD:
+                break
+            # Two threads on one processor are slower than one: each reads most lines of the gradients.
+            if shared and lost_time_since(since):
+                outcome = DISTURBED
+        else:  # for groups that others have taken; not long, because they may have no processor
+            sleep_a_moment(moment)
+            moment += 1
+            shared = False
+        lock(&part.lock)
+        part.taken &= ~turn.groups
+        if outcome == DISTURBED and part.num_folding > 1:
+            part.num_folding -= 1
+            unlock(&part.lock)
+            return DISTURBED
+        goes_on = next_turn(part, &turn)
+        if not turn.groups and moment == MOMENTS:
+            break
+    lock(&part.lock)
+    part.num_folding -= 1
+    unlock(&part.lock)
+    return WORKED if outcome == DISTURBED else outcome
+
+
+cdef bint next_turn(Part* part, Turn* turn) noexcept nogil:
+    """Take the first rows that no thread has taken, of a fair share of the groups. The lock is held, and released.
+
+    turn : OUT, of no groups where there are none
+    Returns whether there are rows, or will be before more slots are known.
+    """
+    cdef int64_t progress = published(&part.progress)
+    cdef int64_t num_known = progress & (ALL_DONE - 1)
+    cdef int64_t begin = num_known
+    cdef int group, num_groups = 0, num_open = 0
+    cdef bint is_free
+    for group in range(NUM_GROUPS):
+        is_free = not part.taken >> group & 1
+        num_open += part.next_rows[group] < num_known or not is_free
+        if is_free:
+            begin = min(begin, part.next_rows[group])
+    turn.groups, turn.begin, turn.end, turn.num_known = 0, begin, min(begin + TURN, num_known), num_known
+    if begin < num_known and (progress >= ALL_DONE or num_known - begin >= CHUNK):
+        for group in range(NUM_GROUPS):
+            if not part.taken >> group & 1 and part.next_rows[group] == begin and num_groups * part.num_folding < num_open:
+                part.next_rows[group] = turn.end
+                turn.groups |= 1 << group
+                num_groups += 1
+        part.taken |= turn.groups
+    if progress >= ALL_DONE:
+        begin = num_known
+        for group in range(NUM_GROUPS):
+            begin = min(begin, part.next_rows[group])
+        if begin == num_known:
+            set_flag(&part.all_taken)
+    is_free = part.taken == 0
+    unlock(&part.lock)
+    return turn.groups != 0 or not (is_free or is_set(&part.all_taken))
+
+
+cdef bint fold_turn(Buffered* b, const Part* part, const Frame* frame, const Turn* turn) noexcept nogil:
+    """Returns whether a value is not finite."""
+    cdef int64_t begin = turn.begin, end
+    cdef Py_ssize_t n, num_ahead, num_rows, source, first
+    cdef bint nonfinite = False
+    b.num_rows = 0
+    if (begin if part.picked == NULL else <int64_t>part.picked[begin]) < b.first:
+        b.source = b.first = 0
+    while begin < turn.end:
+        end = min(begin + CHUNK, turn.end)
+        take(b, part, frame, turn.groups, begin, end)
+        begin, num_rows, source, first = end, b.num_rows, b.source, b.first
+        n = max(<Py_ssize_t>0, num_rows - MOST_AHEAD)
+        if end == turn.end:
+            n = num_rows
+            # Most often this thread takes the next rows as well.
+            take(b, part, frame, turn.groups, end, min(end + MOST_AHEAD, turn.num_known))
+            b.source, b.first = source, first
+        num_ahead = b.num_rows - n
         if frame.wide:
-            nonfinite = fold_rows_f64(frame.isa, <double*>part.sums, frame.dim, b.slots, <const double**>b.rows, n,
-                                      num_ahead)
+            nonfinite |= fold_rows_f64(frame.isa, <double*>part.sums, frame.dim, b.slots, <const double**>b.rows, n,
+                                       num_ahead)
         else:
-            nonfinite = fold_rows_f32(frame.isa, <float*>part.sums, frame.dim, b.slots, <const float**>b.rows,
-                                      b.scales if b.scaled else NULL, n, num_ahead)
-        if nonfinite and frame.strict:
-            return 1
+            nonfinite |= fold_rows_f32(frame.isa, <float*>part.sums, frame.dim, b.slots, <const float**>b.rows,
+                                       b.scales if b.scaled else NULL, n, num_ahead)
         memmove(b.rows, b.rows + n, num_ahead * sizeof(row_t))
         memmove(b.slots, b.slots + n, num_ahead * sizeof(uint32_t))
         if b.scaled:
             memmove(b.scales, b.scales + n, num_ahead * sizeof(float))
         b.num_rows = num_ahead
-        if owner == EVERY and not last and is_set(&part.helped):
-            next_row[0] -= num_ahead  # these are shared out
-            return 0
-    next_row[0] = ALL_DONE
-    return 0
+    return nonfinite
 
 
-cdef void take(Buffered* b, const Part* part, const Frame* frame, int owner, Py_ssize_t* source, Py_ssize_t* first,
-               Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
-    """Append the rows of an owner from ``begin`` to ``end`` of those of the part.
-
-    source, first : of the last row, and the number in the frame of that source's first one; they are moved on
-    """
-    cdef Py_ssize_t k, row, n = b.num_rows
-    cdef const Source* s = &frame.sources[source[0]]
-    cdef uint32_t slot
+cdef void take(Buffered* b, const Part* part, const Frame* frame, uint32_t groups, Py_ssize_t begin,
+               Py_ssize_t end) noexcept nogil:
+    """Append the rows of some groups from ``begin`` to ``end`` of those of the part."""
+    cdef Py_ssize_t k = begin, row, stop, n = b.num_rows, first = b.first
+    cdef const Source* s = &frame.sources[b.source]
     cdef int coarse = 0, fine = 0
     while (frame.dim << coarse) * (8 if frame.wide else 4) < PAGE:
         coarse += 1
         fine += (frame.dim << coarse) * (8 if frame.wide else 4) <= PAIR
-    for k in range(begin, end):
-        row = (k if part.picked == NULL else <Py_ssize_t>part.picked[k]) - first[0]
+    while k < end:
+        row = (k if part.picked == NULL else <Py_ssize_t>part.picked[k]) - first
         while row >= s.num_rows:
             row -= s.num_rows
-            first[0] += s.num_rows
-            source[0] += 1
-            s = &frame.sources[source[0]]
-        slot = part.slots[k] & ~<uint32_t>NEW_ID
-        b.rows[n] = s.rows + (row if s.row_index == NULL else s.row_index[row]) * s.stride
-        b.slots[n] = part.slots[k]
+            first += s.num_rows
+            s += 1
+        stop = k + 1
+        if part.picked == NULL and s.row_index == NULL:
+            stop = min(end, k + s.num_rows - row)
+        elif s.row_index != NULL:
+            row = s.row_index[row]
         if b.scaled:
-            b.scales[n] = 1 if s.scales == NULL else s.scales[row]
+            stop = k + 1
+            b.scales[n] = 1 if s.scales == NULL else s.scales[k - first if part.picked == NULL else part.picked[k] - first]
+        n += append(b, n, part.slots + k, s.rows + row * s.stride, s.stride, stop - k, groups, coarse, fine)
+        k = stop
+    b.num_rows, b.first, b.source = n, first, s - frame.sources
+
+
+cdef inline Py_ssize_t append(Buffered* b, Py_ssize_t room, const uint32_t* slots, const char* rows, Py_ssize_t stride,
+                              Py_ssize_t num_rows, uint32_t groups, int coarse, int fine) noexcept nogil:
+    """Append neighbouring rows of some groups. Returns how many."""
+    cdef Py_ssize_t k, n = 0
+    cdef uint32_t slot
+    cdef row_t* out_rows = b.rows + room
+    cdef uint32_t* out_slots = b.slots + room
+    if groups == ALL_GROUPS:
+        for k in range(num_rows):
+            out_rows[k], out_slots[k] = rows + k * stride, slots[k]
+        return num_rows
+    for k in range(num_rows):
+        slot = slots[k] & ~<uint32_t>NEW_ID
+        out_rows[n], out_slots[n] = rows + k * stride, slots[k]
         # No branch: whose rows come next cannot be predicted.
-        n += owner == EVERY or (slot >> (coarse if slot >> coarse else fine) & 1) == <uint32_t>owner
-    b.num_rows = n
+        n += groups >> (slot >> (coarse if slot >> coarse else fine) & (NUM_GROUPS - 1)) & 1
+    return n
 
 
 cdef int part_check(const Frame* frame, const Vocabulary* vocabulary, Py_ssize_t number, Py_ssize_t num_parts) noexcept nogil:

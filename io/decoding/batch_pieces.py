@@ -9,6 +9,7 @@ from contextlib import closing
 import pyarrow as pa
 
 from penstock.errors import ConfigError, InputError
+from penstock.io.decoding.coded_tables import CodedTables, coded_tables
 from penstock.io.decoding.examples import ExampleRoles, decode_examples, resolve_examples
 from penstock.io.decoding.framing import FramePiece, PlainPieces
 from penstock.io.decoding.read_options import ReadOptions
@@ -16,7 +17,7 @@ from penstock.io.decoding.role_guesses import missing_roles
 from penstock.io.decoding.row_columns import decode_rows
 from penstock.io.decoding.rows import DecodedBatch, PlainColumns, plain_columns, rows_of
 from penstock.io.decoding.schema import REQUIRED, TABLE_KEY, Roles, resolve
-from penstock.io.decoding.source_batch import SourceBatch, find_all_bad_rows
+from penstock.io.decoding.source_batch import SourceBatch, TableRun, find_all_bad_rows
 from penstock.io.sources.batch import Batch, Part, PlainRoles
 from penstock.io.sources.plain_messages import BatchRun
 from penstock.pyx.plain_batches import PlainRows
@@ -49,7 +50,7 @@ class BatchPieces:
         self._needs_boundaries = rows is None and not has_step
         takes_batches = self._needs_boundaries and self._has_boundaries and not part.ends_are_marked
         self.batches_are_frames = takes_batches or rows == "batch"
-        self._decode, self._plain = self._decoder(), self._plain_columns()
+        self._decode, self._plain, self._coded = self._decoder(), self._plain_columns(), self._coded_tables()
 
     @property
     def plain(self) -> PlainRoles | None:
@@ -70,6 +71,12 @@ class BatchPieces:
         if plain is not None:
             yield self._plain_pieces(plain, lambda *_: batch)
             return
+        coded = None if self._coded is None else self._coded.read(batch.data)
+        if coded is not None:
+            source = SourceBatch(batch, self._roles, self._decode, True, coded.tables)
+            for start, stop, step in [(0, batch.num_rows, None)] if coded.steps is None else coded.steps:
+                yield FramePiece(source, start, stop, (step, None))
+            return
         content, sizes = self._decode(batch), self._options.sizes
         unvalidated = self._options.unvalidated and not content.may_be_bad(sizes)
         bad = None if unvalidated else find_all_bad_rows(content, sizes)
@@ -82,8 +89,9 @@ class BatchPieces:
         table, blocks = self._plain.roles.table, rows.blocks
 
         def batch_of(number: int, rows_before: int) -> SourceBatch:
-            plain = table, rows_of(blocks, number)
-            return SourceBatch(batch_at(number, rows_before), self._roles, self._decode, True, plain)
+            rows = rows_of(blocks, number)
+            run = TableRun(0, len(rows.ids), table, rows)
+            return SourceBatch(batch_at(number, rows_before), self._roles, self._decode, True, (run,))
 
         return PlainPieces(table, blocks, batch_of, rows.bounds, rows.steps)
 
@@ -152,3 +160,8 @@ class BatchPieces:
         joins = self._options.frame_rows is None and (self._roles.step is not None or self.batches_are_frames)
         table, most_rows = self._default_table(self._roles), ROWS_OF_A_RUN if joins else 1
         return plain_columns(self._roles, table, self._options.sizes, most_rows, self.batches_are_frames)
+
+    def _coded_tables(self) -> CodedTables | None:
+        if isinstance(self._roles, ExampleRoles) or not self._options.unvalidated:
+            return None
+        return coded_tables(self._roles, self._options.sizes)

@@ -122,10 +122,12 @@ class PartialFrame:
         if batch.raw.after is not None:
             self._position = batch.raw.after(piece.stop)
         if batch.plain is not None:
-            table, whole = batch.plain
             self.num_units += piece.num_units
             self._num_rows += piece.num_units
-            self._rows.setdefault(table, []).append(whole.span(piece.start, piece.stop))
+            for first, end, table, rows_of_run in batch.plain:
+                start, stop = max(first, piece.start), min(end, piece.stop)
+                if start < stop:
+                    self._rows.setdefault(table, []).append(rows_of_run.span(start - first, stop - first))
             return
         content = batch.content
         if content.frame_columns.rates is not None:

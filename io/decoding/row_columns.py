@@ -27,6 +27,8 @@ def decode_rows(batch: Batch, roles: Roles, default_table: str | None, num_tags:
     raw_ids, ids_null = ids_of(columns[roles.id.name])
     table_runs = None if roles.table is None else runs[roles.table.name]
     tables, codes = _tables(columns, roles, default_table, table_runs)
+    if roles.table is not None and table_runs is not None and len(tables) < len(columns[roles.table.name].dictionary):
+        table_runs = None  # the codes were numbered anew: the dictionary has equal names, or a null
     rows = RowBatch(
         num_rows=batch.data.num_rows,
         tables=tables,

@@ -31,6 +31,15 @@ class BadRows(NamedTuple):
         return BadRows(self.numbers[indices], self.rows[indices], self.codes[indices])
 
 
+class TableRun(NamedTuple):
+    """The rows of a batch from start to stop, which are one table's."""
+
+    start: int
+    stop: int
+    table: str
+    rows: Rows
+
+
 def find_all_bad_rows(content: DecodedBatch, sizes: Sizes) -> Sequence[Codes | None] | None:
     """Return the reason codes of the rows of each RowBatch; None if all are good."""
     bad = [find_bad_rows(rows, sizes) for rows in content.row_batches]
@@ -44,7 +53,7 @@ class SourceBatch:
     raw : before decoding: a quarantine stores the rows as in the source
     decode : returns the contents, for a batch whose contents are not given
     unvalidated : whether ids may be out of range and values not finite; see ``row_checks``
-    plain : the table and the rows of an unvalidated batch that ``PlainColumns`` reads; None: they are in ``content``
+    plain : the rows of an unvalidated batch that is read in place, in order; None: they are in ``content``
     bad : the reason codes of the rows of each RowBatch, as ``find_all_bad_rows`` returns them
     """
 
@@ -52,7 +61,7 @@ class SourceBatch:
     roles: Roles
     decode: Callable[[Batch], DecodedBatch]
     unvalidated: bool
-    plain: tuple[str, Rows] | None = None
+    plain: Sequence[TableRun] | None = None
     bad: Sequence[Codes | None] | None = None
     _content: DecodedBatch | None = None
     _validated: SourceBatch | None = field(default=None, init=False)

@@ -47,7 +47,7 @@ def test_every_instruction_set_finds_a_value_that_is_not_finite_in_every_column(
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("vocabulary", [None, 40_000, 2**30])
 @pytest.mark.parametrize("dim", [1, 16, 70])
-def test_threads_that_follow_and_help_each_other_change_no_bit(dim, vocabulary, parts):
+def test_threads_that_take_turns_at_a_frame_change_no_bit(dim, vocabulary, parts):
     """Many chunks of several blocks, one of them of picked rows with gains, in two frames."""
     rng = np.random.default_rng(dim)
     frames = []

@@ -116,3 +116,8 @@ def test_damaged_offsets_are_found(damage):
 def test_equal_names_in_a_dictionary_are_one_table():
     batch = batch_of([0] * 300 + [1] * 300, [2] * 600, ("a", "a"))
     assert len(rows_of(batch)["a"]) == 600
+    batch = batch_of([2] * 300 + [1] * 300, [2] * 300 + [3] * 300, ("a", "b", "a"))
+    audited = ReadOptions(SIZES)
+    for options in (audited, ReadOptions(SIZES, unvalidated=True)):
+        (frame,) = FrameReader([batch], options)
+        assert {table: len(block.ids) for table, (block,) in frame.rows.items()} == {"a": 300, "b": 300}

@@ -30,6 +30,7 @@ PACKAGES: dict[str, tuple[list[str], list[str]]] = {
             "columns_roles",
             "columns_rows",
             "plain_rows",
+            "coded_tables",
             "rounds",
             "examples_oracle",
         ],
