@@ -127,8 +127,12 @@ def staged_bytes(layout: Any) -> int:
 
 
 def temporary_bound(layout: Any) -> int:
-    """Return the bytes that a step may need in addition to the table: its lines three times, and the lookups once."""
-    bound: int = (1 << 20) + 3 * LOOKUPS // 2 * in_place.line_bytes(layout.line) + staged_bytes(layout)
+    """Return the bytes that a step may need in addition to the table.
+
+    Its lines three times, the lookups once, and over several devices the rows that they exchange, pads included.
+    """
+    exchanged = LOOKUPS * 4 * max(128, layout.line.width) if layout.num_devices > 1 else 0
+    bound: int = (1 << 20) + 3 * LOOKUPS // 2 * in_place.line_bytes(layout.line) + staged_bytes(layout) + exchanged
     return bound
 
 
