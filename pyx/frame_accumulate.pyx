@@ -1,11 +1,11 @@
 """Adds a frame to the accumulators of its tables: one call begins it, any number of threads add it.
 
-A task is one phase of one part of a table: to look up its ids, or to fold its rows. Each thread begins the first task that
-no thread has begun, without the interpreter in between, and takes part in the folds of others where there is none left. A
-fold follows its look-up where that still runs. A thread that can do nothing at the moment, because the system has taken
-another one off its processor, looks for other work. One that had no processor itself
-while it shared a fold leaves the rest to the others. This is the only driver of the
-accumulators: the engine's pipeline, the public accumulators, the kernel tests and the sanitizers all add frames through it.
+A task is one phase of one part of a table: to look up its ids, or to fold its rows. Each thread begins the first task
+that no thread has begun, without the interpreter in between, and takes part in the folds of others where there is
+none left. A fold follows its look-up where that still runs. A thread that can do nothing at the moment, because the
+system has taken another one off its processor, looks for other work. One that had no processor itself while it shared
+a fold leaves the rest to the others. This is the only driver of the accumulators: the engine's pipeline, the public
+accumulators, the kernel tests and the sanitizers all add frames through it.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
