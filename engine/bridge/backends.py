@@ -188,7 +188,8 @@ def possible(variant: str, mesh: AnyMesh, layout: Layout, rule: UpdateRule, proc
         return not host_tables.obstacle(mesh, layout, rule)
     if variant in KERNELS:
         # Rounding to bfloat16 and rules on whole rows need divisions and shuffles that a vector unit lacks.
-        tiled = layout.lanes == FORMS["tiled"] and not layout.bfloat16 and rule.algorithm not in BY_ROW
+        others = BY_ROW - ({"row_wise_adagrad"} if variant == "sparsecore" else set())
+        tiled = layout.lanes == FORMS["tiled"] and not layout.bfloat16 and rule.algorithm not in others
         if not tiled or platform(mesh) not in ("tpu", "cpu"):
             return False
         line, kind = formatted(layout, variant).line, mesh.devices.flat[0].device_kind

@@ -222,8 +222,7 @@ class RowWiseAdagrad(KeywordOptimizer):
     def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
         # FBGEMM's EXACT_ROWWISE_ADAGRAD adds an epsilon outside the root; as in Adagrad, there is none here.
         (a,) = slots
-        share = g.dtype.type(1) / g.dtype.type(g.shape[-1])
-        a = a + ops.rounded(_row_sum(ops, square(ops, g)) * share)
+        a = a + ops.row_mean(square(ops, g))
         # XLA multiplies by the inverse of a divisor that is a broadcast. This one depends on g where g is NaN.
         wide = ops.xp.where(ops.xp.isnan(g), g, a)
         return w - lr * g / root(ops, wide), (a,)
@@ -451,17 +450,3 @@ class FrequencyAwareAdagrad(KeywordOptimizer):
     accumulator_decay: float = 0.0
     initial_accumulator_value: float = 0.0
     step_counter: LearningRate | None = global_step
-
-
-def _row_sum(ops: Ops, values: Array) -> Array:
-    """Sum squares over the last axis and keep it: add halves until one is left, an order that every backend keeps.
-
-    An odd middle stays: a zero is added to it, which changes no square.
-    """
-    while (width := values.shape[-1]) > 1:
-        half, odd = width // 2, width % 2
-        upper = values[..., half + odd :]
-        if odd:
-            upper = ops.xp.pad(upper, [(0, 0)] * (upper.ndim - 1) + [(0, 1)])
-        values = values[..., : half + odd] + upper
-    return values

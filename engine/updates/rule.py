@@ -44,6 +44,30 @@ class Ops:
     xp: ModuleType
     rounded: Callable[[Array], Array] = lambda x: x
 
+    def row_mean(self, squares: Array) -> Array:
+        """Return the mean over the last axis, which stays, rounded.
+
+        Halves are added until one is left, an order that every backend keeps. An odd middle stays: a zero is added to
+        it, which changes no square.
+
+        Parameters
+        ----------
+        squares : array, shape (..., dim)
+            Not negative.
+
+        Returns
+        -------
+        array, shape (..., 1)
+        """
+        share = squares.dtype.type(1) / squares.dtype.type(squares.shape[-1])
+        while (width := squares.shape[-1]) > 1:
+            half, odd = width // 2, width % 2
+            upper = squares[..., half + odd :]
+            if odd:
+                upper = self.xp.pad(upper, [(0, 0)] * (upper.ndim - 1) + [(0, 1)])
+            squares = squares[..., : half + odd] + upper
+        return self.rounded(squares * share)
+
 
 @dataclass(frozen=True)
 class UpdateRule:

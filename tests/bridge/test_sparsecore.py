@@ -21,7 +21,7 @@ from penstock.cli import doctor
 from penstock.functional.embedding_tables import EmbeddingTables
 from penstock.updates import UPDATES
 
-RULES = sorted(set(UPDATES) - {"row_wise_adagrad", "user_defined_program"})
+RULES = sorted(set(UPDATES) - {"user_defined_program"})
 # Dims that fill registers and lines.
 DIMS = (8, 16, 32, 64, 128)
 # Tables of two stacks, and one whose rows fill no line.
@@ -60,7 +60,7 @@ def by_both(mesh_of, rule, dim, ids, grads, rows=600):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_the_kernel_has_xlas_bits_for_every_elementwise_rule(name, interpreted, mesh_of):
+def test_the_kernel_has_xlas_bits_for_every_rule(name, interpreted, mesh_of):
     interpreted()
     by_xla, by_kernel = by_both(
         mesh_of, rule_of(name), 8, *some_rows(0, 37, 600, 8)
@@ -68,10 +68,11 @@ def test_the_kernel_has_xlas_bits_for_every_elementwise_rule(name, interpreted, 
     assert by_kernel == by_xla
 
 
+@pytest.mark.parametrize("name", ["adam", "row_wise_adagrad"])
 @pytest.mark.parametrize("dim", DIMS)
-def test_the_kernel_has_xlas_bits_for_every_dim_that_fills_lines(dim, interpreted, mesh_of):
+def test_the_kernel_has_xlas_bits_for_every_dim_that_fills_lines(dim, name, interpreted, mesh_of):
     interpreted()
-    by_xla, by_kernel = by_both(mesh_of, rule_of("adam"), dim, *some_rows(0, 27, 600, dim))
+    by_xla, by_kernel = by_both(mesh_of, rule_of(name), dim, *some_rows(0, 27, 600, dim))
     assert by_kernel == by_xla
 
 
@@ -123,12 +124,12 @@ def test_three_buffers_of_rows_and_gradients_fit_a_subcore():
             assert rows % 16 == 0  # as many numbers as fill registers
 
 
-def test_16_bit_weights_rules_of_whole_rows_and_several_processes_are_left_to_others(mesh_of):
+def test_16_bit_weights_programs_of_users_and_several_processes_are_left_to_others(mesh_of):
     mesh, rule = make_mesh(mesh_of(1)), rule_of("adagrad")
     layout = Layout("t", 100, 8, 1, 1, False, 128)
     assert backends.possible("sparsecore", mesh, layout, rule)
     assert not backends.possible("sparsecore", mesh, layout, rule, processes=object())
-    assert not backends.possible("sparsecore", mesh, layout, rule_of("row_wise_adagrad"))
+    assert not backends.possible("sparsecore", mesh, layout, rule_of("user_defined_program"))
     assert not backends.possible("sparsecore", mesh, Layout("t", 100, 8, 1, 1, False, 128, True), rule)
 
 
@@ -152,9 +153,12 @@ def emulated(monkeypatch, tmp_path):
     canary.failure.cache_clear()
 
 
-def an_engine(mesh, tables=TABLES, placement=DEVICE, **arguments):
+BOTH_KINDS_OF_SLOTS = pytest.mark.parametrize("optimizer", [ps.Adam(0.1), ps.RowWiseAdagrad(0.1)], ids=repr)
+
+
+def an_engine(mesh, tables=TABLES, placement=DEVICE, optimizer=ps.Adam(0.1), **arguments):
     configs = [
-        ps.TableConfig(rows, dim, name=name, optimizer=ps.Adam(0.1), placement=placement)
+        ps.TableConfig(rows, dim, name=name, optimizer=optimizer, placement=placement)
         for name, (rows, dim) in tables.items()
     ]
     return ps.Engine(ps.EmbeddingConfig.from_tables(configs), mesh, seed=3, **arguments)
@@ -166,11 +170,12 @@ def after(engine, steps):
     return engine.state_hash()
 
 
-def test_steps_lookups_and_loaded_rows_of_an_engine_are_xlas(emulated, mesh_of, tmp_path):
+@BOTH_KINDS_OF_SLOTS
+def test_steps_lookups_and_loaded_rows_of_an_engine_are_xlas(optimizer, emulated, mesh_of, tmp_path):
     emulated()
     hashes, steps = [], list(some_steps(TABLES))
     for variant in ("xla", "sparsecore"):
-        engine = an_engine(mesh_of(2), variant=dict.fromkeys("abc", variant) | {"d": "xla"})
+        engine = an_engine(mesh_of(2), optimizer=optimizer, variant=dict.fromkeys("abc", variant) | {"d": "xla"})
         hashes.append([after(engine, steps), engine.lookup("a", np.arange(300)).tobytes()])
         engine.save(tmp_path / variant)
         engine = ps.Engine.restore(tmp_path / variant, mesh=mesh_of(3))
@@ -188,14 +193,15 @@ def test_a_step_of_more_rows_than_a_dispatch_takes_is_carried_out_in_several(emu
     assert hashes[0] == hashes[1]
 
 
-def test_a_kernel_that_loses_the_update_of_a_neighbour_fails_its_canary(emulated, mesh_of, caplog):
+@BOTH_KINDS_OF_SLOTS
+def test_a_kernel_that_loses_the_update_of_a_neighbour_fails_its_canary(optimizer, emulated, mesh_of, caplog):
     emulated(loses_neighbours=True)
     tables = {"a": (300, 16)}
-    engine = an_engine(mesh_of(1), variant="sparsecore", tables=tables)
+    engine = an_engine(mesh_of(1), variant="sparsecore", tables=tables, optimizer=optimizer)
     (note,) = engine.run([], table="a").notes
     message = r"table 'a': the kernel failed its canary, XLA's program updates: step 0: line \d+ has .* instead of .*"
     assert re.fullmatch(message, note)
-    other = an_engine(mesh_of(1), variant="xla", tables=tables)
+    other = an_engine(mesh_of(1), variant="xla", tables=tables, optimizer=optimizer)
     assert after(engine, some_steps(tables)) == after(other, some_steps(tables))
 
 
@@ -228,22 +234,24 @@ def test_doctor_says_whether_sparsecores_work(faults, finding, emulated, mesh_of
     assert ("roots in software" in doctor.sparsecores(mesh)) == (not faults and not sparsecore.has_root())
 
 
-def test_rows_of_a_cached_table_are_updated_at_their_places(emulated, mesh_of):
+@BOTH_KINDS_OF_SLOTS
+def test_rows_of_a_cached_table_are_updated_at_their_places(optimizer, emulated, mesh_of):
     emulated()
     tables, hashes = {"a": (300, 16)}, []
     for variant, placement in (("xla", DEVICE), ("sparsecore", ps.Placement("cached", 40 * 4 * 16 * 3))):
-        engine = an_engine(mesh_of(2), variant=variant, tables=tables, placement=placement)
+        engine = an_engine(mesh_of(2), variant=variant, tables=tables, placement=placement, optimizer=optimizer)
         hashes.append(after(engine, some_steps(tables, 4, 0.2)))
         assert engine.run([], table="a").variants == {"a": variant}
     assert hashes[0] == hashes[1]
 
 
+@BOTH_KINDS_OF_SLOTS
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_users_own_step_updates_rows(devices, emulated, mesh_of, monkeypatch):
+def test_a_users_own_step_updates_rows(devices, optimizer, emulated, mesh_of, monkeypatch):
     emulated()
     table = ps.TableConfig(60, 8, name="t", combiner="mean")
     features = {name: ps.FeatureConfig(table, name=name) for name in "ab"}
-    config = ps.EmbeddingConfig.from_features(features, 8, ps.Adagrad(0.5))
+    config = ps.EmbeddingConfig.from_features(features, 8, optimizer)
     parameters = []
     for variant in ("xla", "sparsecore"):
         monkeypatch.setenv("PENSTOCK_VARIANT", variant)

@@ -29,17 +29,21 @@ def local_apply(mesh, rule, line, loses_neighbours=False, most_rows=None):
     def local(table, rows, words, counts, lr, zero, key):
         if most_rows is not None and rows.shape[1] > most_rows:
             raise RuntimeError("no room in spmem\nmore of it")
-        parts = [array.reshape(-1, line.dim) for array in table]
+        parts = [array.reshape(-1, 1 if array.ndim == 1 else line.dim) for array in table]
         of_line, inside = rows[0] // line.packed, rows[0] % line.packed
         written = jnp.arange(rows.shape[1]) < counts[0]
         if loses_neighbours:
             first = jnp.argmax((of_line[:, None] == of_line) & written, axis=1)
             written &= first == jnp.arange(rows.shape[1])
         places = [jnp.where(written, (of_line * size + n) * line.packed + inside, 1 << 30) for _, n, size in strips]
-        planes = [parts[array].at[place].get(mode="clip") for (array, *_), place in zip(strips, places, strict=True)]
+        arrays = [array for array, _, _ in strips]
+        if line.row_slots:
+            arrays += range(len(line.groups), len(table))
+            places *= len(table)
+        planes = [parts[array].at[place].get(mode="clip") for array, place in zip(arrays, places, strict=True)]
         grads = jax.lax.bitcast_convert_type(words[0], jnp.float32).reshape(-1, line.dim)
         weights, slots = update(Ops(jnp, partial(_rounded, zero)), rule, lr, grads, planes[0], tuple(planes[1:]))
-        for (array, *_), place, new in zip(strips, places, (weights, *slots), strict=True):
+        for array, place, new in zip(arrays, places, (weights, *slots), strict=True):
             parts[array] = parts[array].at[place].set(new, mode="drop")
         return tuple(part.reshape(array.shape) for part, array in zip(parts, table, strict=True)), _fence()
 

@@ -85,7 +85,8 @@ def _mismatch(mesh: Mesh, rule: UpdateRule, line: Line, variant: str) -> str:
         if _addresses(single) != addresses:
             return f"step {step}: the table moved"
         touched = _touched(line, num_lines, lines, words, counts)
-        for mask, old, got, wanted in zip(touched, before, after, expected, strict=True):
+        for mask, *arrays in zip(touched, before, after, expected, strict=True):
+            old, got, wanted = (array.reshape(mask.shape) for array in arrays)
             wrong = np.argwhere(_differs(mask, old, got, wanted))
             if len(wrong):
                 place = tuple(wrong[0])
@@ -132,12 +133,15 @@ def _by_row(rng: np.random.Generator, line: Line, lines: Any, words: Any, counts
 
 
 def _touched(line: Line, num_lines: int, lines: Any, words: Any, counts: Any) -> list[npt.NDArray[np.bool_]]:
-    """Return which elements of each array a step updates."""
+    """Return which elements of each array a step updates; all arrays have a first axis of lines."""
     count = counts[0]
     plane = np.zeros((num_lines, line.width), bool)
     plane[lines[0, :count]] = words[0, :count] != UNTOUCHED
-    strips = np.tile(plane.reshape(num_lines, -1, line.strip), (1, 1 + line.num_slots, 1))
-    return [strips[:, start:end] for start, end in pairwise(accumulate(line.groups, initial=0))]
+    strips = plane.reshape(num_lines, -1, line.strip)
+    strips = np.tile(strips, (1, sum(line.groups) // strips.shape[1], 1))
+    arrays = [strips[:, start:end] for start, end in pairwise(accumulate(line.groups, initial=0))]
+    slots = [plane.reshape(num_lines, line.group, line.dim).any(axis=2)] * line.num_slots if line.row_slots else []
+    return arrays + slots
 
 
 def _differs(touched: Any, before: Float32, got: Float32, wanted: Float32) -> npt.NDArray[np.bool_]:

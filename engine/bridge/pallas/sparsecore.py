@@ -6,6 +6,8 @@ f32[lines * strips * 128 / dim, dim], in the linear layout of SparseCores; XLA m
 rows of a step move, not whole lines, and the gradients are rows, too. Rows are unique, so no two blocks share one; rows
 of one line may be in any blocks, because a row is a whole number of granules (``fits``).
 
+A slot of one number per row is an array of floats, of which a copy moves that of each row.
+
 Each subcore processes every n-th block of rows. While it computes a block, the next one is being fetched and the one
 before written back. Numbers of pads are negative, and copies skip them.
 """
@@ -13,12 +15,14 @@ before written back. Numbers of pads are negative, and copies skip them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
@@ -53,7 +57,8 @@ def fits(line: Line, device_kind: str) -> bool:
 def block_of(line: Line) -> int:
     """Return the rows of a block."""
     rows = BLOCK
-    while NUM_BUFFERS * rows * line.dim * 4 * (2 + line.num_slots) > BUFFER_BYTES:
+    floats = 2 * line.dim + line.num_slots * (1 if line.row_slots else line.dim)
+    while NUM_BUFFERS * rows * 4 * floats > BUFFER_BYTES:
         rows //= 2
     return rows
 
@@ -84,7 +89,7 @@ def local_apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Callable[..., Any]:
         size = rows.shape[1]
         numbers = jnp.where(jnp.arange(size) < counts[0], rows[0], PAD)
         scalars = [jnp.broadcast_to(number, (lanes,)) for number in (counts[0], lr, zero)]
-        parts = [array.reshape(-1, line.dim) for array in table]
+        parts = [array.reshape(-1, line.dim) if array.ndim > 1 else array for array in table]
         parts = run(rule, line, lanes, numbers, words[0].reshape(size, line.dim), *scalars, *parts)
         return tuple(part.reshape(array.shape) for part, array in zip(parts, table, strict=True)), _fence()
 
@@ -93,11 +98,12 @@ def local_apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Callable[..., Any]:
 
 def _scratch(line: Line, lanes: int) -> list[Any]:
     """Return the scratch of a subcore, in the order in which ``_body`` takes it."""
-    planes, block = 1 + line.num_slots, block_of(line)
+    planes, block = sum(line.groups), block_of(line)
     words, rows = (pltpu.VMEM((NUM_BUFFERS, block, line.dim), dtype) for dtype in (jnp.int32, jnp.float32))
+    of_rows = [pltpu.VMEM((NUM_BUFFERS, block), jnp.float32)] * (1 + line.num_slots - planes)
     of_scalars = [pltpu.VMEM((lanes,), dtype) for dtype in (jnp.int32, jnp.float32, jnp.int32)]
     numbers = pltpu.VMEM((NUM_BUFFERS * planes, block), jnp.int32)
-    return [numbers, *of_scalars, words, *[rows] * planes, *[pltpu.SemaphoreType.DMA((NUM_BUFFERS,))] * 2]
+    return [numbers, *of_scalars, words, *[rows] * planes, *of_rows, *[pltpu.SemaphoreType.DMA((NUM_BUFFERS,))] * 2]
 
 
 def _on_subcores(rule: UpdateRule, line: Line, lanes: int, *arguments: Any) -> list[Any]:
@@ -154,18 +160,23 @@ def _body(
 
     copy_rows : ``_indirect`` or ``_row_by_row``
     """
-    planes, block = 1 + line.num_slots, block_of(line)
-    inputs, table, scratch = refs[:5], refs[5 : 5 + len(line.groups)], refs[5 + len(line.groups) :]
+    planes, block = sum(line.groups), block_of(line)
+    num_arrays = len(line.arrays(1))
+    inputs, table, scratch = refs[:5], refs[5 : 5 + num_arrays], refs[5 + num_arrays :]
     numbers, words, *_ = inputs
     parts, *scalars = scratch[:4]
-    words_here, *planes_here = scratch[4 : 5 + planes]
-    arrived, gone = scratch[5 + planes :]
+    words_here, *table_here = scratch[4:-2]
+    arrived, gone = scratch[-2:]
     for source, target in zip(inputs[2:], scalars, strict=True):
         pltpu.sync_copy(source, target)
     count, lr, zero = (ref[...] for ref in scalars)
     ops = Ops(_namespace(), partial(_rounded, zero))
     # Of each plane: its array, and among the strips of a line there, its number and their count.
     strips = [(array, strip, size) for array, size in enumerate(line.groups) for strip in range(size)]
+    # The array of each buffer, and the plane whose numbers of parts its copies use: with slots of one number per row
+    # there is one plane, and its parts are the rows.
+    sources = [(array, plane) for plane, (array, _, _) in enumerate(strips)]
+    sources += [(array, 0) for array in range(len(line.groups), num_arrays)]
     num_blocks = jax.lax.div(count[0] + (block - 1), jnp.int32(block))
     num_turns = jax.lax.div(num_blocks + (num_subcores - 1), jnp.int32(num_subcores))
 
@@ -179,9 +190,9 @@ def _body(
         if is_in:
             span = pl.ds(pl.multiple_of(number * block, block), block)
             act(pltpu.make_async_copy(words.at[span], words_here.at[buffer], arrived.at[buffer]))
-        for plane, (array, _, _) in enumerate(strips):
-            there, here = parts.at[buffer * planes + plane], planes_here[plane].at[buffer]
-            copy_rows(table[array], there, here, (arrived if is_in else gone).at[buffer], is_in, act)
+        for (array, plane), here in zip(sources, table_here, strict=True):
+            there, semaphore = parts.at[buffer * planes + plane], (arrived if is_in else gone).at[buffer]
+            copy_rows(table[array], there, here.at[buffer], semaphore, is_in, act)
 
     def fetch(number: Any, buffer: Any) -> None:
         span = pl.ds(pl.multiple_of(number * block, block), block)
@@ -199,13 +210,31 @@ def _body(
         copies(number, buffer, True, lambda copy: copy.wait())
 
         def row(place: Any, _: None) -> None:
-            for first in range(0, line.dim, lanes):
-                few = pl.ds(first, lanes)
-                grad = jax.lax.bitcast_convert_type(words_here[buffer, place, few], jnp.float32)
-                weights, *slots = (rows[buffer, place, few] for rows in planes_here)
+            registers = [pl.ds(first, lanes) for first in range(0, line.dim, lanes)]
+            grads = [jax.lax.bitcast_convert_type(words_here[buffer, place, few], jnp.float32) for few in registers]
+            if line.row_slots:
+                one_row(place, registers, grads)
+                return
+            for few, grad in zip(registers, grads, strict=True):
+                weights, *slots = (rows[buffer, place, few] for rows in table_here)
                 after, slots_after = update(ops, rule, lr, grad, weights, tuple(slots))
-                for rows, new in zip(planes_here, (after, *slots_after), strict=True):
+                for rows, new in zip(table_here, (after, *slots_after), strict=True):
                     rows[buffer, place, few] = new
+
+        def one_row(place: Any, registers: Sequence[Any], grads: Sequence[Any]) -> None:
+            """Update a row whose slots are one number each: a lane of the register of the rows beside it."""
+            rows, *of_rows = table_here
+            lane = jax.lax.rem(place, lanes)
+            beside = pl.ds(pl.multiple_of(place - lane, lanes), lanes)
+            slots = tuple(_in_every_lane(slot[buffer, beside], lane) for slot in of_rows)
+            whole = _RowOps(ops.xp, ops.rounded)
+            for grad in grads:
+                update(whole, rule, lr, grad, grad, slots)
+            whole = whole.summed(lanes)
+            for few, grad in zip(registers, grads, strict=True):
+                rows[buffer, place, few], slots_after = update(whole, rule, lr, grad, rows[buffer, place, few], slots)
+            for slot, new in zip(of_rows, slots_after, strict=True):
+                slot[buffer, beside] = jnp.where(jax.lax.iota(jnp.int32, lanes) == lane, new, slot[buffer, beside])
 
         jax.lax.fori_loop(0, block, row, None)
         copies(number, buffer, False, lambda copy: copy.start())
@@ -243,6 +272,43 @@ def _row_by_row(table: Any, parts: Any, here: Any, semaphore: Any, is_in: bool, 
         pl.when(parts[place] >= 0)(row)
 
     jax.lax.fori_loop(0, parts.shape[0], copy, None)
+
+
+@dataclass(frozen=True)
+class _RowOps(Ops):
+    """Operations on a register of a row. The first pass over a row collects the squares of which a rule takes means.
+
+    mean : of the whole row, in every lane; None in the first pass
+    """
+
+    squares: list[Any] = field(default_factory=list)
+    mean: Any = None
+
+    def row_mean(self, squares: Any) -> Any:
+        if self.mean is not None:
+            return self.mean
+        self.squares.append(squares)
+        return squares
+
+    def summed(self, lanes: int) -> _RowOps:
+        """Return the operations of the second pass. Adds the same halves as ``Ops.row_mean``."""
+        sums, share = self.squares, np.float32(1) / np.float32(len(self.squares) * lanes)
+        while (half := len(sums) // 2) > 0:
+            sums = [lower + upper for lower, upper in zip(sums[:half], sums[half:], strict=True)]
+        (total,), half = sums, lanes // 2
+        while half > 0:
+            total = total + _permuted(total, jax.lax.iota(jnp.int32, lanes) ^ half)
+            half //= 2
+        return replace(self, mean=self.rounded(total * share))
+
+
+def _in_every_lane(register: Any, lane: Any) -> Any:
+    return _permuted(register, jnp.full(register.shape, lane))
+
+
+def _permuted(register: Any, lanes: Any) -> Any:
+    """Return a register with these lanes of another: a subcore gathers within a register."""
+    return register.at[lanes].get(mode="promise_in_bounds")
 
 
 def _namespace() -> Any:
