@@ -29,7 +29,7 @@ from penstock.bridge.devices import HOST, AnyMesh, check_memory, platform
 from penstock.bridge.host_tables import Allocate, HostTables
 from penstock.bridge.mesh_selection import on_jax
 from penstock.bridge.row_cache import RowCache
-from penstock.bridge.row_format import BY_ROW
+from penstock.bridge.row_format import WITHOUT_KERNEL
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import form, stacked
 from penstock.bridge.variants import KERNELS, VARIANTS, current
@@ -187,10 +187,9 @@ def possible(variant: str, mesh: AnyMesh, layout: Layout, rule: UpdateRule, proc
     if variant == "host":
         return not host_tables.obstacle(mesh, layout, rule)
     if variant in KERNELS:
-        # Rounding to bfloat16 and rules on whole rows need divisions and shuffles that a vector unit lacks.
-        others = BY_ROW - ({"row_wise_adagrad"} if variant == "sparsecore" else set())
-        tiled = layout.lanes == FORMS["tiled"] and not layout.bfloat16 and rule.algorithm not in others
-        if not tiled or platform(mesh) not in ("tpu", "cpu"):
+        # Rounding to bfloat16 and sums over a row of a line need divisions and shuffles that a vector unit lacks.
+        tiled = layout.lanes == FORMS["tiled"] and not layout.bfloat16
+        if not tiled or rule.algorithm in WITHOUT_KERNEL[variant] or platform(mesh) not in ("tpu", "cpu"):
             return False
         line, kind = formatted(layout, variant).line, mesh.devices.flat[0].device_kind
         if variant == "sparsecore":

@@ -35,6 +35,8 @@ from penstock.frames import Float32, Int32, Int64
 UNTOUCHED = 0x7FE5A5A5
 # Rules that read, or may read, a whole row: they must not mix elements of different rows of a line.
 BY_ROW = {"row_wise_adagrad", "user_defined_program"}
+# Those that a kernel for a TPU does not run, by variant.
+WITHOUT_KERNEL = {"pallas": BY_ROW, "sparsecore": {"user_defined_program"}}
 
 
 @dataclass(frozen=True)

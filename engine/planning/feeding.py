@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.bridge.row_format import BY_ROW
+from penstock.bridge.row_format import WITHOUT_KERNEL
 from penstock.bridge.sharding import Layout
 from penstock.config.specs import TableSpec
 
@@ -87,7 +87,7 @@ def needs(specs: Sequence[TableSpec], device: Device, uses: float = 1) -> Iterat
     """
     chip = GENERATIONS[device.generation]
     for spec in specs:
-        if spec.storage_dtype == "bfloat16" or spec.rule.algorithm in BY_ROW or spec.placement.where == "host":
+        if spec.storage_dtype == "bfloat16" or spec.placement.where == "host":
             continue
         line = Layout(spec.name, spec.vocabulary_size, spec.dim, spec.rule.num_slots, device.chips, True, 128).line
         cycles = CYCLES + CYCLES_OF_FURTHER * (len(line.groups) - 1)
@@ -95,9 +95,12 @@ def needs(specs: Sequence[TableSpec], device: Device, uses: float = 1) -> Iterat
         least = 16 if device.generation == "tpu7x" else 8
         if chip.sparse_cores and spec.dim in SPARSE_DIMS and spec.dim >= least:
             planes = 1 + spec.rule.num_slots
-            copies, row = 2 * planes, 4 * spec.dim * (2 * planes + 1) + 4
+            copies = 2 * planes
+            row = 4 * (3 * spec.dim + 2 * spec.rule.num_slots * spec.rule.slot_dim(spec.dim)) + 4
             limits["sparsecore"] = chip.sparse_cores * COPIED_ROWS / copies, chip.bandwidth / row
         for variant, (issue, memory) in limits.items():
+            if spec.rule.algorithm in WITHOUT_KERNEL[variant]:
+                continue
             thread_rows = 1e9 / nanoseconds(variant, spec.dim, uses)
             rows = min(issue, memory)
             threads = math.ceil(BUSY * rows * device.chips / thread_rows)
