@@ -153,10 +153,11 @@ def emulated(monkeypatch, tmp_path):
     canary.failure.cache_clear()
 
 
-BOTH_KINDS_OF_SLOTS = pytest.mark.parametrize("optimizer", [ps.Adam(0.1), ps.RowWiseAdagrad(0.1)], ids=repr)
+ADAM = ps.Adam(0.1)
+BOTH_KINDS_OF_SLOTS = pytest.mark.parametrize("optimizer", [ADAM, ps.RowWiseAdagrad(0.1)], ids=["adam", "row_wise"])
 
 
-def an_engine(mesh, tables=TABLES, placement=DEVICE, optimizer=ps.Adam(0.1), **arguments):
+def an_engine(mesh, tables=TABLES, placement=DEVICE, optimizer=ADAM, **arguments):
     configs = [
         ps.TableConfig(rows, dim, name=name, optimizer=optimizer, placement=placement)
         for name, (rows, dim) in tables.items()

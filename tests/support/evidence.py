@@ -116,7 +116,10 @@ SAMPLED = {
         "non-lazy-3-1",
         "dynamic-3-3",
     ],
-    "test_sparsecore.py::test_the_kernel_has_xlas_bits_for_every_dim_that_fills_lines": ["16-adam", "32-row_wise_adagrad"],
+    "test_sparsecore.py::test_the_kernel_has_xlas_bits_for_every_dim_that_fills_lines": [
+        "16-adam",
+        "32-row_wise_adagrad",
+    ],
     "test_sparsecore.py::test_the_kernel_has_xlas_bits_for_every_rule": ["adagrad", "ftrl", "row_wise_adagrad"],
     "test_stacking.py::test_one_hash_on_any_devices_stacked_or_not": ["on-8-MOD-tiled", "off-3-MOD-tiled"],
     "test_stacking.py::test_a_checkpoint_says_nothing_of_stacks": ["on"],
