@@ -25,7 +25,7 @@ from penstock.bench.tpu.step_cases import Case
 GENERATIONS = ("v5p", "v6e", "tpu7x")
 DIMS = (8, 16, 32, 64, 128)
 OPTIMIZERS = ("SGD", "Adagrad", "Adam", "FTRL", "Momentum", "AdagradMomentum", "RowWiseAdagrad")
-SMALL = {("v5p", "Adagrad", 8), ("v6e", "FTRL", 32), ("v6e", "Adam", 128), ("tpu7x", "SGD", 16)}
+SMALL = {("v5p", "Adagrad", 8), ("v6e", "FTRL", 32), ("v6e", "RowWiseAdagrad", 64), ("tpu7x", "SGD", 16)}
 # Rows of a step and of the table, whose lines per chip would be no multiple of 8; further memory; bytes of a row.
 ROWS_OF_STEP, ROWS, MOST_TEMPORARY, MOST_BYTES = 32_768, 8_000_003, 1 << 20, 1.1
 

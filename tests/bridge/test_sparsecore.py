@@ -117,10 +117,10 @@ def test_rows_that_fill_registers_and_lines_are_possible_where_there_are_sparsec
 
 def test_three_buffers_of_rows_and_gradients_fit_a_subcore():
     for dim in DIMS:
-        for slots in range(4):
-            line = Layout("t", 100, dim, slots, 1, False, 128).line
+        for slots, row_slots in ((0, False), (1, False), (1, True), (2, False), (3, False)):
+            line = Layout("t", 100, dim, slots, 1, False, 128, row_slots=row_slots).line
             rows = sparsecore.block_of(line)
-            assert 3 * 4 * dim * rows * (2 + slots) <= 192 << 10
+            assert 3 * 4 * rows * (2 * dim + slots * (1 if row_slots else dim)) <= 192 << 10
             assert rows % 16 == 0  # as many numbers as fill registers
 
 
