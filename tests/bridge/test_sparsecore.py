@@ -76,13 +76,14 @@ def test_the_kernel_has_xlas_bits_for_every_dim_that_fills_lines(dim, name, inte
     assert by_kernel == by_xla
 
 
-def test_all_rows_of_a_line_may_be_in_one_step_in_any_blocks(interpreted, mesh_of):
+@pytest.mark.parametrize("name", ["adagrad", "row_wise_adagrad"])
+def test_all_rows_of_a_line_may_be_in_one_step_in_any_blocks(name, interpreted, mesh_of):
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 
     interpreted(pltpu.InterpretParams(detect_races=True))
     rng = np.random.default_rng(0)
     ids = rng.permutation(64).astype(np.int64)  # the first four lines; neighbours are in different blocks
-    by_xla, by_kernel = by_both(mesh_of, rule_of("adagrad"), 8, ids, rng.standard_normal((64, 8), np.float32), 1024)
+    by_xla, by_kernel = by_both(mesh_of, rule_of(name), 8, ids, rng.standard_normal((64, 8), np.float32), 1024)
     assert by_kernel == by_xla
     assert interpreter.races is not None
     assert not interpreter.races.races_found

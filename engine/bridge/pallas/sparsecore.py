@@ -100,10 +100,10 @@ def _scratch(line: Line, lanes: int) -> list[Any]:
     """Return the scratch of a subcore, in the order in which ``_body`` takes it."""
     planes, block = sum(line.groups), block_of(line)
     words, rows = (pltpu.VMEM((NUM_BUFFERS, block, line.dim), dtype) for dtype in (jnp.int32, jnp.float32))
-    of_rows = [pltpu.VMEM((NUM_BUFFERS, block), jnp.float32)] * (1 + line.num_slots - planes)
+    row_slots = [pltpu.VMEM((NUM_BUFFERS, block), jnp.float32)] * (1 + line.num_slots - planes)
     of_scalars = [pltpu.VMEM((lanes,), dtype) for dtype in (jnp.int32, jnp.float32, jnp.int32)]
     numbers = pltpu.VMEM((NUM_BUFFERS * planes, block), jnp.int32)
-    return [numbers, *of_scalars, words, *[rows] * planes, *of_rows, *[pltpu.SemaphoreType.DMA((NUM_BUFFERS,))] * 2]
+    return [numbers, *of_scalars, words, *[rows] * planes, *row_slots, *[pltpu.SemaphoreType.DMA((NUM_BUFFERS,))] * 2]
 
 
 def _on_subcores(rule: UpdateRule, line: Line, lanes: int, *arguments: Any) -> list[Any]:
@@ -213,7 +213,7 @@ def _body(
             registers = [pl.ds(first, lanes) for first in range(0, line.dim, lanes)]
             grads = [jax.lax.bitcast_convert_type(words_here[buffer, place, few], jnp.float32) for few in registers]
             if line.row_slots:
-                one_row(place, registers, grads)
+                whole_row(place, registers, grads)
                 return
             for few, grad in zip(registers, grads, strict=True):
                 weights, *slots = (rows[buffer, place, few] for rows in table_here)
@@ -221,19 +221,19 @@ def _body(
                 for rows, new in zip(table_here, (after, *slots_after), strict=True):
                     rows[buffer, place, few] = new
 
-        def one_row(place: Any, registers: Sequence[Any], grads: Sequence[Any]) -> None:
+        def whole_row(place: Any, registers: Sequence[Any], grads: Sequence[Any]) -> None:
             """Update a row whose slots are one number each: a lane of the register of the rows beside it."""
-            rows, *of_rows = table_here
+            rows, *slots_here = table_here
             lane = jax.lax.rem(place, lanes)
             beside = pl.ds(pl.multiple_of(place - lane, lanes), lanes)
-            slots = tuple(_in_every_lane(slot[buffer, beside], lane) for slot in of_rows)
-            whole = _RowOps(ops.xp, ops.rounded)
+            slots = tuple(_in_every_lane(slot[buffer, beside], lane) for slot in slots_here)
+            row_ops = _RowOps(ops.xp, ops.rounded)
             for grad in grads:
-                update(whole, rule, lr, grad, grad, slots)
-            whole = whole.summed(lanes)
+                update(row_ops, rule, lr, grad, grad, slots)  # for the squares alone
+            row_ops = row_ops.summed(lanes)
             for few, grad in zip(registers, grads, strict=True):
-                rows[buffer, place, few], slots_after = update(whole, rule, lr, grad, rows[buffer, place, few], slots)
-            for slot, new in zip(of_rows, slots_after, strict=True):
+                rows[buffer, place, few], slots_after = update(row_ops, rule, lr, grad, rows[buffer, place, few], slots)
+            for slot, new in zip(slots_here, slots_after, strict=True):
                 slot[buffer, beside] = jnp.where(jax.lax.iota(jnp.int32, lanes) == lane, new, slot[buffer, beside])
 
         jax.lax.fori_loop(0, block, row, None)
