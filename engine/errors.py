@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import difflib
 from collections.abc import Iterable
 
 # Longest text in a message, in characters: a name in a damaged file may have megabytes.
 _MOST_SAID = 2000
+# Characters of a name that is compared with others.
+_MOST_COMPARED = 1024
 # Most tables that a message lists by name.
 MOST_LISTED = 10
 
@@ -122,6 +125,14 @@ def short(text: str) -> str:
         return text
     half = _MOST_SAID // 2
     return f"{text[:half]} … ({len(text) - 2 * half:,} more characters) … {text[-half:]}"
+
+
+def close_names(name: str, candidates: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Return the candidates that resemble a name, at most so many, the closest first; none for a name that is long.
+
+    The comparison takes some 40 times the memory of the name, which may come from a hostile stream.
+    """
+    return difflib.get_close_matches(name, list(candidates), most, cutoff) if len(name) <= _MOST_COMPARED else []
 
 
 def listed(names: Iterable[str]) -> str:

@@ -5,7 +5,6 @@ Masked NumPy arrays are rejected: a conversion to a plain array would use the ma
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import operator
 import sys
@@ -14,7 +13,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import UsageError, UsageTypeError
+from penstock.errors import UsageError, UsageTypeError, close_names
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MASKED = "got a masked array (numpy.ma): fill it (filled()) or leave out what it masks"
@@ -25,7 +24,7 @@ def check_known(call: str, arguments: Iterable[str], known: Iterable[str]) -> No
     names = sorted(known)
     for name in arguments:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1, cutoff=0.65)
+            near = close_names(name, names, cutoff=0.65)
             hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(names)}"
             raise UsageTypeError(f"{call}: unknown argument '{name}'; {hint}")
 

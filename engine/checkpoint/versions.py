@@ -8,7 +8,6 @@ objects lack, and a process that is killed leaves either the tag or none.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import secrets
@@ -21,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from penstock.checkpoint.manifests import new_digest, trusting
 from penstock.checkpoint.store import TAG_NAME, Commit, DataFile, Folder, Tag
-from penstock.errors import CommitGoneError, StateError, UsageError, UsageTypeError, listed
+from penstock.errors import CommitGoneError, StateError, UsageError, UsageTypeError, close_names, listed
 from penstock.lineage import Lineage, Parent
 
 _STEP = "[0-9]{1,18}"
@@ -204,7 +203,7 @@ def no_tag(folder: Folder, name: str) -> StateError:
     names = folder.tag_names()
     if not names and not folder.numbers():
         folder.must_load()  # raises: there is no checkpoint
-    near = difflib.get_close_matches(name, names, 1)
+    near = close_names(name, names)
     hint = f"; did you mean '{near[0]}'?" if near else f"; there are: {listed(names)}" if names else "; it has no tags"
     return StateError(f"{folder.path}: no tag '{name}'{hint}")
 

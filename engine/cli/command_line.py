@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from penstock.errors import UsageError
+from penstock.errors import UsageError, close_names
 from penstock.options import options_of
 
 # One module per command, named after it, with add(parser), run(args, out) → exit code or None, and an EXAMPLE. The
@@ -81,12 +80,12 @@ def parse(top: Parser, argv: Sequence[str]) -> argparse.Namespace:
 def _near(flag: str, candidates: list[str]) -> str:
     """Return "; did you mean FLAG?" for a similar flag, "" if there is none."""
     begin = [k for k in candidates if k.startswith(flag) and flag.strip("-")]
-    near = begin or ["--" + n for n in difflib.get_close_matches(flag.strip("-"), [k.strip("-") for k in candidates])]
+    near = begin or ["--" + n for n in close_names(flag.strip("-"), [k.strip("-") for k in candidates])]
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def _near_word(word: str, candidates: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(candidates), 1)
+    near = close_names(word, candidates)
     return f"; did you mean {near[0]}?" if near else ""
 
 

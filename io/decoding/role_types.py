@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 import pyarrow as pa
+
+from penstock.errors import close_names
 
 WANTED = {
     "id": "any integer type",
@@ -60,5 +61,5 @@ def suggestion(name: str, candidates: Iterable[str]) -> str:
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Return the closest candidate; upper and lower case do not count."""
     folded = {other.casefold(): other for other in candidates}
-    near = difflib.get_close_matches(name.casefold(), list(folded), n=1, cutoff=0.5)
+    near = close_names(name.casefold(), folded, cutoff=0.5)
     return folded[near[0]] if near else None

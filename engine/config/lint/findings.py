@@ -6,7 +6,6 @@ optimizer_rules.py and number_rules.py (suspicious). docs/lint.md documents the 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from typing import NamedTuple
 from google.protobuf.message import Message
 
 from penstock.config.proto_views import TableMessage
-from penstock.errors import MOST_LISTED
+from penstock.errors import MOST_LISTED, close_names
 
 # Codes are never reused. PS0xx: loading refuses; PS1xx: about the whole configuration; PS2xx: about one table's
 # optimization parameters.
@@ -150,7 +149,7 @@ def subject_of_parameters(table: TableMessage) -> Subject:
 def near(name: str, candidates: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` if ``name`` resembles one of ``candidates``, else a list of them."""
     names = sorted(set(candidates))
-    close = difflib.get_close_matches(name, names, n=2) if len(name) <= MAX_NAME_BYTES else []
+    close = close_names(name, names, 2)
     if close:
         return "did you mean " + " or ".join(f"'{n}'" for n in close) + "?"
     shown = ", ".join(f"'{n}'" for n in names[:8]) + (", …" if len(names) > 8 else "")

@@ -1,6 +1,7 @@
 """Arrow messages made by hand (fuzz/handmade.py), the decisive ones: the right rows, or an error in one line."""
 
 import io
+import tracemalloc
 
 import pytest
 from fuzz import flat, handmade, heads, truth
@@ -55,10 +56,17 @@ def test_a_footer_that_leaves_a_batch_out(layout):
     assert "bytes that belong to no batch" in refused(made[f"{layout}-footer-no-batches"][1])
 
 
-def test_a_name_of_megabytes_is_abbreviated_in_the_error():
-    many = flat.dictionary(7, truth.names("a" * (1 << 24), "item"))
+def test_a_name_of_megabytes_is_abbreviated_in_the_error_and_needs_no_multiple_of_its_memory():
+    size = 1 << 22
+    many = flat.dictionary(7, truth.names("a" * size, "item"))
     start, rest = flat.message(flat.SCHEMA, truth.shape("dictionary")), truth.rows("dictionary")
-    assert "more characters" in refused(start + many + flat.batch(rest) + flat.END)
+    content = start + many + flat.batch(rest) + flat.END
+    tracemalloc.start()
+    try:
+        assert "more characters" in refused(content)
+        assert tracemalloc.get_traced_memory()[1] < 8 * size
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_schema_of_a_trillion_columns_in_few_bytes_is_refused():
