@@ -139,9 +139,10 @@ def _touched(line: Line, num_lines: int, lines: Any, words: Any, counts: Any) ->
     plane[lines[0, :count]] = words[0, :count] != UNTOUCHED
     strips = plane.reshape(num_lines, -1, line.strip)
     strips = np.tile(strips, (1, sum(line.groups) // strips.shape[1], 1))
-    arrays = [strips[:, start:end] for start, end in pairwise(accumulate(line.groups, initial=0))]
-    slots = [plane.reshape(num_lines, line.group, line.dim).any(axis=2)] * line.num_slots if line.row_slots else []
-    return arrays + slots
+    arrays: list[Any] = [strips[:, start:end] for start, end in pairwise(accumulate(line.groups, initial=0))]
+    if line.row_slots:
+        arrays += [plane.reshape(num_lines, line.group, line.dim).any(axis=2)] * line.num_slots
+    return arrays
 
 
 def _differs(touched: Any, before: Float32, got: Float32, wanted: Float32) -> npt.NDArray[np.bool_]:

@@ -222,7 +222,7 @@ def _body(
                     rows[buffer, place, few] = new
 
         def whole_row(place: Any, registers: Sequence[Any], grads: Sequence[Any]) -> None:
-            """Update a row whose slots are one number each: a lane of the register of the rows beside it."""
+            """Update a row whose slots are one number each, in a register with those of other rows."""
             rows, *slots_here = table_here
             lane = jax.lax.rem(place, lanes)
             beside = pl.ds(pl.multiple_of(place - lane, lanes), lanes)
