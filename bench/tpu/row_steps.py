@@ -23,7 +23,7 @@ from penstock.bench.tpu.moved_bytes import dma_bytes_by_turn
 from penstock.bench.tpu.step_cases import Case
 
 GENERATIONS = ("v5p", "v6e", "tpu7x")
-DIMS = (8, 16, 32, 64, 128)
+DIMS = (8, 16, 24, 32, 48, 64, 128)
 OPTIMIZERS = ("SGD", "Adagrad", "Adam", "FTRL", "Momentum", "AdagradMomentum", "RowWiseAdagrad")
 SMALL = {("v5p", "Adagrad", 8), ("v6e", "FTRL", 32), ("v6e", "RowWiseAdagrad", 64), ("tpu7x", "SGD", 16)}
 # Rows of a step and of the table, whose lines per chip would be no multiple of 8; further memory; bytes of a row.

@@ -44,8 +44,6 @@ GENERATIONS = {
     "v6e": Generation(1.64e12, 1.75e9, 2),
     "tpu7x": Generation(7.38e12, 1.75e9, 4),
 }
-# Dims whose rows SparseCores update (pallas/sparsecore.py), the first from 16 on where registers have 16 lanes.
-SPARSE_DIMS = (8, 16, 32, 64, 128)
 
 
 class Device(NamedTuple):
@@ -92,10 +90,10 @@ def needs(specs: Sequence[TableSpec], device: Device, uses: float = 1) -> Iterat
         line = Layout(spec.name, spec.vocabulary_size, spec.dim, spec.rule.num_slots, device.chips, True, 128).line
         cycles = CYCLES + CYCLES_OF_FURTHER * (len(line.groups) - 1)
         limits = {"pallas": (chip.clock / cycles, chip.bandwidth / (2 * line.nbytes(1) + 4 * line.width + 4))}
-        least = 16 if device.generation == "tpu7x" else 8
-        if chip.sparse_cores and spec.dim in SPARSE_DIMS and spec.dim >= least:
-            planes = 1 + spec.rule.num_slots
-            copies = 2 * planes
+        lanes = 16 if device.generation == "tpu7x" else 8  # as in pallas/sparsecore.py, also the pieces of a row
+        if chip.sparse_cores and spec.dim <= line.lanes and spec.dim % lanes == 0:
+            pieces = spec.dim // (spec.dim & -spec.dim)
+            copies = 2 * (pieces + spec.rule.num_slots * (1 if spec.rule.row_slots else pieces))
             row = 4 * (3 * spec.dim + 2 * spec.rule.num_slots * spec.rule.slot_dim(spec.dim)) + 4
             limits["sparsecore"] = chip.sparse_cores * COPIED_ROWS / copies, chip.bandwidth / row
         for variant, (issue, memory) in limits.items():

@@ -116,8 +116,8 @@ SAMPLED = {
         "non-lazy-3-1",
         "dynamic-3-3",
     ],
-    "test_sparsecore.py::test_the_kernel_has_xlas_bits_for_every_dim_that_fills_lines": [
-        "16-adam",
+    "test_sparsecore.py::test_the_kernel_has_xlas_bits_for_every_dim_that_fills_registers": [
+        "24-adam",
         "32-row_wise_adagrad",
     ],
     "test_sparsecore.py::test_the_kernel_has_xlas_bits_for_every_rule": ["adagrad", "ftrl", "row_wise_adagrad"],

@@ -29,7 +29,9 @@ def local_apply(mesh, rule, line, loses_neighbours=False, most_rows=None):
     def local(table, rows, words, counts, lr, zero, key):
         if most_rows is not None and rows.shape[1] > most_rows:
             raise RuntimeError("no room in spmem\nmore of it")
-        parts = [array.reshape(-1, 1 if array.ndim == 1 else line.dim) for array in table]
+        lines = [array.reshape(-1, 1 if array.ndim == 1 else line.lanes) for array in table]
+        rows_of_lines = [part[:, : line.packed * line.dim] for part in lines]
+        parts = [part.reshape(-1, min(part.shape[1], line.dim)) for part in rows_of_lines]
         of_line, inside = rows[0] // line.packed, rows[0] % line.packed
         written = jnp.arange(rows.shape[1]) < counts[0]
         if loses_neighbours:
@@ -45,7 +47,9 @@ def local_apply(mesh, rule, line, loses_neighbours=False, most_rows=None):
         weights, slots = update(Ops(jnp, partial(_rounded, zero)), rule, lr, grads, planes[0], tuple(planes[1:]))
         for array, place, new in zip(arrays, places, (weights, *slots), strict=True):
             parts[array] = parts[array].at[place].set(new, mode="drop")
-        return tuple(part.reshape(array.shape) for part, array in zip(parts, table, strict=True)), _fence()
+        for number, (of_rows, part) in enumerate(zip(rows_of_lines, parts, strict=True)):
+            lines[number] = lines[number].at[:, : of_rows.shape[1]].set(part.reshape(of_rows.shape))
+        return tuple(part.reshape(array.shape) for part, array in zip(lines, table, strict=True)), _fence()
 
     return local
 

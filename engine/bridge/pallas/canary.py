@@ -113,7 +113,8 @@ def _steps(
         lines = num_lines + np.arange(size, dtype=np.int32)
         lines[:count] = [0, num_lines - 1, *rng.permutation(np.arange(2, num_lines - 1))[: count - 2]]
         words = rng.uniform(-1, 1, (size, line.width)).astype(np.float32).view(np.int32)
-        words[np.repeat(rng.random((size, line.width // unit)) < 0.3, unit, axis=1)] = UNTOUCHED
+        without = np.repeat(rng.random((size, line.width // unit)) < 0.3, unit, axis=1)
+        words[:, : without.shape[1]][without] = UNTOUCHED
         words[:, line.packed * line.dim :] = UNTOUCHED
         yield lines[None], words[None], np.array([count], np.int32)
 
@@ -123,7 +124,7 @@ def _by_row(rng: np.random.Generator, line: Line, lines: Any, words: Any, counts
 
     So most rows of a line are in blocks of different subcores, which write them at the same time.
     """
-    rows = words[0].reshape(-1, line.dim)
+    rows = words[0, :, : line.packed * line.dim].reshape(-1, line.dim)
     (touched,) = np.nonzero((rows[: counts[0] * line.packed] != UNTOUCHED).any(axis=1))
     touched = rng.permutation(touched)
     numbers, sent = np.zeros(len(rows), np.int32), np.zeros((len(rows), line.dim), np.int32)
@@ -141,7 +142,8 @@ def _touched(line: Line, num_lines: int, lines: Any, words: Any, counts: Any) ->
     strips = np.tile(strips, (1, sum(line.groups) // strips.shape[1], 1))
     arrays: list[Any] = [strips[:, start:end] for start, end in pairwise(accumulate(line.groups, initial=0))]
     if line.row_slots:
-        arrays += [plane.reshape(num_lines, line.group, line.dim).any(axis=2)] * line.num_slots
+        rows = plane[:, : line.packed * line.dim].reshape(num_lines, line.packed, line.dim)
+        arrays += [rows.any(axis=2)] * line.num_slots
     return arrays
 
 

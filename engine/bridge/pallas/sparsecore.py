@@ -1,10 +1,11 @@
 """The optimizer step as a kernel for a TPU's SparseCores, whose subcores fetch rows by number, update them and write
 them back.
 
-A line of a table, f32[strips, 128], is one run of floats. So an array of lines is also one of parts of rows,
-f32[lines * strips * 128 / dim, dim], in the linear layout of SparseCores; XLA makes it a bitcast. Only the parts of the
-rows of a step move, not whole lines, and the gradients are rows, too. Rows are unique, so no two blocks share one; rows
-of one line may be in any blocks, because a row is a whole number of granules (``fits``).
+A line of a table, f32[strips, 128], is one run of floats. So an array of lines is also one of pieces of rows,
+f32[lines * strips * 128 / p, p], in the linear layout of SparseCores; XLA makes it a bitcast. A row has one piece where
+its dim divides a line, else several (``piece_of``). Only the pieces of the rows of a step move, not whole lines, and
+the gradients are rows, too. Rows are unique, so no two blocks share one; rows of one line may be in any blocks, because
+a piece is a whole number of the granules that memory moves (``fits``).
 
 A slot of one number per row is an array of floats, of which a copy moves that of each row.
 
@@ -49,23 +50,37 @@ HAS_ROOT = (0, 11)
 
 
 def fits(line: Line, device_kind: str) -> bool:
-    """Return whether the kernel can update such lines on a kind of device: rows fill registers, and lines."""
+    """Return whether the kernel can update such lines on a kind of device: rows share lines and fill registers."""
     lanes = LANES.get(device_kind, 0)
-    return lanes > 0 and line.lanes % line.dim == 0 and line.dim % lanes == 0
+    return lanes > 0 and line.dim <= line.lanes and line.dim % lanes == 0
+
+
+def piece_of(line: Line) -> int:
+    """Return the floats of a piece: the largest power of two that divides the dim, and so a line."""
+    return line.dim & -line.dim
+
+
+def num_lists(line: Line) -> int:
+    """Return the lists of numbers of a block: one for each piece of a plane, and one for slots of rows."""
+    return sum(line.groups) * (line.dim // piece_of(line)) + line.row_slots
 
 
 def block_of(line: Line) -> int:
     """Return the rows of a block."""
     rows = BLOCK
-    floats = 2 * line.dim + line.num_slots * (1 if line.row_slots else line.dim)
-    while NUM_BUFFERS * rows * 4 * floats > BUFFER_BYTES:
+    numbers = 2 * line.dim + line.num_slots * (1 if line.row_slots else line.dim) + num_lists(line)
+    while NUM_BUFFERS * rows * 4 * numbers > BUFFER_BYTES:
         rows //= 2
     return rows
 
 
 def canary_lines(line: Line) -> int:
-    """Return the lines of a canary's step, half of whose rows are touched: several blocks for each subcore."""
-    return -(-3 * NUM_BUFFERS * SUBCORES * block_of(line) // line.group)
+    """Return the lines of a canary's step, half of whose rows are touched: several blocks for each subcore.
+
+    Their rows fill lines, as those of any step do.
+    """
+    lines = -(-3 * NUM_BUFFERS * SUBCORES * block_of(line) // line.group)
+    return -(-lines // line.lanes) * line.lanes
 
 
 @lru_cache(maxsize=256)
@@ -89,7 +104,7 @@ def local_apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Callable[..., Any]:
         size = rows.shape[1]
         numbers = jnp.where(jnp.arange(size) < counts[0], rows[0], PAD)
         scalars = [jnp.broadcast_to(number, (lanes,)) for number in (counts[0], lr, zero)]
-        parts = [array.reshape(-1, line.dim) if array.ndim > 1 else array for array in table]
+        parts = [array.reshape(-1, piece_of(line)) if array.ndim > 1 else array for array in table]
         parts = run(rule, line, lanes, numbers, words[0].reshape(size, line.dim), *scalars, *parts)
         return tuple(part.reshape(array.shape) for part, array in zip(parts, table, strict=True)), _fence()
 
@@ -98,11 +113,12 @@ def local_apply(mesh: Mesh, rule: UpdateRule, line: Line) -> Callable[..., Any]:
 
 def _scratch(line: Line, lanes: int) -> list[Any]:
     """Return the scratch of a subcore, in the order in which ``_body`` takes it."""
-    planes, block = sum(line.groups), block_of(line)
-    words, rows = (pltpu.VMEM((NUM_BUFFERS, block, line.dim), dtype) for dtype in (jnp.int32, jnp.float32))
+    planes, block, piece = sum(line.groups), block_of(line), piece_of(line)
+    words = pltpu.VMEM((NUM_BUFFERS, block, line.dim), jnp.int32)
+    rows = pltpu.VMEM((NUM_BUFFERS, line.dim // piece, block, piece), jnp.float32)
     row_slots = [pltpu.VMEM((NUM_BUFFERS, block), jnp.float32)] * (1 + line.num_slots - planes)
     of_scalars = [pltpu.VMEM((lanes,), dtype) for dtype in (jnp.int32, jnp.float32, jnp.int32)]
-    numbers = pltpu.VMEM((NUM_BUFFERS * planes, block), jnp.int32)
+    numbers = pltpu.VMEM((NUM_BUFFERS * num_lists(line), block), jnp.int32)
     return [numbers, *of_scalars, words, *[rows] * planes, *row_slots, *[pltpu.SemaphoreType.DMA((NUM_BUFFERS,))] * 2]
 
 
@@ -160,8 +176,8 @@ def _body(
 
     copy_rows : ``_indirect`` or ``_row_by_row``
     """
-    planes, block = sum(line.groups), block_of(line)
-    num_arrays = len(line.arrays(1))
+    lists, block, piece = num_lists(line), block_of(line), piece_of(line)
+    num_arrays, num_pieces = len(line.arrays(1)), line.dim // piece
     inputs, table, scratch = refs[:5], refs[5 : 5 + num_arrays], refs[5 + num_arrays :]
     numbers, words, *_ = inputs
     parts, *scalars = scratch[:4]
@@ -173,10 +189,9 @@ def _body(
     ops = Ops(_namespace(), partial(_rounded, zero))
     # Of each plane: its array, and among the strips of a line there, its number and their count.
     strips = [(array, strip, size) for array, size in enumerate(line.groups) for strip in range(size)]
-    # The array of each buffer, and the plane whose numbers of parts its copies use: with slots of one number per row
-    # there is one plane, and its parts are the rows.
-    sources = [(array, plane) for plane, (array, _, _) in enumerate(strips)]
-    sources += [(array, 0) for array in range(len(line.groups), num_arrays)]
+    # Of each list of numbers: the array that they are of, and where in the buffers the parts go.
+    ends = [(array, plane, (number,)) for plane, (array, _, _) in enumerate(strips) for number in range(num_pieces)]
+    ends += [(array, len(strips), ()) for array in range(len(line.groups), num_arrays)]
     num_blocks = jax.lax.div(count[0] + (block - 1), jnp.int32(block))
     num_turns = jax.lax.div(num_blocks + (num_subcores - 1), jnp.int32(num_subcores))
 
@@ -190,36 +205,41 @@ def _body(
         if is_in:
             span = pl.ds(pl.multiple_of(number * block, block), block)
             act(pltpu.make_async_copy(words.at[span], words_here.at[buffer], arrived.at[buffer]))
-        for (array, plane), here in zip(sources, table_here, strict=True):
-            there, semaphore = parts.at[buffer * planes + plane], (arrived if is_in else gone).at[buffer]
-            copy_rows(table[array], there, here.at[buffer], semaphore, is_in, act)
+        for number, (array, plane, place) in enumerate(ends):
+            there, semaphore = parts.at[buffer * lists + number], (arrived if is_in else gone).at[buffer]
+            copy_rows(table[array], there, table_here[plane].at[(buffer, *place)], semaphore, is_in, act)
 
     def fetch(number: Any, buffer: Any) -> None:
         span = pl.ds(pl.multiple_of(number * block, block), block)
-        pltpu.sync_copy(numbers.at[span], parts.at[buffer * planes])
+        rows = buffer * lists + lists - 1  # the last list is that of the rows, until it is replaced
+        pltpu.sync_copy(numbers.at[span], parts.at[rows])
         for first in range(0, block, lanes):
             few = pl.ds(first, lanes)
-            row = parts[buffer * planes, few]
+            row = parts[rows, few]
             of_line, inside = jax.lax.div(row, line.packed), jax.lax.rem(row, line.packed)
-            for plane, (_, strip, size) in reversed([*enumerate(strips)]):
-                part = (of_line * size + strip) * line.packed + inside
-                parts[buffer * planes + plane, few] = jnp.where(row < 0, PAD, part)
+            for plane, (_, strip, size) in enumerate(strips):
+                start = (of_line * size + strip) * (line.strip // piece) + inside * num_pieces
+                for part in range(num_pieces):
+                    parts[buffer * lists + plane * num_pieces + part, few] = jnp.where(row < 0, PAD, start + part)
         copies(number, buffer, True, lambda copy: copy.start())
 
     def compute(number: Any, buffer: Any) -> None:
         copies(number, buffer, True, lambda copy: copy.wait())
 
         def row(place: Any, _: None) -> None:
-            registers = [pl.ds(first, lanes) for first in range(0, line.dim, lanes)]
-            grads = [jax.lax.bitcast_convert_type(words_here[buffer, place, few], jnp.float32) for few in registers]
+            firsts = range(0, line.dim, lanes)
+            # Where a register of the row is, in the gradients and in the planes.
+            registers = [(buffer, first // piece, place, pl.ds(first % piece, lanes)) for first in firsts]
+            words_of_row = [words_here[buffer, place, pl.ds(first, lanes)] for first in firsts]
+            grads = [jax.lax.bitcast_convert_type(word, jnp.float32) for word in words_of_row]
             if line.row_slots:
                 whole_row(place, registers, grads)
                 return
-            for few, grad in zip(registers, grads, strict=True):
-                weights, *slots = (rows[buffer, place, few] for rows in table_here)
+            for register, grad in zip(registers, grads, strict=True):
+                weights, *slots = (rows[register] for rows in table_here)
                 after, slots_after = update(ops, rule, lr, grad, weights, tuple(slots))
                 for rows, new in zip(table_here, (after, *slots_after), strict=True):
-                    rows[buffer, place, few] = new
+                    rows[register] = new
 
         def whole_row(place: Any, registers: Sequence[Any], grads: Sequence[Any]) -> None:
             """Update a row whose slots are one number each, in a register with those of other rows."""
@@ -230,9 +250,9 @@ def _body(
             row_ops = _RowOps(ops.xp, ops.rounded)
             for grad in grads:
                 update(row_ops, rule, lr, grad, grad, slots)  # for the squares alone
-            row_ops = row_ops.summed(lanes)
-            for few, grad in zip(registers, grads, strict=True):
-                rows[buffer, place, few], slots_after = update(row_ops, rule, lr, grad, rows[buffer, place, few], slots)
+            row_ops = row_ops.summed(line.dim, lanes)
+            for register, grad in zip(registers, grads, strict=True):
+                rows[register], slots_after = update(row_ops, rule, lr, grad, rows[register], slots)
             for slot, new in zip(slots_here, slots_after, strict=True):
                 slot[buffer, beside] = jnp.where(jax.lax.iota(jnp.int32, lanes) == lane, new, slot[buffer, beside])
 
@@ -290,16 +310,30 @@ class _RowOps(Ops):
         self.squares.append(squares)
         return squares
 
-    def summed(self, lanes: int) -> _RowOps:
+    def summed(self, dim: int, lanes: int) -> _RowOps:
         """Return the operations of the second pass. Adds the same halves as ``Ops.row_mean``."""
-        sums, share = self.squares, np.float32(1) / np.float32(len(self.squares) * lanes)
-        while (half := len(sums) // 2) > 0:
-            sums = [lower + upper for lower, upper in zip(sums[:half], sums[half:], strict=True)]
-        (total,), half = sums, lanes // 2
-        while half > 0:
-            total = total + _permuted(total, jax.lax.iota(jnp.int32, lanes) ^ half)
-            half //= 2
-        return replace(self, mean=self.rounded(total * share))
+        sums, width, share = self.squares, dim, np.float32(1) / np.float32(dim)
+        while width > 1:
+            half = (width + 1) // 2
+            sums = [
+                register + _upper(sums, first + half, width)
+                for first, register in zip(range(0, half, lanes), sums, strict=False)
+            ]
+            width = half
+        return replace(self, mean=self.rounded(_in_every_lane(sums[0], 0) * share))
+
+
+def _upper(registers: Sequence[Any], first: int, width: int) -> Any:
+    """Return the numbers of a row from ``first`` on as a register, with zeros beyond its width."""
+    lanes = registers[0].shape[0]
+    lane = jax.lax.iota(jnp.int32, lanes)
+    number, start = divmod(first, lanes)
+    upper = registers[number] if number < len(registers) else jnp.zeros(lanes, jnp.float32)
+    if start > 0:
+        beyond = registers[number + 1] if number + 1 < len(registers) else upper
+        around = jax.lax.rem(lane + start, lanes)
+        upper = jnp.where(lane < lanes - start, _permuted(upper, around), _permuted(beyond, around))
+    return jnp.where(lane < width - first, upper, 0.0)
 
 
 def _in_every_lane(register: Any, lane: Any) -> Any:
