@@ -249,10 +249,10 @@ def test_rows_of_a_cached_table_are_updated_at_their_places(optimizer, emulated,
 
 
 @BOTH_KINDS_OF_SLOTS
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_users_own_step_updates_rows(devices, optimizer, emulated, mesh_of, monkeypatch):
+@pytest.mark.parametrize(("devices", "dim"), [(1, 8), (2, 24)])
+def test_a_users_own_step_updates_rows(devices, dim, optimizer, emulated, mesh_of, monkeypatch):
     emulated()
-    table = ps.TableConfig(60, 8, name="t", combiner="mean")
+    table = ps.TableConfig(60, dim, name="t", combiner="mean")
     features = {name: ps.FeatureConfig(table, name=name) for name in "ab"}
     config = ps.EmbeddingConfig.from_features(features, 8, optimizer)
     parameters = []

@@ -149,7 +149,7 @@ def _interpreted(rule: UpdateRule, line: Line, lanes: int, *arguments: Any) -> l
     anywhere = pl.BlockSpec(memory_space=pltpu.HBM)
 
     def body(*refs: Any) -> None:
-        _body(rule, line, lanes, _row_by_row, 0, 1, refs[:5] + refs[5 + len(parts) :])
+        _body(rule, line, lanes, _one_by_one, 0, 1, refs[:5] + refs[5 + len(parts) :])
 
     kernel = pl.pallas_call(
         body,
@@ -174,7 +174,7 @@ def _body(
 ) -> None:
     """Process every ``num_subcores``-th block of rows, from that of the number of the subcore on.
 
-    copy_rows : ``_indirect`` or ``_row_by_row``
+    copy_rows : ``_indirect`` or ``_one_by_one``
     """
     lists, block, piece = num_lists(line), block_of(line), piece_of(line)
     num_arrays, num_pieces = len(line.arrays(1)), line.dim // piece
@@ -189,8 +189,12 @@ def _body(
     ops = Ops(_namespace(), partial(_rounded, zero))
     # Of each plane: its array, and among the strips of a line there, its number and their count.
     strips = [(array, strip, size) for array, size in enumerate(line.groups) for strip in range(size)]
-    # Of each list of numbers: the array that they are of, and where in the buffers the parts go.
-    ends = [(array, plane, (number,)) for plane, (array, _, _) in enumerate(strips) for number in range(num_pieces)]
+    # Of each list of numbers: the array that they are of, and where its pieces go: a plane's buffer, and a part of it.
+    ends: list[tuple[int, int, tuple[int, ...]]] = [
+        (array, plane, (piece_number,))
+        for plane, (array, _, _) in enumerate(strips)
+        for piece_number in range(num_pieces)
+    ]
     ends += [(array, len(strips), ()) for array in range(len(line.groups), num_arrays)]
     num_blocks = jax.lax.div(count[0] + (block - 1), jnp.int32(block))
     num_turns = jax.lax.div(num_blocks + (num_subcores - 1), jnp.int32(num_subcores))
@@ -205,8 +209,8 @@ def _body(
         if is_in:
             span = pl.ds(pl.multiple_of(number * block, block), block)
             act(pltpu.make_async_copy(words.at[span], words_here.at[buffer], arrived.at[buffer]))
-        for number, (array, plane, place) in enumerate(ends):
-            there, semaphore = parts.at[buffer * lists + number], (arrived if is_in else gone).at[buffer]
+        for list_number, (array, plane, place) in enumerate(ends):
+            there, semaphore = parts.at[buffer * lists + list_number], (arrived if is_in else gone).at[buffer]
             copy_rows(table[array], there, table_here[plane].at[(buffer, *place)], semaphore, is_in, act)
 
     def fetch(number: Any, buffer: Any) -> None:
@@ -274,14 +278,14 @@ def _body(
 
 
 def _indirect(table: Any, parts: Any, here: Any, semaphore: Any, is_in: bool, act: Callable[[Any], None]) -> None:
-    """Copy the rows of a block by their numbers, in one indirect copy that skips pads."""
+    """Copy pieces of a block's rows by their numbers, in one indirect copy that skips pads."""
     there = table.at[plsc.Indices(parts, ignored_value=PAD)]
     source, target = (there, here) if is_in else (here, there)
     act(pltpu.make_async_copy(source, target, semaphore))
 
 
-def _row_by_row(table: Any, parts: Any, here: Any, semaphore: Any, is_in: bool, act: Callable[[Any], None]) -> None:
-    """Copy the rows of a block one by one: jax interprets no indirect copies."""
+def _one_by_one(table: Any, parts: Any, here: Any, semaphore: Any, is_in: bool, act: Callable[[Any], None]) -> None:
+    """Copy pieces of a block's rows one by one: jax interprets no indirect copies."""
 
     def copy(place: Any, _: None) -> None:
         def row() -> None:
