@@ -1,5 +1,6 @@
 """A frame of many tables enters by one call: the sums of each are its twin's, and a bad row leaves nothing behind."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -72,6 +73,25 @@ def test_sums_of_every_table_are_the_twins_whatever_the_parts_and_threads(seed, 
         got = drain(accumulator, mean, ascending=True)
         assert [array.tobytes() for array in got] == [array[order].tobytes() for array in (ids, sums, counts)]
         assert accumulator.num_rows == sum(len(ids) for ids, _ in given_rows)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_threads_without_a_processor_leave_their_folds_to_others_and_the_sums_are_the_twins(parts):
+    rng, dim, threads = np.random.default_rng(0), 32, 4 * (os.cpu_count() or 1)
+    ids = rng.zipf(1.2, 1 << 18).astype(np.int64) % 100_000
+    grads = rng.standard_normal((len(ids), dim), np.float32)
+    distinct, sums, _ = reference.coalesce([(ids, grads)], dim, False)
+    order = np.argsort(distinct)
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(4):
+            accumulator, intake = Accumulator(dim, vocabulary_size=100_000), Intake()
+            intake.begin([accumulator], [[Rows(ids, grads, None)]], 0, [parts])
+            intake.add()
+            assert all(pool.map(lambda _, intake=intake: intake.work(), range(threads)))
+            intake.end()
+            actual, sums_of_threads, _ = drain(accumulator, False, ascending=True)
+            assert actual.tobytes() == distinct[order].tobytes()
+            assert sums_of_threads.tobytes() == sums[order].tobytes()
 
 
 @pytest.mark.parametrize("table", range(4))
