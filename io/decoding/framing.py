@@ -21,6 +21,7 @@ from penstock.io.decoding.frame_columns import Key
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.decoding.row_checks import REASONS, Sizes
 from penstock.io.decoding.source_batch import BadRows, SourceBatch
+from penstock.io.sources.batch import data_bytes
 from penstock.pyx.gradient_blocks import GradientBlocks
 
 # The size of a frame's unvalidated gradients, if bad rows are dropped: beyond it the frame is validated while it is
@@ -49,7 +50,7 @@ class FramePiece:
         data = self.batch.raw.data
         num_bytes = data.get_total_buffer_size()  # a fiftieth of the time of ``nbytes``, but a slice counts whole
         if num_bytes > _MEASURED_BYTES:
-            num_bytes = data.nbytes
+            num_bytes = data_bytes(data)
         return int(num_bytes * self.num_units // data.num_rows)
 
     def split(self, room: int | None) -> tuple[FramePiece, FramePiece | None]:

@@ -15,6 +15,7 @@ from penstock.io.flight.connection import Connection
 from penstock.io.flight.messages import END, FRAME, Ack, PutRequest, decoded, encoded
 from penstock.io.flight.put_frames import Frame, batches_of, check_schema, split_batch
 from penstock.io.patience import Patience
+from penstock.io.sources.batch import data_bytes
 
 # The size of the buffer of unacknowledged frames.
 WINDOW_BYTES = 256 << 20
@@ -91,7 +92,7 @@ class Producer:
         self._schema = self._schema or batches[0].schema
         check_schema(batches, self._schema)
         pieces = [piece for batch in batches for piece in split_batch(batch)]
-        size = sum(batch.nbytes for batch in batches)
+        size = sum(map(data_bytes, batches))
         while not self._is_done() and self._buffered_bytes + size > self._window_bytes:
             self._send_buffer()
             self._wait_for_ack(commits=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InputError, UsageTypeError
-from penstock.io.sources.batch import arrow_errors
+from penstock.io.sources.batch import arrow_errors, data_bytes
 
 
 class ArrowStream(Protocol):
@@ -109,6 +109,6 @@ def check_schema(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> None:
 
 def split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Split batches into slices of one message each."""
-    rows = max(1, batch.num_rows * MESSAGE_BYTES // max(1, batch.nbytes))
+    rows = max(1, batch.num_rows * MESSAGE_BYTES // max(1, data_bytes(batch)))
     for first in range(0, batch.num_rows, rows):
         yield batch.slice(first, rows)

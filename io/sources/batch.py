@@ -188,6 +188,14 @@ def reason(error: BaseException) -> str:
     return str(error).split(". Detail: Python exception", 1)[0].strip() or type(error).__name__
 
 
+def data_bytes(batch: pa.RecordBatch) -> int:
+    """Return the bytes of the rows of a batch; with views, before pyarrow 24, those of its buffers."""
+    try:
+        return int(batch.nbytes)
+    except pa.ArrowTypeError:
+        return int(batch.get_total_buffer_size())
+
+
 def ends_frame(metadata: Any) -> bool:
     """Return whether a batch's custom metadata ends its frame."""
     return metadata is not None and END_KEY in dict(metadata)
