@@ -56,7 +56,7 @@ BAD_FLAGS = {
     "--learning-rate 0=fast": "TAG=VALUE",
     "--learning-rate 0=": "TAG=VALUE",
     "--learning-rate 1=0.1": "tag 1",
-    "--learning-rate -1=0.1": "--learning-rate",
+    "--learning-rate -1=0.1": "learning",  # Python 3.14 takes -1=0.1 for a value
     "--learning-rate 0=nan": "finite",
     "--learning-rate 0=inf": "finite",
     "--learning-rate 0=1 --learning-rate 0=2": "given twice",

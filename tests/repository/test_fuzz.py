@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from limits import HANG_S
 
 TESTS = Path(__file__).parents[1] / "support"
+# The fuzzer forks; an earlier pyarrow crashes where it writes in a child of a process that has imported it.
+FORKS = pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 25, reason="needs pyarrow 25, which can write in a fork")
 
 
 def python(*words):
@@ -18,12 +21,14 @@ def python(*words):
     )
 
 
+@FORKS
 def test_damaged_input_ends_in_a_result_or_one_line(tmp_path):
     done = python("-m", "fuzz", "--cases", "60", "--no-crafted", "--keep", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "72 cases, 0 failed" in done.stdout  # with 12 manifests
 
 
+@FORKS
 @pytest.mark.parametrize("name", ["2^17-rows-of-2^10-plain", "bomb-zstd.arrows"])
 def test_a_decompression_bomb_does_not_take_the_memory(name, tmp_path):
     done = python("-m", "fuzz", "--only", f"{name}-validate", "--keep", str(tmp_path))

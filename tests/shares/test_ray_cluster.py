@@ -54,10 +54,12 @@ def test_a_signal_to_the_driver_commits_what_is_applied_and_is_exit_130(tmp_path
 
 
 LISTENING = """
-import json, logging, psutil
+import json, logging
 from penstock.shares.ray.cluster import started
 
 ray = started("local", 1)
+import psutil  # perhaps the one that Ray brings along
+
 worker = ray.remote(type("Worker", (), {"answer": lambda self: 1})).remote()
 ray.get(worker.answer.remote())
 process = psutil.Process()
