@@ -1,7 +1,7 @@
 """Events of services and followers, as records of the logger ``penstock``: a name, a level, and fields of plain data.
 
-A record's message is the event with its fields, on one line whatever a caller has put into them. Its attribute
-``penstock`` has them as a dictionary, for handlers that write JSON.
+A record's message is the event with its fields. It is always one line: control characters in fields are escaped. Its
+attribute ``penstock`` has the event and the fields as a dictionary, for handlers that write JSON.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 
 log = logging.getLogger("penstock")
 
-# The least time between two records of an event that callers can cause at any rate.
-PAUSE_S = 1.0
+# The minimum time between two records of a FrequentEvent.
+MIN_INTERVAL_S = 1.0
 
 
 def report(level: int, event: str, **fields: Any) -> None:
-    """Log an event. fields : without those that are None"""
+    """Log an event. fields : those that are None are omitted"""
     if log.isEnabledFor(level):
-        known = {name: value for name, value in fields.items() if value is not None}
-        log.log(level, "%s", " ".join([event, *fields_text(known)]), extra={"penstock": {"event": event, **known}})
+        values = {name: value for name, value in fields.items() if value is not None}
+        log.log(level, "%s", " ".join([event, *fields_text(values)]), extra={"penstock": {"event": event, **values}})
 
 
 def fields_text(fields: Mapping[str, Any]) -> list[str]:
@@ -32,14 +32,14 @@ def fields_text(fields: Mapping[str, Any]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Return a text on one line, with escapes for control characters and for those that change its direction."""
+    """Return a text on one line: control characters, also those that change the direction of text, are escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 class FrequentEvent:
-    """An event that callers can cause at any rate: logged once per PAUSE_S, with the number that were omitted before.
+    """An event that callers can cause at any rate: logged at most once per MIN_INTERVAL_S. Thread-safe.
 
-    Its method may be called from any thread.
+    A record has the number of events that were omitted since the last one.
     """
 
     def __init__(self, level: int, event: str) -> None:
@@ -53,5 +53,5 @@ class FrequentEvent:
             if now_s < self._due_s:
                 self._num_omitted += 1
                 return
-            self._due_s, num_omitted, self._num_omitted = now_s + PAUSE_S, self._num_omitted, 0
+            self._due_s, num_omitted, self._num_omitted = now_s + MIN_INTERVAL_S, self._num_omitted, 0
         report(self._level, self._event, **fields, omitted=num_omitted or None)

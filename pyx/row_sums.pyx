@@ -1,8 +1,9 @@
-"""Folds the rows of a frame into the sums of a part: the second of two phases, after coalesce.pyx.
+"""Add the rows of a frame to the sums of a part of a table's ids: the second of two phases, after coalesce.pyx.
 
-Slots are in groups. A thread takes turns: some thousand neighbouring rows of all groups that no other thread folds at that
-time, or of its share of them. A group's rows are taken in order, so that the sum of an id is one left fold, whichever
-threads take them and however far one of them is behind. ``combine`` sums looked-up rows into activations by the same loops.
+A sum's slot is its index in the part, and slots are in groups. A thread folds one turn after the other: some thousand
+neighbouring rows, of all groups that no other thread is folding or of a fair share of these. Threads take the rows of a
+group in order, so the sum of an id is one left fold, whichever threads add its rows and however far one is behind.
+``combine`` sums looked-up rows into activations with the same loops.
 """
 
 from libc.stdint cimport int64_t, uint32_t
@@ -39,47 +40,47 @@ cdef extern from "progress.h" nogil:
 cdef enum:
     TURN = 8 * CHUNK     # rows that a thread takes at a time
     ALL_GROUPS = (1 << NUM_GROUPS) - 1
-    # Neighbouring sums are in one group: a page of them, beyond which no prefetcher looks. The first ids are often the most
-    # frequent ones; the sums of the first page are assigned by pairs of cache lines.
+    # The sums of a page are in one group, because hardware prefetchers do not cross pages. The first ids are often the
+    # most frequent ones, so the sums of the first page are spread over the groups by pairs of cache lines.
     PAGE = 4096
     PAIR = 128
 
 
-cdef struct Turn:        # rows that one thread folds: those from begin to end whose slots are in some groups
+cdef struct Turn:        # rows that one thread folds: those from begin to end whose slots are in its groups
     uint32_t groups      # a bit for each
     int64_t begin, end
-    int64_t num_known    # rows whose slots are known
+    int64_t num_known    # rows of the part whose slots part_find has published
 
 
-cdef struct Buffered:    # rows about to be folded, and those after them, whose memory is asked for
+cdef struct Buffered:    # rows about to be folded, and the rows after them, which are prefetched
     row_t[CHUNK + 2 * MOST_AHEAD] rows
     float[CHUNK + 2 * MOST_AHEAD] scales
     uint32_t[CHUNK + 2 * MOST_AHEAD] slots
     Py_ssize_t num_rows
     bint scaled
-    Py_ssize_t source, first    # of the last row, and the number in the frame of that source's first one
+    Py_ssize_t source, first    # the source of the last row, and the row of the frame at which this source begins
 
 
 cdef int part_fold(Part* part, const Frame* frame, const int* stop) noexcept nogil:
-    """Fold rows whose slots ``part_find`` has found, as long as any can be taken, as other threads may at the same time.
+    """Fold the rows whose slots ``part_find`` has found, until no turn is left. Several threads may fold one part.
 
-    stop : set where another task has found a bad row
-    Returns BAD at a value that is not finite, where the frame is strict; what has been added by then is there. DISTURBED:
-    other threads fold the rest.
+    stop : set if another task has found a bad row
+    Returns BAD if a strict frame has a value that is not finite; rows added before stay added. DISTURBED: this thread
+    lost its processor, and other threads fold the rest.
     """
     cdef Turn turn
     cdef Buffered b
     cdef Py_ssize_t s
     cdef int outcome = NOTHING, moment = 0
-    cdef bint goes_on, shared = False
+    cdef bint has_turn, shared = False
     cdef ThreadTime since
     b.source, b.first, b.scaled = 0, 0, False
     for s in range(frame.num_sources):
         b.scaled |= frame.sources[s].scales != NULL
     lock(&part.lock)
     part.num_folding += 1
-    goes_on = next_turn(part, &turn)
-    while goes_on and not is_set(stop):
+    has_turn = next_turn(part, &turn)
+    while has_turn and not is_set(stop):
         if turn.groups:
             if turn.groups != ALL_GROUPS and not shared:
                 shared, since = True, thread_time()
@@ -90,7 +91,7 @@ cdef int part_fold(Part* part, const Frame* frame, const int* stop) noexcept nog
             # Two threads on one processor are slower than one: each reads most lines of the gradients.
             if shared and lost_time_since(since):
                 outcome = DISTURBED
-        else:  # for groups that others have taken; not long, because they may have no processor
+        else:  # other threads have all groups; do not wait long, because they may have no processor
             sleep_a_moment(moment)
             moment += 1
             shared = False
@@ -100,7 +101,7 @@ cdef int part_fold(Part* part, const Frame* frame, const int* stop) noexcept nog
             part.num_folding -= 1
             unlock(&part.lock)
             return DISTURBED
-        goes_on = next_turn(part, &turn)
+        has_turn = next_turn(part, &turn)
         if not turn.groups and moment == MOMENTS:
             break
     lock(&part.lock)
@@ -110,16 +111,17 @@ cdef int part_fold(Part* part, const Frame* frame, const int* stop) noexcept nog
 
 
 cdef bint next_turn(Part* part, Turn* turn) noexcept nogil:
-    """Take the first rows that no thread has taken, of a fair share of the groups. The lock is held, and released.
+    """Take the first rows that no thread has taken, of a fair share of the groups.
 
-    turn : OUT, of no groups where there are none
-    Returns whether there are rows, or will be before more slots are known.
+    The caller locks the part; this function unlocks it.
+    turn : OUT, without groups if no rows can be taken now
+    Returns whether to continue: with this turn, or to wait because other threads fold and not all rows are taken.
     """
     cdef int64_t progress = published(&part.progress)
     cdef int64_t num_known = progress & (ALL_DONE - 1)
     cdef int64_t begin = num_known
     cdef int group, num_groups = 0, num_open = 0
-    cdef bint is_free
+    cdef bint is_free, all_free
     for group in range(NUM_GROUPS):
         is_free = not part.taken >> group & 1
         num_open += part.next_rows[group] < num_known or not is_free
@@ -139,13 +141,13 @@ cdef bint next_turn(Part* part, Turn* turn) noexcept nogil:
             begin = min(begin, part.next_rows[group])
         if begin == num_known:
             set_flag(&part.all_taken)
-    is_free = part.taken == 0
+    all_free = part.taken == 0
     unlock(&part.lock)
-    return turn.groups != 0 or not (is_free or is_set(&part.all_taken))
+    return turn.groups != 0 or not (all_free or is_set(&part.all_taken))
 
 
 cdef bint fold_turn(Buffered* b, const Part* part, const Frame* frame, const Turn* turn) noexcept nogil:
-    """Returns whether a value is not finite."""
+    """Fold the rows of a turn. Returns whether a value is not finite."""
     cdef int64_t begin = turn.begin, end
     cdef Py_ssize_t n, num_ahead, num_rows, source, first
     cdef bint nonfinite = False
@@ -154,13 +156,13 @@ cdef bint fold_turn(Buffered* b, const Part* part, const Frame* frame, const Tur
         b.source = b.first = 0
     while begin < turn.end:
         end = min(begin + CHUNK, turn.end)
-        take(b, part, frame, turn.groups, begin, end)
+        buffer_rows(b, part, frame, turn.groups, begin, end)
         begin, num_rows, source, first = end, b.num_rows, b.source, b.first
         n = max(<Py_ssize_t>0, num_rows - MOST_AHEAD)
         if end == turn.end:
             n = num_rows
-            # Most often this thread takes the next rows as well.
-            take(b, part, frame, turn.groups, end, min(end + MOST_AHEAD, turn.num_known))
+            # Prefetch the rows after the turn: most often this thread takes them next.
+            buffer_rows(b, part, frame, turn.groups, end, min(end + MOST_AHEAD, turn.num_known))
             b.source, b.first = source, first
         num_ahead = b.num_rows - n
         if frame.wide:
@@ -177,9 +179,9 @@ cdef bint fold_turn(Buffered* b, const Part* part, const Frame* frame, const Tur
     return nonfinite
 
 
-cdef void take(Buffered* b, const Part* part, const Frame* frame, uint32_t groups, Py_ssize_t begin,
-               Py_ssize_t end) noexcept nogil:
-    """Append the rows of some groups from ``begin`` to ``end`` of those of the part."""
+cdef void buffer_rows(Buffered* b, const Part* part, const Frame* frame, uint32_t groups, Py_ssize_t begin,
+                      Py_ssize_t end) noexcept nogil:
+    """Append the rows from ``begin`` to ``end`` of the part whose slots are in ``groups``."""
     cdef Py_ssize_t k = begin, row, stop, n = b.num_rows, first = b.first
     cdef const Source* s = &frame.sources[b.source]
     cdef int coarse = 0, fine = 0
@@ -207,7 +209,7 @@ cdef void take(Buffered* b, const Part* part, const Frame* frame, uint32_t group
 
 cdef inline Py_ssize_t append(Buffered* b, Py_ssize_t room, const uint32_t* slots, const char* rows, Py_ssize_t stride,
                               Py_ssize_t num_rows, uint32_t groups, int coarse, int fine) noexcept nogil:
-    """Append neighbouring rows of some groups. Returns how many."""
+    """Append those of neighbouring rows whose slots are in ``groups``. Returns how many."""
     cdef Py_ssize_t k, n = 0
     cdef uint32_t slot
     cdef row_t* out_rows = b.rows + room
@@ -219,13 +221,13 @@ cdef inline Py_ssize_t append(Buffered* b, Py_ssize_t room, const uint32_t* slot
     for k in range(num_rows):
         slot = slots[k] & ~<uint32_t>NEW_ID
         out_rows[n], out_slots[n] = rows + k * stride, slots[k]
-        # No branch: whose rows come next cannot be predicted.
+        # No branch: a processor could not predict the group of the next row.
         n += groups >> (slot >> (coarse if slot >> coarse else fine) & (NUM_GROUPS - 1)) & 1
     return n
 
 
 cdef int part_check(const Frame* frame, const Vocabulary* vocabulary, Py_ssize_t number, Py_ssize_t num_parts) noexcept nogil:
-    """Whether an id lies outside the vocabulary or a value is not finite, in share ``number`` of the rows."""
+    """Whether an id is outside the vocabulary or a value is not finite, in slice ``number`` of the rows."""
     cdef Py_ssize_t s, first, n
     cdef const Source* source
     cdef const char* rows
@@ -252,17 +254,17 @@ cdef int part_check(const Frame* frame, const Vocabulary* vocabulary, Py_ssize_t
     return 0
 
 
-# ---- rows that an activation sums
+# ---- activations: sums of looked-up rows
 
 
-def combine(const float[:, ::1] rows not None, const index_t[::1] which, const index_t[::1] samples not None,
+def combine(const float[:, ::1] rows not None, const index_t[::1] indices, const index_t[::1] samples not None,
             const float[::1] gains, float[:, ::1] out not None):
-    """Add rows to the sums of their samples: out[samples[k]] += gains[k] * rows[which[k]], in order.
+    """Add rows to the sums of their samples: out[samples[k]] += gains[k] * rows[indices[k]], in order.
 
-    rows : float32, shape (r, dim); which : int64, shape (n,), None: all rows in order
+    rows : float32, shape (r, dim); indices : int64, shape (n,), None: all rows in order
     samples : int64, shape (n,); gains : float32, shape (n,), None: all 1
     out : float32, shape (num_samples, dim)
-    A product is rounded to float32 before it is added: no array of products is created. Twin: ``reference.combine``.
+    Each product is rounded to float32 before it is added, without an array of products. Twin: ``reference.combine``.
     """
     cdef Py_ssize_t n = samples.shape[0], start = 0, num_chunk, k
     cdef Py_ssize_t num_rows = rows.shape[0], num_samples = out.shape[0], dim = out.shape[1]
@@ -271,28 +273,28 @@ def combine(const float[:, ::1] rows not None, const index_t[::1] which, const i
     cdef int isa = best_isa()
     cdef const float* scales = NULL
     cdef index_t row
-    cdef bint outside = num_samples > MOST_SLOTS
-    if rows.shape[1] != dim or (num_rows if which is None else which.shape[0]) != n:
-        raise ValueError("rows, which, samples and out do not fit each other")
+    cdef bint is_outside = num_samples > MOST_SLOTS
+    if rows.shape[1] != dim or (num_rows if indices is None else indices.shape[0]) != n:
+        raise ValueError("the shapes of rows, indices, samples and out do not match")
     if gains is not None and gains.shape[0] != n:
-        raise ValueError("gains and samples do not fit each other")
+        raise ValueError("the shapes of gains and samples do not match")
     if not n or not dim:
         return
     with nogil:
         for k in range(n):
-            outside |= not 0 <= samples[k] < num_samples
-        if which is not None:
+            is_outside |= not 0 <= samples[k] < num_samples
+        if indices is not None:
             for k in range(n):
-                outside |= not 0 <= which[k] < num_rows
-        while start < n and not outside:
+                is_outside |= not 0 <= indices[k] < num_rows
+        while start < n and not is_outside:
             num_chunk = min(<Py_ssize_t>CHUNK, n - start)
             for k in range(num_chunk):
-                row = start + k if which is None else which[start + k]
+                row = start + k if indices is None else indices[start + k]
                 chunk[k] = <row_t>(&rows[0, 0] + row * dim)
                 slots[k] = <uint32_t>samples[start + k]
             if gains is not None:
                 scales = &gains[start]
             fold_rows_f32(isa, &out[0, 0], dim, slots, <const float**>chunk, scales, num_chunk, 0)
             start += num_chunk
-    if outside:
-        raise ValueError("a sample or a row lies outside its array")
+    if is_outside:
+        raise ValueError("a sample or an index is out of range")

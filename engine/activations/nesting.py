@@ -23,16 +23,17 @@ def features_of(config: EmbeddingConfig) -> tuple[FeatureSpec, ...]:
     """Return the features of a configuration. Raises ConfigError if it has none."""
     if not config.features:
         raise ConfigError(
-            "the configuration has no features: make it with EmbeddingConfig.from_features, or add feature_descriptor "
-            "to the file"
+            "the configuration has no features: create it with EmbeddingConfig.from_features, or add "
+            "feature_descriptor to the file"
         )
     return config.features
 
 
 def structure_for(config: EmbeddingConfig, values: Any) -> Any:
-    """Return the nesting required of ``values``, with feature indices at its leaves.
+    """Return the nesting that ``values`` must have, with feature indices at its leaves.
 
-    It is the configuration's nesting, or, if that is flat and ``values`` is a mapping, a mapping by unique names.
+    This is the configuration's nesting. If that is a flat list of features with unique names, and ``values`` is a
+    mapping, it is a mapping by name.
     """
     features = features_of(config)
     structure = config.feature_structure
@@ -44,15 +45,15 @@ def structure_for(config: EmbeddingConfig, values: Any) -> Any:
 
 
 def leaves(structure: Any, values: Any, argument: str) -> dict[int, Any]:
-    """Return feature index → its entry in ``values``, which must be nested like ``structure``; UsageError if not."""
+    """Return feature index → its entry in ``values``. Raises UsageError unless they are nested like ``structure``."""
     by_index: dict[int, Any] = {}
     _collect(structure, values, argument, "", by_index)
     return dict(sorted(by_index.items()))
 
 
 def _collect(structure: Any, values: Any, argument: str, path: str, by_index: dict[int, Any]) -> None:
-    inside = children(structure)
-    if inside is None:
+    structures = children(structure)
+    if structures is None:
         by_index[structure] = values
         return
     name = f"{argument} at '{path}'" if path else argument
@@ -62,8 +63,8 @@ def _collect(structure: Any, values: Any, argument: str, path: str, by_index: di
         entries = [values[key] for key in keys]
     else:
         _check_sequence(structure, values, name)
-        keys, entries = range(len(inside)), list(values)
-    for key, child, value in zip(keys, inside, entries, strict=True):
+        keys, entries = range(len(structures)), list(values)
+    for key, child, value in zip(keys, structures, entries, strict=True):
         _collect(child, value, argument, f"{path}/{key}" if path else str(key), by_index)
 
 
@@ -78,13 +79,13 @@ def _check_keys(structure: Mapping[Any, Any], values: Any, name: str) -> None:
 
 def _check_sequence(structure: Sequence[Any], values: Any, name: str) -> None:
     """Raise unless lists match lists and tuples match tuples, as in tf.nest; named tuples need the same fields."""
-    got, nested = type(values).__name__, f"of {len(structure)}, nested like the features"
+    got, nesting = type(values).__name__, f"of {len(structure)}, nested like the features"
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        raise UsageTypeError(f"{name}: expected a sequence {nested}, got {got}")
+        raise UsageTypeError(f"{name}: expected a sequence {nesting}, got {got}")
     kind = tuple if isinstance(structure, tuple) else list
     fields = getattr(structure, "_fields", None)
     if not isinstance(values, kind) or getattr(values, "_fields", None) != fields:
-        named = f"a named tuple ({', '.join(fields)})" if fields else f"a {kind.__name__}"
-        raise UsageTypeError(f"{name}: expected {named} {nested}, got a {got}")
+        expected = f"a named tuple ({', '.join(fields)})" if fields else f"a {kind.__name__}"
+        raise UsageTypeError(f"{name}: expected {expected} {nesting}, got a {got}")
     if len(values) != len(structure):
         raise UsageError(f"{name}: expected {len(structure)} entries, nested like the features, got {len(values)}")

@@ -1,5 +1,7 @@
-"""Decode the batches of one schema, and split them into pieces of one key: which columns play roles, and how they are
-read. This module opens nothing."""
+"""Decode the batches of one schema, and split them into pieces where the key of frames, (step, contributor), changes.
+
+Sources open files and yield the batches; this module decides which columns have which roles, and how they are read.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,18 @@ from penstock.io.sources.batch import Batch, Part, PlainRoles
 from penstock.io.sources.plain_messages import BatchRun
 from penstock.pyx.plain_batches import PlainRows
 
-# Read at most so many rows ahead to pass several small frames at once, where a source need not be waited for.
-ROWS_OF_A_RUN = 1 << 13
+# To pass several small frames at once, read at most this many rows ahead, if the source has them without a wait.
+MAX_ROWS_AHEAD = 1 << 13
 
 Decoder = Callable[[Batch], DecodedBatch]
 
 
 class BatchPieces:
-    """The columns of a part, which its batches are decoded by. It may decode those of any part with the same schema.
+    """Decodes the batches of a part, and of any other part with the same schema, and splits them into pieces.
 
-    continues : whether the run has read frames of the source before
+    continues : whether the commit that the run continues has frames of the source
     names : of the columns in use; unread : of the others; batches_are_frames : whether every batch ends its frame
-    maybe_step : the unread columns of integers, where no column is the step
+    maybe_step : the unread columns of integers, one of which may be meant as the step; [] if a column is the step
 
     Raises InputError or ConfigError for a schema without what the options need.
     """
@@ -54,11 +56,11 @@ class BatchPieces:
 
     @property
     def plain(self) -> PlainRoles | None:
-        """Return the columns of plain batches; None: no batch is plain."""
+        """Return the columns of plain batches, which are read several at once; None: no batch is plain."""
         return None if self._plain is None else self._plain.roles
 
     def pieces(self, batch: Batch | BatchRun) -> Iterator[FramePiece | PlainPieces]:
-        """Split a batch where the key changes. Raises InputError at a row that leaves its frame unknown."""
+        """Split a batch where the key changes. Raises InputError if nothing says where its frames end."""
         if isinstance(batch, BatchRun):
             yield self._plain_pieces(batch.rows, batch.batch)
             return
@@ -89,8 +91,8 @@ class BatchPieces:
         table, blocks = self._plain.roles.table, rows.blocks
 
         def batch_of(number: int, rows_before: int) -> SourceBatch:
-            rows = rows_of(blocks, number)
-            run = TableRun(0, len(rows.ids), table, rows)
+            block_rows = rows_of(blocks, number)
+            run = TableRun(0, len(block_rows.ids), table, block_rows)
             return SourceBatch(batch_at(number, rows_before), self._roles, self._decode, True, (run,))
 
         return PlainPieces(table, blocks, batch_of, rows.bounds, rows.steps)
@@ -118,9 +120,9 @@ class BatchPieces:
         return roles
 
     def _check_no_role_is_missing(self) -> None:
-        """Raise InputError with all roles that these options need and no column plays.
+        """Raise InputError with all roles that these options need and no column has.
 
-        Without 'step' alone, a stream without rows is fine: ``pieces`` reports it.
+        If only 'step' is missing, return: a stream without rows needs none, and ``pieces`` raises at its first batch.
         """
         options, part = self._options, self._part
         columns, has_table = options.columns, TABLE_KEY in (part.schema.metadata or {})
@@ -134,7 +136,7 @@ class BatchPieces:
             raise missing_roles(part.schema, part.name, missing, columns, self._sample(), options.sizes)
 
     def _sample(self) -> pa.RecordBatch | None:
-        """Return the first rows of the part, which ends its reading; None if it has none, or they are damaged."""
+        """Return the first batch of the part with rows; None if there is none, or it is damaged. Consumes the part."""
         try:
             with closing(self._part.batches(self._part.schema.names)) as batches:
                 return next((batch.data for batch in batches if batch.data.num_rows), None)
@@ -156,9 +158,9 @@ class BatchPieces:
     def _plain_columns(self) -> PlainColumns | None:
         if isinstance(self._roles, ExampleRoles) or not self._options.unvalidated:
             return None
-        # Frames of several batches, and of a number of rows, are composed batch by batch.
-        joins = self._options.frame_rows is None and (self._roles.step is not None or self.batches_are_frames)
-        table, most_rows = self._default_table(self._roles), ROWS_OF_A_RUN if joins else 1
+        # Without a step, frames that span batches, and frames of N rows, are composed batch by batch.
+        reads_ahead = self._options.frame_rows is None and (self._roles.step is not None or self.batches_are_frames)
+        table, most_rows = self._default_table(self._roles), MAX_ROWS_AHEAD if reads_ahead else 1
         return plain_columns(self._roles, table, self._options.sizes, most_rows, self.batches_are_frames)
 
     def _coded_tables(self) -> CodedTables | None:

@@ -1,6 +1,6 @@
-"""Read batches of several tables in place: a dictionary column names the table, and tables are runs of rows.
+"""Read batches of several tables in place: a dictionary column names each row's table, and neighbouring rows share one.
 
-``decode_rows`` takes the batches that do not fit, and reports errors. Runs come from ``pyx.run_lengths``.
+``row_columns.decode_rows`` reads the batches that do not fit, and reports their errors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.pyx.run_lengths import equal_runs, length_runs
 
 _OFFSETS: Mapping[int, type] = {pa.lib.Type_LIST: np.uint32, pa.lib.Type_LARGE_LIST: np.uint64}
 
-Names = list[tuple[str, int]]  # of the tables by code, with their dims
+NamesAndDims = list[tuple[str, int]]  # of tables, by dictionary index
 
 
 class CodedRows(NamedTuple):
@@ -34,9 +34,10 @@ class CodedRows(NamedTuple):
 
 
 class CodedTables:
-    """Reads batches whose tables are codes into a dictionary; a stream's schema is checked once.
+    """Reads batches whose table column is dictionary-encoded; a stream's schema is checked once.
 
-    Expects int64 ids, float32 gradients in lists of the table's dim, maybe an int64 step, no nulls, and few runs.
+    Expects int64 ids, float32 gradients in lists of the table's dim, optionally an int64 step, no nulls, and long runs
+    of rows of one table.
     """
 
     def __init__(self, roles: Roles, sizes: Mapping[str, tuple[int, int]]) -> None:
@@ -46,13 +47,13 @@ class CodedTables:
         self._codes = roles.table.type.index_type.to_pandas_dtype()
         self._offsets = _OFFSETS.get(gradient.id)
         self._width = gradient.list_size if self._offsets is None else 0
-        self._places: tuple[int, ...] = ()  # what ``coded_columns`` is given: the same for all batches
-        self._dictionary: tuple[object, pa.Array, Names] | None = None  # of the last batch
+        self._arguments: tuple[int, ...] = ()  # of ``coded_columns``: the same for all batches
+        self._dictionary: tuple[object, pa.Array, NamesAndDims] | None = None  # of the last batch
 
     def read(self, batch: pa.RecordBatch) -> CodedRows | None:
         """Return the rows of a batch; None if it does not fit, or is damaged."""
         try:
-            # Not in full: runs of codes and of offsets are checked below, and numbers need no check.
+            # Not full=True: codes and offsets are checked below, run by run, and numbers need no check.
             batch.validate()
             return self._read(batch)
         except RAISED:
@@ -60,12 +61,12 @@ class CodedTables:
 
     def _read(self, batch: pa.RecordBatch) -> CodedRows | None:
         memory, num_rows = batch.__arrow_c_array__()[1], batch.num_rows
-        places = coded_columns(memory, *(self._places or self._find_places(batch)))
-        if places is None:
+        columns = coded_columns(memory, *(self._arguments or self._column_arguments(batch)))
+        if columns is None:
             return None
-        codes_at, ids_at, offsets_at, floats_at, steps_at, num_floats, identity = places
-        most = num_rows // ROWS_OF_A_RUN + 1
-        tables = equal_runs(_view(codes_at, self._codes, num_rows, memory), most)
+        codes_at, ids_at, offsets_at, floats_at, steps_at, num_floats, identity = columns
+        max_runs = num_rows // ROWS_OF_A_RUN + 1
+        tables = equal_runs(_view(codes_at, self._codes, num_rows, memory), max_runs)
         names = self._names(batch, identity)
         if tables is None or names is None:
             return None
@@ -74,7 +75,7 @@ class CodedTables:
         offsets = None
         if self._offsets is not None:
             offsets = _view(offsets_at, self._offsets, num_rows + 1, memory)
-            lengths = length_runs(offsets, num_floats, most)
+            lengths = length_runs(offsets, num_floats, max_runs)
         steps = None
         if steps_at:
             steps = equal_runs(_view(steps_at, np.int64, num_rows, memory), num_rows)
@@ -89,19 +90,20 @@ class CodedTables:
             runs.append(TableRun(start, stop, table, Rows(ids[start:stop], grads)))
         return CodedRows(tuple(runs), steps)
 
-    def _find_places(self, batch: pa.RecordBatch) -> tuple[int, ...]:
+    def _column_arguments(self, batch: pa.RecordBatch) -> tuple[int, ...]:
         roles, index = self._roles, batch.schema.get_field_index
         assert roles.table is not None
         code_bytes, offset_bytes = np.dtype(self._codes).itemsize, np.dtype(self._offsets or np.uint32).itemsize
         step = -1 if roles.step is None else index(roles.step.name)
         columns = index(roles.table.name), code_bytes, index(roles.id.name), index(roles.gradient.name)
-        self._places = (batch.num_columns, *columns, self._width, offset_bytes, step)
-        return self._places
+        self._arguments = (batch.num_columns, *columns, self._width, offset_bytes, step)
+        return self._arguments
 
-    def _names(self, batch: pa.RecordBatch, identity: object) -> Names | None:
-        """Return the tables of a batch by code, -1 as the dim of those that do not fit; None if the names are damaged.
+    def _names(self, batch: pa.RecordBatch, identity: object) -> NamesAndDims | None:
+        """Return the tables of a batch by code, -1 as the dim of those that do not fit.
 
-        identity : of its dictionary, which stays as it is while it exists
+        Returns None if the names are damaged, or outnumber the rows.
+        identity : of the dictionary's memory, which no other one has while this one is kept
         """
         assert self._roles.table is not None
         if self._dictionary is None or self._dictionary[0] != identity:
@@ -112,14 +114,14 @@ class CodedTables:
             names = []
             for name in dictionary.to_pylist():
                 size, dim = self._sizes.get(name, (0, -1))
-                # The kernel takes any int64 for a key of a dynamic table.
+                # The kernel takes every int64 for a key of a dynamic table, so tables of uint64 keys do not fit.
                 names.append((name, dim if size > 0 or size == ANY_INT64 else -1))
             self._dictionary = identity, dictionary, names
         return self._dictionary[2]
 
 
 def coded_tables(roles: Roles, sizes: Mapping[str, tuple[int, int]]) -> CodedTables | None:
-    """Return None if no batch of these roles fits."""
+    """Return a reader of such batches; None if no batch of these roles fits."""
     others = (roles.contributor, roles.learning_rates, roles.time)
     if roles.table is None or roles.bfloat16 or roles.ids_only or any(field is not None for field in others):
         return None

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import penstock.interrupts as interrupts
 from penstock.errors import InputError, listed
 from penstock.frames import Frame, FrameRun, as_frame
-from penstock.io.decoding.batch_pieces import ROWS_OF_A_RUN, BatchPieces
+from penstock.io.decoding.batch_pieces import MAX_ROWS_AHEAD, BatchPieces
 from penstock.io.decoding.framing import FrameBuilder
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.sources.opening import Source, open_sources
@@ -222,7 +222,7 @@ def joined(frames: FramesAndRuns) -> FramesAndRuns:
         if isinstance(frame, FrameRun):
             runs.append(frame)
             num_rows += frame.blocks.num_rows
-            if num_rows >= ROWS_OF_A_RUN:
+            if num_rows >= MAX_ROWS_AHEAD:
                 yield FrameRun.joined(runs)
                 runs, num_rows = [], 0
         elif frame is not None:

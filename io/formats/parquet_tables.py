@@ -1,4 +1,4 @@
-"""Parquet, as ``--out`` writes it: a file per table. Its rows have ids, so ``table_files`` reads them."""
+"""Write Parquet as ``--out`` does, a file per table. Its rows have ids, so ``io.table_files`` reads it."""
 
 from __future__ import annotations
 

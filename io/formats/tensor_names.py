@@ -1,8 +1,8 @@
-"""Which tensors of a source are the weights, slots and keys of which tables: by name, then by shape and type.
+"""Find the tensors of a source that are the weights, slots and keys of tables: by name; then check shape and type.
 
-A name ends with that of a table, then with that of a part: ``model.embedding_bags.user.weight`` of TorchRec,
-``user.momentum1`` of its fused optimizer, ``embedding/user/accumulators`` of TensorFlow, ``layers/user/vars/0`` of
-Keras, ``user/parameters`` and ``user/keys`` of penstock.
+A tensor's name ends with the name of a table, followed by that of a part: ``model.embedding_bags.user.weight`` in
+TorchRec, ``user.momentum1`` in its fused optimizer, ``embedding/user/accumulators`` in TensorFlow,
+``layers/user/vars/0`` in Keras, ``user/parameters`` and ``user/keys`` in penstock.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _WEIGHTS = (WEIGHTS, "weight", "weights", "embedding", "embeddings", "embeddings
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _ADAGRAD = {"accumulators": ("momentum1", "momentum_1", "sum", "Adagrad")}
 
-# Optimizer → slot → its other names: of FBGEMM and TorchRec (momentum1, momentum2), torch.optim, and
-# TensorFlow's first TPUEmbedding (such as Adam/m). Only slots that hold the same numbers are here.
+# Optimizer → slot → its names in FBGEMM and TorchRec (momentum1, momentum2), torch.optim, and TensorFlow's first
+# TPUEmbedding (such as Adam/m). A slot is listed only if the other library stores the same numbers.
 OTHER_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Adagrad": _ADAGRAD,
     "RowWiseAdagrad": _ADAGRAD,
@@ -42,11 +42,12 @@ OTHER_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class WantedTable:
-    """A table of the configuration. optimizer : the name of its class
+    """A table of the configuration.
 
+    optimizer : the name of its class
     dims : floats per row of the weights and of each slot, by name
     num_rows : None if it is dynamic; key_type : of a dynamic table
-    positive : the slot whose values the optimizer divides by without an epsilon
+    positive : the slot that must be positive, because the optimizer divides by it without an epsilon
     """
 
     name: str
@@ -66,7 +67,7 @@ class WantedTable:
 class Assigned(NamedTuple):
     """The tensors that will be read, and why others are not.
 
-    parts : table → part, or KEYS → name of the tensor; skipped : name → reason
+    parts : table → part (or KEYS) → name of the tensor; skipped : name → reason
     """
 
     parts: dict[str, dict[str, str]]
@@ -78,21 +79,21 @@ def assign(
 ) -> Assigned:
     """Assign tensors to the parts of tables.
 
-    names : of a tensor → TABLE or TABLE/SLOT, and of a table in the source → TABLE
+    names : name of a tensor → TABLE or TABLE/SLOT; name of a table in the source → TABLE
     Raises UsageError for an invalid name among ``names``, and InputError for tensors that do not fit.
     """
-    chosen, called = _named(tensors, wanted, names)
-    taken_names = set(called.values())
-    called = {name: name for name in wanted if name not in taken_names} | called
+    mapped, source_names = _mapped(tensors, wanted, names)
+    taken_names = set(source_names.values())
+    source_names = {name: name for name in wanted if name not in taken_names} | source_names
     candidates: dict[tuple[str, str], list[tuple[str, str]]] = {}
     skipped: dict[str, str] = {}
     for name in tensors:
-        if name in chosen:
+        if name in mapped:
             continue
         matches = [
             (prefix, table.name, part)
-            for table in (wanted[table_name] for table_name in called)
-            for part, prefix in _prefixes(name, table, called[table.name])
+            for table in (wanted[table_name] for table_name in source_names)
+            for part, prefix in _parts_and_prefixes(name, table, source_names[table.name])
         ]
         if not matches:
             skipped[name] = "no table of the configuration has such a name"
@@ -100,16 +101,16 @@ def assign(
         prefix, table_name, part = min(matches, key=lambda match: len(match[0]))  # "a.user" before "user"
         candidates.setdefault((table_name, part), []).append((prefix, name))
     parts: dict[str, dict[str, str]] = {}
-    for name, (table_name, part) in chosen.items():
+    for name, (table_name, part) in mapped.items():
         parts.setdefault(table_name, {})[part] = name
     for (table_name, part), pairs in candidates.items():
         if part not in wanted[table_name].dims and part != KEYS:
             reason = f"table '{table_name}' ({wanted[table_name].optimizer}) has no such slot"
             skipped |= {name: reason for _, name in pairs}
             continue
-        taken = parts.setdefault(table_name, {}).get(part) or _choice(pairs, table_name, part, source)
-        parts[table_name][part] = taken
-        skipped |= {name: f"'{taken}' is taken for the same" for _, name in pairs if name != taken}
+        tensor = parts.setdefault(table_name, {}).get(part) or _choice(pairs, table_name, part, source)
+        parts[table_name][part] = tensor
+        skipped |= {name: f"'{tensor}' is read for the same part" for _, name in pairs if name != tensor}
     in_order = {
         name: {part: parts[name][part] for part in (*table.dims, KEYS) if part in parts[name]}
         for name, table in wanted.items()
@@ -120,12 +121,12 @@ def assign(
     return Assigned(in_order, skipped)
 
 
-def _named(
+def _mapped(
     tensors: Mapping[str, Tensor], wanted: Mapping[str, WantedTable], names: Mapping[str, str]
 ) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
-    """Return for tensors that ``names`` has, their table and part; and table → its name in the source."""
-    chosen: dict[str, tuple[str, str]] = {}
-    called: dict[str, str] = {}
+    """Return the tensors that ``names`` maps: name → (table, part); and the tables: table → name in the source."""
+    mapped: dict[str, tuple[str, str]] = {}
+    source_names: dict[str, str] = {}
     for name, target in names.items():
         table, part = (target, WEIGHTS) if target in wanted else ("", "")
         if not table:
@@ -136,25 +137,25 @@ def _named(
                 f"tables: {listed(wanted)}"
             )
         others = [tensor for tensor in tensors if tensor != name]
-        is_table = target in wanted and any(_prefixes(tensor, wanted[target], name) for tensor in others)
-        if target in called or (table, part) in chosen.values():
-            raise UsageError(f"--map {name}={target} (names=): another name is mapped to the same")
+        is_table = target in wanted and any(_parts_and_prefixes(tensor, wanted[target], name) for tensor in others)
+        if target in source_names or (table, part) in mapped.values():
+            raise UsageError(f"--map {name}={target} (names=): another name is mapped to {target}")
         if name in tensors:
-            chosen[name] = table, part
+            mapped[name] = table, part
         elif not is_table:
             problem = f"no tensor and no table of this name in the source; it has {listed(tensors)}"
             raise UsageError(f"--map {name}={target} (names=): {problem}")
         if is_table:
-            called[target] = name
-    return chosen, called
+            source_names[target] = name
+    return mapped, source_names
 
 
-def _prefixes(name: str, table: WantedTable, called: str) -> list[tuple[str, str]]:
-    """Return the part that a tensor's name can be of, also an unknown slot, and the text before the table's name.
+def _parts_and_prefixes(name: str, table: WantedTable, source_name: str) -> list[tuple[str, str]]:
+    """Return [(part, text before the table's name)] of a tensor's name, or [] if it names no part of the table.
 
-    They are a list of one pair, or an empty one. called : the name of the table in the source
+    The part may be a slot of another optimizer. source_name : the name of the table in the source
     """
-    match = re.fullmatch(rf"((?:.*[./])?){re.escape(called)}(?:[./](.+))?", name, re.DOTALL)
+    match = re.fullmatch(rf"((?:.*[./])?){re.escape(source_name)}(?:[./](.+))?", name, re.DOTALL)
     if match is None:
         return []
     prefix, rest = match[1], match[2]
@@ -170,7 +171,7 @@ def _prefixes(name: str, table: WantedTable, called: str) -> list[tuple[str, str
 
 
 def _choice(pairs: list[tuple[str, str]], table: str, part: str, source: str) -> str:
-    """Return the only name, or the only one that begins with the table's. Raises InputError."""
+    """Return the only name, or the only one without text before the table's. Raises InputError if several remain."""
     names = [name for _, name in pairs]
     if len(names) > 1:
         names = [name for prefix, name in pairs if not prefix] or names

@@ -1,4 +1,4 @@
-"""Engines over a mesh that spans processes: each process brings its frames, and all have the same tables."""
+"""Engines over a mesh that spans processes: each process pushes its frames, and all have the same tables."""
 
 import functools
 
@@ -14,46 +14,49 @@ from penstock.config.engine_config_pb2 import PlacementSettings
 
 
 def folded(frames):
-    """{id: (left fold of its rows, frames that contain it)} of frames in their order, and the ids' order."""
+    """Return {id: (left fold of its rows, number of frames that contain it)} of frames in order."""
     sums = {}
     for ids, grads in frames:
         for row_id, grad in zip(ids.tolist(), grads, strict=True):
-            held, count = sums.get(row_id, (None, 0))
-            sums[row_id] = grad.copy() if held is None else held + grad, count
+            total, count = sums.get(row_id, (None, 0))
+            sums[row_id] = grad.copy() if total is None else total + grad, count
         for row_id in set(ids.tolist()):
             sums[row_id] = sums[row_id][0], sums[row_id][1] + 1
     return sums
 
 
 def over_processes(frames, mean):
-    """ids and gradients of one step: each process's fold, then over processes by rank. frames : of each process"""
-    total = {}
+    """Return ids and gradients of one step: a fold of each process's frames, then of their sums by rank.
+
+    frames : of each process
+    """
+    totals = {}
     for sums in map(folded, frames):
-        for item, (grad, count) in sums.items():
-            held, before = total.get(item, (None, 0))
-            total[item] = grad if held is None else held + grad, before + count
-    ids = np.array(sorted(total), np.int64)
-    grads = [total[row_id][0] / np.float32(total[row_id][1]) if mean else total[row_id][0] for row_id in ids.tolist()]
+        for row_id, (grad, count) in sums.items():
+            total, before = totals.get(row_id, (None, 0))
+            totals[row_id] = grad if total is None else total + grad, before + count
+    ids = np.array(sorted(totals), np.int64)
+    grads = [grad / np.float32(count) if mean else grad for grad, count in map(totals.get, ids.tolist())]
     return ids, np.array(grads, np.float32)
 
 
 @functools.cache
-def start():
+def initial_state():
     return jobs.state(ps.Engine(jobs.config_of()))
 
 
 def oracle(name, steps, mean):
-    """The parts of a table after steps, each the frames of every process."""
+    """Return the parts of a table after steps; each step has the frames of every process."""
     rule = ps.Engine(jobs.config_of()).config.table(name).rule
-    parts = list(start()[name].values())
+    parts = list(initial_state()[name].values())
     for frames in steps:
-        frames = [[frame[name] for frame in item if name in frame] for item in frames]
-        several = [over_processes(frames, mean)]
-        if name == "s":
-            several = [over_processes([[frame]], False) for item in frames for frame in item]
-        for ids, grads in several:
+        frames = [[frame[name] for frame in process_frames if name in frame] for process_frames in frames]
+        updates = [over_processes(frames, mean)]
+        if name == "s":  # without gradient accumulation: one update per frame
+            updates = [over_processes([[frame]], False) for process_frames in frames for frame in process_frames]
+        for ids, grads in updates:
             if len(ids) or rule.non_lazy:
-                lr = 0.05 if name in "mn" else 0.1
+                lr = 0.05 if name in "mn" else 0.1  # as in jobs.config_of
                 parts = stepped(rule, lr, parts, ids, grads.reshape(len(ids), parts[0].shape[1]))
     return parts
 
@@ -69,7 +72,8 @@ def test_tables_are_those_of_a_fold_per_process_and_then_over_processes(count, d
         for name in set(jobs.ROWS) - {"h"}:
             parts = oracle(name, steps, mean=True)
             assert [bits(part) for part in tables[name].values()] == [bits(part) for part in parts], name
-    assert [seen for _, seen, _ in result] == [(rank == 0, 0, 3) for rank in range(count)]
+    # Stale frames, frames in the gate, global step.
+    assert [counts for _, counts, _ in result] == [(rank == 0, 0, 3) for rank in range(count)]
 
 
 def hashes_of_one_process(count):
@@ -103,15 +107,15 @@ def test_sources_of_different_lengths_are_read_to_the_end_of_the_longest(count, 
     result = started("ran", count, 1 if count == 3 else 2, tmp_path)
     lengths = [3 + rank for rank in range(count)]
     rounds = [[rank for rank in range(count) if number < lengths[rank]] for number in range(max(lengths))]
-    held, steps = 0, []  # the frames of each step, by process
+    num_accumulated, steps = 0, []  # steps: the frames of each, by process
     frames = [[] for _ in range(count)]
     for number, ranks in enumerate(rounds):
         for rank in ranks:
             frames[rank].append(jobs.small_frame(rank, number))
-        held += len(ranks)
-        if held >= count or number == max(lengths) - 1:
+        num_accumulated += len(ranks)
+        if num_accumulated >= count or number == max(lengths) - 1:
             steps.append(frames)
-            held, frames = 0, [[] for _ in range(count)]
+            num_accumulated, frames = 0, [[] for _ in range(count)]
     engine = ps.Engine(jobs.small_config())
     parts = list(engine.retrieve_parameters("t").values())
     for frames in steps:
@@ -129,8 +133,8 @@ def test_every_process_looks_up_its_own_batch_and_sends_its_gradients(tmp_path):
     result = started("trained", 2, 2, tmp_path)
     wanted = result[0][0].copy()
     for rank in range(2):
-        for item, times in zip(*np.unique(jobs.features_of(rank), return_counts=True), strict=True):
-            wanted[item] -= np.float32(0.5) * np.float32((rank + 1) * times)
+        for row_id, count in zip(*np.unique(jobs.features_of(rank), return_counts=True), strict=True):
+            wanted[row_id] -= np.float32(0.5) * np.float32((rank + 1) * count)
     for rank, (before, activations, after, step) in enumerate(result):
         assert activations.tobytes() == before[jobs.features_of(rank)[:, 0]].tobytes()
         np.testing.assert_allclose(after, wanted, rtol=1e-6)
@@ -138,11 +142,11 @@ def test_every_process_looks_up_its_own_batch_and_sends_its_gradients(tmp_path):
         assert step == 1
 
 
-def test_the_learning_rates_of_the_last_process_count(tmp_path):
+def test_a_step_uses_the_learning_rates_of_the_last_process(tmp_path):
     assert started("served_rates", 2, 1, tmp_path) == [(0.5,)] * 2
 
 
-def test_all_processes_raise_the_mistake_of_one_and_continue(tmp_path):
+def test_all_processes_raise_the_error_of_one_and_continue(tmp_path):
     result = started("failed", 2, 2, tmp_path)
     (first, first_step), (second, second_step) = result
     assert first_step == second_step == 1
@@ -185,7 +189,7 @@ def test_the_page_lists_every_placement_that_several_processes_refuse():
 
 
 def test_a_process_without_memory_ends_the_call_in_all_processes(tmp_path):
-    """None waits for the rows of the others, and no table is used after a step that only some took."""
+    """No process waits for rows of another, and tables are unusable after a step that only some processes applied."""
     first, last = started("without_memory", 2, 1, tmp_path)
     assert last[:2] == [("MemoryError", "no room for rows")] * 2
     assert first[:2] == [("PeerError", "process 1 stopped with MemoryError: no room for rows")] * 2
@@ -207,7 +211,7 @@ def test_a_kernel_is_used_only_if_every_process_can_use_it(tmp_path):
     (first, mixed), (second, other) = started("with_a_kernel", 2, 1, tmp_path)
     assert [variant for variant, *_ in first] == [variant for variant, *_ in second] == ["pallas", "xla", "xla", "xla"]
     assert {state_hash for *_, state_hash in first + second} == {first[0][4]}
-    assert [kept for *_, kept, _ in first + second] == [1] * 8  # each process has its verdict, whatever the others say
+    assert [kept for *_, kept, _ in first + second] == [1] * 8  # each process stores its own canary's verdict
     failed = "the kernel failed its canary, XLA's program updates: "
     fell_back = "; XLA's program updates from here on"
     large = "step 0, table 't': the kernel does not compile for 128 lines: "

@@ -123,7 +123,7 @@ def test_tables_and_tensors_are_mapped(tmp_path, imported):
         "user": {"parameters": "u_emb", "accumulators": "u_emb.sum"},
         "item": {"parameters": "item2", "momenta": "x"},
     }
-    assert "skipped   item: 'item2' is taken for the same\n" in text
+    assert "skipped   item: 'item2' is read for the same part\n" in text
     np.testing.assert_array_equal(parts_of(tmp_path / "c", "item")["momenta"], arrays["x"])
 
 
@@ -144,7 +144,7 @@ def test_two_tables_may_have_each_others_names(tmp_path, call):
         (["--map", "user=users"], "--map user=users (names=): expected a table, or TABLE/SLOT with a slot of its"),
         (["--map", "user=user/momenta"], "expected a table, or TABLE/SLOT with a slot of its optimizer; tables: "),
         (["--map", "nothing=user"], "--map nothing=user (names=): no tensor and no table of this name in the source"),
-        (["--map", "user=user", "--map", "item=user"], "--map item=user (names=): another name is mapped to the same"),
+        (["--map", "user=user", "--map", "item=user"], "--map item=user (names=): another name is mapped to user"),
         (["--map", "user=user", "--map", "user=item"], "--map user: given twice, as 'user' and as 'item'"),
         (["--map", "user"], "--map user: expected NAME=TABLE"),
     ],

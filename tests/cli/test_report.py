@@ -52,14 +52,14 @@ def test_replay_writes_a_page_of_the_run(files, tmp_path, call, monkeypatch):
     _, report = call(0, "replay", *files, "--on-bad-row", "drop", "--report", tmp_path / "page")
     page = page_of(tmp_path / "page")
     assert headings(page) == [
-        "What it did",
+        "Summary",
         "Where the time went",
         "Flow",
         "How far rows moved",
         "Learning rates",
         "Dropped",
         "Tables",
-        "How often ids came",
+        "How often ids occur",
         "Hot ids",
     ]
     assert "3 id_out_of_range" in page
@@ -87,7 +87,7 @@ def test_an_empty_run_has_no_plots(tmp_path):
     empty = write(tmp_path / "empty.arrows", [], schema=frame().schema)
     words = ["replay", str(tmp_path / "t.pbtxt"), empty, "--report", str(tmp_path / "page")]
     assert main(words) == 0
-    assert headings(page_of(tmp_path / "page")) == ["What it did", "Where the time went", "Tables"]
+    assert headings(page_of(tmp_path / "page")) == ["Summary", "Where the time went", "Tables"]
 
 
 def test_the_page_lists_the_ten_largest_of_many_tables(tmp_path):

@@ -21,7 +21,7 @@ def penstock(monkeypatch):
     return command_line.main
 
 
-def test_the_command_says_what_it_wrote_and_what_to_try(tmp_path, penstock, capsys):
+def test_the_command_reports_what_it_wrote_and_what_to_run_next(tmp_path, penstock, capsys):
     out = tmp_path / "my log.arrows"
     assert penstock(["synth", str(out), "--rows", "1000", "--rows-per-step", "300"]) == 0
     text = capsys.readouterr().out
@@ -29,7 +29,7 @@ def test_the_command_says_what_it_wrote_and_what_to_try(tmp_path, penstock, caps
     assert f"penstock replay '{tmp_path / 'my log.pbtxt'}' '{out}' --out tables" in text
 
 
-def test_hashed_ids_are_said_with_the_rows_of_their_table(tmp_path, penstock, capsys):
+def test_hashed_ids_are_reported_with_the_capacity_of_their_table(tmp_path, penstock, capsys):
     flags = ["--rows", "100", "--rows-per-step", "100", "--vocabulary", "40", "--dim", "4", "--ids", "hashed"]
     assert penstock(["synth", str(tmp_path / "log.arrows"), *flags, "--json"]) == 0
     captured = capsys.readouterr()
@@ -113,20 +113,20 @@ def test_a_name_that_cannot_be_the_log_is_exit_code_2(tmp_path, penstock, capsys
 
 
 @pytest.mark.parametrize("name", ["missing/log.arrows", "."])
-def test_an_unwritable_log_is_exit_code_6_and_named(tmp_path, penstock, capsys, name):
+def test_an_unwritable_log_is_exit_code_6_and_its_path_is_in_the_error(tmp_path, penstock, capsys, name):
     assert penstock(["synth", str(tmp_path / name)]) == 6
     assert capsys.readouterr().err.startswith(f"penstock: {tmp_path / name}: cannot write: ")
 
 
-def test_a_log_is_replaced_only_by_a_whole_one(tmp_path, penstock, capsys, monkeypatch):
+def test_a_failed_write_leaves_the_previous_log(tmp_path, penstock, capsys, monkeypatch):
     out = tmp_path / "log.arrows"
     out.write_bytes(b"before")
 
-    def full(_):
+    def no_space(_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
+        patch.setattr(os, "fsync", no_space)
         assert penstock(["synth", str(out)]) == 6
     assert capsys.readouterr().err == f"penstock: {out}: cannot write: no space left on device; free some space\n"
     assert out.read_bytes() == b"before"

@@ -18,7 +18,7 @@ from penstock.checkpoint.commit_session import CommitSession
 from penstock.core import EngineCore, StepObserver
 from penstock.errors import InputError
 from penstock.frames import Frame, FrameRun
-from penstock.io.decoding.batch_pieces import ROWS_OF_A_RUN
+from penstock.io.decoding.batch_pieces import MAX_ROWS_AHEAD
 from penstock.io.decoding.reader import joined
 from penstock.pyx.gradient_blocks import GradientBlocks
 
@@ -173,9 +173,9 @@ def test_large_batches_are_not_read_ahead():
     def runs():
         for number in range(3):
             read.append(number)
-            rows = np.zeros(ROWS_OF_A_RUN, np.int64), np.zeros((ROWS_OF_A_RUN, DIM), np.float32)
+            rows = np.zeros(MAX_ROWS_AHEAD, np.int64), np.zeros((MAX_ROWS_AHEAD, DIM), np.float32)
             blocks = GradientBlocks.of_arrays([rows])
-            yield FrameRun("t", blocks, np.array([0, ROWS_OF_A_RUN]), None, lambda _: Frame({}, 0))
+            yield FrameRun("t", blocks, np.array([0, MAX_ROWS_AHEAD]), None, lambda _: Frame({}, 0))
 
     for number, _ in enumerate(joined(runs())):
         assert read == list(range(number + 1))

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
-from framed import END, SIZES, bare, batch_of, contents_of, frames_of, reader_of, until_error, with_steps
+from framed import END, SIZES, batch_of, contents_of, frames_of, reader_of, until_error, with_steps, without_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ipc import stream
@@ -19,7 +19,7 @@ from penstock.errors import UsageError
 
 
 def test_without_step_every_record_batch_is_a_frame_and_empty_ones_are_none():
-    batches = [bare(), bare(1, 2), bare(), bare(3), bare(4), bare()]
+    batches = [without_steps(*ids) for ids in ([], [1, 2], [], [3], [4], [])]
     assert contents_of(frames_of(batches)) == [([1, 2], None, None), ([3], None, None), ([4], None, None)]
 
 
@@ -104,7 +104,7 @@ def containers(tmp_path, batches):
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 7, 100])
 def test_contribution_rows_cuts_every_container_alike_whatever_its_batches(tmp_path, num_rows):
-    batches = [bare(0, 1), bare(2), bare(), bare(3, 4, 5, 6)]
+    batches = [without_steps(0, 1), without_steps(2), without_steps(), without_steps(3, 4, 5, 6)]
     wanted = [(list(range(start, min(start + num_rows, 7))), None, None) for start in range(0, 7, num_rows)]
     for name, source in containers(tmp_path, batches):
         assert contents_of(frames_of(source, contribution_rows=num_rows)) == wanted, name
@@ -118,7 +118,7 @@ def test_contribution_rows_and_step_both_cut():
 
 def test_contribution_rows_goes_from_file_to_file_of_a_directory_but_not_from_source_to_source(tmp_path):
     for name in ("1", "2"):
-        pq.write_table(pa.table(bare(1, 2, 3)), tmp_path / name)
+        pq.write_table(pa.table(without_steps(1, 2, 3)), tmp_path / name)
     assert [f.num_rows for f in frames_of(tmp_path, contribution_rows=2)] == [2, 2, 2]
     assert [f.num_rows for f in frames_of([tmp_path / "1", tmp_path / "2"], contribution_rows=2)] == [2, 1, 2, 1]
 
@@ -142,19 +142,19 @@ def test_tables_without_batches_need_a_step_or_a_number_of_rows(tmp_path, kind):
         files = {"parquet": tmp_path / "p", "IPC file": tmp_path / "f"}
         return {**files, "table": table, "capsule": Capsule(table)}[kind]
 
-    frames, error = until_error(source_of(bare(1, 2)))
+    frames, error = until_error(source_of(without_steps(1, 2)))
     assert frames == []
     assert "no column for the role 'step' (the stream has: id: int64, gradient: fixed_size_list" in str(error)
     assert "its batches are arbitrary, so frames need 'step', or --contribution-rows N" in str(error)
     named = with_steps((1, 7)).rename_columns(["id", "gradient", "steps"])
     assert "; try --column step=steps" in str(until_error(source_of(named))[1])
     assert contents_of(frames_of(source_of(with_steps((1, 7), (2, 8))))) == [([1], 7, None), ([2], 8, None)]
-    assert frames_of(source_of(bare())) == []
+    assert frames_of(source_of(without_steps())) == []
 
 
 def test_a_record_batch_is_a_frame_on_request_except_in_parquet(tmp_path):
     wanted = [([0, 1], None, None), ([2], None, None), ([3], None, None)]
-    for name, source in containers(tmp_path, [bare(0, 1), bare(2), bare(3)]):
+    for name, source in containers(tmp_path, [without_steps(0, 1), without_steps(2), without_steps(3)]):
         if name == "parquet":
             frames, error = until_error(source, contribution_rows="batch")
             assert frames == []

@@ -139,13 +139,13 @@ def test_many_activations_of_every_unrolled_dim_equal_the_twin(dim, weighted):
 @pytest.mark.parametrize(
     ("rows", "which", "samples", "gains", "message"),
     [
-        (2, None, [0, 3], None, "a sample or a row lies outside its array"),
-        (2, None, [0, -1], None, "a sample or a row lies outside its array"),
-        (2, [0, 2], [0, 1], None, "a sample or a row lies outside its array"),
-        (2, [0, -1], [0, 1], None, "a sample or a row lies outside its array"),
-        (3, None, [0, 1], None, "rows, which, samples and out do not fit"),
-        (2, [0], [0, 1], None, "rows, which, samples and out do not fit"),
-        (2, None, [0, 1], [1.0], "gains and samples do not fit"),
+        (2, None, [0, 3], None, "a sample or an index is out of range"),
+        (2, None, [0, -1], None, "a sample or an index is out of range"),
+        (2, [0, 2], [0, 1], None, "a sample or an index is out of range"),
+        (2, [0, -1], [0, 1], None, "a sample or an index is out of range"),
+        (3, None, [0, 1], None, "the shapes of rows, indices, samples and out do not match"),
+        (2, [0], [0, 1], None, "the shapes of rows, indices, samples and out do not match"),
+        (2, None, [0, 1], [1.0], "the shapes of gains and samples do not match"),
     ],
 )
 def test_lookups_that_lie_outside_are_refused_and_nothing_is_added(rows, which, samples, gains, message):

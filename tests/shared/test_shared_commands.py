@@ -1,4 +1,4 @@
-"""``--shared`` of replay and serve: readers see the rows of the run, and what is impossible is one line."""
+"""``--shared`` of replay and serve: readers see the run's rows, and impossible combinations are one-line errors."""
 
 import os
 import subprocess
@@ -25,18 +25,18 @@ def job(tmp_path):
     return tmp_path / "tables.pbtxt", log
 
 
-def test_a_replay_leaves_the_rows_that_it_writes(job, tmp_path, capsys):
+def test_a_replay_shares_the_rows_that_it_writes(job, tmp_path, capsys):
     reader = None
-    for turn in range(2):
-        flags = ["--shared", tmp_path / "shared", "--out", tmp_path / f"out{turn}"]
+    for number in range(2):
+        flags = ["--shared", tmp_path / "shared", "--out", tmp_path / f"out{number}"]
         assert main(["replay", *map(str, [*job, *flags])]) == 0
         reader = reader or ps.Reader(tmp_path / "shared")
-        out = pq.read_table(tmp_path / f"out{turn}" / "user.parquet")
+        out = pq.read_table(tmp_path / f"out{number}" / "user.parquet")
         assert reader.lookup("user", range(50), consistent=True).tolist() == out["row"].to_pylist()
         assert (reader.tables, reader.step, reader.durable_step) == (("user", "item"), 10, 0)
 
 
-def test_a_replay_shares_the_tables_that_it_begins_with(job, tmp_path, capsys):
+def test_a_replay_shares_its_initial_tables(job, tmp_path, capsys):
     config, log = map(str, job)
     start, shared = str(tmp_path / "start"), str(tmp_path / "shared")
     assert main(["replay", config, log, "--out", start]) == 0

@@ -110,7 +110,7 @@ class Drawn:
 def assert_same_state(engine, wanted):
     """Bit for bit: every row, every slot, the step, what the gate holds."""
     assert engine.global_step == wanted.global_step
-    assert engine.gate.num_accumulated == len(wanted.held)
+    assert engine.gate.num_accumulated == len(wanted.accumulated)
     for name, table in wanted.tables.items():
         got = list(engine.retrieve_parameters(name).values())
         for ours, theirs in zip(got, [table.weights, *table.slots], strict=True):
@@ -249,7 +249,7 @@ def streams(draw, configuration, bad):
         parts.append([rows[start:end] for start, end in pairwise(ends)])
     cuts = []
     for batches in parts:
-        frames = oracle.cut(batches, contribution_rows)
+        frames = oracle.split_frames(batches, contribution_rows)
         if rates in ("column", "both"):
             for frame in frames:
                 of_frame = [draw(st.sampled_from(RATES)) for _ in tags]

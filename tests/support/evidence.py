@@ -1,7 +1,7 @@
-"""What ``make test`` leaves to ``make evidence``: most cases of products of settings, and most random examples.
+"""Which cases ``make test`` leaves to ``make evidence``: most combinations of parameters, and most random examples.
 
-``make test`` is a developer's loop: every behaviour, in few cases. ``make evidence`` runs the other cases, and the
-random tests with all of their examples. .ci/run calls both.
+``make test`` is for the developer's edit loop: every behaviour, in few cases. ``make evidence`` runs the other cases,
+and the random tests with all of their examples. .ci/run calls both.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import pytest
 from hypothesis import settings
 
 IS_EVIDENCE = os.environ.get("PENSTOCK_EVIDENCE") in ("1", "long")
-# `make evidence EVIDENCE=long`: hundreds of histories and kills, for which .ci/run has no time.
+# `make evidence EVIDENCE=long`: hundreds of random histories of operations and of kills, for which .ci/run has no time.
 IS_LONG = os.environ.get("PENSTOCK_EVIDENCE") == "long"
 
 # Test → the ids of the cases that ``make test`` runs. An empty list: none; the behaviour has another test.
 SAMPLED = {
-    "test_activations_example.py::test_the_example_with_tables_inside_its_jitted_step_has_the_same_losses": [""],
     "test_allocation.py::test_every_allocation_that_fails_is_a_memory_error_and_nothing_else": [],
     "test_bridge.py::test_an_update_never_moves_or_copies_a_table": ["3-host", "8-xla"],
     "test_bridge.py::test_an_update_of_every_row_moves_no_table_and_each_row_once": ["3-host", "3-xla"],
@@ -132,22 +131,25 @@ SAMPLED = {
 }
 
 
-def examples(number: int, sample: int, **others):
-    """Return a decorator that sets the random examples of a test: ``number`` as evidence, else ``sample``."""
+def examples(number: int, sample: int, **options):
+    """Return a decorator that sets the random examples of a test: ``number`` in ``make evidence``, else ``sample``.
+
+    options : further settings of Hypothesis
+    """
 
     def decorate(test):
-        return more_as_evidence(settings(max_examples=number if IS_EVIDENCE else sample, **others)(test))
+        return more_as_evidence(settings(max_examples=number if IS_EVIDENCE else sample, **options)(test))
 
     return decorate
 
 
 def more_as_evidence(test):
-    """Decorate a test that does more if IS_EVIDENCE: ``make evidence`` runs it, too."""
+    """Mark a test that checks more if IS_EVIDENCE, so that ``make evidence`` runs it again."""
     return pytest.mark.evidence(test) if IS_EVIDENCE else test
 
 
 def mark(items) -> None:
-    """Mark the collected cases that belong to ``make evidence``. Raises UsageError for an entry without a case."""
+    """Mark the collected cases that only ``make evidence`` runs. Raises UsageError for an id that no case has."""
     collected = {}
     for item in items:
         path, _, name = item.nodeid.partition("::")
@@ -157,7 +159,7 @@ def mark(items) -> None:
             collected.setdefault(key, {})[case.removesuffix("]")] = item
     for key, cases in collected.items():
         unknown = set(SAMPLED[key]) - cases.keys()
-        if unknown and len(cases) > len(SAMPLED[key]):  # else the command line names single cases
+        if unknown and len(cases) > len(SAMPLED[key]):  # else the command line selects single cases
             raise pytest.UsageError(f"tests/support/evidence.py: {key} has no case {sorted(unknown)}")
         for case, item in cases.items():
             if case not in SAMPLED[key]:

@@ -1,4 +1,4 @@
-"""Batches whose ids tell their frames, and what tests ask of frames."""
+"""Batches of rows with ids, steps and contributors, and helpers that read their frames and compare them."""
 
 import pyarrow as pa
 import pytest
@@ -12,7 +12,10 @@ END = {"penstock.end": ""}
 
 
 def batch_of(*rows, **roles):
-    """Rows (id, step, contributor) as a batch; the columns named in roles are kept. The gradient is the id."""
+    """Return a batch of rows (id, step, contributor). The gradient is the id.
+
+    roles : column → whether the batch has it; by default it has id and gradient
+    """
     rows = [(*row, None, None)[:3] for row in rows]
     columns = {
         "id": pa.array([i for i, _, _ in rows], pa.int64()),
@@ -27,7 +30,7 @@ def with_steps(*rows, contributor=False):
     return batch_of(*rows, step=True, contributor=contributor)
 
 
-def bare(*ids):
+def without_steps(*ids):
     return batch_of(*((i,) for i in ids))
 
 
@@ -40,7 +43,7 @@ def frames_of(source, **options):
 
 
 def contents_of(frames):
-    """[(ids, step, contributor), …]: what a frame is, whatever its blocks."""
+    """Return [(ids, step, contributor), …], which does not depend on how the rows are split into blocks."""
     return [(ids_of(frame), frame.local_step, frame.contributor) for frame in frames]
 
 
@@ -49,7 +52,7 @@ def ids_of(frame):
 
 
 def until_error(source, kind=InputError, **options):
-    """The frames before the error, and the error."""
+    """Return the frames before the error, and the error."""
     frames = []
 
     def collect():

@@ -1,4 +1,4 @@
-"""A plain NumPy update engine, one row at a time, written from the contract alone: nothing of penstock is used."""
+"""A plain NumPy update engine, one row at a time, written from the docs alone: it imports nothing of penstock."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,14 +10,17 @@ from lookup_oracle import Looked, lookups
 
 
 def coalesce(frames, reduction):
-    """frames: lists of (id, float32 row) in arrival order → {id: gradient}, left fold from a copy of the first."""
-    sums, held = {}, {}
+    """Return {id: gradient}: a left fold of each id's rows, from a copy of the first.
+
+    frames : lists of (id, float32 row) in arrival order
+    """
+    sums, num_frames = {}, {}
     for rows in frames:
         for i, g in rows:
             sums[i] = sums[i] + g if i in sums else np.array(g, np.float32)
         for i in {i for i, _ in rows}:
-            held[i] = held.get(i, 0) + 1
-    return {i: s / np.float32(held[i]) if reduction == "mean" else s for i, s in sums.items()}
+            num_frames[i] = num_frames.get(i, 0) + 1
+    return {i: s / np.float32(num_frames[i]) if reduction == "mean" else s for i, s in sums.items()}
 
 
 # ---- frames
@@ -32,8 +35,8 @@ class Example(NamedTuple):
     rates: list | None = None
 
 
-def cut(batches, contribution_rows=None):
-    """Batches of a source, lists of examples → frames, lists of (place in the source, example)."""
+def split_frames(batches, contribution_rows=None):
+    """Return the frames of a source's batches (lists of examples): lists of (row number in the source, example)."""
     rows = [(n, example) for n, example in enumerate(example for batch in batches for example in batch)]
     if rows and rows[0][1].step is not None:
         frames = []
@@ -87,7 +90,7 @@ class Table:
 
 
 class BadFrameError(Exception):
-    """A frame with bad rows, where they are errors. ``frame``: its number; ``rows``: these lookups."""
+    """A frame has bad rows, and the run does not drop them. ``frame``: its number; ``rows``: the bad lookups."""
 
     def __init__(self, frame, rows):
         super().__init__(frame, rows)
@@ -96,7 +99,7 @@ class BadFrameError(Exception):
 
 @dataclass
 class Engine:
-    """tables : name → Table; schedules : tag → function of the global step, for rates that nothing else gives."""
+    """tables : name → Table; schedules : tag → function of the global step, for tags without another rate."""
 
     tables: dict
     features: list
@@ -104,7 +107,7 @@ class Engine:
     reduction: str = "mean"
     schedules: dict = field(default_factory=dict)
     global_step: int = 0
-    held: list = field(default_factory=list)
+    accumulated: list = field(default_factory=list)  # frames since the last step
     last_rates: dict = field(default_factory=dict)
     deltas: list = field(default_factory=list)  # (table, step, id, row) of every row that a step changed
 
@@ -112,10 +115,10 @@ class Engine:
         return local_step is not None and local_step < self.global_step
 
     def push(self, rows, rates):
-        """One frame that is not stale. rows: table → [(id, gradient)]. Whether the gate opened."""
-        self.held.append(rows)
+        """Push one frame that is not stale. Return whether the gate opened. rows : table → [(id, gradient)]"""
+        self.accumulated.append(rows)
         self.last_rates = rates
-        if len(self.held) < self.num_required:
+        if len(self.accumulated) < self.num_required:
             return False
         self.open()
         return True
@@ -124,47 +127,51 @@ class Engine:
         rates = {tag: schedule(self.global_step) for tag, schedule in self.schedules.items()} | self.last_rates
         for name, table in self.tables.items():
             with np.errstate(all="ignore"):
-                gradients = coalesce([rows.get(name, []) for rows in self.held], self.reduction)
+                gradients = coalesce([rows.get(name, []) for rows in self.accumulated], self.reduction)
                 table.step(gradients, rates)
             changed = [(name, self.global_step + 1, i, table.weights[i].tolist()) for i in sorted(gradients)]
             self.deltas.extend(changed)
-        self.held = []
+        self.accumulated = []
         self.global_step += 1
 
-    def looked_up(self, frame):
-        """Every lookup of a frame in order, example by example and feature by feature; and how many were cut off."""
+    def lookups_of(self, frame):
+        """Return the lookups of a frame, example by example and feature by feature, and how many were truncated."""
         results, truncated = [], 0
         for row, example in frame:
             for feature in self.features:
                 shape = self.tables[feature.table].weights.shape
+                looked = example.features.get(feature.name, Looked(None))
                 with np.errstate(all="ignore"):
-                    first, beyond = lookups(row, feature, *shape, example.features.get(feature.name, Looked(None)))
-                results += first
-                truncated += beyond
+                    feature_lookups, num_truncated = lookups(row, feature, *shape, looked)
+                results += feature_lookups
+                truncated += num_truncated
         return results, truncated
 
     def run(self, frames, drops_bad_rows=False, call_rates=None, flush=False):
-        """Frames of ``cut``; call_rates: tag → rate, before the stream's. Raises BadFrameError, or returns counts."""
+        """Apply frames of ``split_frames``. Return counts and bad lookups. Raises BadFrameError.
+
+        call_rates : tag → rate, which overrides the stream's
+        """
         counts = Counter()
         bad_rows = []
         for number, frame in enumerate(frames):
-            actual, truncated = self.looked_up(frame)
-            bad = [entry for entry in actual if entry.reason]
+            frame_lookups, truncated = self.lookups_of(frame)
+            bad = [lookup for lookup in frame_lookups if lookup.reason]
             if bad and not drops_bad_rows:
                 raise BadFrameError(number, bad)
             bad_rows += bad
-            counts.update(rows=len(actual), frames=1, truncated=truncated)
+            counts.update(rows=len(frame_lookups), frames=1, truncated=truncated)
             example = frame[0][1]
             if self.is_stale(example.step):
                 counts["stale"] += 1
                 continue
             rows = {}
-            for item in actual:
-                if not item.reason:
-                    rows.setdefault(item.table, []).append((item.id, item.gradient))
+            for lookup in frame_lookups:
+                if not lookup.reason:
+                    rows.setdefault(lookup.table, []).append((lookup.id, lookup.gradient))
             rates = dict(enumerate(example.rates or [])) | (call_rates or {})
             counts["steps"] += self.push(rows, rates)
-        if flush and self.held:
+        if flush and self.accumulated:
             self.open()
             counts["steps"] += 1
         return counts, bad_rows

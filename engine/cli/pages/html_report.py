@@ -37,8 +37,8 @@ svg{{width:100%;height:auto}}.bad{{color:var(--bad)}}
 
 STAGES = {"read": "reading, decoding", "sum": "checking, summing", "step": "optimizer", "save": "checkpoint"}
 CURVE_POINTS, FLOW_POINTS = 200, 80
-# A pause between two moments breaks the line of the flow if it takes so long, and so many times the usual time.
-IDLE_S, IDLE = 1.0, 5.0
+# An interval between two moments is a gap in the flow's line if it exceeds both IDLE_S and IDLE_RATIO times the median.
+IDLE_S, IDLE_RATIO = 1.0, 5.0
 # Fields of KeyReport, in the order of the page.
 KEY_COLUMNS = ["keys", "admitted", "returned", "expired", "evicted", "rejected", "waiting"]
 KEY_COLUMNS += ["unadmitted_rows", "expired_waiting"]
@@ -46,7 +46,7 @@ KEY_HEADINGS = {"unadmitted_rows": "rows not admitted", "expired_waiting": "expi
 
 
 def write_page(folder: Path, title: str, sections: Iterable[tuple[str, str, str]], numbers: Mapping[str, Any]) -> Path:
-    """Write index.html and report.json to ``folder``, and return the path of the former. Raise OSError.
+    """Write index.html and report.json to ``folder``, and return the path of the page. Raises OSError.
 
     sections : heading, note, content (HTML); a section without content is omitted
     """
@@ -87,7 +87,7 @@ def run_sections(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield the sections about a run: heading, note, content."""
     notes = "".join(f"<p class=bad>{html.escape(note)}</p>" for note in report.notes)
-    yield "What it did", "", table(("", ""), _facts(report)) + notes
+    yield "Summary", "", table(("", ""), _facts(report)) + notes
     yield (
         "Where the time went",
         "seconds of the run's own thread",
@@ -97,23 +97,23 @@ def run_sections(
     yield "Flow", "gradient rows read per second, over the run", lines({"rows": flow}, "seconds", "rows/s")
     yield (
         "How far rows moved",
-        "length of a touched row's change in one step, root mean square over sampled rows, by table",
+        "L2 norm of a touched row's change in one step, root mean square over sampled rows, by table",
         lines(_largest(norms_of(moments), report), "step", "change", log_y=True),
     )
     yield "Learning rates", "of every dynamic tag, over steps", lines(rates_of(moments), "step", "rate")
     yield (
         "Dropped",
-        "rows dropped by reason, and stale frames, added up over steps",
+        "rows dropped by reason, and stale frames: totals up to each step",
         lines(drops_of(moments), "step", ""),
     )
-    yield "Tables", "reuse: gradient rows for each row that the optimizer was applied to", _tables(report, updated)
+    yield "Tables", "reuse: gradient rows per row that the optimizer updated", _tables(report, updated)
     yield (
         "Keys of dynamic tables",
         "admitted, expired and evicted in this run; waiting: not admitted yet",
         _keys(report),
     )
     yield (
-        "How often ids came",
+        "How often ids occur",
         f"share of the rows by the id's rank, from a sample of {count(hot.sampled)} rows over the whole run",
         lines(sampled_ranks(hot), "rank", "share of the table's rows", log_x=True, log_y=True),
     )
@@ -148,7 +148,7 @@ def _tables(report: Report, updated: Mapping[str, int]) -> str:
         (name, count(rows), _ids(report.tables[name]), count(updated.get(name, 0)), _ratio(rows, updated.get(name, 0)))
         for name, rows in ((name, report.tables[name].rows) for name in names)
     ]
-    head = ("table", "rows", "different ids", "updates", "reuse")
+    head = ("table", "rows", "distinct ids", "updates", "reuse")
     return table(head, [*rows, *([(f"… {count(more)} more",)] if more > 0 else [])])
 
 
@@ -157,7 +157,7 @@ def _ids(table: TableReport) -> str:
 
 
 def _keys(report: Report) -> str:
-    """Return one row per dynamic table, the largest ones; "" if there is none."""
+    """Return a row for each dynamic table, up to MOST_LISTED with the most keys; "" if there is none."""
     tables = [(name, table.keys) for name, table in report.tables.items() if table.keys]
     tables.sort(key=lambda item: -item[1].keys)
     rows = [
@@ -175,10 +175,10 @@ def _keys(report: Report) -> str:
 
 
 def flow_of(moments: Sequence[Moment]) -> Points:
-    """Return (seconds, rows per second) between two moments each; NaN where nothing arrived for long."""
+    """Return (seconds, rows per second) of the interval before each moment; NaN for an interval that is a gap."""
     spans = [(a, b) for a, b in pairwise(moments) if b.seconds > a.seconds]
     usual_s = float(np.median([b.seconds - a.seconds for a, b in spans])) if spans else 0.0
-    longest_s = max(IDLE_S, IDLE * usual_s)
+    longest_s = max(IDLE_S, IDLE_RATIO * usual_s)
     return [
         (b.seconds, (b.rows - a.rows) / (b.seconds - a.seconds) if b.seconds - a.seconds <= longest_s else math.nan)
         for a, b in spans
@@ -187,7 +187,7 @@ def flow_of(moments: Sequence[Moment]) -> Points:
 
 def norms_of(moments: Sequence[Moment]) -> dict[str, Points]:
     names = dict.fromkeys(name for moment in moments for name in moment.norms)
-    # A table that was not in a sampled step breaks its line; steps that were not sampled say nothing of it.
+    # A sampled step without the table is a gap in its line; steps that were not sampled are not.
     return {name: [(m.step, m.norms.get(name, math.nan)) for m in moments if m.norms] for name in names}
 
 
@@ -219,28 +219,28 @@ def _ratio(rows: int, updates: int) -> str:
     return f"{rows / updates:.2f}" if updates else "–"
 
 
-# ---- streams
+# ---- frequencies of ids, also for the page of inspect
 
 
 def frequencies(times: npt.NDArray[Any], total: float | None = None) -> Points:
-    """Return (rank, share of all rows) for the number of rows per id, thinned for a logarithmic axis.
+    """Return (rank, share of all rows) of ids, thinned for a logarithmic axis.
 
-    total : all rows; None: the sum of ``times``
+    times : rows per id; total : all rows; None: the sum of ``times``
     """
     descending = np.sort(times)[::-1]
-    ranks = spread(len(descending))
+    ranks = spaced_ranks(len(descending))
     total = max(1.0, float(descending.sum())) if total is None else total
     return [(float(rank), float(descending[rank - 1] / total)) for rank in ranks]
 
 
 def covered(times: npt.NDArray[np.int64]) -> Points:
-    """Return (percent of ids, hottest first; percent of all rows with these ids) for the number of rows per id."""
+    """Return (percent of the ids, most frequent first; percent of all rows with these ids). times : rows per id"""
     sums = np.cumsum(np.sort(times)[::-1])
     if not len(sums):
         return []
-    return [(100.0 * rank / len(sums), 100.0 * float(sums[rank - 1] / sums[-1])) for rank in spread(len(sums))]
+    return [(100.0 * rank / len(sums), 100.0 * float(sums[rank - 1] / sums[-1])) for rank in spaced_ranks(len(sums))]
 
 
-def spread(most: int) -> list[int]:
+def spaced_ranks(most: int) -> list[int]:
     """Return ranks from 1 to ``most``, evenly spaced on a logarithmic axis."""
     return np.unique(np.geomspace(1, most, CURVE_POINTS).astype(np.int64)).tolist() if most else []

@@ -99,7 +99,7 @@ def test_random_streams_give_the_oracles_report_state_and_quarantine(mesh_of, tm
         on_bad_row = f"quarantine={path}" if mode == "quarantine" else mode
         source = source_of(stream.arrow(batches), data.draw(st.sampled_from(["batches", "file", "bytes"])), folder)
         report = engine.run(source, on_bad_row=on_bad_row, flush=flush, **stream.options)
-        assert_report(report, counts, bad_rows, len(oracle_engine.held))
+        assert_report(report, counts, bad_rows, len(oracle_engine.accumulated))
         assert_same_state(engine, oracle_engine)
         if mode == "quarantine":
             assert_quarantine(path, batches, bad_rows)
@@ -172,7 +172,7 @@ def test_streams_of_thousands_of_lookups_give_the_oracles_state(mesh_of, seed):
     fields = [("ids", pa.list_(pa.int32())), ("weights", pa.list_(pa.float32()))]
     types = {name: pa.struct([*fields, ("gradient", pa.list_(pa.float32(), widths[name]))]) for name in ("f2", "f3")}
     types |= {name: pa.struct([fields[0], ("gradient", pa.list_(pa.float32(), widths[name]))]) for name in ("f0", "f1")}
-    stream = Stream([batches], types, True, False, None, None, {}, [oracle.cut(batches)])
+    stream = Stream([batches], types, True, False, None, None, {}, [oracle.split_frames(batches)])
     oracle_engine = configuration.oracle()
     oracle_engine.run(stream.cut[0])
     for devices, threads in ((1, 1), (1, 4), (3, 2)):

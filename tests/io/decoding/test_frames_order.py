@@ -5,7 +5,7 @@ import io
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from framed import GRADIENT, bare, contents_of, frames_of, ids_of, reader_of, until_error, with_steps
+from framed import GRADIENT, contents_of, frames_of, ids_of, reader_of, until_error, with_steps, without_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ipc import stream
@@ -38,7 +38,7 @@ def test_dropped_rows_are_counted_by_reason_and_the_frame_stays():
 
 
 def test_dropped_rows_count_towards_contribution_rows():
-    frames = frames_of([bare(1, 100, 2, 3)], contribution_rows=2, on_bad_row="drop")
+    frames = frames_of([without_steps(1, 100, 2, 3)], contribution_rows=2, on_bad_row="drop")
     assert [(ids_of(f), f.num_rows, f.dropped) for f in frames] == [([1], 2, {"id_out_of_range": 1}), ([2, 3], 2, {})]
 
 
@@ -123,6 +123,8 @@ def test_merging_an_unsorted_source_is_an_error_that_names_it(tmp_path):
 
 
 def test_merging_needs_a_step_in_every_source():
-    frames, error = until_error([pa.table(with_steps((1, 1))), pa.table(bare(2))], merge="step", contribution_rows=1)
+    frames, error = until_error(
+        [pa.table(with_steps((1, 1))), pa.table(without_steps(2))], merge="step", contribution_rows=1
+    )
     assert frames == []
     assert "--merge step needs a step column in every source" in str(error)

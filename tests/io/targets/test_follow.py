@@ -126,7 +126,7 @@ def test_a_follower_survives_a_restart_of_its_service(store, tmp_path):
 
 
 def changed_config():
-    """The tables of ``config_of`` changed: "user" has another name, "item" another dim, and "ad" is new."""
+    """Return the tables of ``config_of``, changed: "user" is renamed, "item" has another dim, and "ad" is new."""
     user = ps.TableConfig(KEYS, DIM, name="member", optimizer=ps.Adagrad(0.1), dynamic=DYNAMIC)
     static = [
         ps.TableConfig(ITEMS, dim, name=name, optimizer=ps.Adagrad(0.1)) for name, dim in (("item", 3), ("ad", 2))
@@ -146,7 +146,7 @@ def test_a_store_gets_the_tables_again_after_a_change_and_needs_no_flag(store, t
     store.tables = ("item", "ad", "member")
     with service_of(engine, folder, resume=True) as service, client_of(service) as client:
         with pytest.raises(ps.DeltasGoneError, match="the tables of this service have changed at step 20"):
-            list(client.deltas(**position))  # of the same step, without a delta in between
+            list(client.deltas(**position))  # the step of the change: no delta lies between
         assert client.status()["lineage"] == history[0]
         done = follow(capsys, service.address.uri, store)
         assert (done["full_copies"], done["step"]) == (1, 20)
@@ -156,7 +156,7 @@ def test_a_store_gets_the_tables_again_after_a_change_and_needs_no_flag(store, t
         done = follow(capsys, service.address.uri, store)
         assert (done["full_copies"], done["step"]) == (0, 22)
         assert store.read() == rows_of(service.engine)
-    engine = ps.Engine.restore(folder, config=changed_config(), **options)  # the same again: no change
+    engine = ps.Engine.restore(folder, config=changed_config(), **options)  # the commit has these changes already
     with service_of(engine, folder, resume=True) as service:
         assert follow(capsys, service.address.uri, store)["full_copies"] == 0
     config = ps.EmbeddingConfig.from_tables([ps.TableConfig(ITEMS, 2, name="ad", optimizer=ps.Adagrad(0.1))])
@@ -184,14 +184,14 @@ def test_a_store_gets_the_rows_of_a_table_that_grows_and_the_keys_of_one_that_be
 
 
 def _step(store):
-    """The step of a store, if it has one already."""
+    """Return the step of a store; None if it is not written yet."""
     try:
         return store.step()
-    except Exception:  # each library has its own for what is not there yet
+    except Exception:  # each library raises another type for a store that does not exist
         return None
 
 
-# Of shared files, readers may refuse what a kill left (test_follow_shared.py).
+# Readers may refuse shared files after a kill (test_follow_shared.py).
 @pytest.mark.parametrize("kind", [kind for kind in STORES if kind != "shared"])
 def test_kills_of_the_follower_leave_the_tables_of_the_step_that_the_store_names(kind, tmp_path, capsys):
     with (
@@ -217,7 +217,7 @@ def test_kills_of_the_follower_leave_the_tables_of_the_step_that_the_store_names
         assert store.step() == service.engine.global_step
 
 
-def test_a_killed_redis_server_is_waited_for_and_loses_nothing(tmp_path):
+def test_a_follower_waits_for_a_killed_redis_server_and_loses_nothing(tmp_path):
     with open_store("redis", tmp_path) as store, service_of(ps.Engine(config_of()), per_steps=1) as service:
         following = started("follow", service.address.uri, "--into", store.target, "--interval", "0.01", "--json")
         with client_of(service) as client:
@@ -246,17 +246,17 @@ def test_a_full_map_of_lmdb_grows(tmp_path, capsys, monkeypatch):
 # ---- failures
 
 
-QUIET = ("--log-level", "error")  # without the retries
+QUIET = ("--log-level", "error")  # the command logs no retries
 
 
-def test_a_service_that_is_gone_is_bad_input(tmp_path, refused):
+def test_an_unreachable_service_is_exit_3(tmp_path, refused):
     line = refused(
         3, "follow", f"grpc://127.0.0.1:{free_port()}", "--into", f"parquet:{tmp_path}", "--patience", "0.1", *QUIET
     )
     assert re.match("penstock: grpc://127.0.0.1:[0-9]+: ", line)
 
 
-def test_a_server_that_is_gone_or_full_is_a_lack_of_a_resource(tmp_path, refused):
+def test_a_store_that_is_unreachable_or_full_is_exit_6(tmp_path, refused):
     with service_of(ps.Engine(config_of())) as service:
         store = Redis(tmp_path, "--maxmemory", "1kb")
         words = ("follow", service.address.uri, "--into", store.target, "--patience", "0.1", "--once", *QUIET)
@@ -265,7 +265,7 @@ def test_a_server_that_is_gone_or_full_is_a_lack_of_a_resource(tmp_path, refused
         assert refused(6, *words).startswith(f"penstock: {store.target}: Error 111 connecting to 127.0.0.1")
 
 
-def test_wrong_credentials_are_a_mistake_of_the_caller(tmp_path, refused, monkeypatch):
+def test_wrong_credentials_are_exit_2(tmp_path, refused, monkeypatch):
     with open_store("redis", tmp_path) as store, service_of(ps.Engine(config_of()), tokens=(b"secret",)) as service:
         words = ("follow", service.address.uri, "--into", store.target, "--once", *QUIET)
         monkeypatch.setenv("PENSTOCK_FLIGHT_TOKEN", "guess")
@@ -305,11 +305,11 @@ def test_a_store_that_penstock_did_not_write_is_not_overwritten(tmp_path, refuse
         ("json:dumps", "json:dumps: give --state FILE"),
     ],
 )
-def test_a_target_that_is_misspelled(target, line, refused):
+def test_a_misspelled_target_is_exit_2_with_the_forms(target, line, refused):
     assert re.match("penstock: " + line, refused(2, "follow", "grpc://127.0.0.1:1", "--into", target))
 
 
-def test_a_port_of_redis_that_is_no_number(refused):
+def test_a_redis_port_that_is_not_a_number_is_exit_2(refused):
     pytest.importorskip("redis")
     line = refused(2, "follow", "grpc://127.0.0.1:1", "--into", "redis://localhost:port/0")
     assert re.match("penstock: redis://localhost:port/0: .*; expected redis://HOST:PORT/DATABASE", line)

@@ -19,7 +19,7 @@ def follower_of(service, store):
     return Follower(client_of(service), store.open_target(), patience_s=0.1, interval_s=0.01)
 
 
-def test_a_reader_stays_open_while_the_follower_applies_deltas_grows_and_is_replaced(tmp_path):
+def test_a_reader_stays_open_while_followers_apply_deltas_grow_the_table_and_replace_each_other(tmp_path):
     store = Shared(tmp_path)
     dynamic = ps.Dynamic()
     tables = [ps.TableConfig(1 << 15, 3, name="user", optimizer=ps.SGD(0.5), dynamic=dynamic)]
@@ -43,12 +43,12 @@ def ones(ids, dim):
 
 @pytest.mark.parametrize("missing", ["initial", "zero"])
 @pytest.mark.parametrize("initializer", [ps.Constant(2.0), ps.TruncatedNormal(0.5, 0.1), ps.Uniform(-1.0, 1.0)])
-def test_an_absent_key_reads_what_its_table_says(missing, initializer, tmp_path):
+def test_an_absent_key_reads_as_in_the_engine(missing, initializer, tmp_path):
     store, dynamic = Shared(tmp_path), ps.Dynamic(missing=missing)
     table = ps.TableConfig(64, 4, initializer, ps.SGD(0.5), name="user", dynamic=dynamic)
     engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]))
     with service_of(engine) as service, client_of(service) as client:
-        for step in range(2):  # another follower keeps it
+        for step in range(2):  # the second follower continues the store, without a full copy
             client.put([ones([5 + step], 4)], "w0")
             follower = follower_of(service, store)
             follower.run(once=True)
@@ -72,21 +72,21 @@ def test_after_a_kill_readers_refuse_or_read_the_rows_of_the_step_and_a_follower
                 states[step] = rows_of(service.engine)
             following.kill()
             following.communicate()
-            with suppress(ps.StateError):  # of rows that it was writing
+            with suppress(ps.StateError):  # the kill interrupted a write to these rows
                 assert store.read() == states[store.step()]
         code, _, text = outcome(capsys, "follow", service.address.uri, "--into", store.target, "--once")
         assert code == 0, text
         assert store.read() == rows_of(service.engine)
 
 
-def test_a_transaction_that_stopped_half_way_is_refused_by_readers_and_filled_again(tmp_path):
+def test_readers_refuse_an_interrupted_transaction_and_the_next_follower_writes_a_full_copy(tmp_path):
     store = Shared(tmp_path)
     with service_of(ps.Engine(config_of()), per_steps=1) as service, client_of(service) as client:
         follower = follower_of(service, store)
         follower.run(once=True)
         target = follower.target
         target._writer.lock()
-        target._writer._folder.words.begin()  # as by a kill after this store
+        target._writer._folder.words.begin()  # as if a kill came right after this write
         target._writer.close()
         with ps.Reader(store.path) as reader, pytest.raises(ps.StateError, match="its writer has ended"):
             reader.lookup("item", [1], consistent=True)
@@ -108,7 +108,7 @@ def test_a_folder_that_an_engine_shares_is_refused(tmp_path, capsys):
     assert ps.Reader(store.path).step == engine.global_step
 
 
-def test_another_program_that_writes_is_waited_for(tmp_path):
+def test_a_follower_waits_for_another_writer_of_the_folder(tmp_path):
     store = Shared(tmp_path)
     with service_of(ps.Engine(config_of()), per_steps=1) as service, client_of(service) as client:
         first, second = follower_of(service, store), follower_of(service, store)
