@@ -4,8 +4,9 @@ A task is one phase of one part of a table: to look up its ids, or to fold its r
 that no thread has begun, without the interpreter in between, and takes part in the folds of others where there is
 none left. A fold follows its look-up where that still runs. A thread that can do nothing at the moment, because the
 system has taken another one off its processor, looks for other work. One that had no processor itself while it shared
-a fold leaves the rest to the others. This is the only driver of the accumulators: the engine's pipeline, the public
-accumulators, the kernel tests and the sanitizers all add frames through it.
+a fold leaves the rest to the others. Where that happens again and again, one thread adds the next frames alone. This is
+the only driver of the accumulators: the engine's pipeline, the public accumulators, the kernel tests and the sanitizers
+all add frames through it.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
@@ -24,6 +25,10 @@ cdef extern from "progress.h" nogil:
     void yield_a_moment(int number)
     void enters(int* num_threads)
     bint leaves(int* num_threads)
+
+
+cdef enum:
+    MOST_ALONE = 15             # frames that one thread adds alone before others try again to share the work
 
 
 cdef enum Phase:
@@ -49,6 +54,9 @@ cdef class Intake:
     cdef Task* tasks
     cdef Py_ssize_t num_tasks, room
     cdef int bad, num_threads   # threads that stay until nothing is left
+    cdef int left               # whether a thread has left this frame, because it had no processor
+    cdef int num_alone          # frames that one thread adds alone, from this one on
+    cdef int next_alone         # the same, after the next frame that a thread leaves
 
     def __cinit__(self):
         self.accumulators = []
@@ -93,6 +101,7 @@ cdef class Intake:
         """
         cdef Py_ssize_t i, num_tables = len(self.accumulators)
         self._begin_tasks()
+        self._count_alone()
         # The look-ups of a table come before the folds of the one before it, which then wait for less.
         for i in range(num_tables + 1):
             if i < num_tables:
@@ -142,6 +151,8 @@ cdef class Intake:
         cdef Py_ssize_t i, first = 0
         cdef int outcome, moment = 0
         enters(&self.num_threads)
+        if self.num_alone and leaves(&self.num_threads):
+            return
         while not is_set(&self.bad):
             while first < self.num_tasks and self._is_over(&self.tasks[first]):
                 first += 1
@@ -158,6 +169,7 @@ cdef class Intake:
             if outcome == BAD:
                 set_flag(&self.bad)
             elif outcome == DISTURBED and leaves(&self.num_threads):
+                set_flag(&self.left)
                 break
             moment = moment + 1 if outcome == NOTHING else 0
             if moment:
@@ -176,6 +188,21 @@ cdef class Intake:
         if t.phase == FIND:
             return BAD if part_find(t.part, t.vocabulary, t.frame, t.number, t.num_parts, &self.bad) else WORKED
         return BAD if part_check(t.frame, t.vocabulary, t.number, t.num_parts) else WORKED
+
+    cdef void _count_alone(self) noexcept:
+        """Decide whether one thread adds the frame alone.
+
+        A program that keeps a processor busy does so for many frames, as a rule, and each of them loses milliseconds until
+        it is noticed.
+        """
+        if self.num_alone:
+            self.num_alone -= 1
+        elif self.left:
+            self.num_alone = self.next_alone
+            self.next_alone = min(2 * self.next_alone + 1, MOST_ALONE)
+        else:
+            self.next_alone //= 2
+        self.left = 0
 
     cdef int _begin_tasks(self) except -1:
         self.num_tasks, self.bad, self.num_threads = 0, 0, 0

@@ -31,8 +31,8 @@ jax.devices()  # decided now: a test that asks the command line for more must no
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
 
-# Of a worker of `make test`, which has more only inside a module.
-MOST_BYTES = 400 << 20
+# Of a worker of `make test`, after a module and after a test.
+MOST_BYTES, MOST_BYTES_IN_A_MODULE = 400 << 20, 600 << 20
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -47,17 +47,29 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def programs_of_a_module():
-    """Free the programs that a module has compiled where they are many: no other module runs them."""
-    yield
+def free_programs(most_bytes):
+    """Free the programs that were compiled if this process has more memory than ``most_bytes``."""
     with open("/proc/self/statm") as pages:
         num_bytes = int(pages.read().split()[1]) * resource.getpagesize()
-    if num_bytes > MOST_BYTES:
+    if num_bytes > most_bytes:
         program_cache.compiled.cache_clear()
         jax.clear_caches()
         gc.collect()
         getattr(ctypes.CDLL(None), "malloc_trim", bool)(0)  # glibc keeps what XLA frees: 830 MB, then 420
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_of_a_module():
+    """Free the programs that a module has compiled where they are many: no other module runs them."""
+    yield
+    free_programs(MOST_BYTES)
+
+
+@pytest.fixture(autouse=True)
+def programs_of_a_test():
+    """Tests of a module share programs, but not without end."""
+    yield
+    free_programs(MOST_BYTES_IN_A_MODULE)
 
 
 @pytest.fixture(scope="session")

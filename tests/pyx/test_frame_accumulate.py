@@ -83,11 +83,12 @@ def test_threads_without_a_processor_leave_their_folds_to_others_and_the_sums_ar
     distinct, sums, _ = reference.coalesce([(ids, grads)], dim, False)
     order = np.argsort(distinct)
     with ThreadPoolExecutor(threads) as pool:
-        for _ in range(4):
-            accumulator, intake = Accumulator(dim, vocabulary_size=100_000), Intake()
+        intake = Intake()
+        for _ in range(8):
+            accumulator = Accumulator(dim, vocabulary_size=100_000)
             intake.begin([accumulator], [[Rows(ids, grads, None)]], 0, [parts])
             intake.add()
-            assert all(pool.map(lambda _, intake=intake: intake.work(), range(threads)))
+            assert all(pool.map(lambda _: intake.work(), range(threads)))
             intake.end()
             actual, sums_of_threads, _ = drain(accumulator, False, ascending=True)
             assert actual.tobytes() == distinct[order].tobytes()
