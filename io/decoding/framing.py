@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
+from penstock.errors import InputError
 from penstock.frames import Frame, FrameRun, Position, Rows, time_problem
 from penstock.io.decoding.bad_rows import quarantined
 from penstock.io.decoding.columns import Int64
@@ -345,7 +346,11 @@ class FrameBuilder:
         if self._num_bytes > UNVALIDATED_BYTES:
             self._frame.add(piece.validated(options.sizes))
             return
-        self._frame.add(piece)
+        try:
+            self._frame.add(piece)
+        except InputError:
+            self._validated(self._pieces, options)  # an earlier row may be bad, and then its error is the frame's
+            raise
         if options.unvalidated:
             self._pieces.append(piece)
             self._unvalidated = self._unvalidated or piece.batch.unvalidated

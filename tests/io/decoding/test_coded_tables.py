@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
@@ -81,6 +81,8 @@ def read(batch):
     st.integers(0, 2),
     st.booleans(),
 )
+# A frame whose first batch is read in place, and has a bad row as the second one has.
+@example([[(0, 271, 0, 5), (0, 630, 0, 5)], [(1, 1, 0, 5)]], "fixed", np.int8, True, "error", None, 0, False)
 def test_coded_and_general_decoding_give_the_same_frames_and_errors(
     runs, kind, codes, steps, on_bad_row, contribution_rows, skipped, has_null
 ):
