@@ -117,10 +117,7 @@ class CheckpointSession(StepObserver):
     def _run_of(self, counters: Counters) -> RunCommits | None:
         """Return the run with these counters, to be notified: else a commit could contain frames that its position
         omits."""
-        for run in self._runs:
-            if run.counters is counters:
-                return run
-        return None
+        return next((run for run in self._runs if run.counters is counters), None)
 
     def _counted(self, run: RunCommits) -> None:
         if self.positions is not run.positions and self._stores(run):
