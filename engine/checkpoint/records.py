@@ -85,10 +85,9 @@ def read_records(file: BinaryIO | mmap.mmap, place: object) -> Iterator[Record]:
 
 def _num_bytes(file: BinaryIO | mmap.mmap) -> int:
     """Return the size of a file that can be sought in."""
-    if isinstance(file, mmap.mmap):
-        return len(file)
     here = file.tell()
-    size = file.seek(0, os.SEEK_END)
+    file.seek(0, os.SEEK_END)
+    size = file.tell()
     file.seek(here)
     return size
 
