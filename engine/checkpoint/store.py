@@ -184,16 +184,13 @@ class Folder:
         pattern = _OUR_NUMBER if self._has_tags else _COMMIT
         return max((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=0) + 1
 
-    def is_empty(self) -> bool:
-        """Return whether the folder does not exist, or contains no commit and only remains of an interrupted writer."""
-        return not self.numbers() and all(_OURS.fullmatch(name) for name in self._names())
-
     def check_place(self, resume: bool) -> None:
         """Raise UsageError if a run may not commit to this folder."""
         numbers = self.numbers()
         if self.files.exists() and not self.files.is_folder():
             raise UsageError(f"{self.path}: a checkpoint is a folder, this is a file")
-        if not numbers and not self.is_empty():
+        # An interrupted writer may have left files that no commit lists.
+        if not numbers and not all(_OURS.fullmatch(name) for name in self._names()):
             raise UsageError(f"{self.path}: holds other files; give a new or empty folder for the checkpoint")
         if numbers and not resume:
             raise UsageError(f"{self.path}: holds a checkpoint; resume it (--resume), or give another folder")
