@@ -15,7 +15,7 @@ import numpy as np
 import penstock.interrupts as interrupts
 from penstock.cli.arrow_file import write_arrow
 from penstock.cli.command_line import Parser, add_flags, check_reading, keywords_of
-from penstock.cli.output import Output, count, several, writing
+from penstock.cli.output import Output, count, several
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.id_ranges import bounds, expected
 from penstock.errors import UsageError, listed
@@ -160,9 +160,7 @@ def _write(path: Path, blamed: Iterable[BlamedFrame]) -> None:
     fields = {"source": pa.utf8(), "frame": pa.int64(), "contributor": pa.utf8(), "step": pa.int64()}
     fields |= {"opening": pa.int64(), "stale": pa.bool_(), "rows": pa.int64(), "norm": pa.float64()}
     plain = [asdict(frame) | {"contributor": _text(frame.contributor)} for frame in blamed]
-    columns = {name: pa.array([entry[name] for entry in plain], kind) for name, kind in fields.items()}
-    with writing(path):
-        write_arrow(path, pa.table(columns))
+    write_arrow(path, pa.Table.from_pylist(plain, pa.schema(fields)))
 
 
 def _text(contributor: Contributor) -> str | None:
