@@ -132,7 +132,7 @@ def replay(args: argparse.Namespace, out: Output) -> None:
     if args.out is not None:
         with writing(args.out):
             files = engine.write_tables(args.out)
-    shown = watching.report(report)
+    shown = watching.report(report, engine)
     say_report(out, report)
     say_end(out, args, report, quarantine, files, shown)
 
