@@ -153,7 +153,7 @@ class Driver:
         number = self._folder.next_number()
         place, attempt = self._folder.files.address, self._attempt
         writes = [owner.write_part.remote(place, number, attempt) for owner in self._actors.owners]
-        parts: list[Commit] = self._checked(writes)
+        parts: list[Commit] = self._raised(self._actors.get(writes))
         if any(part.contents["counters"]["frames"] != self._frames_before + self.counters.frames for part in parts):
             raise StateError("an interrupt came between two frames of a block; the last commit counts")
         contents = {"positions": self.positions.get_state(), **self._files.commit()}
@@ -266,9 +266,6 @@ class Driver:
 
     def _all(self, calls: Callable[[], list[Any]]) -> list[Any]:
         return self._raised(self._actors.begin(calls))
-
-    def _checked(self, refs: list[Any]) -> list[Any]:
-        return self._raised(self._actors.get(refs))
 
     def _raised(self, results: list[Any]) -> list[Any]:
         for result in results:
