@@ -206,15 +206,14 @@ class Folder:
                     raise
         return self.load(numbers[0]) if numbers else None
 
-    def read_last(self, read: Callable[[Commit], T], load: Callable[[], Commit] | None = None) -> T:
-        """Return ``read`` of the newest commit. Raises StateError if there is none.
+    def read_last(self, read: Callable[[Commit], T], load: Callable[[], Commit]) -> T:
+        """Return ``read`` of the commit that ``load`` returns. Raises StateError if there is none.
 
-        load : returns another commit to read
         Reading takes no lock: a run that commits here may remove the commit meanwhile. Then load and read again.
         """
         for _ in range(READ_TRIES):
             with contextlib.suppress(CommitGoneError):
-                return read((load or self.must_load)())
+                return read(load())
         raise StateError(
             f"{self.path}: {READ_TRIES} commits were removed while they were read: a run commits here faster than they "
             "can be read; wait until it has ended, or raise its keep="

@@ -48,9 +48,7 @@ class DeltaLog:
     Methods may be called from any thread; those that the sequencer calls, under the gate's lock.
     """
 
-    def __init__(
-        self, engine: Engine, per_steps: int | None, max_bytes: int, durable: bool, last: bool = False
-    ) -> None:
+    def __init__(self, engine: Engine, per_steps: int | None, max_bytes: int, durable: bool, last: bool) -> None:
         self._engine, self._durable, self.max_bytes, self.last = engine, durable, max_bytes, last
         self._per_steps, self._num_following = per_steps, 0
         self._row_bytes = max((8 + 4 * spec.dim for spec in engine.core.tables.specs.values()), default=0)
