@@ -35,10 +35,6 @@ class Record:
     arrays: Mapping[str, Array] = field(default_factory=dict)
 
     @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values())
-
-    @property
     def ids(self) -> Int64:
         """The ids of a block of rows, int64 (n,)."""
         if "first" not in self.header:
