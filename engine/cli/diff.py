@@ -21,11 +21,10 @@ from penstock.cli.output import Output, count, several
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.config.specs import WEIGHTS
 from penstock.errors import MOST_LISTED, InputError
-from penstock.frames import Array, Int64
+from penstock.frames import Array, Float32, Int64
 from penstock.io.table_files import read_keys, read_shape, read_table
 
 EXAMPLE = "penstock diff run1 run2"
-Float32 = npt.NDArray[np.float32]
 
 
 def add(command: Parser) -> None:
