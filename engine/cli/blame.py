@@ -93,8 +93,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     if args.flush and gate.num_accumulated:
         gate.open_early()
     _say(out, args, blamed, read.total(), rows)
-    for note in reader.notes():
-        out.say(f"note      {note}")
+    out.say_all("note      ", reader.notes())
     if (problem := too_stale(stale_rows, rows, args.max_stale)) is not None:
         out.say(f"note      {problem}")
     if args.out is not None:

@@ -186,12 +186,9 @@ class SourceCheck:
         out.say(f"{state:8}  {self.source}: {count(counters.rows)} rows in {count(counters.frames)} frames read{stale}")
         if counters.truncated:
             out.say(f"{'truncated':8}  {count(counters.truncated)} ids beyond the length of their sequence")
-        for text in self._reader.notes() if self._reader is not None else ():
-            out.say(f"{'note':8}  {text}")
-        for text in self.dropped:
-            out.say(f"{'dropped':8}  {text}")
-        for text in self.errors:
-            out.say(f"{'error':8}  {text}")
+        out.say_all("note      ", () if self._reader is None else self._reader.notes())
+        out.say_all("dropped   ", self.dropped)
+        out.say_all("error     ", self.errors)
 
     def to_dict(self) -> dict[str, Any]:
         counters = self.counters
