@@ -153,11 +153,6 @@ class Tag:
     note: str
     tagged_s: int
 
-    def encoded(self) -> bytes:
-        """Return the contents of its file."""
-        tag = {"name": self.name, "note": self.note, "tagged_s": self.tagged_s}
-        return self.commit.encoded(WITH_TAGS, tag)
-
 
 class Folder:
     """The folder of a checkpoint. Reading changes nothing; ``lock`` it before writing."""
@@ -266,7 +261,8 @@ class Folder:
 
         Raises FileExistsError if there is a tag of the name, unless ``replace``.
         """
-        self.files.publish(f"{tag.name}.tag", unfinished, tag.encoded(), check, replace)
+        fields = {"name": tag.name, "note": tag.note, "tagged_s": tag.tagged_s}
+        self.files.publish(f"{tag.name}.tag", unfinished, tag.commit.encoded(WITH_TAGS, fields), check, replace)
 
     def remove_tag(self, name: str) -> None:
         self.files.remove(f"{name}.tag")
