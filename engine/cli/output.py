@@ -207,8 +207,7 @@ def input_text(report: Report) -> str:
 
 def duration(seconds: float) -> str:
     """Return 61.0 seconds as '1:01'."""
-    whole = int(seconds)
-    hours, rest = divmod(whole, 3600)
+    hours, rest = divmod(int(seconds), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
