@@ -71,8 +71,7 @@ class SavedTables:
 
     def part_dims(self, name: str) -> dict[str, int]:
         """Return the floats per row of the weights and slots of one table."""
-        table = self.tables[name]
-        return {WEIGHTS: table["dim"], **dict.fromkeys(table["slots"], slot_dim(table))}
+        return part_dims(self.tables[name])
 
     def keys(self, name: str) -> Array | None:
         """Return the keys of a dynamic table that have a row and are not expired, ascending, in their type; None: it is
@@ -150,6 +149,7 @@ def changed_rows(folder: Folder, commit: Commit) -> int | None:
     return None
 
 
-def slot_dim(table: Mapping[str, Any]) -> int:
-    """Return the floats per row of each slot of a table. table : its entry in the manifest"""
-    return 1 if table["optimizer"] == RowWiseAdagrad.__name__ else int(table["dim"])
+def part_dims(table: Mapping[str, Any]) -> dict[str, int]:
+    """Return the floats per row of the weights and slots of a table. table : its entry in the manifest"""
+    slot_dim = 1 if table["optimizer"] == RowWiseAdagrad.__name__ else int(table["dim"])
+    return {WEIGHTS: table["dim"], **dict.fromkeys(table["slots"], slot_dim)}

@@ -30,6 +30,7 @@ from penstock.checkpoint.table_changes import (
     TableChange,
     TableChanges,
     described,
+    first_names,
     states_of,
 )
 from penstock.checkpoint.versions import Version
@@ -153,7 +154,7 @@ def restore(
         with trusting(place):
             restored_config = config or _config_of(commit, place)
             changed = (changes or TableChanges()).of(commit, restored_config, place)
-            restored_config = restored_config.drawn_as(changed.first_names)
+            restored_config = restored_config.drawn_as(first_names(changed.contents))
             for name, value in (("num_required", num_required), ("reduction", reduction)):
                 if value is not None and value != commit.contents[name]:
                     raise StateError(

@@ -22,15 +22,13 @@ VERSION, WITH_TAGS, WITH_ROLLBACKS = 3, 4, 5
 CLOCK_OFFSET = "clock_offset"
 
 
-def new_digest() -> hashlib.blake2b:
-    """Return a new digest of a commit's file or manifest."""
-    return hashlib.blake2b(digest_size=32)
+def new_digest(data: bytes = b"") -> hashlib.blake2b:
+    """Return a new digest of a commit's file or manifest. data : with which it begins"""
+    return hashlib.blake2b(data, digest_size=32)
 
 
 def digest_of(data: bytes) -> str:
-    digest = new_digest()
-    digest.update(data)
-    return digest.hexdigest()
+    return new_digest(data).hexdigest()
 
 
 # ---- the form

@@ -35,10 +35,6 @@ class Record:
     arrays: Mapping[str, Array] = field(default_factory=dict)
 
     @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays.values())
-
-    @property
     def ids(self) -> Int64:
         """The ids of a block of rows, int64 (n,)."""
         if "first" not in self.header:
@@ -85,10 +81,9 @@ def read_records(file: BinaryIO | mmap.mmap, place: object) -> Iterator[Record]:
 
 def _num_bytes(file: BinaryIO | mmap.mmap) -> int:
     """Return the size of a file that can be sought in."""
-    if isinstance(file, mmap.mmap):
-        return len(file)
     here = file.tell()
-    size = file.seek(0, os.SEEK_END)
+    file.seek(0, os.SEEK_END)
+    size = file.tell()
     file.seek(here)
     return size
 

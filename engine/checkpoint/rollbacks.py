@@ -43,11 +43,8 @@ class SavedState:
             folder.checked(commit)
             self.directories = directories_of(folder, commit)
             # Mapped now, local files stay whatever becomes of their names.
-            self._mapped = {file: list(records_of(folder, commit, file)) for file in commit.files if self._is_local}
-
-    @property
-    def _is_local(self) -> bool:
-        return isinstance(self._folder.path, Path)
+            local_files = commit.files if isinstance(folder.path, Path) else ()
+            self._mapped = {file: list(records_of(folder, commit, file)) for file in local_files}
 
     def clock_offset(self, step: int) -> int:
         """Return the offset of the clock of an engine that takes this state at a step."""

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.checkpoint.arrays import keys_and_rows, records_of, slot_dim
+from penstock.checkpoint.arrays import keys_and_rows, part_dims, records_of
 from penstock.checkpoint.manifests import trusting
 from penstock.checkpoint.parts import directories_of
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import changes_in
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, bounds, expected
-from penstock.config.specs import WEIGHTS
 from penstock.errors import StateError, UsageError, listed
 from penstock.frames import Float32
 
@@ -44,14 +43,12 @@ def row_history(folder: Folder, commits: Sequence[Commit], table: str, row_id: i
         for commit, name in zip(commits, names, strict=True)
     ]
     rows = {row for row in rows_by_commit if row is not None}
-    values: dict[tuple[str, int], Float32] = {}
+    values: dict[str, dict[int, Float32]] = {}  # by file
     for commit, name in zip(commits, names, strict=True):
         with trusting(f"{folder.path}, commit {commit.number}"):
             for file in commit.files:
-                if (file.name, -1) not in values:
-                    values[file.name, -1] = np.empty(0, np.float32)  # it is read
-                    for number, value in _values_in(records_of(folder, commit, file), name, rows):
-                        values[file.name, number] = value
+                if file.name not in values:
+                    values[file.name] = dict(_values_in(records_of(folder, commit, file), name, rows))
     history: list[RowVersion] = []
     last: Mapping[str, Float32] | None = None
     for commit, name, row in zip(commits, names, rows_by_commit, strict=True):
@@ -112,13 +109,12 @@ def _values_in(records: Iterable[Any], table: str | None, rows: set[int]) -> Ite
 
 
 def _parts(
-    folder: Folder, commit: Commit, table: str, row: int, values: Mapping[tuple[str, int], Float32]
+    folder: Folder, commit: Commit, table: str, row: int, values: Mapping[str, Mapping[int, Float32]]
 ) -> Mapping[str, Float32]:
-    entry = _entry(commit, table)
-    saved = next((values[file.name, row] for file in reversed(commit.files) if (file.name, row) in values), None)
+    saved = next((values[file.name][row] for file in reversed(commit.files) if row in values[file.name]), None)
     if saved is None:
         raise StateError(f"{folder.path}, commit {commit.number}: table '{table}' lacks row {row}")
-    dims = {WEIGHTS: entry["dim"], **dict.fromkeys(entry["slots"], slot_dim(entry))}
+    dims = part_dims(_entry(commit, table))
     return dict(zip(dims, np.split(saved, np.cumsum([*dims.values()])[:-1]), strict=True))
 
 

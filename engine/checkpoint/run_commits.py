@@ -9,7 +9,6 @@ from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.incremental import Saver
 from penstock.checkpoint.source_positions import Positions
 from penstock.core import EngineCore, Passed
-from penstock.errors import UsageError
 from penstock.frames import Frame, Position
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import RunFiles
@@ -65,10 +64,7 @@ class RunCommits(CommitListener):
 
         Raises UsageError and StateError.
         """
-        if limit is not None and limit < self.num_skipped:
-            raise UsageError(
-                f"limit: the checkpoint holds {self.num_skipped} frames already, which is more than {limit}"
-            )
+        self._start.check_limit(limit)
         self._start.skip(frames, self.positions)
         if self.num_skipped:
             self._reader.first_bad.clear()  # an earlier run reported the bad rows of skipped frames

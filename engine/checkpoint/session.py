@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,7 @@ class CheckpointSession(StepObserver):
     on_durable : called with the step of every commit that has become durable
     """
 
-    def __init__(
-        self,
-        core: EngineCore,
-        timed: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        in_job: bool = False,
-    ) -> None:
+    def __init__(self, core: EngineCore, timed: Callable[[], AbstractContextManager[Any]], in_job: bool) -> None:
         self._core, self._timed, self._counting, self._in_job = core, timed, timed(), in_job
         self._part = PartRows(core.tables.shares)
         self._saver: Saver | None = None  # of the last folder; tracks the dirty rows
@@ -117,10 +112,7 @@ class CheckpointSession(StepObserver):
     def _run_of(self, counters: Counters) -> RunCommits | None:
         """Return the run with these counters, to be notified: else a commit could contain frames that its position
         omits."""
-        for run in self._runs:
-            if run.counters is counters:
-                return run
-        return None
+        return next((run for run in self._runs if run.counters is counters), None)
 
     def _counted(self, run: RunCommits) -> None:
         if self.positions is not run.positions and self._stores(run):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-from penstock.errors import StaleInputError, StateError
+from penstock.errors import StaleInputError, StateError, UsageError
 from penstock.frames import Frame, FrameRun, Position, fingerprint
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.sources.seekable_source import SeekableSource
@@ -139,6 +139,13 @@ class Positions:
                 "again; restore the last commit, or make a new engine"
             )
 
+    def check_limit(self, limit: int | None) -> None:
+        """Raise UsageError if these are more frames than a limit of all frames."""
+        if limit is not None and limit < self.num_frames:
+            raise UsageError(
+                f"limit: the checkpoint holds {self.num_frames} frames already, which is more than {limit}"
+            )
+
     def check_stale(self, most: float | None) -> None:
         """Raise StaleInputError if stale frames contain more than the share ``most`` of the rows."""
         problem = too_stale(self.stale_rows, self.rows, most)
@@ -228,13 +235,17 @@ class Positions:
             raise self._too_short(skipped)
         skipped.rows = max(skipped.rows, self.rows)
 
-    def _check_sources(self, read: Positions) -> None:
-        if len(read.entries) < len(self.entries):
-            missing = self.entries[len(read.entries)]
+    def check_none_missing(self, num_sources: int) -> None:
+        """Raise StateError if these positions are of more sources than there are."""
+        if num_sources < len(self.entries):
+            missing = self.entries[num_sources]
             raise StateError(
                 f"{missing.source}: the checkpoint holds {missing.frames} frames of it, and it is not among the "
                 "sources; give all of them, in the same order"
             )
+
+    def _check_sources(self, read: Positions) -> None:
+        self.check_none_missing(len(read.entries))
         for saved, current in zip(self.entries, read.entries, strict=False):
             if (saved.position, current.position) != (None, None) and saved.source != current.source:
                 raise StateError(

@@ -153,11 +153,6 @@ class Tag:
     note: str
     tagged_s: int
 
-    def encoded(self) -> bytes:
-        """Return the contents of its file."""
-        tag = {"name": self.name, "note": self.note, "tagged_s": self.tagged_s}
-        return self.commit.encoded(WITH_TAGS, tag)
-
 
 class Folder:
     """The folder of a checkpoint. Reading changes nothing; ``lock`` it before writing."""
@@ -184,16 +179,13 @@ class Folder:
         pattern = _OUR_NUMBER if self._has_tags else _COMMIT
         return max((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=0) + 1
 
-    def is_empty(self) -> bool:
-        """Return whether the folder does not exist, or contains no commit and only remains of an interrupted writer."""
-        return not self.numbers() and all(_OURS.fullmatch(name) for name in self._names())
-
     def check_place(self, resume: bool) -> None:
         """Raise UsageError if a run may not commit to this folder."""
         numbers = self.numbers()
         if self.files.exists() and not self.files.is_folder():
             raise UsageError(f"{self.path}: a checkpoint is a folder, this is a file")
-        if not numbers and not self.is_empty():
+        # An interrupted writer may have left files that no commit lists.
+        if not numbers and not all(_OURS.fullmatch(name) for name in self._names()):
             raise UsageError(f"{self.path}: holds other files; give a new or empty folder for the checkpoint")
         if numbers and not resume:
             raise UsageError(f"{self.path}: holds a checkpoint; resume it (--resume), or give another folder")
@@ -209,15 +201,14 @@ class Folder:
                     raise
         return self.load(numbers[0]) if numbers else None
 
-    def read_last(self, read: Callable[[Commit], T], load: Callable[[], Commit] | None = None) -> T:
-        """Return ``read`` of the newest commit. Raises StateError if there is none.
+    def read_last(self, read: Callable[[Commit], T], load: Callable[[], Commit]) -> T:
+        """Return ``read`` of the commit that ``load`` returns. Raises StateError if there is none.
 
-        load : returns another commit to read
         Reading takes no lock: a run that commits here may remove the commit meanwhile. Then load and read again.
         """
         for _ in range(READ_TRIES):
             with contextlib.suppress(CommitGoneError):
-                return read((load or self.must_load)())
+                return read(load())
         raise StateError(
             f"{self.path}: {READ_TRIES} commits were removed while they were read: a run commits here faster than they "
             "can be read; wait until it has ended, or raise its keep="
@@ -270,7 +261,8 @@ class Folder:
 
         Raises FileExistsError if there is a tag of the name, unless ``replace``.
         """
-        self.files.publish(f"{tag.name}.tag", unfinished, tag.encoded(), check, replace)
+        fields = {"name": tag.name, "note": tag.note, "tagged_s": tag.tagged_s}
+        self.files.publish(f"{tag.name}.tag", unfinished, tag.commit.encoded(WITH_TAGS, fields), check, replace)
 
     def remove_tag(self, name: str) -> None:
         self.files.remove(f"{name}.tag")

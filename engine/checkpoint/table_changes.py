@@ -128,11 +128,6 @@ class ChangedTables:
     change: TableChange | None = None
     adds_rows: bool = False
 
-    @property
-    def first_names(self) -> dict[str, str]:
-        """Return the name that each renamed table is drawn as."""
-        return first_names(self.contents)
-
 
 def first_names(contents: Mapping[str, Any]) -> dict[str, str]:
     """Return the renamed tables of a commit, each with the name that it is drawn as."""

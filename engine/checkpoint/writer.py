@@ -41,6 +41,7 @@ class CommitWriter:
     part : the rows that the data file contains
     attempt : of the job that writes the manifest, hexadecimal; None: this writer writes it
 
+    most_floats : that ``room`` may be asked for at a time
     pace : throttles the writing thread
 
     If writing fails, the next call raises the error, and the folder is unchanged.
@@ -59,7 +60,7 @@ class CommitWriter:
         self._part, self._attempt = part, attempt
         self._parent = next((file.digest for file in reversed(draft.files) if file.part == part.name), None)
         self._records: deque[Queued | None] = deque([Queued(Record("begin", {"parent": self._parent}))])
-        self._ring = Ring(memory)
+        self._ring, self.most_floats = Ring(memory), len(memory) // 4
         self._changed = threading.Condition()
         self.pace = Pace()
         self._error: BaseException | None = None
@@ -77,11 +78,6 @@ class CommitWriter:
     def has_room(self) -> bool:
         """Return whether the background may copy more rows."""
         return self._ring.lent_bytes < BACKGROUND_BYTES or self._error is not None
-
-    @property
-    def most_floats(self) -> int:
-        """Return the most floats that ``room`` may be asked for at a time."""
-        return self._ring.num_floats // 4
 
     def room(self, num_floats: int) -> Float32:
         """Return float32 memory for the rows of the next record that is ``put``. Waits until there is room."""
@@ -236,10 +232,6 @@ class Ring:
     def __init__(self, memory: Float32) -> None:
         self._memory = memory
         self._lent: deque[tuple[int, int]] = deque()
-
-    @property
-    def num_floats(self) -> int:
-        return len(self._memory)
 
     @property
     def lent_bytes(self) -> int:

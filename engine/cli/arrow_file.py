@@ -7,17 +7,19 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.ipc
 
+from penstock.cli.output import writing
 from penstock.filesystem import atomic_files
 
 _FILES = (".arrow", ".feather")
 
 
 def write_arrow(path: Path, table: pa.Table) -> None:
-    """Write a table, complete or not at all. Raises OSError."""
+    """Write a table, complete or not at all. Raises OSError, with advice."""
     new_writer = pa.ipc.new_file if path.suffix in _FILES else pa.ipc.new_stream
     sink = pa.BufferOutputStream()
     with new_writer(sink, table.schema) as writer:
         writer.write_table(table)
-    atomic_files.make_folders(path.absolute().parent)
-    with atomic_files.publishing(path) as file:
-        file.write(sink.getvalue())
+    with writing(path):
+        atomic_files.make_folders(path.absolute().parent)
+        with atomic_files.publishing(path) as file:
+            file.write(sink.getvalue())

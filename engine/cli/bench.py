@@ -86,8 +86,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     if earlier is not None:
         from penstock.bench.report.comparison import compared
 
-        for line in compared(earlier, outcome.runs):
-            out.say(f"against   {line}")
+        out.say_all("against   ", compared(earlier, outcome.runs))
     if report is not None:
         from penstock.bench.report import write_report
 

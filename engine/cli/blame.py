@@ -15,7 +15,7 @@ import numpy as np
 import penstock.interrupts as interrupts
 from penstock.cli.arrow_file import write_arrow
 from penstock.cli.command_line import Parser, add_flags, check_reading, keywords_of
-from penstock.cli.output import Output, count, several, writing
+from penstock.cli.output import Output, count, several
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.id_ranges import bounds, expected
 from penstock.errors import UsageError, listed
@@ -59,7 +59,8 @@ class BlamedFrame:
 def run(args: argparse.Namespace, out: Output) -> None:
     _, drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
     config = EmbeddingConfig.load(args.config)
-    table, key = _table_of(config, args.table), _key_of(config, args)
+    table = _table_of(config, args.table)
+    key = _key_of(config, table, args.id)
     keywords = keywords_of(args, "check", ReadingKeywords) | {"on_bad_row": "drop" if drops_bad_rows else "error"}
     options = ReadOptions.of_config(config, keywords, num_tags=None, unvalidated=True, verifies=False)
     reader = FrameReader(args.sources, options)
@@ -78,9 +79,8 @@ def run(args: argparse.Namespace, out: Output) -> None:
             interrupts.check()
             if frame.is_void:
                 continue
-            entry = _blamed(frame, table, key)
+            entry = _blamed(frame, table, key, reader.sources[number].name, read[number])
             if entry is not None:
-                entry.source, entry.frame = reader.sources[number].name, read[number]
                 blamed.append(entry)
                 waiting.append(entry)
             read[number] += 1
@@ -93,8 +93,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     if args.flush and gate.num_accumulated:
         gate.open_early()
     _say(out, args, blamed, read.total(), rows)
-    for note in reader.notes():
-        out.say(f"note      {note}")
+    out.say_all("note      ", reader.notes())
     if (problem := too_stale(stale_rows, rows, args.max_stale)) is not None:
         out.say(f"note      {problem}")
     if args.out is not None:
@@ -111,20 +110,19 @@ def _table_of(config: EmbeddingConfig, name: str | None) -> str:
     return name or names[0]  # ReadOptions checks that it exists
 
 
-def _key_of(config: EmbeddingConfig, args: argparse.Namespace) -> int:
+def _key_of(config: EmbeddingConfig, table: str, row_id: int) -> int:
     """Return the id as frames have it: a uint64 key as an int64 of its bits. Raises UsageError."""
-    table = _table_of(config, args.table)
     if table not in config.id_ranges:
         raise UsageError(f"table '{table}' is not in the configuration ({listed(config.id_ranges)})")
     size, _ = config.id_ranges[table]
     least, end = bounds(size)
-    if not least <= args.id < end:
-        raise UsageError(f"--id: table '{table}': expected {expected(size)}, got {args.id}")
-    return args.id - 2**64 if args.id >= 2**63 else int(args.id)
+    if not least <= row_id < end:
+        raise UsageError(f"--id: table '{table}': expected {expected(size)}, got {row_id}")
+    return row_id - 2**64 if row_id >= 2**63 else row_id
 
 
-def _blamed(frame: Frame, table: str, key: int) -> BlamedFrame | None:
-    """Return the frame's part in a row; None if it has no row of the key."""
+def _blamed(frame: Frame, table: str, key: int, source: str, number: int) -> BlamedFrame | None:
+    """Return the frame's part in a row; None if it has no row of the key. number : of the frame in its source"""
     total, num_rows = None, 0
     for rows in frame.rows.get(table, ()):
         matches = np.flatnonzero(rows.ids == key)
@@ -135,7 +133,7 @@ def _blamed(frame: Frame, table: str, key: int) -> BlamedFrame | None:
     if total is None:
         return None
     norm = float(np.linalg.norm(total))
-    return BlamedFrame(frame.source, 0, frame.contributor, frame.local_step, None, False, num_rows, norm)
+    return BlamedFrame(source, number, frame.contributor, frame.local_step, None, False, num_rows, norm)
 
 
 def _say(out: Output, args: argparse.Namespace, blamed: list[BlamedFrame], frames: int, rows: int) -> None:
@@ -160,9 +158,7 @@ def _write(path: Path, blamed: Iterable[BlamedFrame]) -> None:
     fields = {"source": pa.utf8(), "frame": pa.int64(), "contributor": pa.utf8(), "step": pa.int64()}
     fields |= {"opening": pa.int64(), "stale": pa.bool_(), "rows": pa.int64(), "norm": pa.float64()}
     plain = [asdict(frame) | {"contributor": _text(frame.contributor)} for frame in blamed]
-    columns = {name: pa.array([entry[name] for entry in plain], kind) for name, kind in fields.items()}
-    with writing(path):
-        write_arrow(path, pa.table(columns))
+    write_arrow(path, pa.Table.from_pylist(plain, pa.schema(fields)))
 
 
 def _text(contributor: Contributor) -> str | None:

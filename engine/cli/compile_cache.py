@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 SETTING = "PENSTOCK_COMPILE_CACHE"
@@ -46,12 +47,9 @@ def machine_kind() -> str:
 
 def cpu_features() -> str:
     """Return the CPU's features as Linux reports them, such as ``fpu vme … avx2 …``; "" if it reports none."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                name, _, value = line.partition(":")
-                if name.strip() in ("flags", "Features"):
-                    return value.strip()
-    except OSError:
-        pass
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                return value.strip()
     return ""

@@ -21,11 +21,10 @@ from penstock.cli.output import Output, count, several
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.config.specs import WEIGHTS
 from penstock.errors import MOST_LISTED, InputError
-from penstock.frames import Array, Int64
+from penstock.frames import Array, Float32, Int64
 from penstock.io.table_files import read_keys, read_shape, read_table
 
 EXAMPLE = "penstock diff run1 run2"
-Float32 = npt.NDArray[np.float32]
 
 
 def add(command: Parser) -> None:
@@ -205,19 +204,16 @@ def _say(out: Output, name: str, different: Mapping[str, Any]) -> None:
     for key, difference in different.items():
         if key == "missing_in":
             out.say(f"table {name}: not in {difference}")
-            continue
-        if key == "keys":
+        elif key == "keys":
             only_a, only_b = difference["only_in_a"], difference["only_in_b"]
             out.say(f"table {name}: {count(only_a)} keys only in A, {count(only_b)} only in B")
-            continue
-        if "missing_in" in difference:
+        elif "missing_in" in difference:
             out.say(f"table {name}, {key}: not in {difference['missing_in']}")
-            continue
-        if "shapes" in difference:
+        elif "shapes" in difference:
             shape, other_shape = (" × ".join(map(str, sizes)) for sizes in difference["shapes"])
             out.say(f"table {name}, {key}: {shape} and {other_shape}")
-            continue
-        out.say(f"table {name}, {key}: {count(difference['rows'])} rows differ")
-        for kind in ("first", "largest"):
-            place = difference[kind]
-            out.say(f"  {kind:8} id {place['id']}, column {place['column']}: {place['a']} and {place['b']}")
+        else:
+            out.say(f"table {name}, {key}: {count(difference['rows'])} rows differ")
+            for kind in ("first", "largest"):
+                place = difference[kind]
+                out.say(f"  {kind:8} id {place['id']}, column {place['column']}: {place['a']} and {place['b']}")

@@ -155,12 +155,11 @@ def devices() -> CheckResult:
     reason = reason_of(mesh)
     description = f"{len(all_of)} {all_of[0].platform} ({reason or all_of[0].device_kind}), steps by {variants}"
     description += sparsecores(mesh)
+    advice = ""
     if problems:
         advice = f"the kernel failed its canary, so XLA's program updates: {problems}"
-    else:
-        advice = (
-            "tables do not use the accelerator: install jax for it: jax[cuda12] or jax[tpu]" if MISSED in reason else ""
-        )
+    elif MISSED in reason:
+        advice = "tables do not use the accelerator: install jax for it: jax[cuda12] or jax[tpu]"
     return CheckResult("devices", description, advice)
 
 
@@ -249,11 +248,10 @@ def cache(folder: Path | None) -> CheckResult:
         )
     kept = [path.stat().st_size for path in folder.glob("*-cache")] if folder.is_dir() else []
     contents = f"{folder}, {count(len(kept))} programs, {count(sum(kept))} bytes"
+    advice = ""
     if not os.access(nearest(folder), os.W_OK):
-        return CheckResult(
-            "compile cache", contents, f"it cannot be written, so every command compiles anew: set {SETTING}=DIR"
-        )
-    return CheckResult("compile cache", contents)
+        advice = f"it cannot be written, so every command compiles anew: set {SETTING}=DIR"
+    return CheckResult("compile cache", contents, advice)
 
 
 def file_system(place: Path, mounts: str) -> CheckResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import threading
+from concurrent.futures import Future, wait
 from typing import Any
 
 import penstock.interrupts as interrupts
@@ -42,21 +43,17 @@ def run(args: argparse.Namespace, out: Output) -> None:
 
 def _drained(client: Client) -> dict[str, Any]:
     """Drain a service, and return its last status. Raises KeyboardInterrupt if a signal arrives before the answer."""
-    answers: list[dict[str, Any]] = []
-    errors: list[BaseException] = []
+    answer = Future[dict[str, Any]]()
 
     def call() -> None:
         try:
             with as_source():
-                answers.append(client.connection.act("drain", wait=True))
+                answer.set_result(client.connection.act("drain", wait=True))
         except BaseException as error:
-            errors.append(error)
+            answer.set_exception(error)
 
-    waiting = threading.Thread(target=call, name="penstock-drain", daemon=True)
-    waiting.start()
-    while waiting.is_alive():
-        waiting.join(TICK_S)
+    threading.Thread(target=call, name="penstock-drain", daemon=True).start()
+    while not answer.done():
+        wait([answer], TICK_S)
         interrupts.check()
-    if errors:
-        raise errors[0]
-    return answers[0]
+    return answer.result()

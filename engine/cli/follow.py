@@ -78,11 +78,9 @@ def run(args: argparse.Namespace, out: Output) -> None:
         except KeyboardInterrupt:
             if not interrupts.is_terminated():
                 step = follower.progress.step
-                has = (
-                    "it holds nothing, or was not read yet"
-                    if step is None
-                    else f"it has the rows of step {count(step)}"
-                )
+                has = "it holds nothing, or was not read yet"
+                if step is not None:
+                    has = f"it has the rows of step {count(step)}"
                 raise KeyboardInterrupt(f"interrupted; {target.name}: {has}") from None
         finally:
             target.close()

@@ -11,7 +11,7 @@ from penstock.checkpoint.store import Commit
 from penstock.checkpoint.versions import Version, all_commits
 from penstock.cli.arrow_file import write_arrow
 from penstock.cli.command_line import Parser
-from penstock.cli.output import Output, writing
+from penstock.cli.output import Output
 from penstock.config.specs import WEIGHTS
 from penstock.frames import Float32
 
@@ -82,9 +82,7 @@ def _write(path: Path, versions: list[dict[str, Any]]) -> None:
     import pyarrow as pa
 
     fields = {"commit": pa.int64(), "step": pa.int64(), "tags": pa.list_(pa.utf8()), "change": pa.float64()}
-    columns = {name: pa.array([version[name] for version in versions], kind) for name, kind in fields.items()}
-    columns["row"] = pa.array([version["row"] for version in versions], pa.list_(pa.float32()))
-    for slot in dict.fromkeys(name for version in versions for name in version["slots"]):
-        columns[slot] = pa.array([version["slots"].get(slot) for version in versions], pa.list_(pa.float32()))
-    with writing(path):
-        write_arrow(path, pa.table(columns))
+    slots = [name for version in versions for name in version["slots"]]
+    fields |= dict.fromkeys(["row", *slots], pa.list_(pa.float32()))
+    plain = [version | version["slots"] for version in versions]
+    write_arrow(path, pa.Table.from_pylist(plain, pa.schema(fields)))

@@ -123,8 +123,7 @@ def inspect_checkpoint(path: str, out: Output) -> None:
         texts.append(text)
     out.say_tables("  table ", texts)
     changes = changes_in(contents)
-    for change in changes:
-        out.say(f"  {change}")
+    out.say_all("  ", changes)
     for source in sources:
         out.say(f"  source {source['source']}: {count(source['frames'])} frames")
     state = {key: contents[key] for key in ("global_step", "num_required", "reduction", "seed", "counters")}

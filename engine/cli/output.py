@@ -12,7 +12,7 @@ import stat
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,10 +55,14 @@ class Output:
     def say(self, text: str = "") -> None:
         print(text, file=sys.stderr if self.as_json or self._aside else sys.stdout)
 
+    def say_all(self, prefix: str, texts: Iterable[object]) -> None:
+        """Print texts, one per line."""
+        for text in texts:
+            self.say(f"{prefix}{text}")
+
     def say_tables(self, prefix: str, texts: Sequence[str]) -> None:
         """Print the first MOST_LISTED texts, one per line, then the number of those omitted."""
-        for text in texts[:MOST_LISTED]:
-            self.say(prefix + text)
+        self.say_all(prefix, texts[:MOST_LISTED])
         self.say_more(prefix, len(texts))
 
     def say_more(self, prefix: str, number: int) -> None:
@@ -203,8 +207,7 @@ def input_text(report: Report) -> str:
 
 def duration(seconds: float) -> str:
     """Return 61.0 seconds as '1:01'."""
-    whole = int(seconds)
-    hours, rest = divmod(whole, 3600)
+    hours, rest = divmod(int(seconds), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 

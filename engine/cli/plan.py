@@ -197,8 +197,7 @@ def say_plan(
         notes.append(f"every choice ends in a full table{unread}")
     out.say(f"rows      {count(counters.rows)} in {seconds:.2f} s ({count(counters.rows / seconds)} rows/s); ids only")
     out.say(f"frames    {frames_text(counters.frames, counters.steps, counters.stale, pending)}")
-    for note in notes:
-        out.say(f"note      {note}")
+    out.say_all("note      ", notes)
     lines, of_cached, choices = [_HEADINGS], [_CACHED_HEADINGS], []
     for forecast in planner.forecasts:
         tables, cached = forecast.tables(), forecast.cached()

@@ -112,11 +112,9 @@ def replay(args: argparse.Namespace, out: Output) -> None:
             report = engine.run(args.sources, progress=watching.then_tick(progress), **keywords)
         interrupts.check()  # hashing and writing large tables takes long
     except KeyboardInterrupt:
-        kept = (
-            f"committed to {place_text(args.checkpoint)} (--resume continues)"
-            if args.checkpoint
-            else "nothing was written"
-        )
+        kept = "nothing was written"
+        if args.checkpoint:
+            kept = f"committed to {place_text(args.checkpoint)} (--resume continues)"
         kept = "; ".join([kept, *written_aside(args, quarantine)])
         raise KeyboardInterrupt(f"interrupted after step {engine.global_step}; {kept}") from None
     except StaleInputError as error:
@@ -132,7 +130,7 @@ def replay(args: argparse.Namespace, out: Output) -> None:
     if args.out is not None:
         with writing(args.out):
             files = engine.write_tables(args.out)
-    shown = watching.report(report)
+    shown = watching.report(report, engine)
     say_report(out, report)
     say_end(out, args, report, quarantine, files, shown)
 

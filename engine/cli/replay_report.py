@@ -32,8 +32,7 @@ def say_report(out: Output, report: Report) -> None:
     out.say_tables("cache     ", cache_texts(dict(tables)))
     if report.learning_rates is not None:
         out.say("rates     " + ", ".join(f"tag {tag} = {rate:g}" for tag, rate in enumerate(report.learning_rates)))
-    for note in report.notes:
-        out.say(f"note      {note}")
+    out.say_all("note      ", report.notes)
     out.say(f"input     {input_text(report)}")
     if report.state_hash is not None:
         out.say(f"state     {report.state_hash}")
@@ -56,8 +55,7 @@ def say_end(
     if args.checkpoint is not None:
         out.say(f"committed {place_text(args.checkpoint)}, step {count(report.global_step)}")
     out.say_tables("wrote     ", [str(file) for file in files])
-    for file in shown:
-        out.say(f"wrote     {file}")
+    out.say_all("wrote     ", shown)
     aside = {} if quarantine is None else {"quarantine": str(quarantine)}
     if args.deltas is not None:
         aside["deltas"] = args.deltas

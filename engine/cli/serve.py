@@ -70,7 +70,7 @@ DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", "MB", "memory of t
 # The arguments that a replica uses.
 REPLICA_FLAGS: tuple[str, ...] = ("replica", "listen", "tls_cert", "tls_key", "token_file", "insecure", "grace", "json")
 REPLICA_FLAGS += tuple(options_of("serve", WatchingKeywords))
-REPLICA_FLAGS += tuple(flag[2:].replace("-", "_") for flag in LIMITS)
+REPLICA_FLAGS += tuple(field for field, *_ in LIMITS.values())
 # Seconds between two checks for a signal.
 TICK_S = 0.1
 
@@ -147,7 +147,7 @@ def _add_limit_flags(group: Any, flags: LimitFlags) -> None:
     for flag, (field, unit, before, after) in flags.items():
         default = int(getattr(Limits, field)) // SCALES[unit]
         text = f"{before} (default {default}{after})"
-        group.add_argument(flag, type=whole(1), default=default, metavar=unit, help=text)
+        group.add_argument(flag, dest=field, type=whole(1), default=default, metavar=unit, help=text)
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
@@ -172,10 +172,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
             tags=list(rates.missing),
             advice=f"frames need a 'learning_rates' column, or add --learning-rate {rates.missing[0]}=VALUE",
         )
-    address, tokens = Address.of(args.listen), tokens_of(args.token_file)
-    tls = certificates(address, args.tls_cert, args.tls_key)
-    check_protected(address, bool(tokens), args.insecure)
-    pages = page_access(args, tokens, bool(tls))
+    address, tokens, tls, pages = access_of(args)
     check_checkpoint(args)
     form_of(config.tables, DeltaOptions(last=args.delta_last))
     for place in (args.out, args.checkpoint):
@@ -208,10 +205,7 @@ def serve_replica(args: argparse.Namespace, out: Output) -> None:
     for action in args.serve_command._actions:
         if action.dest not in (*REPLICA_FLAGS, "help") and getattr(args, action.dest) != action.default:
             raise UsageError(f"{(action.option_strings or [action.metavar])[0]}: has no effect with --replica; omit it")
-    address, tokens = Address.of(args.listen), tokens_of(args.token_file)
-    tls = certificates(address, args.tls_cert, args.tls_key)
-    check_protected(address, bool(tokens), args.insecure)
-    pages = page_access(args, tokens, bool(tls))
+    address, tokens, tls, pages = access_of(args)
     check_library(args)
     reader = Reader(args.replica)
     service = ReplicaService(reader, address, limits=_limits(args), tls=tls, tokens=tokens)
@@ -224,6 +218,14 @@ def serve_replica(args: argparse.Namespace, out: Output) -> None:
         if not service.close(args.grace):
             args.leave_at_once()
     out.result(status)
+
+
+def access_of(args: argparse.Namespace) -> tuple[Address, Tokens, list[tuple[bytes, bytes]], PageAccess | None]:
+    """Return the address, the tokens, the certificates, and who may read the pages. Raises UsageError."""
+    address, tokens = Address.of(args.listen), tokens_of(args.token_file)
+    tls = certificates(address, args.tls_cert, args.tls_key)
+    check_protected(address, bool(tokens), args.insecure)
+    return address, tokens, tls, page_access(args, tokens, bool(tls))
 
 
 def page_access(args: argparse.Namespace, tokens: Tokens, has_tls: bool) -> PageAccess | None:
@@ -298,8 +300,7 @@ def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
     text = f"{count(status['frames'])}: {count(status['rows'])} rows, {several(status['steps'], 'step')}"
     out.say(f"frames    {text}" + (f", {count(status['stale'])} stale" if status["stale"] else ""))
     reports = service.engine.core.table_reports()
-    for note in status["notes"]:
-        out.say(f"note      {note}")
+    out.say_all("note      ", status["notes"])
     out.say_tables("keys      ", keys_texts(reports))
     out.say_tables("cache     ", cache_texts(reports))
     out.say_tables("wrote     ", files)
@@ -309,7 +310,5 @@ def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
 
 
 def _limits(args: argparse.Namespace) -> Limits:
-    flags = (LIMITS | DELTA_MEMORY).items()
-    return Limits(
-        **{field: getattr(args, flag[2:].replace("-", "_")) * SCALES[unit] for flag, (field, unit, *_) in flags}
-    )
+    flags = LIMITS | DELTA_MEMORY
+    return Limits(**{field: getattr(args, field) * SCALES[unit] for field, unit, *_ in flags.values()})

@@ -68,8 +68,7 @@ def show(uri: str, status: dict[str, Any], out: Output) -> None:
         out.say(f"producers {count(status['producers'])}, {several(status['streams'], 'open stream')}, {queued}")
         for reason, number in status["dropped"].items():
             out.say(f"dropped   {several(number, 'row')}: {printable(reason)}")
-        for note in status["notes"]:
-            out.say(f"note      {printable(note)}")
+        out.say_all("note      ", map(printable, status["notes"]))
     text = f"{several(status['connections'], 'connection')}, {several(status['calls'], 'call')} in progress"
     out.say(f"callers   {text}, {count(status['refused'])} refused")
     if "lookups" in status:

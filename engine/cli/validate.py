@@ -155,23 +155,22 @@ class SourceCheck:
         self.errors: list[str] = []
         self.dropped: list[str] = []
         self.is_bad = self._opened = False
-        self._first_bad: dict[str, str] = {}
         self._reader: FrameReader | None = None
 
     def frames(self, options: ReadOptions, is_sorted: bool) -> Frames:
         """Yield the source's frames up to its end or first error. is_sorted : whether it must be sorted by step"""
         self._opened = True
         try:
-            reader = FrameReader(self._opens, options)
-            self._reader, self._first_bad = reader, reader.first_bad
-            yield from sorted_by_step(iter(reader)) if is_sorted else reader
+            self._reader = FrameReader(self._opens, options)
+            yield from sorted_by_step(iter(self._reader)) if is_sorted else self._reader
         except (ConfigError, InputError) as error:
             self.errors.append(str(error))
             self.is_bad |= isinstance(error, InputError)
 
     def end(self) -> None:
         """Complete ``errors`` and ``dropped`` after the last frame."""
-        for reason, first in self._first_bad.items():  # includes the frame in which reading stopped
+        first_bad = {} if self._reader is None else self._reader.first_bad
+        for reason, first in first_bad.items():  # includes the frame in which reading stopped
             number = self.counters.dropped[reason]
             text = f"{count(number)} bad rows; first: {first}" if number else first
             (self.dropped if self._drops_bad_rows else self.errors).append(text)
@@ -187,12 +186,9 @@ class SourceCheck:
         out.say(f"{state:8}  {self.source}: {count(counters.rows)} rows in {count(counters.frames)} frames read{stale}")
         if counters.truncated:
             out.say(f"{'truncated':8}  {count(counters.truncated)} ids beyond the length of their sequence")
-        for text in self._reader.notes() if self._reader is not None else ():
-            out.say(f"{'note':8}  {text}")
-        for text in self.dropped:
-            out.say(f"{'dropped':8}  {text}")
-        for text in self.errors:
-            out.say(f"{'error':8}  {text}")
+        out.say_all("note      ", () if self._reader is None else self._reader.notes())
+        out.say_all("dropped   ", self.dropped)
+        out.say_all("error     ", self.errors)
 
     def to_dict(self) -> dict[str, Any]:
         counters = self.counters

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.deltas import DeltaOptions, Deltas
 from penstock.errors import DeltasGoneError, ServiceError
+from penstock.lineage import ANEW
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,9 +49,7 @@ class DeltaLog:
     Methods may be called from any thread; those that the sequencer calls, under the gate's lock.
     """
 
-    def __init__(
-        self, engine: Engine, per_steps: int | None, max_bytes: int, durable: bool, last: bool = False
-    ) -> None:
+    def __init__(self, engine: Engine, per_steps: int | None, max_bytes: int, durable: bool, last: bool) -> None:
         self._engine, self._durable, self.max_bytes, self.last = engine, durable, max_bytes, last
         self._per_steps, self._num_following = per_steps, 0
         self._row_bytes = max((8 + 4 * spec.dim for spec in engine.core.tables.specs.values()), default=0)
@@ -157,9 +156,9 @@ class DeltaLog:
 
     def _next(self, since: int) -> LoggedDelta | None:
         if since > max(self.step, self.first_step):
-            raise DeltasGoneError(f"step {since} is ahead of this service, which is at step {self.step}; {_ANEW}")
+            raise DeltasGoneError(f"step {since} is ahead of this service, which is at step {self.step}; {ANEW}")
         if since < self.first_step:
-            raise DeltasGoneError(f"deltas are kept from step {self.first_step} on, not from {since}; {_ANEW}")
+            raise DeltasGoneError(f"deltas are kept from step {self.first_step} on, not from {since}; {ANEW}")
         return next((delta for delta in self._retained if since < delta.step <= self.step), None)
 
     # ---- inside
@@ -204,6 +203,3 @@ class DeltaLog:
             self.first_step = self._logged_step = self._engine.global_step
             if not self._durable:
                 self.step = self.first_step
-
-
-_ANEW = "read the tables again, and continue from their step"

@@ -9,7 +9,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -51,26 +51,36 @@ ACTIONS = {
 ADMISSION = "admission"
 
 
+class Answering(Protocol):
+    """What every server has to know of its service. lookups : answers those of one stream"""
+
+    lookups: Callable[[], LookupAnswers]
+    wants_to_end: threading.Event
+
+    def status(self) -> dict[str, Any]: ...
+
+
+class EngineService(Answering, Protocol):
+    """What the server of an engine has to know in addition."""
+
+    engine: Engine
+    sequencer: Sequencer
+    producers: Producers
+    readers: Readers
+
+
 class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
     """A Flight server that answers errors in one line, actions and the lists of its actions and flights.
 
     actions : name → what it does
-    lookups : answers those of one stream; status : returns the status as plain data; drain : lets the server end
     """
 
     actions: Mapping[str, str]
 
     def __init__(
-        self,
-        address: Address,
-        tls: list[tuple[bytes, bytes]],
-        admission: CallAdmission,
-        *,
-        lookups: Callable[[], LookupAnswers],
-        status: Callable[[], dict[str, Any]],
-        drain: Callable[[], None],
+        self, service: Answering, address: Address, tls: list[tuple[bytes, bytes]], admission: CallAdmission
     ) -> None:
-        self._lookups, self._status, self._drain = lookups, status, drain
+        self._service = service
         super().__init__(address.uri, tls_certificates=tls, middleware={ADMISSION: admission})
 
     def _prepare(self) -> None:
@@ -126,24 +136,13 @@ class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 class FlightServer(AnsweringServer):
-    """The Flight server of a service. It listens once it is constructed. Other arguments as of AnsweringServer"""
+    """The Flight server of a service. It listens once it is constructed."""
 
     actions = ACTIONS
-
-    def __init__(
-        self,
-        *arguments: Any,
-        engine: Engine,
-        sequencer: Sequencer,
-        producers: Producers,
-        readers: Readers,
-        **answers: Any,
-    ) -> None:
-        self._engine, self._sequencer, self._producers, self._readers = engine, sequencer, producers, readers
-        super().__init__(*arguments, **answers)
+    _service: EngineService
 
     def _prepare(self) -> None:
-        self._engine.core.tables.prepare_thread()
+        self._service.engine.core.tables.prepare_thread()
 
     # ---- gradients and deltas
 
@@ -152,12 +151,12 @@ class FlightServer(AnsweringServer):
             request = PutRequest.of(descriptor)
             if request.kind != GRADIENTS:
                 raise UsageError(f"put: expected {GRADIENTS}, got {request.kind}, which DoExchange takes")
-            self._producers.put(context, request, reader, writer.write)
+            self._service.producers.put(context, request, reader, writer.write)
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with self._serving(context, Right.READ):
             if path_of(descriptor) == [LOOKUP]:
-                self._lookups().answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
+                self._service.lookups().answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
                 return
             context.get_middleware(ADMISSION).check(Right.PUT)
             request = PutRequest.of(descriptor)
@@ -167,8 +166,8 @@ class FlightServer(AnsweringServer):
 
     def _exchange(self, context: Any, request: PutRequest, reader: Any, writer: Any) -> None:
         """Read gradients; write deltas, with acknowledgements as metadata between them."""
-        since = self._readers.log.publish_all()
-        writer.begin(self._readers.delta_schema)
+        since = self._service.readers.log.publish_all()
+        writer.begin(self._service.readers.delta_schema)
         writing, over = threading.Lock(), threading.Event()
 
         def send(message: bytes) -> None:
@@ -179,8 +178,8 @@ class FlightServer(AnsweringServer):
             """Write deltas until the producer's stream ends."""
             ticket = {DELTAS: {"since": since, "follow": True}}
             try:
-                reserve.open(self._engine.core.tables.prepare_thread)
-                for batch, _ in self._readers.get(ticket, over.is_set).messages:
+                reserve.open(self._service.engine.core.tables.prepare_thread)
+                for batch, _ in self._service.readers.get(ticket, over.is_set).messages:
                     with writing:
                         writer.write_batch(batch)
             except (PenstockError, pa.ArrowException, flight.FlightError, OSError) as error:
@@ -190,61 +189,61 @@ class FlightServer(AnsweringServer):
         feeding = threading.Thread(target=feed, name="penstock-exchange", daemon=True)
         feeding.start()
         try:
-            self._producers.put(context, request, reader, send)
+            self._service.producers.put(context, request, reader, send)
         finally:
             over.set()
-            self._readers.log.wake_readers()
+            self._service.readers.log.wake_readers()
             feeding.join()
         if failed:
             raise failed[0]
 
     def do_get(self, context: Any, ticket: Any) -> flight.FlightDataStream:
         with self._serving(context, Right.READ):
-            answer = self._readers.get(decoded(ticket.ticket, "the ticket"), context.is_cancelled)
+            answer = self._service.readers.get(decoded(ticket.ticket, "the ticket"), context.is_cancelled)
             return flight.GeneratorStream(answer.schema, answered(answer))
 
     # ---- actions
 
     def _act(self, kind: str, body: Any) -> dict[str, Any]:
         if kind == "status":
-            return self._status()
+            return self._service.status()
         if kind == "explain":
-            return {"gate": self._engine.gate.explain()}
+            return {"gate": self._service.engine.gate.explain()}
         if kind == "position":
             return self._position(decoded(body, "position"))
         if kind == "checkpoint":
-            self._sequencer.commit()
-            return {"committed_step": self._sequencer.streams.durable_step}
+            self._service.sequencer.commit()
+            return {"committed_step": self._service.sequencer.streams.durable_step}
         if kind == "rollback":
-            done = self._sequencer.roll_back(decoded(body, "rollback").get("to"))
+            done = self._service.sequencer.roll_back(decoded(body, "rollback").get("to"))
             return {"global_step": done.step, "to_step": done.target.step, "rolled_back": done.num_frames}
         if kind == "drain":
-            self._drain()
+            self._service.wants_to_end.set()
             return self._drained() if decoded(body, "drain").get("wait") else {"ending": True}
         raise UsageError(f"action '{kind}': expected one of {', '.join(ACTIONS)}")
 
     def _drained(self) -> dict[str, Any]:
         """Wait until the service has committed its end. Return what it leaves."""
-        self._sequencer.ended.wait()
-        error = self._sequencer.error
-        return {"ending": True, "error": None if error is None else str(error), **self._status()}
+        self._service.sequencer.ended.wait()
+        error = self._service.sequencer.error
+        return {"ending": True, "error": None if error is None else str(error), **self._service.status()}
 
     def _position(self, request: dict[str, Any]) -> dict[str, Any]:
         name, stream = request.get("contributor"), request.get("stream")
         if not isinstance(name, str):
             raise UsageError('position: expected {"contributor": NAME}')
-        with self._engine.gate.still():
+        with self._service.engine.gate.still():
             return {
-                **self._sequencer.streams.counts(name, stream),
-                "position": self._sequencer.streams.position(name),
-                "durable_position": self._sequencer.streams.durable_position(name),
-                "durable": self._sequencer.streams.is_durable,
+                **self._service.sequencer.streams.counts(name, stream),
+                "position": self._service.sequencer.streams.position(name),
+                "durable_position": self._service.sequencer.streams.durable_position(name),
+                "durable": self._service.sequencer.streams.is_durable,
             }
 
     # ---- flights
 
     def _paths(self) -> Iterable[tuple[str, ...]]:
-        return ((GRADIENTS,), (LOOKUP,), (DELTAS,), *((TABLE, name) for name in self._engine.core.tables.specs))
+        return ((GRADIENTS,), (LOOKUP,), (DELTAS,), *((TABLE, name) for name in self._service.engine.core.tables.specs))
 
     def _flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         path = path_of(descriptor)
@@ -252,25 +251,25 @@ class FlightServer(AnsweringServer):
             PutRequest.of(descriptor)
             return flight.FlightInfo(self._gradient_schema(), descriptor, [], -1, -1)
         if path == [LOOKUP]:
-            dims = {name: spec.dim for name, spec in self._engine.core.tables.specs.items()}
+            dims = {name: spec.dim for name, spec in self._service.engine.core.tables.specs.items()}
             return flight.FlightInfo(request_schema(dims), descriptor, [], -1, -1)
         if path == [DELTAS]:
             ticket: dict[str, Any] = {DELTAS: {}}
-            schema, rows = self._readers.delta_schema, -1
+            schema, rows = self._service.readers.delta_schema, -1
         elif len(path) == 2 and path[0] == TABLE:
-            ticket, schema = {TABLE: path[1]}, self._readers.snapshots.schema(path[1])
-            rows = self._readers.snapshots.num_rows(path[1])
+            ticket, schema = {TABLE: path[1]}, self._service.readers.snapshots.schema(path[1])
+            rows = self._service.readers.snapshots.num_rows(path[1])
         else:
             raise UsageError(f"no flight {'/'.join(path)}: expected {GRADIENTS}, {LOOKUP}, {DELTAS} or {TABLE}/NAME")
         return flight.FlightInfo(schema, descriptor, [flight.FlightEndpoint(encoded(ticket), [])], rows, -1)
 
     def _gradient_schema(self) -> pa.Schema:
         """Return the schema of the simplest row stream that the service takes."""
-        specs = self._engine.core.tables.specs
+        specs = self._service.engine.core.tables.specs
         gradient = list_type(spec.dim for spec in specs.values())
         unsigned = any(spec.id_type == "uint64" for spec in specs.values())
         fields = [("id", pa.uint64() if unsigned else pa.int64()), ("gradient", gradient)]
-        fields += [("time", pa.int64())] if self._engine.config.needs_time else []
+        fields += [("time", pa.int64())] if self._service.engine.config.needs_time else []
         return pa.schema([("table", pa.utf8()), *fields] if len(specs) > 1 else fields)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -63,16 +63,13 @@ class ReplicaServer(AnsweringServer):
     """The Flight server of a replica: lookups, schemas of the tables, and its status."""
 
     actions = ACTIONS
-
-    def __init__(self, *arguments: Any, rows: ReplicaRows, **answers: Any) -> None:
-        self._rows = rows
-        super().__init__(*arguments, **answers)
+    _service: ReplicaService
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with self._serving(context, Right.READ):
             if path_of(descriptor) != [LOOKUP]:
                 raise UsageError(f"exchange: expected the path {LOOKUP}; {READS_ONLY}")
-            self._lookups().answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
+            self._service.lookups().answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with self._serving(context):
@@ -90,7 +87,7 @@ class ReplicaServer(AnsweringServer):
 
     def _read(self, layout: TableLayout, schema: pa.Schema) -> Messages:
         """Yield all rows of a table, again if a transaction changed them meanwhile, then the step that they are of."""
-        reader, at_once = self._rows.reader, max(1, BLOCK_BYTES // (4 * layout.dim))
+        reader, at_once = self._service.rows.reader, max(1, BLOCK_BYTES // (4 * layout.dim))
         for number in range(PASSES):
             if number and layout.keys is not None:
                 yield schema.empty_table().to_batches()[0], encoded({"changed": True, "full_copy": True})
@@ -113,25 +110,25 @@ class ReplicaServer(AnsweringServer):
 
     def _check_same(self, layout: TableLayout) -> None:
         """Raise ServiceError if a table has other columns or ids by now: the followed service has changed it."""
-        now = {each.name: each for each in self._rows.reader.layouts}.get(layout.name)
+        now = {each.name: each for each in self._service.rows.reader.layouts}.get(layout.name)
         if now is None or schema_of(now) != schema_of(layout) or (now.keys is None and now.num_rows != layout.num_rows):
             raise ServiceError(OTHER_TABLES)
 
     def _act(self, kind: str, body: Any) -> dict[str, Any]:
         if kind == "status":
-            return self._status()
+            return self._service.status()
         if kind == "drain":
-            self._drain()
-            return {"ending": True, "error": None, **self._status()}
+            self._service.wants_to_end.set()
+            return {"ending": True, "error": None, **self._service.status()}
         raise UsageError(f"action '{kind}': expected one of {', '.join(ACTIONS)}; {READS_ONLY}")
 
     def _paths(self) -> Iterable[tuple[str, ...]]:
-        return ((LOOKUP,), *((TABLE, name) for name in self._rows.dims))
+        return ((LOOKUP,), *((TABLE, name) for name in self._service.rows.dims))
 
     def _flight(self, descriptor: flight.FlightDescriptor) -> flight.FlightInfo:
         path = path_of(descriptor)
         if path == [LOOKUP]:
-            return flight.FlightInfo(request_schema(self._rows.dims), descriptor, [], -1, -1)
+            return flight.FlightInfo(request_schema(self._service.rows.dims), descriptor, [], -1, -1)
         if path is None or len(path) != 2 or path[0] != TABLE:
             raise UsageError(f"no flight {'/'.join(path or ())}: expected {LOOKUP} or {TABLE}/NAME; {READS_ONLY}")
         endpoint = flight.FlightEndpoint(encoded({TABLE: path[1]}), [])
@@ -139,7 +136,7 @@ class ReplicaServer(AnsweringServer):
 
     def _layout(self, name: Any) -> TableLayout:
         """Return where a table lies. Raises UsageError for an unknown one."""
-        layouts = {layout.name: layout for layout in self._rows.reader.layouts}
+        layouts = {layout.name: layout for layout in self._service.rows.reader.layouts}
         if not isinstance(name, str) or name not in layouts:
             raise UsageError(f"no table '{name}' in the replica ({listed(layouts)})")
         return layouts[name]
@@ -171,25 +168,17 @@ class ReplicaService:
     ) -> None:
         limits = limits or Limits()
         self.wants_to_end = threading.Event()
-        self._rows, self._lookups = ReplicaRows(reader), LookupCounts()
-        create = partial(
-            ReplicaServer,
-            address,
-            tls or [],
-            rows=self._rows,
-            lookups=partial(LookupAnswers, self._rows, limits, self._lookups),
-            status=self.status,
-            drain=self.wants_to_end.set,
-        )
+        self.rows, self._lookup_counts = ReplicaRows(reader), LookupCounts()
+        self.lookups: Callable[[], LookupAnswers] = partial(LookupAnswers, self.rows, limits, self._lookup_counts)
         self._started_s = time.monotonic()
-        self._listener = Listener(address, tokens, limits, create)
+        self._listener = Listener(address, tokens, limits, partial(ReplicaServer, self, address, tls or []))
         self.address = self._listener.address
         report(logging.INFO, "listening", address=self.address.uri, step=reader.step)
 
     def close(self, grace_s: float) -> bool:
         """End all lookups, and stop listening, as ``Listener.close`` does."""
-        report(logging.INFO, "ending", step=self._rows.reader.step)
-        self._rows.is_ending = True
+        report(logging.INFO, "ending", step=self.rows.reader.step)
+        self.rows.is_ending = True
         return self._listener.close(grace_s)
 
     def metrics(self) -> StepCollector:
@@ -199,11 +188,11 @@ class ReplicaService:
 
     def status(self) -> dict[str, Any]:
         """Return the status as plain data, for JSON."""
-        reader = self._rows.reader
+        reader = self.rows.reader
         lineage, epoch = reader.history
         return {
             "service": "replica",
-            "state": "draining" if self.wants_to_end.is_set() or self._rows.is_ending else "serving",
+            "state": "draining" if self.wants_to_end.is_set() or self.rows.is_ending else "serving",
             "version": penstock.__version__,
             "global_step": reader.step,
             "committed_step": reader.durable_step,
@@ -211,6 +200,6 @@ class ReplicaService:
             "epoch": epoch,
             "tables": list(reader.tables),
             **self._listener.counts(),
-            **self._lookups.as_dict(),
+            **self._lookup_counts.as_dict(),
             "seconds": time.monotonic() - self._started_s,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -72,25 +72,14 @@ class Service:
         self.sequencer = Sequencer(engine, rates, self.log, limits.producers, self.wants_to_end.set, saving)
         self.producers = Producers(self.sequencer, reading, limits)
         self.readers = Readers(engine, self.sequencer, self.log)
-        self._lookups = LookupCounts()
+        rows, self._lookup_counts = EngineRows(engine, self.sequencer), LookupCounts()
+        self.lookups: Callable[[], LookupAnswers] = partial(LookupAnswers, rows, limits, self._lookup_counts)
         self._started_s = time.monotonic()
         self._watched = ExitStack()
         self._watched.enter_context(engine.watch.run(self.sequencer.counters, lambda: None, self.sequencer.first_bad))
         engine.watch.of_service = self._counts
-        create = partial(
-            FlightServer,
-            address,
-            tls or [],
-            engine=engine,
-            sequencer=self.sequencer,
-            producers=self.producers,
-            readers=self.readers,
-            lookups=partial(LookupAnswers, EngineRows(engine, self.sequencer), limits, self._lookups),
-            status=self.status,
-            drain=self.wants_to_end.set,
-        )
         try:
-            self._listener = Listener(address, tokens, limits, create)
+            self._listener = Listener(address, tokens, limits, partial(FlightServer, self, address, tls or []))
         except BaseException:
             self.sequencer.end()
             self._watched.close()
@@ -152,5 +141,5 @@ class Service:
             "queued_rows": self.producers.budget.num_rows,
             "queued_bytes": self.producers.budget.num_bytes,
             **self._listener.counts(),
-            **self._lookups.as_dict(),
+            **self._lookup_counts.as_dict(),
         }

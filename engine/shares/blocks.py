@@ -48,7 +48,6 @@ class Router:
 
     def __init__(self, config: EmbeddingConfig, count: int, seed: int = 0, *, sums: bool = False) -> None:
         self._dims = {spec.name: spec.dim for spec in config.tables}
-        self._numbers = {name: number for number, name in enumerate(self._dims)}
         self._shares = shares_of(config.tables, config.sharding_strategy == "MOD", seed, 0, count)
         self._count = count
         self._sums = FrameSums(config.tables) if sums else None
@@ -73,15 +72,15 @@ class Router:
         """
         count, whole = self._count, [frame.audited() for frame in frames]
         heads = [_head(frame) for frame in whole]
-        routed = []  # (table, rows, their owners, their numbers there)
+        routed = []  # (rows, their owners, their numbers there)
         rows_of = np.zeros((len(whole), len(self._dims), count), np.int64)
         for index, frame in enumerate(whole):
             summed = frame.rows if self._sums is None else self._sums.of(frame)
-            for table in self._dims:
+            for table_number, table in enumerate(self._dims):
                 for block in summed.get(table, ()):
                     owners, numbers = self._shares[table].locate(np.ascontiguousarray(block.ids))
-                    rows_of[index, self._numbers[table]] += np.bincount(owners, minlength=count)
-                    routed.append((table, block, owners, numbers))
+                    rows_of[index, table_number] += np.bincount(owners, minlength=count)
+                    routed.append((block, owners, numbers))
         dims = np.array(list(self._dims.values()))
         totals = rows_of.sum(axis=0)
         num_rows, num_floats = totals.sum(axis=0), dims @ totals
@@ -89,7 +88,7 @@ class Router:
         numbers_out, grads_out = np.empty(num_rows.sum(), np.int64), np.empty(num_floats.sum(), np.float32)
         counts_out = None if self._sums is None else np.empty(len(numbers_out), np.uint32)
         firsts = np.stack([rows_at, floats_at], axis=1)
-        for _, block, owners, numbers in routed:
+        for block, owners, numbers in routed:
             partition.scatter(
                 owners,
                 numbers,

@@ -11,8 +11,8 @@ import gc
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions
 from penstock.engine import Engine
 from penstock.errors import CapacityError, InputError, UsageError
-from penstock.io.delta_sink import DeltaWriter, is_stream, open_deltas
+from penstock.io.delta_sink import is_stream, open_deltas
 from penstock.io.sources.opening import read_once
 from penstock.options import PASS_CONCERNS, Options, ReadingKeywords, options_of
 from penstock.shares import WholeTables
@@ -234,37 +234,27 @@ class MultiPass:
 
     def _publish(self, base: Commit | None) -> Commit:
         """Commit the parts of all passes, with their deltas merged."""
-        number, done = self._folder.next_number(), False
-        parts = self._work.linked_into(self._folder, number)
+        options, number, done = self._options, self._folder.next_number(), False
+        parts = self._work.linked_into(self._folder, number, self.count)
         if base is not None and changes_in(parts[0].contents) != changes_in(base.contents):
             base = replace(base, contents={**base.contents, "deltas": None})  # a file of deltas would lack the change
         contents = {name: parts[0].contents[name] for name in ("positions", "quarantine", "counters")}
-        contents["deltas"] = None if base is None else base.contents.get("deltas")
-        with self._opened_deltas(base, lambda: done) as writer:
-            if writer is not None:
+        contents["deltas"] = committed = None if base is None else base.contents.get("deltas")
+        with ExitStack() as opened:
+            if options.deltas is not None:
                 step = 0 if base is None else base.contents["changed_step"]
                 joined = JoinedDeltas(self._config.tables, self._form, step)
+                is_committed = None if is_stream(os.fspath(options.deltas)) else lambda: done
+                deltas = open_deltas(options.deltas, joined.schema, step, committed, is_committed)
+                writer = opened.enter_context(deltas)
                 files = [self._work.deltas(rank) for rank in range(self.count)]
                 for batch in merged(files, joined, self._form.per_steps or 1):
                     writer.write(batch)
                     interrupts.check()
                 contents["deltas"] = writer.commit()
-            commit = join_parts(self._folder, number, parts, contents, self._options.keep)
+            commit = join_parts(self._folder, number, parts, contents, options.keep)
             done = True
         return commit
-
-    @contextmanager
-    def _opened_deltas(self, base: Commit | None, is_committed: Callable[[], bool]) -> Iterator[DeltaWriter | None]:
-        options = self._options
-        if options.deltas is None:
-            yield None
-            return
-        committed = None if base is None else base.contents.get("deltas")
-        step = 0 if base is None else base.contents["changed_step"]
-        schema = JoinedDeltas(self._config.tables, self._form, step).schema
-        named = None if is_stream(os.fspath(options.deltas)) else is_committed
-        with open_deltas(options.deltas, schema, step, committed, named) as writer:
-            yield writer
 
 
 def check_seekable(sources: Sequence[str]) -> None:

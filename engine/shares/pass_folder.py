@@ -70,10 +70,10 @@ class PassFolder:
         """Return what ``end`` recorded; None: the pass has not ended."""
         return _read(self.path / f"{rank}.json")
 
-    def linked_into(self, folder: Folder, number: int) -> list[Commit]:
+    def linked_into(self, folder: Folder, number: int, count: int) -> list[Commit]:
         """Give the files of every pass a second name, as files of commit ``number`` of a folder. Return the parts."""
         parts = []
-        for rank in range(_must_read(self._replay)["passes"]):
+        for rank in range(count):
             own, files = Folder(self.commits(rank)), []
             commit = own.newest()
             assert commit is not None
@@ -113,12 +113,6 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         raise StateError(f"{path}: damaged ({error}); remove {os.fspath(path.parent)} and replay again") from error
-
-
-def _must_read(path: Path) -> dict[str, Any]:
-    record = _read(path)
-    assert record is not None
-    return record
 
 
 def _write(path: Path, record: Mapping[str, Any]) -> None:

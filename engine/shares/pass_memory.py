@@ -55,7 +55,7 @@ def num_passes(specs: Iterable[TableSpec], memory: int | None) -> int:
     of_rows, widest = rows_bytes(specs), max(map(_row_bytes, specs))
     needed = of_rows + sum(ROW_BYTES * spec.vocabulary_size + spec.cache_bytes for spec in specs)
     needed += sum(bytes_of_directories([(spec, 0)]) for spec in specs if spec.dynamic)
-    used = 0 if memory is None else used_bytes()
+    used = 0 if memory is None else status_bytes("RssAnon")  # without pages of files
     if memory is not None and memory <= used:
         raise CapacityError(
             f"--memory {memory}: the process uses {used / 1e6:,.0f} MB before it has a row; give more bytes than that"
@@ -86,11 +86,6 @@ def available_bytes() -> int:
         limits.append(soft - status_bytes("VmData"))
     limits += [limit - used for limit, used in _cgroups()]
     return min(limits)
-
-
-def used_bytes() -> int:
-    """Return the bytes of memory that this process uses, without pages of files."""
-    return status_bytes("RssAnon")
 
 
 def _cgroups() -> Iterable[tuple[int, int]]:

@@ -47,7 +47,7 @@ class _Lookups(NamedTuple):
 class _Collection(StoreModule):
     """What both collections share: their configurations, groups of tables, and the lookups of a batch."""
 
-    def __init__(self, tables: Sequence[Any], store: Store, device: Any, dtype: Any) -> None:
+    def __init__(self, tables: Sequence[Any], device: Any = None, dtype: Any = None, *, store: Store) -> None:
         super().__init__(store, device, dtype)
         self._configs: dict[str, Any] = {}
         for table in tables:
@@ -183,7 +183,7 @@ class EmbeddingBagCollection(_Collection):
     def __init__(
         self, tables: Sequence[Any], is_weighted: bool = False, device: Any = None, dtype: Any = None, *, store: Store
     ) -> None:
-        super().__init__(tables, store, device, dtype)
+        super().__init__(tables, device, dtype, store=store)
         self._is_weighted = is_weighted
 
     def is_weighted(self) -> bool:
@@ -263,9 +263,6 @@ class EmbeddingCollection(_Collection):
     >>> clicked.values().shape, clicked.lengths().tolist()
     (torch.Size([3, 2]), [1, 2])
     """
-
-    def __init__(self, tables: Sequence[Any], device: Any = None, dtype: Any = None, *, store: Store) -> None:
-        super().__init__(tables, store, device, dtype)
 
     def embedding_configs(self) -> list[Any]:
         """Return the configurations of the tables."""

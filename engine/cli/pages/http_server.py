@@ -108,6 +108,7 @@ def _handler(routes: Routes, hosts: set[str] | None, access: PageAccess | None) 
     """Return the class that answers requests. hosts : that a request may name; None: any"""
     # Cookies are sent to every port of a host, so this one is no token, and its name contains the port.
     session = secrets.token_urlsafe(32)
+    secure = "; Secure" if access is not None and access.tls is not None else ""
 
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "penstock", ""
@@ -122,7 +123,7 @@ def _handler(routes: Routes, hosts: set[str] | None, access: PageAccess | None) 
             if access is not None:
                 token = parse_qs(query).get("token")
                 if token is not None and access.admits(b"Bearer " + token[0].encode("utf-8", "replace")):
-                    more["Set-Cookie"] = f"{self._cookie}={session}; Path=/; HttpOnly; SameSite=Strict{self._secure}"
+                    more["Set-Cookie"] = f"{self._cookie}={session}; Path=/; HttpOnly; SameSite=Strict{secure}"
                 elif not self._is_admitted(access):
                     more["WWW-Authenticate"] = 'Bearer realm="penstock"'
                     refusal = (
@@ -148,10 +149,6 @@ def _handler(routes: Routes, hosts: set[str] | None, access: PageAccess | None) 
         @property
         def _cookie(self) -> str:
             return f"penstock-{self.connection.getsockname()[1]}"
-
-        @property
-        def _secure(self) -> str:
-            return "; Secure" if access is not None and access.tls is not None else ""
 
         def _is_admitted(self, access: PageAccess) -> bool:
             """Return whether the request has a token or the cookie."""

@@ -52,25 +52,22 @@ def use_sections(uses: Mapping[str, IdUses]) -> Iterator[tuple[str, str, str]]:
     names = sorted(uses, key=lambda name: -int(uses[name].times.sum()))
     shown = {name: uses[name] for name in names[:MAX_LEGEND]}
 
-    def plot(points: Mapping[str, Points], x: str, y: str, log: bool) -> str:
-        return lines(points, x, y, log_x=log, log_y=log)
-
+    ranks = {name: frequencies(id_uses.times) for name, id_uses in shown.items()}
     yield (
         "How often ids come",
         "share of the table's rows by the id's rank, both logarithmic: a straight line is a power law",
-        plot({name: frequencies(id_uses.times) for name, id_uses in shown.items()}, "rank", "share of rows", True),
+        lines(ranks, "rank", "share of rows", log_x=True, log_y=True),
     )
     yield (
         "What the hottest ids make up",
         "the share of all rows that the most frequent ids have together",
-        plot({name: covered(id_uses.times) for name, id_uses in shown.items()}, "hottest ids, %", "of rows, %", False),
+        lines({name: covered(id_uses.times) for name, id_uses in shown.items()}, "hottest ids, %", "of rows, %"),
     )
+    growth: dict[str, Points] = {name: [(0.0, 0.0), *id_uses.growth] for name, id_uses in shown.items()}
     yield (
         "How many new ids keep coming",
         "distinct ids over rows read: where it bends, what comes has mostly been seen",
-        plot(
-            {name: [(0.0, 0.0), *id_uses.growth] for name, id_uses in shown.items()}, "rows read", "distinct ids", False
-        ),
+        lines(growth, "rows read", "distinct ids"),
     )
     yield (
         "Tables",

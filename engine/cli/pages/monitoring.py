@@ -59,7 +59,6 @@ class Watching:
     def __init__(
         self, args: argparse.Namespace, watched: Engine | Job | ReplicaService, access: PageAccess | None = None
     ) -> None:
-        self._engine = watched if isinstance(watched, Engine) else None
         self._addresses, self._access = page_addresses(args), access
         self._path: Path | None = args.metrics_file
         self.servers: list[Server] = []
@@ -107,8 +106,6 @@ class Watching:
 
     def then_tick(self, progress: Progress) -> Progress:
         """Return a progress callback that calls ``progress`` and then ``tick``."""
-        if self._path is None:
-            return progress
 
         def both(counters: Counters, gate: FrameGate, share: float | None) -> None:
             progress(counters, gate, share)
@@ -153,10 +150,9 @@ class Watching:
             ],
         }
 
-    def report(self, report: Report) -> list[Path]:
-        """Write the page that ``--report`` requests. Return the paths written."""
-        engine = self._engine
-        if self._report is None or engine is None or engine.watch.probe is None:
+    def report(self, report: Report, engine: Engine) -> list[Path]:
+        """Write the page that ``--report`` requests. Return the paths written. engine : that is watched"""
+        if self._report is None or engine.watch.probe is None:
             return []
         watch, probe, numbers = engine.watch, engine.watch.probe, {"report": report.to_dict(), "live": self.live()}
         from penstock.cli.pages.html_report import run_sections, write_page

@@ -17,7 +17,7 @@ import penstock.interrupts as interrupts
 from penstock.checkpoint.parts import join_parts
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
-from penstock.errors import CapacityError, StateError, UsageError
+from penstock.errors import CapacityError, StateError
 from penstock.io.run_files import RunFiles
 from penstock.options import JOB_CONCERNS, Options
 from penstock.shares.joined_deltas import JoinedDeltas
@@ -104,20 +104,12 @@ class Driver:
         self.positions.rows = sum(rows for _, rows in read.values())
         if saved is not None:
             before = Positions.from_state(saved)
-            if len(before.entries) > num_sources:
-                missing = before.entries[num_sources]
-                raise StateError(
-                    f"{missing.source}: the checkpoint holds {missing.frames} frames of it, and it is not among the "
-                    "sources; give all of them, in the same order"
-                )
+            before.check_none_missing(num_sources)
             self.positions.stale_rows, self.positions.unchecked = before.stale_rows, before.unchecked
             for entry, old in zip(self.positions.entries, before.entries, strict=False):
                 entry.frames, entry.digest = old.frames, old.digest
         self.num_skipped = self.positions.num_frames
-        if options.limit is not None and options.limit < self.num_skipped:
-            raise UsageError(
-                f"limit: the checkpoint holds {self.num_skipped} frames already, which is more than {options.limit}"
-            )
+        self.positions.check_limit(options.limit)
         self._stale_before = self.positions.stale_rows
 
     def run(self, files: RunFiles, deltas: JoinedDeltas | None) -> list[Ended]:
@@ -161,7 +153,7 @@ class Driver:
         number = self._folder.next_number()
         place, attempt = self._folder.files.address, self._attempt
         writes = [owner.write_part.remote(place, number, attempt) for owner in self._actors.owners]
-        parts: list[Commit] = self._checked(writes)
+        parts: list[Commit] = self._raised(self._actors.get(writes))
         if any(part.contents["counters"]["frames"] != self._frames_before + self.counters.frames for part in parts):
             raise StateError("an interrupt came between two frames of a block; the last commit counts")
         contents = {"positions": self.positions.get_state(), **self._files.commit()}
@@ -274,9 +266,6 @@ class Driver:
 
     def _all(self, calls: Callable[[], list[Any]]) -> list[Any]:
         return self._raised(self._actors.begin(calls))
-
-    def _checked(self, refs: list[Any]) -> list[Any]:
-        return self._raised(self._actors.get(refs))
 
     def _raised(self, results: list[Any]) -> list[Any]:
         for result in results:

@@ -161,7 +161,7 @@ class Job:
             self.actors = self._make_actors(ray, commit)
             try:
                 with nullcontext() if self._metrics is None else self._metrics.run():
-                    return self._until_it_ends(self.actors, folder, commit, began)
+                    return self._until_it_ends(folder, commit, began)
             finally:
                 self.actors.close()
 
@@ -194,18 +194,18 @@ class Job:
         ]
         return Actors(ray, readers, owners, options.reader_options or {}, self._owner_options)
 
-    def _until_it_ends(self, actors: Actors, folder: Folder | None, commit: Commit | None, began: float) -> Report:
+    def _until_it_ends(self, folder: Folder | None, commit: Commit | None, began: float) -> Report:
         options, failures, before, skipped = self.options, 0, Counters(), None
         files = RunFiles(nullcontext, {} if commit is None else commit.contents)
         while True:
             driver: Driver | None = None
             try:
-                driver = Driver(actors, folder, commit, options, len(self._sources), self.progress, self._metrics)
+                driver = Driver(self.actors, folder, commit, options, len(self._sources), self.progress, self._metrics)
                 skipped = driver.num_skipped if skipped is None else skipped
                 if self._metrics is not None:
                     self._metrics.before, self._metrics.num_skipped = before, skipped
-                report = partial(self._report, before, skipped, began)
-                return self._attempt(driver, actors, folder, commit, files, report)
+                ended, state_hash = self._attempt(driver, folder, commit, files)
+                return self._report(before, skipped, began, driver, ended, state_hash)
             except LostError as failure:
                 newest = None if folder is None else folder.newest()
                 has_commit = newest is not None and (commit is None or newest.number > commit.number)
@@ -221,14 +221,9 @@ class Job:
                 log.warning("%s; the job continues from %s", failure, place)
 
     def _attempt(
-        self,
-        driver: Driver,
-        actors: Actors,
-        folder: Folder | None,
-        commit: Commit | None,
-        files: RunFiles,
-        report: Callable[..., Report],
-    ) -> Report:
+        self, driver: Driver, folder: Folder | None, commit: Commit | None, files: RunFiles
+    ) -> tuple[list[Ended], str | None]:
+        """Run to the end. Return what the owners report, and the state hash if it is wanted."""
         options, joined, opened = self.options, None, None
         if self._delta_options is not None:
             joined = JoinedDeltas(self._config.tables, self._delta_options, driver.changed_step)
@@ -239,12 +234,12 @@ class Job:
         driver.positions.check_stale(options.max_stale)
         state_hash = None
         if options.state_hash or options.out is not None:
-            tables = WholeTables(self._config, [RemoteTables(actors, rank) for rank in range(options.shares)])
+            tables = WholeTables(self._config, [RemoteTables(self.actors, rank) for rank in range(options.shares)])
             if options.state_hash:
                 state_hash = tables.hash(driver.global_step)
             if options.out is not None:
                 tables.write(options.out)
-        return report(driver, ended, state_hash)
+        return ended, state_hash
 
     def _report(
         self, before: Counters, skipped: int, began: float, driver: Driver, ended: list[Ended], state_hash: str | None
