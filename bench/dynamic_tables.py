@@ -242,7 +242,7 @@ class Turnover(Ours):
 
     @property
     def num_evicted(self) -> int:
-        return int(self.engine.core.tables.dynamic["table"].directory.num_evicted)
+        return int(self.engine.core.tables.dynamic["table"].directory.counts["evicted"])
 
     def read_rows(self, table: str, ids: Int64) -> Float32:
         return self.engine.lookup(table, hashed(ids))
