@@ -60,7 +60,7 @@ class DynamicTable:
     def __init__(self, spec: TableSpec, table: DeviceTable, seed: int, run: Run, share: tuple[int, int]) -> None:
         settings = spec.dynamic
         assert settings is not None
-        self.spec, self.settings, self._table, self._run = spec, settings, table, run
+        self.spec, self.settings, self._table, self.run = spec, settings, table, run
         self._initial = initial_rows(spec, seed)
         self.absent = self._initial if settings.missing == "initial" else InitialRows()
         self.row_keys: RowKeys | None = None
@@ -95,7 +95,7 @@ class DynamicTable:
         keys, rows, num_frames = keys_of_opening(frames, num_frames, self.directory.array)
         if not self._has_opened:
             self._stamp(self.directory.clock, clock)
-        self._plan = Plan(self.directory, keys, rows, num_frames, clock=clock, step=step, run=self._run)
+        self._plan = Plan(self.directory, keys, rows, num_frames, clock=clock, step=step, run=self.run)
         if self._plan.num_rejected and self.settings.on_full == "error":
             raise self._no_room()
 
@@ -228,7 +228,7 @@ class DynamicTable:
             block = self.as_given(keys[first : first + size])
             weights = self.directory.array(np.float32, len(block) * dim).reshape(-1, dim)
             spans = [slice(n, n + at_once) for n in range(0, len(block), at_once)]
-            self._run([partial(self._fill, block, weights, span) for span in spans])
+            self.run([partial(self._fill, block, weights, span) for span in spans])
             yield weights
 
     def _fill(self, keys: npt.NDArray[Any], weights: Float32, span: slice) -> bool:
@@ -270,7 +270,7 @@ class DynamicTable:
 
         Raises CapacityError, also if keys of this load would have to be evicted; nothing has changed then.
         """
-        plan = Plan(self.directory, keys, clock=self.directory.clock, step=0, admit_all=True, run=self._run)
+        plan = Plan(self.directory, keys, clock=self.directory.clock, step=0, admit_all=True, run=self.run)
         self._plan = plan
         if plan.num_rejected:
             raise self._no_room(of_load=True)
