@@ -191,8 +191,7 @@ class Admissions(Ours):
     def prepare(self, steps: Sequence[int]) -> None:
         """Forget all keys."""
         old = self._engine.core.tables.dynamic["table"]
-        self.table = DynamicTable(old.spec, self._engine.core.tables.table("table"), 0)
-        self.table.run = old.run
+        self.table = DynamicTable(old.spec, self._engine.core.tables.table("table"), 0, old.run, (0, 1))
 
     def run(self, steps: Sequence[int]) -> None:
         for number in steps:
@@ -242,7 +241,7 @@ class Turnover(Ours):
 
     @property
     def num_evicted(self) -> int:
-        return int(self.engine.core.tables.dynamic["table"].directory.num_evicted)
+        return int(self.engine.core.tables.dynamic["table"].directory.counts["evicted"])
 
     def read_rows(self, table: str, ids: Int64) -> Float32:
         return self.engine.lookup(table, hashed(ids))

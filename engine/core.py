@@ -128,7 +128,6 @@ class EngineCore:
         self.gate.open_into(self._step)
         self.set_clock_offset(0)
         self.pipeline = pipeline
-        tables.dynamic.run_on(self.pipeline.team.run)
         # Of the next step: the learning rate of every tag, and the counters of its run.
         self._opening: tuple[tuple[float, ...], Counters] = ((), self.counters)
 

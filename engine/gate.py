@@ -57,8 +57,6 @@ class Gate(GateCounts):
         counted: str = "frames",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if num_required is not None and num_required < 1:
-            raise UsageError(f"num_required: expected at least 1, got {num_required}")
         super().__init__(num_required, global_step)
         self._counted = counted
         self._clock = clock

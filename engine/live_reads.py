@@ -43,9 +43,9 @@ class LiveReads(StepObserver):
     def __init__(
         self,
         core: EngineCore,
-        folder: SharedFolder | None = None,
-        durable_step: int = 0,
-        history: tuple[str, str] = ("", ""),
+        folder: SharedFolder | None,
+        durable_step: int,
+        history: tuple[str, str],
     ) -> None:
         check_on_host(core)
         self._core, self._folder = core, folder

@@ -197,7 +197,7 @@ class Metrics(MetricsCollector):
             samples = list(probe.hot.samples) if probe else []
             snapshot = MetricsSnapshot(
                 counters=watch.counters.plus(core.counters),
-                stale=gate.stale.copy(),
+                stale=gate.stale,
                 global_step=gate.global_step,
                 num_accumulated=gate.num_accumulated,
                 num_required=gate.num_required or 0,

@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.frames import Coalesced, Float32, Frame, Int64, Rows
+from penstock.frames import Coalesced, Float32, Float64, Frame, Int64, Rows
 from penstock.gate import Gate
 from penstock.stats import Counters
 
 Read = Callable[[str, Int64], Float32]
-Float64 = npt.NDArray[np.float64]
 KnownAs = Callable[[str, Int64], Int64]
 
 SHARE = 0.0015  # of the time, for sampling rows
@@ -139,19 +137,19 @@ def hot_ids(samples: Sequence[IdSample]) -> list[tuple[str, int, float]]:
 class SampleBudget:
     """The time that sampling rows may take."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._began_s, self._spent_s = clock, clock(), 0.0
+    def __init__(self) -> None:
+        self._began_s, self._spent_s = time.perf_counter(), 0.0
 
     def may(self) -> bool:
         """Return whether there is time for a sample. A plain comparison, because every frame and step calls it."""
-        return self._spent_s <= ALLOWANCE_S + SHARE * (self._clock() - self._began_s)
+        return self._spent_s <= ALLOWANCE_S + SHARE * (time.perf_counter() - self._began_s)
 
     @contextmanager
     def look(self) -> Iterator[None]:
         """Charge the time in the context to the budget."""
-        started = self._clock()
+        started = time.perf_counter()
         yield
-        self._spent_s += self._clock() - started
+        self._spent_s += time.perf_counter() - started
 
 
 class Probe:
@@ -161,11 +159,9 @@ class Probe:
     known_as : (table, local ids) → the ids that the user knows
     """
 
-    def __init__(
-        self, read: Read, clock: Callable[[], float] = time.perf_counter, known_as: KnownAs = lambda _, ids: ids
-    ) -> None:
+    def __init__(self, read: Read, known_as: KnownAs) -> None:
         self._read, self._known_as = read, known_as
-        self._for_rows = SampleBudget(clock)
+        self._for_rows = SampleBudget()
         self._rows: dict[str, tuple[Int64, Float32]] = {}
         self._every, self._skipped = 1, 0
         self._rng = np.random.default_rng(0)

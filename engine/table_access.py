@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,8 +164,7 @@ class TableAccess:
         """
         return self.core.tables.view(name)
 
-    @contextmanager
-    def still(self) -> Iterator[None]:
+    def still(self) -> AbstractContextManager[None]:
         """Keep all rows unchanged while in the context: steps and loads of other threads wait.
 
         Returns
@@ -181,8 +180,7 @@ class TableAccess:
         ...     float(engine.lookup("user", range(8)).sum())
         16.0
         """
-        with self.core.still():
-            yield
+        return self.core.still()
 
     def keys(self, name: str) -> pa.Array:
         """Return the keys of a dynamic table that have a row, ascending.

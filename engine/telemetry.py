@@ -73,7 +73,7 @@ class Telemetry(StepObserver):
     tracer : OpenTelemetry's tracer, or any object with its ``start_as_current_span``; None: no spans
     """
 
-    def __init__(self, read: Read, known_as: KnownAs = lambda _, ids: ids) -> None:
+    def __init__(self, read: Read, known_as: KnownAs) -> None:
         self._read, self._known_as = read, known_as
         self.stage_s = dict.fromkeys(STAGES, 0.0)
         self.updated: Counter[str] = Counter()
@@ -94,7 +94,7 @@ class Telemetry(StepObserver):
     def look_closer(self) -> None:
         """Create the probe, if there is none."""
         if self.probe is None:
-            self.probe = Probe(self._read, known_as=self._known_as)
+            self.probe = Probe(self._read, self._known_as)
 
     @contextmanager
     def run(

@@ -4,12 +4,14 @@ from .gradient_blocks cimport GradientBlocks
 from .part_memory cimport PartMemory
 
 
+cdef int isa_of(str target) except -1
+
+
 cdef class Accumulator(PartMemory):
     cdef readonly Py_ssize_t dim
     cdef readonly object dtype
     cdef readonly Py_ssize_t num_rows    # of whole frames since start_counting
     cdef Py_ssize_t rows_begun
-    cdef bint wide
     cdef GradientBlocks blocks           # the frame between begin and end
     cdef int begin(self, GradientBlocks blocks, index_t frame, Py_ssize_t num_parts, Py_ssize_t room=*,
                    Py_ssize_t longest=*, Py_ssize_t most=*) except -1

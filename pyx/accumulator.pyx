@@ -22,8 +22,13 @@ cdef enum:
 
 
 def targets():
-    """The instruction sets that sums are compiled for and this machine has, the best first."""
+    """The instruction sets that sums and rules are compiled for and this machine has, the best first."""
     return ["avx512", "avx2", "baseline"][2 - best_isa():]
+
+
+cdef int isa_of(str target) except -1:
+    """The instruction set of one of ``targets``; "": the best. Raises ValueError for another one."""
+    return best_isa() - (targets().index(target) if target else 0)
 
 
 cdef class Accumulator(PartMemory):
@@ -44,11 +49,10 @@ cdef class Accumulator(PartMemory):
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
             raise ValueError(f"dtype must be float32 or float64, got {self.dtype}")
-        self.wide = self.dtype == np.float64
         self.row_bytes = dim * self.dtype.itemsize
         self.count, self.count_rows = count, count_rows
-        self.frame.dim, self.frame.wide = dim, self.wide
-        self.frame.isa = best_isa() - (targets().index(target) if target else 0)
+        self.frame.dim, self.frame.wide = dim, self.dtype == np.float64
+        self.frame.isa = isa_of(target)
         if vocabulary_size is not None:
             self.vocabulary.size = vocabulary_size
             if vocabulary_size <= LARGEST_MAP:
@@ -67,11 +71,6 @@ cdef class Accumulator(PartMemory):
     def num_distinct(self):
         """Distinct ids added since ``start_counting``, drained or held; 0 where the vocabulary is unknown."""
         return self.distinct()
-
-    @property
-    def nbytes(self):
-        """Bytes held for sums, ids, counts and the index, and for those to come."""
-        return self.num_bytes()
 
     # ---- a frame in: for Intake
 
@@ -210,7 +209,7 @@ cdef class Accumulator(PartMemory):
         if not len(np.unique(ids)) == len(ids) == len(kept) or sums.shape != (len(ids), self.dim):
             raise ValueError(f"expected different ids, as many counts, sums ({len(ids)}, {self.dim}), got {sums.shape}")
         self.undo()
-        self.begin(blocks_of([(ids, sums, None, None)], self.dim, self.wide), -1, 1)
+        self.begin(blocks_of([(ids, sums, None, None)], self.dim, self.frame.wide), -1, 1)
         self.frame.strict = False
         with nogil:
             outside = part_find(&self.parts[0], &self.vocabulary, &self.frame, 0, 1, &no)

@@ -87,7 +87,7 @@ cdef class Intake:
                 accumulator = accumulators[i]
                 vacant = vacant and accumulator.held() == 0
                 arrays = [(block.ids, block.grads, block.which, block.gains) for block in blocks[i]]
-                accumulator.begin(blocks_of(arrays, accumulator.dim, accumulator.wide), frame,
+                accumulator.begin(blocks_of(arrays, accumulator.dim, accumulator.frame.wide), frame,
                                   1 if parts is None else parts[i])
         except BaseException:
             self.cancel()
@@ -238,7 +238,7 @@ cdef class Intake:
 
 
 def bytes_held(list accumulators not None):
-    """``nbytes`` of all of them."""
+    """Bytes held for sums, ids, counts and indices, and for those to come."""
     cdef Py_ssize_t n = 0
     for accumulator in accumulators:
         n += (<Accumulator?>accumulator).num_bytes()

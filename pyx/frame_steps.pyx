@@ -49,7 +49,7 @@ cdef class FrameSteps:
     mean : divide sums by the number of frames of each id
 
     Of the last ``take``:
-    num_frames, num_steps : taken, and steps among them
+    num_steps : of the frames that were taken
     ids : int64, those of every step, one step after the other; seconds : of every update
     more_bytes : of sums at most, next to what was held before
     """
@@ -59,12 +59,12 @@ cdef class FrameSteps:
     cdef object lock
     cdef Py_ssize_t table
     cdef bint mean
-    cdef readonly Py_ssize_t num_frames, num_steps, more_bytes
+    cdef readonly Py_ssize_t num_steps, more_bytes
     cdef readonly object ids, seconds
 
     def __init__(self, GateCounts gate not None, Accumulator accumulator not None, Step step not None,
                  lock, Py_ssize_t table, bint mean):
-        if accumulator.wide:
+        if accumulator.frame.wide:
             raise ValueError("expected sums in float32")
         if not gate.required:
             raise ValueError("expected a gate that contributions open")
@@ -88,7 +88,7 @@ cdef class FrameSteps:
         cdef double[::1] seconds
         cdef id_t[::1] changed
         cdef Run run
-        self.num_frames = self.num_steps = self.more_bytes = 0
+        self.num_steps = self.more_bytes = 0
         if not 0 <= first < bounds.shape[0] - 1 or (steps is not None and steps.shape[0] != bounds.shape[0] - 1):
             raise ValueError(f"expected one of {bounds.shape[0] - 1} frames with a step each, got frame {first}")
         if blocks.dim != accumulator.dim or blocks.wide:
@@ -125,10 +125,10 @@ cdef class FrameSteps:
             accumulator.cancel()
             raise
         accumulator.end_steps(bounds[run.next] - bounds[first], run.most_ids)
-        self.num_frames, self.num_steps = run.next - first, run.num_steps
+        self.num_steps = run.num_steps
         self.ids, self.seconds = ids_array[:run.num_changes], seconds_array[:run.num_steps].tolist()
         self.more_bytes = max(<Py_ssize_t>0, run.most_ids - accumulator.held()) * accumulator.bytes_per_id()
-        return self.num_frames
+        return run.next - first
 
 
 cdef Py_ssize_t check_inside(GradientBlocks blocks, const index_t[::1] bounds, Py_ssize_t first, Py_ssize_t stop) except -1:

@@ -23,15 +23,11 @@ def draw(const id_t[::1] keys not None, bytes key_bytes not None, bint normal, d
         ``second`` on, over a width of ``first``
     """
     cdef Py_ssize_t i
-    cdef const unsigned char* bytes_of = key_bytes
     cdef PhiloxKey key
     if out.shape[0] != keys.shape[0] or len(key_bytes) != 16:
         raise ValueError(f"expected a row for each of {keys.shape[0]} keys and 16 bytes, got {out.shape[0]} rows and "
                          f"{len(key_bytes)} bytes")
-    key.low = key.high = 0
-    for i in range(8):
-        key.low |= <uint64_t>bytes_of[i] << 8 * i
-        key.high |= <uint64_t>bytes_of[8 + i] << 8 * i
+    key.low, key.high = int.from_bytes(key_bytes[:8], "little"), int.from_bytes(key_bytes[8:], "little")
     if out.shape[1]:
         with nogil:
             for i in range(keys.shape[0]):

@@ -29,6 +29,10 @@ cdef struct KeySlots:
     uint64_t salt
 
 
+cdef inline size_t next_slot(const KeySlots* keys, size_t slot) noexcept nogil:
+    return slot + 1 if slot + 1 < <size_t>keys.num_slots else 0
+
+
 cdef inline const KeySlot* find_key(const KeySlots* keys, uint64_t key, int64_t* row) noexcept nogil:
     """The slot of a key, and its row; NULL: it has none."""
     cdef size_t slot = key_home(key_mix(key, keys.salt), 0, <size_t>keys.num_slots)
@@ -42,9 +46,7 @@ cdef inline const KeySlot* find_key(const KeySlots* keys, uint64_t key, int64_t*
         if state != REMOVED and load_word(&keys.slots[slot].key) == key:
             row[0] = <int64_t>(state - FIRST_ROW)
             return &keys.slots[slot]
-        slot += 1
-        if slot == <size_t>keys.num_slots:
-            slot = 0
+        slot = next_slot(keys, slot)
     return NULL
 
 

@@ -132,7 +132,3 @@ cdef void remove(const KeySlots* keys, uint64_t key) noexcept nogil:
         while keys.slots[slot].state == REMOVED:
             store_word(&keys.slots[slot].state, EMPTY)
             slot = slot - 1 if slot else <size_t>keys.num_slots - 1
-
-
-cdef inline size_t next_slot(const KeySlots* keys, size_t slot) noexcept nogil:
-    return slot + 1 if slot + 1 < <size_t>keys.num_slots else 0

@@ -2,6 +2,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from ._types cimport grad_t, id_t
+from .partition cimport Shards, locate_one, shards_of
 
 cdef extern from "rule.h" nogil:
     ctypedef struct Rule:
@@ -44,11 +45,9 @@ cdef struct Table:              # what is fixed for a table, the same on all its
     UpdateRows run
     const char* name
     bint non_lazy
-    bint mod
     bint whole                  # DIV, and one device has all shards: ids are row numbers
-    int64_t vocabulary_size, num_shards, rows_per_shard, shards_per_device
-    int64_t quotient, longer    # DIV: rows of a short shard, ids in the shards that are one longer
-    double per_shards, per_quotient, per_longer
+    Shards shards
+    int64_t vocabulary_size, rows_per_shard, shards_per_device
     int64_t num_parts, dim, slot_dim    # floats of the weights, and of each slot, of a row
     int64_t first_float         # of the array that a device's tables lie in
     int64_t row_floats, num_rows, ahead
@@ -121,43 +120,21 @@ cdef inline int64_t num_pages(const Table* t) noexcept nogil:
 cdef inline void set_layout(Table* t, int64_t vocabulary_size, int64_t num_shards, bint mod, int64_t rows_per_shard,
                             int64_t shards_per_device) noexcept nogil:
     """Arguments as in partition.place."""
-    t.vocabulary_size, t.num_shards, t.mod = vocabulary_size, num_shards, mod
+    t.vocabulary_size, t.shards = vocabulary_size, shards_of(vocabulary_size, num_shards, mod)
     t.rows_per_shard, t.shards_per_device = rows_per_shard, shards_per_device
     t.whole = not mod and shards_per_device >= num_shards
     t.num_rows = rows_per_shard * shards_per_device
     t.page_bits = page_bits_of(t.num_rows)
-    t.quotient = vocabulary_size // num_shards
-    t.longer = vocabulary_size % num_shards * (t.quotient + 1)
-    t.per_shards, t.per_longer = 1.0 / num_shards, 1.0 / (t.quotient + 1)
-    t.per_quotient = 1.0 / max(<int64_t>1, t.quotient)
-
-
-cdef inline int64_t divided(int64_t a, int64_t b, double per_b) noexcept nogil:
-    """a // b for 0 <= a < 2**52: off by one at most after the multiplication, and a division costs ten times that."""
-    cdef int64_t quotient = <int64_t>(<double>a * per_b)
-    cdef int64_t left = a - quotient * b
-    if left < 0:
-        return quotient - 1
-    return quotient + 1 if left >= b else quotient
 
 
 cdef inline int64_t place(const Table* t, int64_t first_shard, id_t key) noexcept nogil:
     """The row of an id on the device with these shards; -1 where it lives on another one, -2 where outside the table."""
-    cdef int64_t shard, row
+    cdef id_t shard, row
     if <uint64_t>key >= <uint64_t>t.vocabulary_size:
         return -2
     if t.whole:
         return key
-    if t.mod:
-        row = divided(key, t.num_shards, t.per_shards)
-        shard = key - row * t.num_shards
-    elif key < t.longer:
-        shard = divided(key, t.quotient + 1, t.per_longer)
-        row = key - shard * (t.quotient + 1)
-    else:
-        shard = divided(key - t.longer, t.quotient, t.per_quotient)
-        row = key - t.longer - shard * t.quotient
-        shard += t.vocabulary_size - t.quotient * t.num_shards
+    locate_one(key, &t.shards, &shard, &row)
     shard -= first_shard
     if <uint64_t>shard >= <uint64_t>t.shards_per_device:
         return -1

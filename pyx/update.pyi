@@ -11,7 +11,6 @@ _Float32 = npt.NDArray[np.float32]
 
 NUMBERS: list[str]
 
-def targets() -> list[str]: ...
 def rules() -> dict[str, int]: ...
 
 @disjoint_base

@@ -12,6 +12,7 @@ from posix.unistd cimport usleep
 
 from ._types cimport grad_t, id_t
 
+from .accumulator cimport isa_of
 from .buffer_pool cimport Sums
 from .row_updates cimport (
     CHUNK, MOST_AHEAD, MOST_CHUNKS, READ, START, UPDATE, WRITE, Op, Rule, Segment, StepContext, StepPlan, Sweep, Table,
@@ -31,24 +32,12 @@ cdef extern from "update_rules.h" nogil:
         const char* name
         int num_slots, row_slots
         UpdateRows run
-    const RuleEntry* rules_of_target(int n, const char** name)
-
-
-def targets():
-    """The instruction sets that the rules are compiled for and this machine has, the best first."""
-    cdef const char* name
-    cdef int n = 0
-    names = []
-    while rules_of_target(n, &name) != NULL:
-        names.append(name.decode())
-        n += 1
-    return names
+    const RuleEntry* rules_of_isa(int isa)
 
 
 def rules():
     """Name → number of slots of every rule in update_rules.h."""
-    cdef const char* name
-    cdef const RuleEntry* entries = rules_of_target(0, &name)
+    cdef const RuleEntry* entries = rules_of_isa(isa_of(""))
     cdef int i
     return {entries[i].name.decode(): entries[i].num_slots for i in range(NUM_RULES)}
 
@@ -66,7 +55,7 @@ cdef class Plan:
     numbers : the rule's parameters, switches and limits, by the field names of Rule; one that is missing is 0
     starts : what weights and slots begin with
     num_shards, mod, rows_per_shard, shards_per_device : as in partition.place
-    target : one of ``targets``; "": the best
+    target : one of ``accumulator.targets``; "": the best
     first_float : where the table begins in the array of floats that every device has
     name : in errors
     """
@@ -120,9 +109,8 @@ NUMBERS = list(RULE_FIELDS)
 
 
 cdef const RuleEntry* entry_of(str rule, str target) except NULL:
-    cdef const char* name = NULL
-    cdef int i, n = targets().index(target) if target else 0
-    cdef const RuleEntry* entries = rules_of_target(n, &name)
+    cdef const RuleEntry* entries = rules_of_isa(isa_of(target))
+    cdef int i
     for i in range(NUM_RULES):
         if entries[i].name.decode() == rule:
             return &entries[i]

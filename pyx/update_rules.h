@@ -3,6 +3,7 @@
 #define PENSTOCK_UPDATE_RULES_H
 
 #include "update_equations.h"
+#include "vectors.h"
 
 /* Ask for the cache lines of the row that comes `ahead` rows later, to write. */
 INLINE void prefetch_row(const Batch *b, int64_t i) {
@@ -89,30 +90,22 @@ enum { NUM_RULES = 19 };
 RULES(ELEMENTWISE, ROW_WISE, baseline, )
 static const RuleEntry rules_baseline[NUM_RULES] = {RULES(ENTRY, ROW_WISE_ENTRY, baseline, )};
 
-#if defined(__x86_64__)
-#define AVX2 __attribute__((target("avx2")))
-#define AVX512 __attribute__((target("avx512f,avx512vl,avx512dq,prefer-vector-width=512")))
-RULES(ELEMENTWISE, ROW_WISE, avx2, AVX2)
-RULES(ELEMENTWISE, ROW_WISE, avx512, AVX512)
+#ifdef PENSTOCK_X86
+#define FOR_AVX2 __attribute__((target("avx2")))
+#define FOR_AVX512 __attribute__((target("avx512f,avx512vl,avx512dq,prefer-vector-width=512")))
+RULES(ELEMENTWISE, ROW_WISE, avx2, FOR_AVX2)
+RULES(ELEMENTWISE, ROW_WISE, avx512, FOR_AVX512)
 static const RuleEntry rules_avx2[NUM_RULES] = {RULES(ENTRY, ROW_WISE_ENTRY, avx2, )};
 static const RuleEntry rules_avx512[NUM_RULES] = {RULES(ENTRY, ROW_WISE_ENTRY, avx512, )};
 #endif
 
-/* The rules compiled for the n-th of this machine's targets, the best first; NULL where there are no more. */
-static inline const RuleEntry *rules_of_target(int n, const char **name) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && n-- == 0) {
-        *name = "avx512";
-        return rules_avx512;
-    }
-    if (__builtin_cpu_supports("avx2") && n-- == 0) {
-        *name = "avx2";
-        return rules_avx2;
-    }
+/* The rules compiled for an instruction set of this machine (vectors.h). */
+static inline const RuleEntry *rules_of_isa(int isa) {
+#ifdef PENSTOCK_X86
+    if (isa == AVX512) return rules_avx512;
+    if (isa == AVX2) return rules_avx2;
 #endif
-    *name = "baseline";
-    return n == 0 ? rules_baseline : NULL;
+    return rules_baseline;
 }
 
 #endif

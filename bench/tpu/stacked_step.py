@@ -49,7 +49,7 @@ def checked(compiler: Compiler, generation: str, optimizer: str) -> Iterator[tup
             case = Case(generation, optimizer, DIMS[-1], variant, program=operation)
             failed = check(case, stack, program)
             memory = program.memory_analysis()
-            aliased = f"{memory.alias_size_in_bytes:,} of {stack.nbytes // mesh.size:,}"
+            aliased = f"{memory.alias_size_in_bytes:,} of {sum(table.nbytes for table in stack.tables) // mesh.size:,}"
             temporary = f"{memory.temp_size_in_bytes / 1e6:.2f} MB"
             yield f"| {generation} | {case.title} | {variant} | {aliased} | {temporary} | {seconds:.1f} s |", failed
         for table in stack.tables:

@@ -107,7 +107,10 @@ class NumpySums:
         self._ids, self._values, self._counts = merged, sums, counts
 
     def take(self, mean: bool) -> tuple[Int64, Array]:
-        ids, values = self._ids, divided(self._values, self._counts) if mean else self._values
+        ids, values = self._ids, self._values
+        if mean:
+            with np.errstate(all="ignore"):
+                values = np.asarray(values / self._counts.astype(values.dtype)[:, None])
         self._clear()
         return ids, values
 
@@ -159,9 +162,3 @@ class TensorFlowSums(NumpySums):
             sums[both] = values[of_new[both]] + sums[both]
         counts[both] += 1
         return merged, sums, counts
-
-
-def divided(values: Array, counts: Int64) -> Array:
-    """Return each row divided by dtype(its count). values (u, width), counts (u,)"""
-    with np.errstate(all="ignore"):
-        return np.asarray(values / counts.astype(values.dtype)[:, None])

@@ -218,15 +218,10 @@ class DeduplicationData:
         for index, feature in enumerate(features):
             rows, samples, gains = elements[len(tables) + 3 * index :][:3]
             room = len(unique[feature.table])
-            check_uses(name_of(config, index), rows, samples, gains if len(gains) else None, room, num_samples(feature))
-            uses.append(
-                FeatureUses(
-                    rows.astype(np.uint32),
-                    samples.astype(np.uint32),
-                    gains.astype(np.float32) if len(gains) else None,
-                    int(words[_HEADER_WORDS + index]),
-                )
-            )
+            factors = gains.astype(np.float32) if len(gains) else None
+            check_uses(name_of(config, index), rows, samples, factors, room, num_samples(feature))
+            truncated = int(words[_HEADER_WORDS + index])
+            uses.append(FeatureUses(rows.astype(np.uint32), samples.astype(np.uint32), factors, truncated))
         return cls(words[:_FINGERPRINT_WORDS].tobytes().hex(), step, number, unique, UsesByPath(config, uses))
 
     def _elements(self) -> Iterator[Array]:

@@ -175,11 +175,7 @@ class Exchange:
 
     def _audited(self, frame: Frame, of_feature: Mapping[int, Rows]) -> Frame:
         for index, rows in of_feature.items():
-            if (
-                rows.gains is not None
-                and rows.which is not None
-                and not_finite(rows.grads, rows.which, rows.gains).any()
-            ):
+            if rows.which is not None and not_finite(rows.grads, rows.which, rows.gains).any():
                 name = name_of(self._config, index)
                 problem = f"gradient of {name}: times a weight it is not finite as float32"
                 raise InputError(problem, reason="gradient_not_finite")

@@ -73,17 +73,13 @@ def create_tables(
     problems: dict[str, str] = {}
     for definition in definitions:
         layout, rule, *_ = definition
-        name = layout.name
-        table_variant, problem = variant or "", ""
-        if variant is None:
-            table_variant, problem = choose(mesh, layout, rule, preferred.get(name), processes)
-        if problem:
-            problems[name] = problem
+        chosen = choose(mesh, layout, rule, preferred.get(layout.name), processes) if variant is None else (variant, "")
+        table_variant, problems[layout.name] = chosen
         if table_variant == "host":
             on_cpu.append(definition)
         else:
             variants.append(table_variant)
-            others.append(definition._replace(layout=formatted(definition.layout, table_variant)))
+            others.append(definition._replace(layout=formatted(layout, table_variant)))
     if processes is not None:  # one program runs on the devices of all
         processes.agree(f"Engine(…), tables by {[*variants, *('host' for _ in on_cpu)]}")
     share = _requested(STACKS, ("on", "off")) != "off" and not moving
@@ -104,7 +100,7 @@ def create_tables(
     for members in stacked(others) if share else [[member] for member in range(len(others))]:
         group = [others[member] for member in members]
         # The tables of a stack have one variant, and had one canary.
-        table_variant, problem = variants[members[0]], problems.get(group[0].layout.name, "")
+        table_variant, problem = variants[members[0]], problems[group[0].layout.name]
         with _allocating(group):
             if processes is None:
                 created.append(XlaTables(mesh, group, table_variant, dispatcher, problem, moving=moving))

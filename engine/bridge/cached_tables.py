@@ -65,6 +65,8 @@ class CachedTables:
     def __init__(self, host: BackendTables, device: BackendTables, cache: RowCache) -> None:
         self._host, self._device, self.cache = host, device, cache
         self.mesh, self.layouts = device.mesh, host.layouts
+        self.compiler, self.problems = device.compiler, device.problems
+        self.copies_any_number = host.copies_any_number and device.copies_any_number
         (layout,) = host.layouts
         self._ends = np.cumsum(layout.part_dims)[:-1]  # of the parts, in a row of all parts
         self._num_floats = sum(layout.part_dims)
@@ -83,18 +85,6 @@ class CachedTables:
     @property
     def variant(self) -> str:
         return self._device.variant
-
-    @property
-    def compiler(self) -> str:
-        return self._device.compiler
-
-    @property
-    def problems(self) -> Sequence[str]:
-        return self._device.problems
-
-    @property
-    def copies_any_number(self) -> bool:
-        return self._host.copies_any_number and self._device.copies_any_number
 
     @property
     def arrays(self) -> tuple[Any, ...]:

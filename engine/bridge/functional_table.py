@@ -10,6 +10,7 @@ then by device, in the order of the plan (segment_sums.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -287,7 +288,7 @@ def _gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
     if table.format.quantization is not None:
         rows = quantize(Ops(jnp), rows, *table.format.quantization)
     shapes = uses.shapes
-    sizes = [_size(shape) for shape in shapes.values()]
+    sizes = [math.prod(shape) for shape in shapes.values()]
     lookup_rows = _lookup_values(rows, uses.rows[0], uses.gains[0])
     plan = _of_device(uses.sample_terms, uses.sample_nodes)
     combined = summed(lookup_rows, uses.samples[0], sum(sizes), plan, ascending=True)
@@ -386,10 +387,3 @@ def _joined(shapes: Mapping[str, tuple[int, ...]], gradients: dict[str, jax.Arra
             got = list(gradients[path].shape)
             raise UsageError(f"gradient of feature '{path}': expected shape {[*shape, dim]}, got {got}")
     return jnp.concatenate([gradients[path].astype(jnp.float32).reshape(-1, dim) for path in shapes])
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size

@@ -84,7 +84,7 @@ class HostTables:
 
     Rows lie where ``Layout.place`` says; with DIV sharding on one device, in the order of their ids.
 
-    team : the threads that update rows; target : of ``update.targets()``; "": the best
+    team : the threads that update rows; target : of ``accumulator.targets()``; "": the best
     allocate : the memory of rows and of the counters of their pages
 
     arrays : of each device, float32 (n,); plans : where in them each table lies

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bridge.row_format import UNTOUCHED
-from penstock.bridge.sharding import GROWTH, LINES, MAX_BUCKET, NUM_SHARDS, Layout, Room, bucket
+from penstock.bridge.sharding import GROWTH, LINES, MAX_BUCKET, Layout, Room, bucket
 from penstock.bridge.stacking import MemberRows, Stack, multiple_of
 from penstock.frames import Int32, Int64, UInt32
 from penstock.pyx import partition
@@ -153,9 +153,8 @@ class Packer:
         group = table.line.group
         if self._by_row:  # a row for each line
             group, first = 1, first * group
-        shards = (table.vocabulary_size, NUM_SHARDS, table.mod, table.shards_per_device, table.rows_per_shard)
         out = devices[rows], lines[rows], None if places is None else places[rows], counts
-        partition.destinations(ids[own], *shards, group, first, *out)
+        partition.destinations(ids[own], *table.shards, group, first, *out)
 
     def slices(self, routing: Routing, largest: int) -> Iterator[slice]:
         """Yield the rows of each device that one dispatch updates, ranges of ``cells``, until they have been all.

@@ -127,6 +127,11 @@ class Layout:
         return -(-NUM_SHARDS // self.num_devices)
 
     @property
+    def shards(self) -> tuple[int, int, bool, int, int]:
+        """The vocabulary's size, its shards, and where rows lie in them, as ``pyx.partition`` takes them."""
+        return self.vocabulary_size, NUM_SHARDS, self.mod, self.shards_per_device, self.rows_per_shard
+
+    @property
     def rows_per_device(self) -> int:
         return self.shards_per_device * self.rows_per_shard
 
@@ -138,8 +143,7 @@ class Layout:
     @cached_property
     def line(self) -> Line:
         """The line format that programs are compiled for. Only bfloat16 needs places; other tables can share them."""
-        shards = (self.shards_per_device, self.rows_per_shard)
-        places = Places(self.vocabulary_size, NUM_SHARDS, self.mod, *shards, self.among) if self.bfloat16 else None
+        places = Places(*self.shards, self.among) if self.bfloat16 else None
         return Line(self.dim, self.num_slots, self.lanes, places, self.halved, self.row_slots)
 
     @property
@@ -163,15 +167,7 @@ class Layout:
 
     def place(self, ids: Int64) -> tuple[Int32, Int32]:
         """Return the device of every id, and its row there."""
-        return partition.place(
-            ids,
-            self.vocabulary_size,
-            NUM_SHARDS,
-            self.mod,
-            self.shards_per_device,
-            self.rows_per_shard,
-            self.num_devices,
-        )
+        return partition.place(ids, *self.shards, self.num_devices)
 
 
 class TableDefinition(NamedTuple):

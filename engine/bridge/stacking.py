@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,9 +31,8 @@ from penstock.bridge.sharding import (
     largest_bucket,
 )
 from penstock.frames import Float32, Int32, Int64, UInt32
+from penstock.pyx import partition
 from penstock.updates import UpdateRule
-
-T = TypeVar("T", bound=np.generic)
 
 # Per device: TensorFlow's limit for the shard of a stack. Stacking saves nothing for larger tables.
 MAX_STACK_BYTES = 2 << 30
@@ -141,10 +140,6 @@ class Stack:
     def lines_per_device(self) -> int:
         return self.first_lines[-1]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(table.nbytes for table in self.tables)
-
     def locate(self, member: int, ids: Int64) -> Iterator[tuple[slice, Int32, Int64]]:
         """Yield the padded dispatches that read distinct ids of one table, each as
 
@@ -155,8 +150,9 @@ class Stack:
         devices, rows = self.rows_of(member, ids)
         beyond = self.lines_per_device * table.line.group
         for span in self.slices(devices):
-            padded, cells, _ = self.padded(devices[span], rows[span], beyond, READ_ROWS, growth=self.growth("read"))
-            yield span, padded, cells
+            most = int(np.bincount(devices[span]).max(initial=0))
+            capacity = bucket(most, READ_ROWS, self.growth("read"))
+            yield span, *self.padded(devices[span], rows[span], beyond, capacity)
 
     def rows_of(self, member: int, ids: Int64) -> tuple[Int32, Int32]:
         """Return the device of each id of a table, and its row there, counted as rows of that table's lines."""
@@ -177,32 +173,18 @@ class Stack:
             else:
                 yield span
 
-    def padded(
-        self,
-        devices: Int32,
-        numbers: Int32,
-        beyond: int,
-        multiple: int,
-        growth: float = GROWTH,
-        capacity: int | None = None,
-    ) -> tuple[Int32, Int64, Int64]:
-        """Distribute numbers to the devices, in order.
+    def padded(self, devices: Int32, numbers: Int32, beyond: int, capacity: int) -> tuple[Int32, Int64]:
+        """Distribute numbers to the devices, in order. beyond : the first pad; capacity : of every device
 
-        beyond : the first pad; multiple : the unit of the bucket; growth : from one bucket to the next
-        capacity : of every device; None: a bucket
-        Returns the numbers int32 (devices, bucket), the place of each in it, flattened, and the count of each device.
+        Returns the numbers int32 (devices, capacity), and the place of each in it, flattened.
         """
-        counts = np.bincount(devices, minlength=self.num_devices)
-        capacity = capacity or bucket(int(counts.max(initial=0)), multiple, growth)
-        # NumPy sorts 16 bits in linear time; there are at most NUM_SHARDS devices.
-        order = np.argsort(devices.astype(np.int16), kind="stable")
-        cells = np.empty(len(devices), np.int64)
-        first_cells = np.arange(self.num_devices) * capacity - (np.cumsum(counts) - counts)
-        cells[order] = np.arange(len(devices)) + np.repeat(first_cells, counts)
+        places = np.empty(len(devices), np.int32)
+        partition.order(devices, 0, np.zeros(self.num_devices, np.int64), places, None, None)
+        cells = devices * np.int64(capacity) + places
         padded = np.empty((self.num_devices, capacity), np.int32)
         padded[:] = beyond + np.arange(capacity, dtype=np.int32)
         padded.reshape(-1)[cells] = numbers
-        return padded, cells, counts
+        return padded, cells
 
 
 def multiple_of(line: Line) -> int:

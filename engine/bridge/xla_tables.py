@@ -90,18 +90,21 @@ class XlaTables:
     def apply(self, updates: Sequence[tuple[int, Sequence[Any], float]], step: int = 0, application: int = 0) -> None:
         names = [self.layouts[member].name for member, _, _ in updates]
         reader = f"{quoted(names)}, step {step}"
-        # Stacked tables share one learning rate. Only tables that are not stacked are rounded by the key (stacking.py).
-        numbers = (
-            np.float32(updates[0][2]),
-            np.int32(0),
-            key_of(self.layouts[updates[0][0]].drawn_as or names[0], step, application),
-        )
+        numbers = self._scalars(updates[0], step, application)
         rows = [
             MemberRows(member, ids, grads, self._rounded_by(member, ids))
             for member, segments, _ in updates
             for ids, grads in segments
         ]
         self._dispatcher.submit(reader, partial(self._apply, reader, rows, numbers))
+
+    def _scalars(self, update: tuple[int, Sequence[Any], float], step: int, application: int) -> Sequence[Any]:
+        """Return the rate, the zero and the key of ``programs.apply``.
+
+        update : of any of the tables. Stacked ones share one learning rate, and none of them is rounded by the key.
+        """
+        layout = self.layouts[update[0]]
+        return np.float32(update[2]), np.int32(0), key_of(layout.drawn_as or layout.name, step, application)
 
     def _apply(self, reader: str, rows: Sequence[MemberRows], numbers: Sequence[Any]) -> None:
         with self._own_mesh(), self._watching(reader):

@@ -100,7 +100,7 @@ def examine(place: Path) -> Iterator[CheckResult]:
     yield from extras()
     yield compiler()
     yield devices()
-    from penstock.pyx.update import targets  # here, so that what stands above is printed where kernels cannot load
+    from penstock.pyx.accumulator import targets  # here, so that what stands above is printed where kernels cannot load
 
     yield kernels(targets())
     yield threads(num_threads(None))

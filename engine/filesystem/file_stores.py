@@ -211,10 +211,10 @@ class RemoteStore(FileStore):
         return f"{self.place}/{name}" if name else str(self.place)
 
     def exists(self) -> bool:
-        return self._kind("") != "NotFound"
+        return self._kind() != "NotFound"
 
     def is_folder(self) -> bool:
-        return self._kind("") == "Directory"
+        return self._kind() == "Directory"
 
     def is_same(self, other: FileStore) -> bool:
         return isinstance(other, RemoteStore) and self.identity() == other.identity()
@@ -288,9 +288,9 @@ class RemoteStore(FileStore):
     def _at(self, name: str) -> str:
         return f"{self._path}/{name}"
 
-    def _kind(self, name: str) -> str:
-        with self._naming(name):
-            return str(self._fs.get_file_info(self._at(name).rstrip("/")).type.name)
+    def _kind(self) -> str:
+        with self._naming(""):
+            return str(self._fs.get_file_info(self._path).type.name)
 
     @contextmanager
     def _naming(self, name: str) -> Iterator[None]:

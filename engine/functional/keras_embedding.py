@@ -93,9 +93,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         self._lookup = _lookup_of(embedding_tables, self._structure)
         self._arrays = []
         for number, leaf in enumerate(leaves):
-            array = self.add_weight(
-                shape=leaf.shape, dtype="float32", initializer=_starting_with(leaf), name=f"array_{number}"
-            )
+            start = partial(lambda value, shape, dtype=None: value, leaf)
+            array = self.add_weight(shape=leaf.shape, dtype="float32", initializer=start, name=f"array_{number}")
             array.overwrite_with_gradient = True
             self._arrays.append(array)
         self._views = [TablePart(self, name, part) for name in tables for part in embedding_tables.part_shapes(name)]
@@ -370,10 +369,6 @@ def _lookup_of(embedding_tables: EmbeddingTables, structure: Any) -> Any:
 
     lookup.defvjp(forward, backward)
     return lookup
-
-
-def _starting_with(array: jax.Array) -> Any:
-    return partial(lambda value, shape, dtype=None: value, array)
 
 
 def _check(embedding_tables: EmbeddingTables, tables: Mapping[str, Table]) -> None:

@@ -28,7 +28,6 @@ from penstock.stats import KeyReport
 from penstock.tables.initializers import initial_rows
 from penstock.tables.key_directory import (
     clock_at,
-    key_counts,
     key_report,
     keys_of_opening,
     make_directory,
@@ -50,22 +49,20 @@ class DynamicTable:
     """The keys of one table, and its rows.
 
     table : on the devices; seed : of the initial rows, the hash and admission by chance
-    share : (rank, count): only the keys of one of ``count`` shares
+    run : runs tasks on the engine's threads; share : (rank, count): only the keys of one of ``count`` shares
 
-    run : runs tasks, on the engine's threads once it has them
     row_keys : the keys with their rows for readers without a lock, once there are any
     id_range : ANY_INT64 or ANY_UINT64
     absent : what a key without a row reads
-    num_removed : how many keys the step or load has removed
+    carried_out : the plans of the step or load
     """
 
-    def __init__(self, spec: TableSpec, table: DeviceTable, seed: int, share: tuple[int, int] = (0, 1)) -> None:
+    def __init__(self, spec: TableSpec, table: DeviceTable, seed: int, run: Run, share: tuple[int, int]) -> None:
         settings = spec.dynamic
         assert settings is not None
-        self.spec, self.settings, self._table = spec, settings, table
+        self.spec, self.settings, self._table, self.run = spec, settings, table, run
         self._initial = initial_rows(spec, seed)
         self.absent = self._initial if settings.missing == "initial" else InitialRows()
-        self.run: Run = lambda tasks: [task() for task in tasks]
         self.row_keys: RowKeys | None = None
         self.directory = make_directory(spec, seed, share=share)
         self._has_opened = False
@@ -80,7 +77,7 @@ class DynamicTable:
 
     def start_counting(self) -> None:
         """Reset the counts of the previous run."""
-        self._counted_before, self._rolled_back = key_counts(self.directory), 0
+        self._counted_before, self._rolled_back = self.directory.counts, 0
 
     def report(self, expired_waiting: int) -> KeyReport:
         """Return the keys now, and what became of keys since ``start_counting``. expired_waiting : as counted"""
@@ -124,16 +121,15 @@ class DynamicTable:
 
     def forget_changes(self) -> None:
         """End a step or a load: drop its plans, which hold about 33 bytes per key of it."""
-        self._carried_out: list[Plan] = []
+        self.carried_out: list[Plan] = []
         self._stamped = self._replaced = self._fresh = _NO_KEYS
-        self.num_removed = 0
 
     def changes(self, last: bool) -> Int64:
         """Return the keys that the step or load removed or changed, int64 (n,); a key may occur several times.
 
         last : also the keys of which only the stamps changed
         """
-        keys = [(plan.removed()[0], plan.keys[plan.key_rows >= 0]) for plan in self._carried_out]
+        keys = [(plan.removed()[0], plan.keys[plan.key_rows >= 0]) for plan in self.carried_out]
         return np.concatenate([self._replaced, self._stamped if last else _NO_KEYS, *itertools.chain(*keys)])
 
     def carry_out(self, opens: bool = True) -> None:
@@ -147,13 +143,12 @@ class DynamicTable:
         if self.row_keys is not None:
             self.row_keys.remove(plan.removed()[0])
         self._table.create_rows(plan.key_rows[fresh], self._starts(plan.keys[fresh]))
-        self.num_removed += plan.num_expired + plan.num_evicted
         plan.commit()
         if self.row_keys is not None:
             self.row_keys.stamp(plan.key_rows, self.directory.clock)
             self.row_keys.set_clock(self.directory.clock)
             self.row_keys.insert(plan.keys[fresh], plan.key_rows[fresh])
-        self._carried_out.append(plan)
+        self.carried_out.append(plan)
         self._plan = None
         if opens and not self._has_opened:
             self._has_opened = True
@@ -172,7 +167,7 @@ class DynamicTable:
 
     def replace_keys(self, state: Mapping[str, Array]) -> Int64:
         """Replace the keys by saved ones, before their rows are written. Returns rows as ``set_state`` does."""
-        before, counts = self.directory.state(), key_counts(self.directory)
+        before, counts = self.directory.state(), self.directory.counts
         rows_now = self.set_state(state)
         after = self.directory.state()
         keys, i, j = np.intersect1d(before["key"], after["key"], assume_unique=True, return_indices=True)
@@ -185,7 +180,7 @@ class DynamicTable:
         if self.row_keys is not None:
             self.row_keys.remove(lost)
         # The counts of the run in progress continue.
-        now = key_counts(self.directory)
+        now = self.directory.counts
         self._counted_before = {name: n + now[name] - counts[name] for name, n in self._counted_before.items()}
         self._rolled_back += len(after["key"]) - len(before["key"])
         return rows_now
@@ -279,8 +274,8 @@ class DynamicTable:
         self._plan = plan
         if plan.num_rejected:
             raise self._no_room(of_load=True)
-        if plan.num_evicted and self._carried_out:
-            loaded = np.concatenate([opening.keys for opening in self._carried_out])
+        if plan.num_evicted and self.carried_out:
+            loaded = np.concatenate([opening.keys for opening in self.carried_out])
             if num_lost := int(np.isin(plan.removed()[0], loaded).sum()):
                 self.drop_plan()
                 raise no_room_for_load(self.spec.name, self.directory, num_lost)
@@ -369,17 +364,12 @@ class TableKeys(dict[str, DynamicTable]):
 
     def have_lost(self) -> bool:
         """Return whether the step or load has removed a key."""
-        return any(table.num_removed for table in self.values())
+        return any(plan.num_expired or plan.num_evicted for table in self.values() for plan in table.carried_out)
 
     def forget_changes(self) -> None:
         """End a step or a load."""
         for table in self.values():
             table.forget_changes()
-
-    def run_on(self, run: Run) -> None:
-        """Use these threads. run : runs tasks"""
-        for table in self.values():
-            table.run = run
 
     # ---- counts
 

@@ -121,26 +121,14 @@ def no_room_for_load(table: str, directory: Directory, num_lost: int) -> Capacit
     )
 
 
-def key_counts(directory: Directory) -> dict[str, int]:
-    """Return what became of keys so far, by the names of KeyReport."""
-    return {
-        "admitted": directory.num_admitted,
-        "expired": directory.num_expired,
-        "evicted": directory.num_evicted,
-        "returned": directory.num_returned,
-        "rejected": directory.num_rejected,
-        "unadmitted_rows": directory.unadmitted_rows,
-    }
-
-
 def key_report(
     directory: Directory, before: Mapping[str, int] | None = None, expired_waiting: int | None = None
 ) -> KeyReport:
-    """Return the keys now, and what became of keys since ``before``, earlier ``key_counts``; None: from the start.
+    """Return the keys now, and what became of keys since ``before``, earlier ``counts``; None: from the start.
 
     expired_waiting : None: count them, which reads every entry
     """
-    counts = {name: number - (before[name] if before else 0) for name, number in key_counts(directory).items()}
+    counts = {name: number - (before[name] if before else 0) for name, number in directory.counts.items()}
     return KeyReport(
         len(directory),
         directory.num_expired_waiting() if expired_waiting is None else expired_waiting,

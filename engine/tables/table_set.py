@@ -96,7 +96,7 @@ class TableSet:
         }
         self.dynamic = TableKeys(
             {
-                name: DynamicTable(spec, created[name], seed, share or (0, 1))
+                name: DynamicTable(spec, created[name], seed, team.run, share or (0, 1))
                 for name, spec in self.specs.items()
                 if spec.dynamic
             }
@@ -248,8 +248,8 @@ class TableSet:
 
     def wait(self) -> None:
         """Block until every update that was dispatched is complete. Raises the errors of updates."""
-        for table in self._tables.values():
-            table.wait()
+        for group in self._groups:
+            group.wait()
 
     # ---- by id
 

@@ -2,14 +2,14 @@
 from libc.stdint cimport int64_t
 
 from penstock.pyx.buffer_pool cimport Pool
-from penstock.pyx.keys.key_shards cimport Shards
+from penstock.pyx.keys.key_shards cimport KeyCounts, Shards
 
 
 cdef class Directory:
     cdef Shards shards
-    cdef public int64_t num_admitted, num_expired, num_evicted, num_returned, num_rejected, unadmitted_rows
+    cdef readonly KeyCounts counts
     cdef readonly tuple share           # (rank, count): which of the virtual shards are here
-    cdef readonly int64_t whole_capacity    # of all shares
+    cdef int64_t whole_capacity    # of all shares
     cdef object plan        # the plan that is neither committed nor cancelled
     cdef Pool pool          # of the arrays of plans
     cdef int settle(self) except -1

@@ -11,12 +11,6 @@ POLICIES: dict[str | None, int]
 
 @disjoint_base
 class Directory:
-    num_admitted: int
-    num_expired: int
-    num_evicted: int
-    num_returned: int
-    num_rejected: int
-    unadmitted_rows: int
     def __new__(
         cls,
         capacity: int,
@@ -36,7 +30,7 @@ class Directory:
     @property
     def share(self) -> tuple[int, int]: ...
     @property
-    def whole_capacity(self) -> int: ...
+    def counts(self) -> dict[str, int]: ...
     @property
     def capacity(self) -> int: ...
     @property

@@ -35,7 +35,7 @@ cdef class Directory:
     sample_bits : keep one virtual shard of 2 ** sample_bits, for keys of ``shard_sample.sampled`` only
     share : (rank, count): keep the virtual shards of one of ``count`` owners, for keys that ``key_owners.owners`` gives it
 
-    num_admitted, num_expired, … : keys so far; unadmitted_rows : gradient rows of keys that were not admitted
+    counts : what became of keys so far, by the names of KeyReport
     """
 
     def __cinit__(self, int64_t capacity, int64_t seed, str table, *, int32_t min_count=1, bint by_frames=False,
@@ -218,9 +218,8 @@ cdef class Directory:
         arrays |= {f"removed.{name}": array for name, array in saved_removed(&self.shards).items()}
         here = arrays["removed.shards"] = self._shards_here()
         arrays["removed.size"] = arrays["removed.size"][: 2 * len(here)]
-        arrays["numbers"] = np.array(
-            [self.whole_capacity, self.clock, self.shards.epoch, self.num_admitted, self.num_expired, self.num_evicted,
-             self.num_returned, self.num_rejected, self.unadmitted_rows], np.int64)
+        numbers = [self.whole_capacity, self.clock, self.shards.epoch, *dict(self.counts).values()]
+        arrays["numbers"] = np.array(numbers, np.int64)
         return arrays
 
     def set_state(self, arrays):
@@ -253,8 +252,7 @@ cdef class Directory:
         self.settle()
         self.shards, other.shards = other.shards, self.shards
         # What became of keys so far is counted once among all shares.
-        (self.num_admitted, self.num_expired, self.num_evicted, self.num_returned, self.num_rejected,
-         self.unadmitted_rows) = numbers[3:] if self.share[0] == 0 else [0] * 6
+        self.counts = dict(zip(self.counts, numbers[3:] if self.share[0] == 0 else [0] * 6, strict=True))
         return rows
 
     def _shards_here(self):

@@ -42,7 +42,7 @@ cdef class Plan:
         caller's thread alone
 
     key_rows : int64 (n,), the row of every key after the commit, -1: none
-    num_admitted, num_expired, … : keys of this opening; num_returned : admitted keys that had a row before, after commit
+    num_admitted, num_expired, num_evicted, num_rejected : keys of this opening
 
     Whatever else is done with the directory before ``commit`` cancels the plan. Raises MemoryError or ValueError;
     nothing has changed then.
@@ -50,8 +50,7 @@ cdef class Plan:
 
     cdef Directory directory
     cdef readonly object keys, key_rows
-    cdef readonly Py_ssize_t num_admitted, num_expired, num_evicted, num_returned, num_rejected
-    cdef readonly int64_t unadmitted_rows
+    cdef readonly Py_ssize_t num_admitted, num_expired, num_evicted, num_rejected
     cdef Opening opening
     cdef object arrays, run     # arrays: those that the opening points into
     cdef int64_t epoch
@@ -153,20 +152,19 @@ cdef class Plan:
         if not self.open:
             raise ValueError("the plan was committed or cancelled before")
         self.each(change, self.num_shards, self.num_absent)
-        for s in range(self.num_shards):
-            self.num_returned += self.opening.each[s].num_returned
         if directory.shards.counts != NULL:
             self.each(count_chunk, num_chunks(&self.opening), self.opening.num_keys)
         directory.shards.clock = self.opening.clock
         directory.shards.newest = max(directory.shards.newest, self.opening.clock)
         directory.shards.epoch, directory.shards.generation = self.epoch, self.opening.generation
         directory.shards.mostly_new = 2 * self.num_absent > self.opening.num_keys
-        directory.num_admitted += self.num_admitted
-        directory.num_expired += self.num_expired
-        directory.num_evicted += self.num_evicted
-        directory.num_returned += self.num_returned
-        directory.num_rejected += self.num_rejected
-        directory.unadmitted_rows += self.unadmitted_rows
+        directory.counts.admitted += self.num_admitted
+        directory.counts.expired += self.num_expired
+        directory.counts.evicted += self.num_evicted
+        directory.counts.rejected += self.num_rejected
+        for s in range(self.num_shards):
+            directory.counts.returned += self.opening.each[s].num_returned
+            directory.counts.unadmitted_rows += self.opening.each[s].unadmitted_rows
         self.open, directory.plan = False, None
 
     cpdef cancel(self):
@@ -298,4 +296,3 @@ cdef class Plan:
             self.num_expired += decision.num_expired
             self.num_evicted += decision.num_evicted
             self.num_rejected += decision.num_rejected
-            self.unadmitted_rows += decision.unadmitted_rows

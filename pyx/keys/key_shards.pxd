@@ -56,7 +56,7 @@ cdef struct Candidates:     # one generation of a shard: key → how often it oc
 
 
 cdef struct KeyCounts:      # what became of keys; unadmitted_rows: gradient rows of keys that were not admitted
-    int64_t num_admitted, num_expired, num_evicted, num_returned, num_rejected, unadmitted_rows
+    int64_t admitted, expired, evicted, returned, rejected, unadmitted_rows     # as in KeyReport and saved states
 
 
 cdef struct Shard:

@@ -8,11 +8,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
 from penstock.pyx._types cimport id_t
-
-cdef extern from "pages.h":
-    void* penstock_allocate(size_t size) noexcept nogil
-    void* penstock_allocate_zeroed(size_t size) noexcept nogil
-    void penstock_release(void* memory, size_t size) noexcept nogil
+from penstock.pyx.buffer_pool cimport penstock_allocate, penstock_allocate_zeroed, penstock_release
 
 MAX_CLOCK = 2**32 - 2
 

@@ -270,11 +270,11 @@ cdef int change(const Opening* opening, Py_ssize_t s) noexcept nogil:
     if shards.policy.forget_after < 0 and shard.young.size >= <size_t>shard.num_rows:
         shard.young, shard.old = shard.old, shard.young
         candidates_clear(&shard.young)
-    shard.counts.num_admitted += decision.num_admitted
-    shard.counts.num_expired += decision.num_expired
-    shard.counts.num_evicted += decision.num_evicted
-    shard.counts.num_returned += decision.num_returned
-    shard.counts.num_rejected += decision.num_rejected
+    shard.counts.admitted += decision.num_admitted
+    shard.counts.expired += decision.num_expired
+    shard.counts.evicted += decision.num_evicted
+    shard.counts.returned += decision.num_returned
+    shard.counts.rejected += decision.num_rejected
     shard.counts.unadmitted_rows += decision.unadmitted_rows
     return 0
 

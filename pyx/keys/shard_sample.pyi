@@ -4,7 +4,6 @@ import numpy.typing as npt
 from penstock.pyx.keys.directory import Directory
 
 _Int64 = npt.NDArray[np.int64]
-NAMES: tuple[str, ...]
 
 def sampled(directory: Directory, keys: _Int64, sample_bits: int) -> _Int64: ...
 def by_shard(directory: Directory) -> dict[str, _Int64]: ...

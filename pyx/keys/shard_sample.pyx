@@ -8,9 +8,6 @@ from penstock.pyx._types cimport id_t
 from penstock.pyx.keys.directory cimport Directory
 from penstock.pyx.keys.key_shards cimport Shard, key_mix
 
-NAMES = ("keys", "admitted", "expired", "evicted", "returned", "rejected", "unadmitted_rows")
-
-
 def sampled(Directory directory not None, const id_t[::1] keys not None, int sample_bits):
     """Return the positions of the keys whose shards a directory with these ``sample_bits`` keeps: int64 (m,), ascending.
 
@@ -33,13 +30,9 @@ def by_shard(Directory directory not None):
     """Return what became of the keys of each shard since the directory was created, and ``keys``, those that have a row:
     arrays by the names of KeyReport, int64 (number of shards,)."""
     cdef Shard* shard
-    cdef Py_ssize_t s, n = directory.shards.num_shards
-    table = np.empty((n, len(NAMES)), np.int64)
-    cdef int64_t[:, ::1] counts = table
-    for s in range(n):
+    cdef Py_ssize_t s
+    counts = []
+    for s in range(directory.shards.num_shards):
         shard = &directory.shards.each[s]
-        counts[s, 0] = shard.num_rows - shard.num_free
-        counts[s, 1], counts[s, 2] = shard.counts.num_admitted, shard.counts.num_expired
-        counts[s, 3], counts[s, 4] = shard.counts.num_evicted, shard.counts.num_returned
-        counts[s, 5], counts[s, 6] = shard.counts.num_rejected, shard.counts.unadmitted_rows
-    return dict(zip(NAMES, table.T, strict=True))
+        counts.append({"keys": shard.num_rows - shard.num_free, **dict(shard.counts)})
+    return {name: np.array([of_shard[name] for of_shard in counts], np.int64) for name in counts[0]}

@@ -97,7 +97,7 @@ def test_one_hash_whatever_cuts_the_work(dynamic, mesh_of, monkeypatch):
         monkeypatch.setenv("PENSTOCK_LAYOUT", layout)
         engine = engine_of(dynamic, mesh_of(devices), rows=32, num_required=2)
         engine.run(cut(log, sizes), flush=True)
-        states.add((engine.state_hash(), dynamic_of(engine).directory.num_evicted))
+        states.add((engine.state_hash(), dynamic_of(engine).directory.counts["evicted"]))
     assert len(states) == 1
     assert states.pop()[1] > 20
 

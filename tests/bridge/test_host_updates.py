@@ -14,7 +14,8 @@ from penstock.bridge import host_tables
 from penstock.bridge.device_tables import DeviceTable
 from penstock.bridge.mesh_selection import make_mesh
 from penstock.bridge.sharding import NUM_SHARDS, Layout, TableDefinition
-from penstock.pyx.update import rules, targets
+from penstock.pyx.accumulator import targets
+from penstock.pyx.update import rules
 from penstock.threads import ThreadTeam
 from penstock.updates import UPDATES, Ops, UpdateRule, update
 

@@ -6,7 +6,6 @@ from openings import hashed, opened
 
 from penstock.pyx.keys.directory import Directory
 from penstock.pyx.keys.shard_sample import by_shard, sampled
-from penstock.tables.key_directory import key_counts
 
 
 @pytest.mark.parametrize("evict", [{"evict": "lru"}, {"evict": "lfu", "half_life": 6}], ids=["lru", "lfu"])
@@ -25,7 +24,7 @@ def test_a_sample_of_the_shards_has_exactly_their_keys_of_the_whole_directory(ev
             opened(part, keys[position], step, rows=rows[position])
     expected = by_shard(whole)
     assert whole.num_shards == 4
-    assert {name: counts.sum() for name, counts in expected.items()} == {"keys": len(whole), **key_counts(whole)}
+    assert {name: counts.sum() for name, counts in expected.items()} == {"keys": len(whole), **whole.counts}
     for bits, part in parts.items():
         assert part.num_shards == 4 >> bits
         for name, counts in by_shard(part).items():
@@ -33,5 +32,5 @@ def test_a_sample_of_the_shards_has_exactly_their_keys_of_the_whole_directory(ev
         state, every = part.state(), whole.state()
         assert state["key"].tolist() == every["key"][np.isin(every["key"], state["key"])].tolist()
         assert state["key"].tolist() == every["key"][sampled(whole, every["key"], bits)].tolist()
-    assert whole.num_evicted > 1000
-    assert whole.num_returned > 100
+    assert whole.counts["evicted"] > 1000
+    assert whole.counts["returned"] > 100

@@ -67,7 +67,7 @@ class Pair:
         if "count" in state:
             assert state["count"].tolist() == [records[k].count for k in state["key"].tolist()]
         assert len(set(state["row"].tolist())) == len(records)
-        assert self.directory.num_returned == self.returns.num_returned
+        assert self.directory.counts["returned"] == self.returns.num_returned
         young = {k: r for shard in twin.shards for k, r in shard.young.items()}
         old = {k: r for shard in twin.shards for k, r in shard.old.items()}
         held = zip(*(waiting[name].tolist() for name in ("key", "generation", "count", "last")), strict=True)
@@ -147,6 +147,6 @@ def test_a_third_of_a_million_operations_on_several_shards_equal_the_twin(policy
         pair.open(keys.tolist(), rows.tolist(), np.minimum(rows, 2).tolist(), step, step)
     pair.compare()
     directory = pair.directory
-    assert num_keys + directory.num_expired + directory.num_evicted > 340_000
-    assert min(directory.num_expired, directory.num_evicted, directory.unadmitted_rows) > 5_000
+    assert num_keys + directory.counts["expired"] + directory.counts["evicted"] > 340_000
+    assert min(directory.counts["expired"], directory.counts["evicted"], directory.counts["unadmitted_rows"]) > 5_000
     assert directory.num_shards == 4

@@ -143,4 +143,4 @@ def test_ids_of_another_kind_are_refused_not_misread(ids):
 def test_bytes_of_all_tables_are_those_of_each():
     accumulators = made(count=False)
     add(accumulators[1], [(np.arange(100), np.ones((100, 8), np.float32))], 0)
-    assert bytes_held(accumulators) == sum(accumulator.nbytes for accumulator in accumulators)
+    assert bytes_held(accumulators) == sum(bytes_held([accumulator]) for accumulator in accumulators)

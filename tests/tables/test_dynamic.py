@@ -117,7 +117,7 @@ def test_a_key_waits_explains_itself_and_starts_with_the_step_that_admits_it():
     for keys in ([], [5, 6]):
         with pytest.raises(ps.UsageError, match="table 'user': expected one key, got "):
             engine.explain("user", keys)
-    assert engine.core.tables.dynamic["user"].directory.unadmitted_rows == 2
+    assert engine.core.tables.dynamic["user"].directory.counts["unadmitted_rows"] == 2
 
 
 def test_stale_frames_neither_count_nor_stamp():

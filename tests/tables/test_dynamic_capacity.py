@@ -52,7 +52,7 @@ def test_a_run_that_resumes_with_more_rows_is_the_run_that_had_them_from_the_sta
         straight.state_hash()
     )
     assert [batch.to_pylist() for batch in deltas_of(tmp_path)] == [batch.to_pylist() for batch in whole]
-    assert report.tables["user"].keys.admitted == straight.core.tables.dynamic["user"].directory.num_admitted - 2
+    assert report.tables["user"].keys.admitted == straight.core.tables.dynamic["user"].directory.counts["admitted"] - 2
     assert report.steps == straight.global_step - 2
 
 
@@ -183,10 +183,10 @@ def test_a_table_grows_across_a_change_of_its_shards_and_decides_as_one_that_had
             place = shard.keys if not count else shard.old if count.pop() else shard.young
             place[key] = reference_directory.Record(last, *(count or [0]))
     for step, group in enumerate(steps[20:], 20):
-        before = large.num_admitted, large.num_expired
+        before = large.counts["admitted"], large.counts["expired"]
         push(larger, group)
         admitted, removed, rejected = twin.step(group.tolist(), [1] * len(group), [1] * len(group), step, step)
-        counted = (large.num_admitted, large.num_expired)
+        counted = (large.counts["admitted"], large.counts["expired"])
         assert np.subtract(counted, before).tolist() == [len(admitted), len(removed)]
         assert len(admitted) > 0 < len(removed)
         assert rejected == 0

@@ -60,12 +60,13 @@ def test_a_reader_equals_the_table_at_each_of_1000_steps_and_accounts_for_every_
     directory = engine.core.tables.dynamic["user"].directory
     counts, most_waiting = np.zeros(3, int), 0
     for keys in random_steps(1000):
-        before, held = (directory.num_admitted, directory.num_expired, directory.num_evicted), set(reader.rows)
+        before, held = directory.counts, set(reader.rows)
         deltas = engine.stage([log_of([[] for _ in range(engine.global_step)] + [keys])], numbered=True)
         upserts, deletes = reader.ops["upsert"], reader.ops["delete"]
         reader.follow(deltas)
-        after = directory.num_admitted, directory.num_expired, directory.num_evicted
-        admitted, expired, evicted = np.subtract(after, before)
+        admitted, expired, evicted = (
+            directory.counts[name] - before[name] for name in ("admitted", "expired", "evicted")
+        )
         same_rows(reader.rows, physical(engine))
         assert len(held) + admitted - expired - evicted == len(directory) == len(reader.rows)
         gone = len(held - set(reader.rows))

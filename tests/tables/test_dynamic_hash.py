@@ -38,9 +38,9 @@ def small_parts(monkeypatch):
 def outcome(engine):
     """The state hash, and what became of keys, of which every policy has something to do."""
     entry = engine.core.tables.dynamic["user"].directory
-    assert entry.num_evicted >= entry.num_admitted / 5
-    assert entry.num_expired > 0 < entry.unadmitted_rows
-    return engine.state_hash(), entry.num_admitted, entry.num_expired, entry.num_evicted, entry.unadmitted_rows
+    assert entry.counts["evicted"] >= entry.counts["admitted"] / 5
+    assert entry.counts["expired"] > 0 < entry.counts["unadmitted_rows"]
+    return engine.state_hash(), *entry.counts.values()
 
 
 def test_batches_threads_and_devices_decide_nothing(dynamic, mesh_of, small_parts):

@@ -62,7 +62,7 @@ def test_a_key_that_expires_and_comes_in_one_step_starts_anew(steps, expired):
         push(engine, [100 + step])
     push(engine, [1])
     assert (engine.lookup("user", [1]).tobytes() == first.tobytes()) == expired  # the row and its slot are new
-    assert engine.core.tables.dynamic["user"].directory.num_returned == expired
+    assert engine.core.tables.dynamic["user"].directory.counts["returned"] == expired
     assert start.tobytes() != first.tobytes()
 
 

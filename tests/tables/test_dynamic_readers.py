@@ -120,7 +120,7 @@ def test_base_and_deltas_give_what_out_has(tmp_path, call, key_type, last):
     assert done.stdout == "step 60: 60 deltas applied, 0 known already\n"
     call(0, "diff", out, copy)
     assert len(engine.keys("user")) > 20
-    assert engine.core.tables.dynamic["user"].directory.num_evicted > 20
+    assert engine.core.tables.dynamic["user"].directory.counts["evicted"] > 20
 
 
 def test_the_example_detects_a_lost_delete(tmp_path):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
+from itertools import islice
 from typing import Any
 
 import jax
@@ -97,7 +98,9 @@ def _kernel(rule: UpdateRule, line: Line, table: Arrays, num_lines: int, interpr
 
 def _body(rule: UpdateRule, line: Line, lines: Any, count: Any, numbers: Any, words: Any, *refs: Any) -> None:
     num_arrays = len(line.groups)
-    _, table, fetched, updated_, (arrived, gone) = _split(refs, [num_arrays] * 4 + [2])
+    rest = iter(refs)
+    _, table, fetched, updated_ = (tuple(islice(rest, num_arrays)) for _ in range(4))
+    arrived, gone = rest
     block, last = pl.program_id(0), pl.num_programs(0) - 1
     here, there = jax.lax.rem(block, 2), jax.lax.rem(block + 1, 2)
 
@@ -152,11 +155,3 @@ def _body(rule: UpdateRule, line: Line, lines: Any, count: Any, numbers: Any, wo
     start(block, here, copies_out)
     pl.when((block == last) & (block > 0))(lambda: wait(block - 1, there, copies_out))
     pl.when(block == last)(lambda: wait(block, here, copies_out))
-
-
-def _split(refs: tuple[Any, ...], sizes: list[int]) -> list[tuple[Any, ...]]:
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(refs[start : start + size])
-        start += size
-    return parts

@@ -8,8 +8,8 @@ All programs run in the order of the calls, which every process makes alike: not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,7 +23,6 @@ from penstock.bridge.processes.agreement import Processes, placed
 from penstock.bridge.processes.row_exchange import exchange, fetch, mark_lines
 from penstock.bridge.sharding import GROWTH, MAX_BUCKET, TableDefinition, bucket, buckets
 from penstock.bridge.stacking import MemberRows, multiple_of
-from penstock.bridge.stochastic_rounding import key_of
 from penstock.bridge.xla_tables import XlaTables
 from penstock.errors import UsageError
 from penstock.frames import Float32, Int32, Int64
@@ -61,11 +60,7 @@ class ProcessTables(XlaTables):
             sum of those of all processes
         """
         names = [self.layouts[member].name for member, _, _ in updates]
-        numbers = (
-            np.float32(updates[0][2]),
-            np.int32(0),
-            key_of(self.layouts[updates[0][0]].drawn_as or names[0], step, application),
-        )
+        numbers = self._scalars(updates[0], step, application)
         parts = [(member, segment) for member, segments, _ in updates for segment in segments]
         rows = [
             MemberRows(member, segment.ids, segment.sums, self._rounded_by(member, segment.ids))
@@ -179,16 +174,13 @@ class ProcessTables(XlaTables):
             for number in range(num_slices):
                 positions = order[number::num_slices]
                 beyond = stack.lines_per_device * table.line.group
-                asked, cells, _ = stack.padded(devices[positions], rows[positions], beyond, 8, capacity=k * senders)
+                asked, cells = stack.padded(devices[positions], rows[positions], beyond, k * senders)
                 sent = self._sent(asked)
                 self._processes.agree(f"the exchange of {call}")
                 answers = run(self.arrays, sent, np.int32(part))
                 here = sorted(answers.addressable_shards, key=lambda shard: shard.index[0].start)
                 answered = np.stack([np.asarray(shard.data)[0] for shard in here], axis=1)  # (n, senders, k, dim)
                 out[positions] = answered.reshape(-1, answered.shape[-1])[cells, : out.shape[1]]
-
-    def create_rows(self, member: int, ids: Int64, weights: Iterable[Float32]) -> NoReturn:
-        raise AssertionError("only dynamic tables create rows, and those are of one process")
 
     def copy_rows(self, member: int, ids: Int64, out: Float32) -> Callable[[], object]:
         raise UsageError(f"table '{self.layouts[member].name}' spans processes: no commit or delta copies its rows")

@@ -60,9 +60,7 @@ _TOKEN = re.compile(
 def scan(text: str, kind: type[Message]) -> Scan:
     """Scan a text that parses as a message of ``kind``; for another text, return the fields before the error."""
     fields = Scan()
-    tokens = list(_tokens(text))
-    if tokens:
-        _Scanner(tokens, fields).message(kind.DESCRIPTOR, "")
+    _Scanner(list(_tokens(text)), fields).message(kind.DESCRIPTOR, "")
     return fields
 
 

@@ -214,7 +214,7 @@ def keys() -> None:
         team.close()
         states.append({name: array.tolist() for name, array in directory.get_state().items() if name != "row"})
         assert directory.num_shards == 8
-        assert min(directory.num_evicted, directory.num_expired) > 1000
+        assert min(directory.counts["evicted"], directory.counts["expired"]) > 1000
     assert states[0] == states[1]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from sanitize.shapes import arrow_like
 
 from penstock.pyx import update
+from penstock.pyx.accumulator import targets
 from penstock.pyx.partition import place
 from penstock.threads import ThreadTeam
 
@@ -112,12 +113,12 @@ def every_rule():
     """Each rule on each target, lazily and not, in one piece, in pieces and as Arrow lays its arrays out."""
     done = 0
     for number, rule in enumerate(sorted(update.rules())):
-        for target in update.targets():
+        for target in targets():
             for turn, size in enumerate(SIZES):
                 dim, non_lazy = DIMS[(number + turn) % len(DIMS)], turn % 2 == 1
                 rows = max(40, 2 * size)
                 ids, grads = gradients(number, size, rows, dim)
-                wanted = Tables(rule, dim, rows, non_lazy=non_lazy, threads=1, target=update.targets()[-1])
+                wanted = Tables(rule, dim, rows, non_lazy=non_lazy, threads=1, target=targets()[-1])
                 wanted.update([(ids, grads)])
                 assert all(np.isfinite(wanted.read(part)).all() for part in range(wanted.num_parts))
                 for piece in zip(arrow_like(ids), arrow_like(grads), strict=False):
