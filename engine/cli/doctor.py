@@ -97,9 +97,12 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 def examine(place: Path) -> Iterator[CheckResult]:
     """Yield the finding of every check, in the order of the report. place : the directory for checkpoints"""
-    yield versions()
+    libraries = versions()
+    yield libraries
     yield from extras()
     yield compiler()
+    if libraries.broken:  # the other checks import them
+        return
     yield devices()
     from penstock.pyx.update import targets  # here, so that what stands above is printed where kernels cannot load
 

@@ -87,6 +87,7 @@ def test_doctor_reports_a_missing_library_that_every_engine_needs(installed):
     assert finding.broken
     assert "pyarrow" not in finding.found
     assert finding.advice == "pyarrow missing: pip install penstock"
+    assert [finding.name for finding in doctor.examine(ROOT) if finding.name != "missing"][2:] == ["compiler"]
 
 
 @pytest.mark.parametrize(
