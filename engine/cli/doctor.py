@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,9 +97,12 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 def examine(place: Path) -> Iterator[CheckResult]:
     """Yield the finding of every check, in the order of the report. place : the directory for checkpoints"""
-    yield versions()
+    libraries = versions()
+    yield libraries
     yield from extras()
     yield compiler()
+    if libraries.broken:  # the other checks import them
+        return
     yield devices()
     from penstock.pyx.accumulator import targets  # here, so that what stands above is printed where kernels cannot load
 
@@ -111,21 +115,65 @@ def examine(place: Path) -> Iterator[CheckResult]:
 
 
 def versions() -> CheckResult:
-    packages = ", ".join(f"{name} {version(name)}" for name in NEEDED)
+    """Report the versions of penstock and of the libraries that it cannot do without."""
+    specifiers, packages, absent, unsupported = supported(), [], [], []
+    for name in NEEDED:
+        try:
+            packages.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            absent.append(name)
+            continue
+        specifier = specifiers.get((name, ""), "")
+        if not satisfies(version(name), specifier):
+            unsupported.append(f"{packages[-1]} is not supported, {name}{specifier} is")
     system = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    return CheckResult("versions", f"penstock {penstock.__version__}, {packages}, {system}")
+    found = ", ".join([f"penstock {penstock.__version__}", *packages, system])
+    if absent:
+        return CheckResult("versions", found, f"{' and '.join(absent)} missing: pip install penstock", broken=True)
+    return CheckResult("versions", found, f"{'; '.join(unsupported)}: pip install penstock" if unsupported else "")
 
 
 def extras() -> Iterator[CheckResult]:
-    """Yield the installed extras, and for each other extra what needs it."""
-    present, missing = [], []
+    """Yield the installed extras, then those of an unsupported version and the missing ones, each with its purpose."""
+    specifiers, present, others = supported(), [], []
     for extra in EXTRAS:
+        command = f"pip install 'penstock[{extra.name}]'"
         try:
-            present.append(f"{extra.package} {version(extra.package)}")
+            installed = version(extra.package)
         except PackageNotFoundError:
-            missing.append(CheckResult("missing", f"for {extra.purpose}: pip install 'penstock[{extra.name}]'"))
+            others.append(CheckResult("missing", f"for {extra.purpose}: {command}"))
+            continue
+        present.append(f"{extra.package} {installed}")
+        specifier = specifiers.get((extra.package, extra.name), "")
+        if not satisfies(installed, specifier):
+            found = f"{present[-1]}, not {extra.package}{specifier}, for {extra.purpose}: {command}"
+            others.append(CheckResult("unsupported", found))
     yield CheckResult("optional", ", ".join(present) or "none")
-    yield from missing
+    yield from others
+
+
+def supported() -> dict[tuple[str, str], str]:
+    """Return (package, extra or "") → its supported versions, such as ``<8,>=6.31.1``, from penstock's metadata."""
+    try:
+        requirements = requires("penstock") or []
+    except PackageNotFoundError:  # a source tree that is on the path, and not installed
+        return {}
+    parts = (re.match(r"""([\w.-]+)(?:\[.*?\])?([^;]*)(?:;.*extra == ["']([\w-]+))?""", text) for text in requirements)
+    return {(match[1], match[3] or ""): match[2].strip() for match in parts if match}
+
+
+def satisfies(installed: str, specifier: str) -> bool:
+    """Return whether a version lies within bounds, such as ``<8,>=6.31.1``."""
+    bounds = re.findall(r"(>=|<)([\d.]+)", specifier)
+    return all((release(installed) < release(bound)) == (sign == "<") for sign, bound in bounds)
+
+
+def release(text: str) -> list[int]:
+    """Return the numbers of a version, without zeros at its end and without what follows them, such as ``+cpu``."""
+    numbers = [int(number) for number in re.findall(r"\d+", re.split(r"[^\d.]", text)[0])]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return numbers
 
 
 def compiler() -> CheckResult:

@@ -60,6 +60,9 @@ _MUST_FIT = (
     "(--contribution-rows) or more memory"
 )
 
+# The modules of the libraries that every installation has.
+LIBRARIES = ("google", "jax", "jaxlib", "numpy", "pyarrow")
+
 DESCRIPTION = "A streaming update engine for embedding tables: Arrow gradients in, TPU-embedding updates out."
 EPILOG = """exit codes:
   0 done   1 a difference found or a check failed   2 usage   3 bad input   4 bad configuration
@@ -156,6 +159,8 @@ def exit_code(error: Exception) -> int:
     """Return the exit code of an error. Raise the error again, for its traceback, if it is a bug in penstock."""
     if _out_of_device_memory(error) or _out_of_threads(error):
         return RESOURCE
+    if _lacks_library(error):
+        return FAILED
     for kind, code in EXIT_CODES:
         if isinstance(error, kind):
             return code
@@ -166,6 +171,8 @@ def explain(error: Exception) -> str:
     """Return the error as a one-line message."""
     if isinstance(error, PenstockError):
         return str(error)
+    if _lacks_library(error):
+        return f"{error}: pip install penstock"
     if isinstance(error, UnicodeEncodeError):  # Arrow accepts only UTF-8 names
         return f"'{os.fsencode(error.object).decode('utf-8', 'backslashreplace')}' is not UTF-8; use a name that is"
     if isinstance(error, OSError):
@@ -179,6 +186,10 @@ def explain(error: Exception) -> str:
 
 def _out_of_device_memory(error: Exception) -> bool:
     return type(error).__name__ in ("XlaRuntimeError", "JaxRuntimeError") and "RESOURCE_EXHAUSTED" in str(error)
+
+
+def _lacks_library(error: Exception) -> bool:
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in LIBRARIES
 
 
 def _out_of_threads(error: Exception) -> bool:

@@ -36,9 +36,77 @@ def test_doctor_says_what_needs_an_extra_that_is_not_installed(monkeypatch):
         return "1.2.3"
 
     monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(doctor, "requires", lambda _: [])
     optional, missing = doctor.extras()
     assert "shtab 1.2.3, prometheus-client 1.2.3" in optional.found
     assert missing == doctor.CheckResult("missing", "for follow into Redis: pip install 'penstock[redis]'")
+
+
+REQUIREMENTS = [
+    "jax>=0.10.2",
+    "numpy>=2.1",
+    "protobuf<8,>=6.31.1",
+    "pyarrow>=23",
+    'flax>=0.12.7; extra == "flax"',
+    "jax[tpu]>=0.11; extra == 'tpu-aot'",
+    'torch==2.0; extra == "bench-peers"',
+    'torch>=2.13; extra == "torch"',
+]
+SUPPORTED = {"jax": "0.10.2", "jaxlib": "0.10.2", "numpy": "2.1.0", "protobuf": "7.36.2", "pyarrow": "23.0.0"}
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Package → version: what doctor finds installed, next to a penstock with REQUIREMENTS."""
+    versions = dict(SUPPORTED)
+
+    def version(package):
+        if package not in versions:
+            raise doctor.PackageNotFoundError
+        return versions[package]
+
+    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(doctor, "requires", lambda _: REQUIREMENTS)
+    return versions
+
+
+def test_doctor_advises_to_replace_libraries_of_unsupported_versions(installed):
+    assert doctor.versions().advice == ""
+    installed.update(jax="0.10.0", protobuf="8.1")
+    finding = doctor.versions()
+    assert not finding.broken
+    assert finding.advice == (
+        "jax 0.10.0 is not supported, jax>=0.10.2 is; protobuf 8.1 is not supported, protobuf<8,>=6.31.1 is: "
+        "pip install penstock"
+    )
+
+
+def test_doctor_reports_a_missing_library_that_every_engine_needs(installed):
+    del installed["pyarrow"]
+    finding = doctor.versions()
+    assert finding.broken
+    assert "pyarrow" not in finding.found
+    assert finding.advice == "pyarrow missing: pip install penstock"
+    assert [finding.name for finding in doctor.examine(ROOT) if finding.name != "missing"][2:] == ["compiler"]
+
+
+@pytest.mark.parametrize(
+    ("flax", "supported"), [("0.12.6", False), ("0.12.7", True), ("0.12.7.1", True), ("0.13", True), ("1.0rc1", True)]
+)
+def test_doctor_says_what_needs_another_version_of_an_extra(flax, supported, installed):
+    installed.update(flax=flax, torch="2.13.0+cpu")
+    others = [finding.found for finding in doctor.extras() if finding.name == "unsupported"]
+    wanted = f"flax {flax}, not flax>=0.12.7, for tables in a step of Flax: pip install 'penstock[flax]'"
+    assert others == ([] if supported else [wanted])
+
+
+def test_doctor_knows_no_bounds_of_a_source_tree_that_is_not_installed(installed, monkeypatch):
+    def requires(_):
+        raise doctor.PackageNotFoundError
+
+    monkeypatch.setattr(doctor, "requires", requires)
+    installed["jax"] = "0.1"
+    assert doctor.versions().advice == ""
 
 
 def test_doctor_lists_every_extra_that_a_part_of_penstock_needs():

@@ -10,6 +10,8 @@ import pytest
 from cli import ONE_TABLE, frame
 from ipc import write
 
+from penstock.cli import doctor, main
+
 CONFIG = ONE_TABLE
 LIBRARIES = {"prometheus_client": "metrics", "shtab": "completion"}
 METRICS = "needs the package prometheus_client: pip install 'penstock[metrics]'"
@@ -80,3 +82,15 @@ def test_they_are_extras_and_not_required():
         (requirement,) = project["optional-dependencies"][extra]
         assert requirement.startswith(library.replace("_", "-"))
         assert requirement not in project["dependencies"]
+
+
+def test_a_missing_library_that_every_engine_needs_is_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pyarrow.fs", None)  # importing it raises ModuleNotFoundError
+
+    def run(args, out):
+        import pyarrow.fs  # noqa: F401
+
+    monkeypatch.setattr(doctor, "run", run)
+    assert main(["doctor"]) == 1
+    line = capsys.readouterr().err
+    assert line == "penstock: import of pyarrow.fs halted; None in sys.modules: pip install penstock\n"
