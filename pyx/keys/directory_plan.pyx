@@ -146,7 +146,7 @@ cdef class Plan:
     # ---- the end of a plan
 
     def commit(self):
-        """Carry the plan out. Only a ``run`` that raises can fail it; ``commit`` again then does the rest."""
+        """Carry the plan out. If ``run`` raises, some shards may have changed, and the directory must not be used again."""
         cdef Directory directory = self.directory
         cdef Py_ssize_t s
         if not self.open:
