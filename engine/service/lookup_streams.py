@@ -261,6 +261,12 @@ def _options(metadata: Any) -> tuple[bool, int]:
         return False, TIMEOUT_MS
     if len(metadata) > MAX_METADATA_BYTES:
         raise UsageError(f"the request's metadata: {len(metadata):,} bytes; expected {MAX_METADATA_BYTES:,} at most")
+    return _parsed_options(metadata.to_pybytes())
+
+
+@lru_cache(maxsize=8)
+def _parsed_options(metadata: bytes) -> tuple[bool, int]:
+    """Parse options: those of most requests are the same."""
     options = decoded(metadata, "the request's metadata")
     consistent, timeout_ms = options.get("consistent", False), options.get("timeout_ms", TIMEOUT_MS)
     if type(consistent) is not bool:

@@ -63,8 +63,7 @@ class LookupRequest:
             raise UsageTypeError(f"ids: expected a mapping from tables to ids, got {type(ids).__name__}")
         arrays = {name: _integers(name, values) for name, values in ids.items()}
         self.counts = {name: len(array) for name, array in arrays.items()}
-        options = {"consistent": True, "timeout_ms": whole("timeout_ms", timeout_ms, 0)} if consistent else None
-        self.metadata = encoded(options) if options else b""
+        self.metadata = _consistent(whole("timeout_ms", timeout_ms, 0)) if consistent else b""
         tables, joined = _tables(tuple(self.counts.items())), pa.array(_joined(arrays))
         self.id_type = joined.type
         self.batch = pa.RecordBatch.from_arrays([tables, joined], schema=_SCHEMAS[self.id_type])
@@ -90,6 +89,12 @@ class LookupRequest:
 def _stamp(metadata: bytes) -> dict[str, Any]:
     """Parse the metadata of an answer: between two steps, that of all answers is the same."""
     return decoded(metadata, "the metadata of rows")
+
+
+@lru_cache(maxsize=8)
+def _consistent(timeout_ms: int) -> bytes:
+    """Return the metadata of a request for rows of one step."""
+    return encoded({"consistent": True, "timeout_ms": timeout_ms})
 
 
 @lru_cache(maxsize=8)
