@@ -53,6 +53,10 @@ class RowIdentity(NamedTuple):
     lineage: str
     epoch: str
 
+    def encoded(self) -> bytes:
+        """Return it as the metadata of an answer."""
+        return encoded(self._asdict())
+
 
 class RowSource(Protocol):
     """Answers lookups. Its methods are called by several threads."""
@@ -252,7 +256,7 @@ def _chunks(reader: Any, call: Call) -> Iterator[Any]:
 @lru_cache(maxsize=8)
 def _metadata(identity: RowIdentity) -> bytes:
     """Return the metadata of an answer: between two steps, that of all answers is the same."""
-    return encoded(identity._asdict())
+    return identity.encoded()
 
 
 def _options(metadata: Any) -> tuple[bool, int]:

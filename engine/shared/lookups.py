@@ -58,7 +58,8 @@ class TableReads:
         try:
             return self._reads.read(ids, out, absent, first)
         except ValueError:
-            valid_ids(self.layout.name, ids, self.layout.id_range)  # raises for the first one outside
+            # Raises for the first one outside.
+            valid_ids(self.layout.name, self.layout.as_given(ids), self.layout.id_range)
             raise
 
 
