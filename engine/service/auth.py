@@ -10,8 +10,8 @@ import logging
 import os
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,10 @@ def may_read(tokens: Tokens, authorization: bytes) -> bool:
     return role is not None and Right.READ in role.value
 
 
+# At the end of the service: how often to look whether the calls in progress are idle.
+_LOOK_S = 0.01
+
+
 class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Checks the token of every call, and limits the number of concurrent calls.
 
@@ -143,11 +147,21 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._tokens = dict(tokens)
         self._max_calls = max_calls
         self._changed = threading.Condition()
-        self.num_calls = self.num_idle = 0
+        self._calls: set[AdmittedCall] = set()
         self.num_refused = 0
         self._refused_event = FrequentEvent(logging.WARNING, "call_refused")
 
-    def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> _AdmittedCall:
+    @property
+    def num_calls(self) -> int:
+        return len(self._calls)
+
+    @property
+    def num_idle(self) -> int:
+        """Return the number of calls that wait for a request."""
+        with self._changed:
+            return sum(call.idle_since_s is not None for call in self._calls)
+
+    def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> AdmittedCall:
         with self._changed:
             role = self._role(headers)
             if role is None:
@@ -155,23 +169,23 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             if self.num_calls >= self._max_calls:
                 problem = f"busy with {self.num_calls} calls (--max-calls); try again"
                 raise self.refused(flight.FlightUnavailableError(problem))
-            self.num_calls += 1
-        return _AdmittedCall(self, role)
+            call = AdmittedCall(self, role)
+            self._calls.add(call)
+        return call
 
     def wait_until_empty(self, timeout_s: float) -> bool:
         """Wait until all calls in progress are idle, and return whether that happened within ``timeout_s``."""
+        until_s = time.monotonic() + timeout_s
         with self._changed:
-            return self._changed.wait_for(lambda: self.num_calls == self.num_idle, timeout_s)
+            while any(call.idle_since_s is None for call in self._calls):
+                if time.monotonic() >= until_s:
+                    return False
+                self._changed.wait(_LOOK_S)
+            return True
 
-    def call_ended(self) -> None:
+    def call_ended(self, call: AdmittedCall) -> None:
         with self._changed:
-            self.num_calls -= 1
-            self._changed.notify_all()
-
-    def idle(self, change: int) -> None:
-        """Count a call that begins (1) or ends (-1) to be idle."""
-        with self._changed:
-            self.num_idle += change
+            self._calls.discard(call)
             self._changed.notify_all()
 
     def refused(self, error: flight.FlightError, peer: str | None = None) -> flight.FlightError:
@@ -188,30 +202,24 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         return next((role for value in sent if (role := role_of(self._tokens, value)) is not None), None)
 
 
-class _AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]
-    """One admitted call, until it completes."""
+class AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]
+    """One admitted call, until it completes.
+
+    idle_since_s : when it began to wait for a request, by the monotonic clock; None: it does not wait. While it does,
+        its connection may be closed, and the end of the service does not wait for it. Set without a lock: it changes
+        twice with each request
+    """
 
     def __init__(self, admission: CallAdmission, role: Role) -> None:
         super().__init__()
         self._admission, self._role = admission, role
         self._peer: str | None = None
+        self.idle_since_s: float | None = None
 
     def set_peer(self, peer: str) -> None:
         """Set the peer of the call's connection, which ``start_call`` does not receive."""
-        self._admission.connections.begin_call(peer)
+        self._admission.connections.begin_call(peer, self)
         self._peer = peer
-
-    @contextmanager
-    def idle(self) -> Iterator[None]:
-        """Wait for a request in the block: its connection may be closed as idle, and the service may end meanwhile."""
-        assert self._peer is not None
-        self._admission.idle(1)
-        self._admission.connections.end_call(self._peer)
-        try:
-            yield
-        finally:
-            self._admission.connections.begin_call(self._peer)
-            self._admission.idle(-1)
 
     def check(self, right: Right) -> None:
         """Raise FlightUnauthorizedError, PERMISSION_DENIED for the caller, if its role lacks a right."""
@@ -222,5 +230,5 @@ class _AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]
 
     def call_completed(self, exception: BaseException | None) -> None:
         if self._peer is not None:
-            self._admission.connections.end_call(self._peer)
-        self._admission.call_ended()
+            self._admission.connections.end_call(self._peer, self)
+        self._admission.call_ended(self)

@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Protocol
 from urllib.parse import unquote
 
 from penstock.filesystem import descriptors
@@ -32,13 +33,25 @@ RESERVE = 16
 Peer = tuple[str, int]  # address and port
 
 
+class Call(Protocol):
+    """A call in progress. idle_since_s : since when it waits for a request; None: it does not wait"""
+
+    idle_since_s: float | None
+
+
 @dataclass
 class _Connection:
     """One connection. since_s : when it was found, or its last call ended; was_admitted : whether any call was"""
 
     since_s: float
     was_admitted: bool = False
-    num_calls: int = 0
+    calls: set[Call] = field(default_factory=set)
+
+    @property
+    def idle_since_s(self) -> float | None:
+        """Return since when no call is at work; None: one is."""
+        times = [call.idle_since_s for call in self.calls]
+        return max((self.since_s, *(time_s for time_s in times if time_s is not None))) if None not in times else None
 
 
 class Connections:
@@ -65,16 +78,16 @@ class Connections:
         self._thread = threading.Thread(target=self._run, name="penstock-connections", daemon=True)
         self._thread.start()
 
-    def begin_call(self, peer: str) -> None:
+    def begin_call(self, peer: str, call: Call) -> None:
         with self._lock:
             connection = self._known.setdefault(_peer_of(peer), _Connection(time.monotonic()))
             connection.was_admitted = True
-            connection.num_calls += 1
+            connection.calls.add(call)
 
-    def end_call(self, peer: str) -> None:
+    def end_call(self, peer: str, call: Call) -> None:
         with self._lock:
             connection = self._known[_peer_of(peer)]
-            connection.num_calls -= 1
+            connection.calls.discard(call)
             connection.since_s = time.monotonic()
 
     def shut_down_all(self) -> None:
@@ -109,9 +122,12 @@ class Connections:
             known = {peer: self._known.get(peer) or _Connection(now_s) for peer in peers}
             surplus = len(known) - self._most
             # A call may begin before its connection is found.
-            known |= {peer: each for peer, each in self._known.items() if each.num_calls}
-            self._known = known
-            idle = sorted((each.was_admitted, each.since_s, peer) for peer, each in known.items() if not each.num_calls)
+            self._known = known | {peer: each for peer, each in self._known.items() if each.calls}
+            idle = sorted(
+                (each.was_admitted, since_s, peer)
+                for peer, each in known.items()
+                if (since_s := each.idle_since_s) is not None
+            )
         first_call_s = min(FIRST_CALL_S, self._idle_s)
         return [
             peer

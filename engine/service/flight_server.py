@@ -156,7 +156,7 @@ class FlightServer(AnsweringServer):
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with self._serving(context, Right.READ):
             if path_of(descriptor) == [LOOKUP]:
-                self._service.lookups().answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
+                self._service.lookups().answer_all(reader, writer, context.get_middleware(ADMISSION))
                 return
             context.get_middleware(ADMISSION).check(Right.PUT)
             request = PutRequest.of(descriptor)

@@ -7,8 +7,9 @@ while a message is read or written, so a slow reader delays no other.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -20,6 +21,7 @@ from penstock.errors import ConfigError, InputError, ReadTimeoutError, ServiceEr
 from penstock.frames import Float32
 from penstock.io.flight.messages import DIMS, MAX_METADATA_BYTES, as_flight, decoded, encoded, schema_of
 from penstock.io.list_columns import list_column, list_type
+from penstock.service.connections import Call
 from penstock.service.limits import Limits
 from penstock.service.sequencer import Sequencer
 
@@ -40,6 +42,22 @@ def request_schema(dims: Mapping[str, int]) -> pa.Schema:
     return REQUEST_SCHEMA.with_metadata({DIMS: encoded(dims)})
 
 
+class RowIdentity(NamedTuple):
+    """What identifies the rows of an answer.
+
+    step : no row is older than it; lineage, epoch : of it; durable_step : of the last commit, None without a checkpoint
+    """
+
+    step: int
+    durable_step: int | None
+    lineage: str
+    epoch: str
+
+    def encoded(self) -> bytes:
+        """Return it as the metadata of an answer."""
+        return encoded(self._asdict())
+
+
 class RowSource(Protocol):
     """Answers lookups. Its methods are called by several threads."""
 
@@ -53,10 +71,9 @@ class RowSource(Protocol):
 
     def look_up(
         self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int
-    ) -> tuple[dict[str, Float32], dict[str, Any]]:
-        """Return table → rows, float32 (n, dim), and what identifies them.
+    ) -> tuple[dict[str, Float32], RowIdentity]:
+        """Return table → rows, float32 (n, dim), in the order of ``ids``, and what identifies them.
 
-        These are ``step``, which no row is older than, ``durable_step``, ``lineage`` and ``epoch``.
         consistent : whether all rows must be of that step; timeout_ms : how long to wait for it
         Raises UsageError for an id outside its table.
         """
@@ -79,7 +96,7 @@ class EngineRows:
 
     def look_up(
         self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int
-    ) -> tuple[dict[str, Float32], dict[str, Any]]:
+    ) -> tuple[dict[str, Float32], RowIdentity]:
         if self._read is None:
             try:
                 self._read = self._engine.reads.lookup_tables
@@ -88,8 +105,7 @@ class EngineRows:
         rows, step = self._read(ids, consistent, timeout_ms)
         streams = self._sequencer.streams
         durable_step, lineage = streams.durable_step if streams.is_durable else None, streams.lineage
-        identity = {"durable_step": durable_step, "lineage": lineage.id, "epoch": lineage.epoch_of(step)}
-        return rows, {"step": step, **identity}
+        return rows, RowIdentity(step, durable_step, lineage.id, lineage.epoch_of(step))
 
     def _locked(self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int) -> tuple[dict[str, Float32], int]:
         tables = self._engine.core.tables
@@ -131,18 +147,18 @@ class LookupAnswers:
 
     def __init__(self, rows: RowSource, limits: Limits, counts: LookupCounts) -> None:
         self._rows, self._limits, self._counts, self._dims = rows, limits, counts, rows.dims
-        row = list_type(self._dims.values())
-        self._schema = pa.schema([("row", row)], {DIMS: encoded(self._dims)})
+        self._row = list_type(self._dims.values())
+        self._schema = pa.schema([("row", self._row)], {DIMS: encoded(self._dims)})
+        self._columns: tuple[str, ...] = ()  # of the requests
 
-    def answer_all(self, reader: Any, writer: Any, idle: Callable[[], AbstractContextManager[None]]) -> None:
-        """Answer all requests.
+    def answer_all(self, reader: Any, writer: Any, call: Call) -> None:
+        """Answer all requests of a call.
 
-        idle : the context in which the stream waits for a request
         Raises InputError if the columns are others, ServiceError if the service ends.
         """
-        check_columns(schema_of(reader, "lookups"), self._dims)
+        self._columns = checked_columns(schema_of(reader, "lookups"), self._dims)
         writer.begin(self._schema)
-        for chunk in _chunks(reader, idle):
+        for chunk in _chunks(reader, call):
             if self._rows.is_ending:
                 raise ServiceError("the service is ending; look the rows up again later")
             if self._rows.dims != self._dims:
@@ -160,13 +176,13 @@ class LookupAnswers:
             kind = "ReadTimeoutError" if isinstance(error, ReadTimeoutError) else "InputError"
             problem = {"kind": kind, "message": str(as_flight(error))}
             return pa.RecordBatch.from_pylist([], self._schema), encoded({"error": problem})
-        if any(rows[name].shape[1] != self._dims[name] for name in lookup.ids):  # they have changed meanwhile
+        if any(matrix.shape[1] != self._dims[name] for name, matrix in rows.items()):  # they have changed meanwhile
             raise ServiceError(OTHER_TABLES)
         self._counts.add(chunk.data.num_rows)
-        column = self._column([rows[name] for name in lookup.ids])
+        column = self._column(list(rows.values()))
         if lookup.indices is not None:
             column = column.take(pa.array(np.argsort(lookup.indices)))
-        return pa.RecordBatch.from_arrays([column], schema=self._schema), encoded(identity)
+        return pa.RecordBatch.from_arrays([column], schema=self._schema), _metadata(identity)
 
     def _parsed(self, batch: pa.RecordBatch) -> Lookup:
         """Return a request. Raises InputError."""
@@ -179,14 +195,15 @@ class LookupAnswers:
             batch.validate(full=True)
         except pa.ArrowInvalid as error:
             raise InputError(f"the request is damaged: {error}") from None
-        for column, name in zip(batch.columns, batch.schema.names, strict=True):
-            if name in ("table", "ids") and column.null_count:
+        columns = {name: batch.column(name) for name in self._columns}
+        for name, column in columns.items():
+            if column.null_count:
                 row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
                 raise InputError("expected a value, got null", row=row, column=name)
-        ids = batch.column("ids").to_numpy()
-        if "table" not in batch.schema.names:
+        ids = columns["ids"].to_numpy()
+        if "table" not in columns:
             return Lookup(dict.fromkeys(self._dims, ids), None)
-        return _by_table(batch.column("table"), ids)
+        return _by_table(columns["table"], ids)
 
     def _check_size(self, lookup: Lookup) -> None:
         """Raise InputError if the answer is too large."""
@@ -197,14 +214,15 @@ class LookupAnswers:
 
     def _column(self, rows: list[Float32]) -> pa.Array:
         """Return the rows of several tables as one column."""
-        values = [matrix.reshape(-1) for matrix in rows]
-        flat = values[0] if len(values) == 1 else np.concatenate([np.zeros(0, np.float32), *values])
+        if len(rows) == 1:
+            return list_column(rows[0], self._row)
+        flat = np.concatenate([np.zeros(0, np.float32), *(matrix.reshape(-1) for matrix in rows)])
         dims = np.repeat([matrix.shape[1] for matrix in rows], [len(matrix) for matrix in rows])
-        return list_column(flat, self._schema.field("row").type, dims)
+        return list_column(flat, self._row, dims)
 
 
-def check_columns(schema: pa.Schema, tables: Mapping[str, Any]) -> None:
-    """Raise InputError unless the columns are those of requests."""
+def checked_columns(schema: pa.Schema, tables: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the columns of requests among those of a stream. Raises InputError if one lacks, or is of another type."""
     names = schema.names
     needed = ("table", "ids") if len(tables) != 1 else ("ids",)
     for name in needed:
@@ -220,16 +238,25 @@ def check_columns(schema: pa.Schema, tables: Mapping[str, Any]) -> None:
         text = kind.value_type if pa.types.is_dictionary(kind) else kind
         if text not in (pa.utf8(), pa.large_utf8(), pa.string_view()):
             raise InputError(f"expected utf8, or a dictionary of utf8, got {kind}", column="table")
+    return tuple(name for name in ("table", "ids") if name in names)
 
 
-def _chunks(reader: Any, idle: Callable[[], AbstractContextManager[None]]) -> Iterator[Any]:
+def _chunks(reader: Any, call: Call) -> Iterator[Any]:
     while True:
+        call.idle_since_s = time.monotonic()
         try:
-            with idle():
-                chunk = reader.read_chunk()
+            chunk = reader.read_chunk()
         except StopIteration:
             return
+        finally:
+            call.idle_since_s = None
         yield chunk
+
+
+@lru_cache(maxsize=8)
+def _metadata(identity: RowIdentity) -> bytes:
+    """Return the metadata of an answer: between two steps, that of all answers is the same."""
+    return identity.encoded()
 
 
 def _options(metadata: Any) -> tuple[bool, int]:
@@ -238,6 +265,12 @@ def _options(metadata: Any) -> tuple[bool, int]:
         return False, TIMEOUT_MS
     if len(metadata) > MAX_METADATA_BYTES:
         raise UsageError(f"the request's metadata: {len(metadata):,} bytes; expected {MAX_METADATA_BYTES:,} at most")
+    return _parsed_options(metadata.to_pybytes())
+
+
+@lru_cache(maxsize=8)
+def _parsed_options(metadata: bytes) -> tuple[bool, int]:
+    """Parse options: those of most requests are the same."""
     options = decoded(metadata, "the request's metadata")
     consistent, timeout_ms = options.get("consistent", False), options.get("timeout_ms", TIMEOUT_MS)
     if type(consistent) is not bool:

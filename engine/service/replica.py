@@ -24,7 +24,14 @@ from penstock.service.auth import Right, Tokens
 from penstock.service.flight_server import ADMISSION, AnsweringServer, answered
 from penstock.service.limits import Limits
 from penstock.service.listener import Listener
-from penstock.service.lookup_streams import OTHER_TABLES, Ids, LookupAnswers, LookupCounts, request_schema
+from penstock.service.lookup_streams import (
+    OTHER_TABLES,
+    Ids,
+    LookupAnswers,
+    LookupCounts,
+    RowIdentity,
+    request_schema,
+)
 from penstock.service.snapshots import BLOCK_BYTES, PASSES, Messages
 from penstock.service.subscriptions import Answer
 from penstock.shared.header import TableLayout
@@ -50,13 +57,13 @@ class ReplicaRows:
 
     def look_up(
         self, ids: Mapping[str, Ids], consistent: bool, timeout_ms: int
-    ) -> tuple[dict[str, Float32], dict[str, Any]]:
+    ) -> tuple[dict[str, Float32], RowIdentity]:
         while True:
             lineage, epoch = history = self.reader.history
             rows, step = self.reader.lookup_tables(ids, consistent, timeout_ms)
             durable_step = self.reader.durable_step
             if self.reader.history == history:
-                return rows, {"step": step, "durable_step": durable_step, "lineage": lineage, "epoch": epoch}
+                return rows, RowIdentity(step, durable_step, lineage, epoch)
 
 
 class ReplicaServer(AnsweringServer):
@@ -69,7 +76,7 @@ class ReplicaServer(AnsweringServer):
         with self._serving(context, Right.READ):
             if path_of(descriptor) != [LOOKUP]:
                 raise UsageError(f"exchange: expected the path {LOOKUP}; {READS_ONLY}")
-            self._service.lookups().answer_all(reader, writer, context.get_middleware(ADMISSION).idle)
+            self._service.lookups().answer_all(reader, writer, context.get_middleware(ADMISSION))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with self._serving(context):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.config.id_ranges import valid_ids
+from penstock.config.id_ranges import integer_ids, valid_ids
 from penstock.errors import ReadTimeoutError, UsageError, listed
 from penstock.frames import Float32, Int64
 from penstock.pyx.row_keys import RowKeys
@@ -37,18 +37,30 @@ class TableReads:
         self._reads = RowReads(layout, parts, keys)
 
     def read(self, ids: Int64, out: Float32, check: Check) -> None:
-        """Copy the weights of valid ids to ``out``. check : called while a page is being written for long"""
+        """Copy the weights of ids to ``out``. Raises UsageError for an id outside the table.
+
+        check : called while a page is being written for long
+        """
         absent = np.zeros(len(ids), np.uint8)
-        done = self._reads.read(ids, out, absent)
+        done = self._copied(ids, out, absent, 0)
         while done < len(ids):
             check(f"table '{self.layout.name}': the page of the row of id {self.layout.as_given(ids)[done]} is written")
             time.sleep(_PAUSE_S)
-            done = self._reads.read(ids, out, absent, done)
+            done = self._copied(ids, out, absent, done)
         if self.layout.keys is not None and absent.any():
             mask = absent.view(bool)
             rows = np.empty((int(mask.sum()), self.layout.dim), np.float32)
             self.layout.keys.absent.fill(self.layout.as_given(ids[mask]), rows)
             out[mask] = rows
+
+    def _copied(self, ids: Int64, out: Float32, absent: Any, first: int) -> int:
+        """Copy rows from the first-th on. Return how many are copied, of all ids."""
+        try:
+            return self._reads.read(ids, out, absent, first)
+        except ValueError:
+            # Raises for the first one outside.
+            valid_ids(self.layout.name, self.layout.as_given(ids), self.layout.id_range)
+            raise
 
 
 class Deadline:
@@ -81,7 +93,8 @@ def read_tables(
 ) -> int:
     """Copy rows of several tables to ``out``, and return their step: with ``consistent`` of all, else of the oldest.
 
-    wanted : valid ids of each table; check : called while the lookup waits
+    wanted : ids of each table; check : called while the lookup waits
+    Raises UsageError for an id outside its table.
     """
     while True:
         sequence = words.settled() if consistent else words.sequence
@@ -97,11 +110,22 @@ def read_tables(
 
 
 def checked_ids(tables: Mapping[str, TableReads], ids: Mapping[str, Any], place: str) -> dict[str, Int64]:
-    """Return the ids of a lookup as int64 (n,), by table. Raises UsageError for unknown tables and other ids."""
+    """Return the ids of a lookup as int64 (n,), by table. Raises UsageError for unknown tables and other ids.
+
+    ``TableReads.read`` finds ids outside a table.
+    """
     if not isinstance(ids, Mapping):
         raise UsageError(f"expected a mapping of tables to ids, got {type(ids).__name__}")
-    ranges = {name: table_of(tables, name, place).layout.id_range for name in ids}
-    return {name: np.ascontiguousarray(valid_ids(name, values, ranges[name])) for name, values in ids.items()}
+    layouts = {name: table_of(tables, name, place).layout for name in ids}
+    return {name: _stored_ids(layouts[name], values) for name, values in ids.items()}
+
+
+def _stored_ids(layout: TableLayout, ids: Any) -> Int64:
+    """Return ids as a table stores them. Raises UsageError for keys that its type does not have."""
+    array = integer_ids(layout.name, ids)
+    if array.dtype != layout.id_type:
+        array = valid_ids(layout.name, array, layout.id_range)
+    return array.reshape(-1).copy().view(np.int64)  # those of a message need not be aligned
 
 
 def checked_out(table: str, out: Any, num_rows: int, dim: int) -> Float32:

@@ -481,12 +481,11 @@ class Client:
     # ---- inside
 
     def _looked_up(self, request: LookupRequest) -> LookupResult:
-        schema = request.batch.schema
-        stream = self._lookups.pop(schema.field("ids").type, None)
+        stream = self._lookups.pop(request.id_type, None)
         if stream is None or stream.client is not self.connection.opened()[0]:
-            stream = LookupStream(self.connection, schema)
+            stream = LookupStream(self.connection, request.batch.schema)
         answer = stream.ask(request)
-        self._lookups[schema.field("ids").type] = stream
+        self._lookups[request.id_type] = stream
         return request.result(*answer, self.connection.uri)
 
     def _tables(self) -> dict[str, pa.Schema]:

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,12 @@ from penstock.io.flight.messages import DIMS, LOOKUP, decoded, encoded, received
 from penstock.validation import whole
 
 Float32 = npt.NDArray[np.float32]
+
+# The columns of requests, by the type of their ids.
+_SCHEMAS = {
+    kind: pa.schema([("table", pa.dictionary(pa.int32(), pa.utf8())), ("ids", kind)])
+    for kind in (pa.int64(), pa.uint64())
+}
 
 
 class LookupResult(dict[str, Float32]):
@@ -58,30 +63,39 @@ class LookupRequest:
             raise UsageTypeError(f"ids: expected a mapping from tables to ids, got {type(ids).__name__}")
         arrays = {name: _integers(name, values) for name, values in ids.items()}
         self.counts = {name: len(array) for name, array in arrays.items()}
-        options = {"consistent": True, "timeout_ms": whole("timeout_ms", timeout_ms, 0)} if consistent else None
-        self.metadata = encoded(options) if options else b""
+        self.metadata = _consistent(whole("timeout_ms", timeout_ms, 0)) if consistent else b""
         codes = np.repeat(np.arange(len(arrays), dtype=np.int32), list(self.counts.values()))
-        tables = pa.DictionaryArray.from_arrays(codes, _names(tuple(arrays)))
-        self.batch = pa.RecordBatch.from_arrays([tables, pa.array(_joined(arrays))], ["table", "ids"])
+        tables, joined = pa.DictionaryArray.from_arrays(codes, _names(tuple(arrays))), pa.array(_joined(arrays))
+        self.id_type = joined.type
+        self.batch = pa.RecordBatch.from_arrays([tables, joined], schema=_SCHEMAS[self.id_type])
 
     def result(self, answer: flight.FlightStreamChunk, dims: Mapping[str, int], address: str) -> LookupResult:
         """Return the rows of the answer. Raises the error that it contains. dims : of the answers, by table"""
-        stamp = decoded(answer.app_metadata, "the metadata of rows")
+        stamp = _stamp(answer.app_metadata.to_pybytes())
         if (error := stamp.get("error")) is not None:
             raise received(str(error.get("kind")), str(error.get("message")), address)
-        rows = answer.data.column("row")
-        ends = [0, *accumulate(count * dims[name] for name, count in self.counts.items())]
-        values: Float32 = rows.values.to_numpy()  # an answer is no slice, and has no nulls
-        if len(values) != ends[-1]:
-            raise ServiceError(f"{address}: expected {ends[-1]:,} values of rows, got {len(values):,}")
-        parts = {
-            name: values[begin:end].reshape(-1, dims[name])
-            for name, (begin, end) in zip(self.counts, pairwise(ends), strict=True)
-        }
-        result = LookupResult(parts)
+        values: Float32 = answer.data.column("row").values.to_numpy()  # an answer is no slice, and has no nulls
+        result, end = LookupResult(), 0
+        for name, count in self.counts.items():
+            begin, end = end, end + count * dims[name]
+            result[name] = values[begin:end].reshape(-1, dims[name])
+        if len(values) != end:
+            raise ServiceError(f"{address}: expected {end:,} values of rows, got {len(values):,}")
         result.step, result.durable_step = stamp["step"], stamp["durable_step"]
         result.lineage, result.epoch = stamp["lineage"], stamp["epoch"]
         return result
+
+
+@lru_cache(maxsize=8)
+def _stamp(metadata: bytes) -> dict[str, Any]:
+    """Parse the metadata of an answer: between two steps, that of all answers is the same."""
+    return decoded(metadata, "the metadata of rows")
+
+
+@lru_cache(maxsize=8)
+def _consistent(timeout_ms: int) -> bytes:
+    """Return the metadata of a request for rows of one step."""
+    return encoded({"consistent": True, "timeout_ms": timeout_ms})
 
 
 @lru_cache

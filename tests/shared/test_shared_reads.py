@@ -82,6 +82,21 @@ def test_ids_and_tables_that_do_not_exist_are_named(tmp_path):
         reader.lookup("t", [3], timeout_ms=-1)
 
 
+def test_ids_need_not_be_aligned_and_are_found_outside_in_any_table(tmp_path):
+    tables = [ps.TableConfig(rows, 2, name=name, optimizer=ps.SGD(0.1)) for name, rows in (("t", 10), ("u", 5))]
+    engine = ps.Engine(ps.EmbeddingConfig.from_tables(tables), shared=tmp_path)
+    unaligned = np.frombuffer(b"0" + np.array([9, 3], np.int64).tobytes(), np.int64, offset=1)
+    reader = ps.Reader(tmp_path)
+    np.testing.assert_array_equal(reader.lookup("t", unaligned), engine.lookup("t", [9, 3]))
+    for reads in (reader, engine.reads):
+        with pytest.raises(ps.UsageError, match="table 'u': expected 0 <= id < 5, got 9"):
+            reads.lookup_tables({"t": unaligned, "u": unaligned})
+        with pytest.raises(ps.UsageError, match="table 't': expected 0 <= id < 10, got -1"):
+            reads.lookup_tables({"t": [3, -1]}, consistent=True)
+        with pytest.raises(ps.UsageError, match=f"table 't': expected 0 <= id < 10, got {2**64 - 1}"):
+            reads.lookup_tables({"t": np.array([2**64 - 1], np.uint64)})
+
+
 def test_a_closed_reader_says_so(tmp_path):
     engine_of(shared=tmp_path, rows=10)
     with ps.Reader(tmp_path) as reader:
