@@ -1,5 +1,6 @@
 """Frames that are not whole yet: what they keep in the service's memory, and how much of it they may."""
 
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,13 @@ MB = 1 << 20
 
 
 def with_column(batch, num_bytes):
-    """Return the batch with another column, which the service does not read."""
-    return batch.append_column("unread", pa.array([b"x" * num_bytes] * batch.num_rows))
+    """Return the batch with another column, which the service does not read. Columns of a size share their memory."""
+    return batch.append_column("unread", unread(batch.num_rows, num_bytes))
+
+
+@lru_cache
+def unread(num_rows, num_bytes):
+    return pa.array([b"x" * num_bytes] * num_rows)
 
 
 def begin(client, batches, contributor="w0"):

@@ -16,6 +16,7 @@ from dynamic import churning_steps
 from dynamic import config_of as dynamic_config
 from dynamic import log_of as dynamic_log
 from ipc import write
+from lakehouse import Delta
 from limits import HANG_S
 from s3_server import serving
 from scrapes import described, parsed, same_as_report
@@ -269,6 +270,18 @@ def test_more_stale_rows_than_allowed_end_a_job_without_tables(cluster, logs, tm
         Job(config_of(), logs, **options, resume=True).run()
     assert not (tmp_path / "out").exists()
     assert ps.Engine.restore(tmp_path / "c").global_step == 12
+
+
+@pytest.mark.parametrize("merge", ["round", None])
+def test_a_job_refuses_the_commits_of_tables_that_grow_in_one_line(cluster, tmp_path, merge):
+    tables = [Delta(tmp_path / name) for name in "ab"]
+    for table in tables:
+        table.append(range(4))
+    sources, options = [table.spelling for table in tables], {"checkpoint": tmp_path / "c"}
+    ps.Engine(config_of()).run(sources, merge=merge, **options)
+    line = "without --merge round" if merge is None else "a topic or a table with versions is read by one process"
+    with pytest.raises(ps.PenstockError, match=line):
+        Job(config_of(), sources, shares=2, resume=True, **options).run()
 
 
 def test_a_dataset_of_ray_is_a_source(cluster, tmp_path):

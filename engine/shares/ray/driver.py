@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -95,15 +95,17 @@ class Driver:
         self.global_step, self.changed_step = begun[0].global_step, max(owner.changed_step for owner in begun)
         self._step, self._frames_before = self.global_step, begun[0].num_frames
         saved = begun[0].positions
-        if saved is not None and saved["merge"] != "round" and len(saved["sources"]) > 1 and self._has_frames(saved):
-            raise StateError("the checkpoint was made without --merge round, which is the order of a job; resume it so")
+        if saved is not None:
+            before = Positions.from_state(saved)
+            if saved["merge"] != "round" and len(before.entries) > 1 and before.num_frames:
+                problem = "the checkpoint was made without --merge round, which is the order of a job; resume it so"
+                raise StateError(problem)
         read: dict[int, tuple[str, int]] = {}
         for sources in self._all(lambda: [reader.begin.remote(saved) for reader in actors.readers]):
             read |= sources
         self.positions = Positions([read[n][0] for n in range(num_sources)], "round")
         self.positions.rows = sum(rows for _, rows in read.values())
         if saved is not None:
-            before = Positions.from_state(saved)
             before.check_none_missing(num_sources)
             self.positions.stale_rows, self.positions.unchecked = before.stale_rows, before.unchecked
             for entry, old in zip(self.positions.entries, before.entries, strict=False):
@@ -272,6 +274,3 @@ class Driver:
             if isinstance(result, BaseException):
                 raise result
         return results
-
-    def _has_frames(self, positions: Mapping[str, Any]) -> bool:
-        return any(frames for _, frames, _ in positions["sources"])
