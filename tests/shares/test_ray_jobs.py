@@ -20,6 +20,7 @@ from lakehouse import Delta
 from limits import HANG_S
 from s3_server import serving
 from scrapes import described, parsed, same_as_report
+from services import config_of as config_of_one
 
 import penstock as ps
 from penstock.checkpoint.rollbacks import roll_back_folder
@@ -278,10 +279,10 @@ def test_a_job_refuses_the_commits_of_tables_that_grow_in_one_line(cluster, tmp_
     for table in tables:
         table.append(range(4))
     sources, options = [table.spelling for table in tables], {"checkpoint": tmp_path / "c"}
-    ps.Engine(config_of()).run(sources, merge=merge, **options)
+    ps.Engine(config_of_one()).run(sources, merge=merge, **options)
     line = "without --merge round" if merge is None else "a topic or a table with versions is read by one process"
     with pytest.raises(ps.PenstockError, match=line):
-        Job(config_of(), sources, shares=2, resume=True, **options).run()
+        Job(config_of_one(), sources, shares=2, resume=True, **options).run()
 
 
 def test_a_dataset_of_ray_is_a_source(cluster, tmp_path):
