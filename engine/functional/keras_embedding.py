@@ -9,8 +9,14 @@ from functools import partial
 from typing import Any
 
 import jax
-import keras
 import numpy as np
+
+try:
+    import keras
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "penstock.functional.keras_embedding needs the package keras: pip install 'penstock[keras]'", name=error.name
+    ) from error
 
 from penstock.bridge import Table, Uses
 from penstock.bridge.functional_table import PARTS

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from flax import nnx
+
+try:
+    from flax import nnx
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "penstock.functional.nnx_embedding needs the package flax: pip install 'penstock[flax]'", name=error.name
+    ) from error
 
 from penstock.bridge import Table, Uses
 from penstock.functional.embedding_tables import EmbeddingTables

@@ -1,6 +1,7 @@
 """Without the libraries of the extras metrics and completion: what needs one says how to install it."""
 
 import importlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -40,13 +41,20 @@ def test_completion_says_what_to_install(without, refused):
     assert refused(2, "completion", "bash") == line
 
 
-def test_the_modules_of_torch_say_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "penstock.torch", raising=False)
-    with pytest.raises(
-        ModuleNotFoundError, match=r"penstock.torch needs the package torch: pip install 'penstock\[torch\]'"
-    ):
-        importlib.import_module("penstock.torch")
+@pytest.mark.parametrize(
+    ("library", "module"),
+    [
+        ("torch", "penstock.torch"),
+        ("keras", "penstock.functional.keras_embedding"),
+        ("flax", "penstock.functional.nnx_embedding"),
+    ],
+)
+def test_the_modules_of_a_framework_say_what_to_install(library, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    line = f"{module} needs the package {library}: pip install 'penstock[{library}]'"
+    with pytest.raises(ModuleNotFoundError, match=re.escape(line)):
+        importlib.import_module(module)
 
 
 def test_an_engine_and_a_service_load_no_torch():
