@@ -28,6 +28,7 @@ from penstock.errors import (
     PenstockError,
     StateError,
     TargetError,
+    TruncatedInputError,
     UsageError,
     short,
 )
@@ -59,6 +60,9 @@ _MUST_FIT = (
     "the tables with their slots, what the gate holds and one frame must fit; give smaller frames "
     "(--contribution-rows) or more memory"
 )
+
+# Ctrl-C goes to every process of a pipeline: the end of the input can arrive so many seconds before the signal.
+SIGNAL_S = 0.1
 
 # The modules of the libraries that every installation has.
 LIBRARIES = ("google", "jax", "jaxlib", "numpy", "pyarrow")
@@ -136,6 +140,9 @@ def run(argv: list[str], at_once: threading.Event, ending: contextlib.ExitStack)
         try:
             interrupts.check()
             code = args.run(args, out) or OK
+        except TruncatedInputError:
+            interrupts.pause(SIGNAL_S)
+            raise
         except KeyboardInterrupt:
             if not interrupts.is_terminated() or args.command not in ENDS_BY_SIGTERM:
                 raise
