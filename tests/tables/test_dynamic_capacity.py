@@ -230,6 +230,8 @@ def test_steps_that_are_no_clock_are_refused_before_a_frame_enters(step):
     before = engine.gate.get_state()
     with pytest.raises(ps.StateError, match=f"the global step is {step}, and the gate opens only from 0 to 4294967294"):
         push(engine, [2])
+    with pytest.raises(ps.StateError, match="the gate opens only from"):
+        engine.flush()
     assert engine.gate.get_state() == before
     engine.gate.set_global_step(3)
     push(engine, [2])

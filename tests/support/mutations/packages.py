@@ -37,7 +37,7 @@ PACKAGES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "checkpoint": (
         ["engine/checkpoint"],
-        ["checkpoint", "checkpoint_folder", "checkpoint_throttle", "checkpoint_runs", "dirty_rows"],
+        ["checkpoint", "checkpoint_folder", "checkpoint_throttle", "checkpoint_runs", "dirty_rows", "rollback"],
     ),
 }
 
