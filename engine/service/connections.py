@@ -55,7 +55,7 @@ class _Connection:
 
 
 class Connections:
-    """The connections of one port. Report every admitted call to ``began`` and ``ended``, with its peer."""
+    """The connections of one port. Report every admitted call to ``begin_call`` and ``end_call``, with its peer."""
 
     def __init__(self, limits: Limits) -> None:
         self._most = max(1, min(limits.connections, int(SHARE * descriptors.limit())))
