@@ -10,9 +10,12 @@ import contextlib
 import gzip
 import multiprocessing
 import os
+import shutil
 import sys
+import sysconfig
 import tarfile
 import threading
+import time
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -25,6 +28,9 @@ ROOT = Path(__file__).resolve().parent
 CHECKED = os.environ.get("PENSTOCK_CHECKED", "") not in ("", "0")
 
 CPUS = os.cpu_count() or 1
+
+if "CC" not in os.environ and shutil.which("ccache"):
+    os.environ["CC"] = f"ccache {sysconfig.get_config_var('CC') or 'cc'}"
 
 # Package → folder; those below them have the names of their folders.
 PACKAGE_DIR = {"penstock": "engine", "penstock.bench": "bench", "penstock.io": "io", "penstock.pyx": "pyx"}
@@ -110,13 +116,19 @@ def say(text: str) -> None:
 
 
 class BuildWithProgress(build_ext):
-    """Compiles the kernels on several threads, and says how many are done.
+    """Compiles the kernels on every CPU, the largest first, and reports how many are done and the seconds of each.
 
     pip would compile those of an editable installation in a folder that it removes: it uses that of ``build_ext
     --inplace``, so that neither compiles what the other has compiled.
     """
 
     num_done, counting = 0, threading.Lock()
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # Not an option of the distribution: setuptools forgets those for an editable installation.
+        self.parallel = self.parallel or CPUS
+        self.extensions.sort(key=lambda ext: os.path.getsize(ext.sources[0]), reverse=True)
 
     def run(self) -> None:
         if self.editable_mode:
@@ -126,10 +138,12 @@ class BuildWithProgress(build_ext):
         super().run()
 
     def build_extension(self, ext: Extension) -> None:
+        start_s = time.monotonic()
         super().build_extension(ext)
         with self.counting:
             self.num_done += 1
-            say(f"compiled {self.num_done} of {len(self.extensions)} kernels")
+            seconds = f"{ext.name.removeprefix('penstock.')} in {time.monotonic() - start_s:.1f} s"
+            say(f"compiled {self.num_done} of {len(self.extensions)} kernels: {seconds}")
 
 
 class ReproducibleSdist(sdist):
@@ -191,6 +205,4 @@ setup(
             "cdivision": True,
         },
     ),
-    # Compile as many files in parallel as there are CPUs.
-    options={"build_ext": {"parallel": CPUS}},
 )
