@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/keys/*.pyx pyx/keys/*.pxd pyx/keys/*.h bench/*.pyx)
 
-.PHONY: demo demo-train test evidence neighbours pythons versions lint types checked tsan sanitize fuzz mutations faults \
+.PHONY: demo demo-train test evidence neighbours pythons versions lint types checked tsan sanitize fuzz mutations faults weekly \
 	follow-histories cluster bench docs dist release-check proto clean \
 	tpu-matrix tpu-small gpu-aot
 
@@ -21,6 +21,7 @@ demo-train: .venv/installed
 test: .venv/installed
 	$(BIN)/python -m pytest -m "not evidence" -n auto --dist worksteal --junitxml=build/outcomes/test.xml $(ARGS)
 
+# ROTATION=3/10: a tenth of it, as .ci/run does.
 EVIDENCE ?= 1
 evidence: .venv/installed
 	PENSTOCK_EVIDENCE=$(EVIDENCE) $(BIN)/python -m pytest -m evidence -n auto --dist worksteal \
@@ -35,6 +36,10 @@ neighbours: build/neighbours/installed
 	PYTHONPATH=$(CURDIR)/build/tree JAX_PLATFORMS=cpu build/neighbours/bin/python -m pytest -n auto --dist worksteal \
 		--junitxml=build/outcomes/neighbours.xml $(ARGS) @build/outcomes/skipped.txt
 	$(BIN)/python tests/support/skips.py check $(OUTCOMES) build/outcomes/neighbours.xml
+
+# Every check, whole, into bench/results/weekly.md: also those that .ci/run takes turns at, and those of hours.
+weekly: .venv/installed
+	$(BIN)/python tests/support/weekly.py $(ARGS)
 
 # The demo and the tests, in clones: on every Python from 3.11 to 3.14 that is here, and with the lowest and the newest
 # versions of the libraries. A line for each in bench/results/suites.md. `make pythons ARGS='--only "Python 3.12"
@@ -153,14 +158,17 @@ build/tpu/installed: .venv/installed
 	touch $@
 
 # In a separate environment, because users need none of these libraries; penstock and its kernels are those of this tree.
+# The packages of .venv are those of this environment too (the .pth file), so that none is installed twice.
 # If they cannot all be installed, as many as possible are.
 build/neighbours/installed: .ci/neighbours.txt .venv/installed
-	$(BIN)/python -m venv build/neighbours
+	$(BIN)/python -m venv --clear build/neighbours
+	packages='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	$(BIN)/python -c "$$packages" >"$$(build/neighbours/bin/python -c "$$packages")/tests.pth"
 	pip="build/neighbours/bin/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt"; \
-	$$pip -r .ci/constraints.txt -r .ci/neighbours.txt || { $$pip -r .ci/constraints.txt && \
+	$$pip -r .ci/neighbours.txt || \
 	for library in $$(grep -v '^#' .ci/neighbours.txt); do \
 		$$pip "$$library" || echo "cannot be installed, so that tests are skipped: $$library" >&2; \
-	done; }
+	done
 	touch $@
 
 # The files of a release in dist/: sdist and wheel, built twice and compared, checked, and an SBOM (RELEASING.md).

@@ -128,7 +128,6 @@ class BuildWithProgress(build_ext):
         super().finalize_options()
         # Not an option of the distribution: setuptools forgets those for an editable installation.
         self.parallel = self.parallel or CPUS
-        self.extensions.sort(key=lambda ext: os.path.getsize(ext.sources[0]), reverse=True)
 
     def run(self) -> None:
         if self.editable_mode:
@@ -136,6 +135,10 @@ class BuildWithProgress(build_ext):
             folders.ensure_finalized()
             self.build_lib, self.build_temp = folders.build_lib, folders.build_temp
         super().run()
+
+    def build_extensions(self) -> None:
+        self.extensions.sort(key=lambda ext: os.path.getsize(ext.sources[0]), reverse=True)
+        super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
         start_s = time.monotonic()

@@ -37,8 +37,9 @@ MOST_BYTES, MOST_BYTES_IN_A_MODULE = 400 << 20, 700 << 20
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     evidence.mark(items)
+    evidence.rotate(config, items)
 
 
 def pytest_collection_finish():

@@ -37,6 +37,7 @@ def some_rows(seed, num_rows, vocabulary, dim):
     return rng.permutation(vocabulary)[:num_rows], rng.standard_normal((num_rows, dim), np.float32)
 
 
+@pytest.mark.sampled("3-host", "8-xla")
 @both_variants
 @pytest.mark.parametrize("devices", DEVICES)
 def test_an_update_never_moves_or_copies_a_table(devices, variant, mesh_of):
@@ -73,6 +74,7 @@ def whole_table(rows, dim, devices, variant):
     return table
 
 
+@pytest.mark.sampled("3-host", "3-xla")
 @both_variants
 @pytest.mark.parametrize("devices", [1, 3, 8])
 def test_an_update_of_every_row_moves_no_table_and_each_row_once(devices, variant, mesh_of):

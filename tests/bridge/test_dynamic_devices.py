@@ -29,6 +29,7 @@ def on(monkeypatch):
 
 
 # The dims are those of no other test: programs compiled before would hide a new one.
+@pytest.mark.sampled("xla-plain-11-False")
 @pytest.mark.parametrize(
     ("variant", "layout", "dim", "bfloat16"),
     [
@@ -90,6 +91,7 @@ def test_the_write_of_new_rows_is_in_place_and_needs_no_second_table(dims, bfloa
     assert memory.temp_size_in_bytes < num_bytes // 10
 
 
+@pytest.mark.sampled("sgd")
 @pytest.mark.parametrize("optimizer", [ps.SGD(0.5), ps.Adam(0.01)], ids=["sgd", "adam"])
 def test_all_devices_layouts_and_variants_give_the_bits_of_the_cpus_tables(optimizer, on, mesh_of):
     log, states = log_of(churning_steps(24)), {}
@@ -163,6 +165,7 @@ def test_dynamic_tables_share_arrays_with_each_other_and_with_static_tables(on, 
 # ---- other devices
 
 
+@pytest.mark.sampled("xla-plain")
 @pytest.mark.parametrize(("variant", "layout"), XLA[:2])
 def test_a_run_continues_on_any_number_of_devices_with_frames_in_its_gate(variant, layout, on, mesh_of, tmp_path):
     log = log_of(churning_steps(40))

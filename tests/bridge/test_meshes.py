@@ -61,6 +61,7 @@ def oracle(name, steps, mean):
     return parts
 
 
+@pytest.mark.sampled("2-1")
 @pytest.mark.parametrize(("count", "devices"), [(2, 1), (2, 3), (4, 1)])
 def test_tables_are_those_of_a_fold_per_process_and_then_over_processes(count, devices, tmp_path):
     result = started("applied", count, devices, tmp_path)
@@ -87,6 +88,7 @@ def hashes_of_one_process(count):
     return hashes
 
 
+@pytest.mark.sampled("plain")
 @pytest.mark.parametrize("layout", ["plain", "tiled"])
 def test_frames_without_repeated_rows_give_the_bits_of_one_process_in_place(layout, tmp_path):
     result = started("one_frame_per_step", 2, 2, tmp_path, PENSTOCK_LAYOUT=layout)
@@ -102,6 +104,7 @@ def test_frames_too_large_for_one_dispatch_give_the_same_bits(tmp_path):
     assert state_hash == other == engine.state_hash()
 
 
+@pytest.mark.sampled("2")
 @pytest.mark.parametrize("count", [2, 3])
 def test_sources_of_different_lengths_are_read_to_the_end_of_the_longest(count, tmp_path):
     result = started("ran", count, 1 if count == 3 else 2, tmp_path)

@@ -53,6 +53,7 @@ def parts_of(engine, name):
     return [tables.table(name).read(numbers, part).tobytes() for part in tables.parts(name).values()]
 
 
+@pytest.mark.sampled("plain-swept-keyed-halved-1", "halved-plain-8")
 @pytest.mark.parametrize("devices", [1, 3, 8])
 @pytest.mark.parametrize("on_host", [ALL, ("plain", "keyed"), ("swept",), ("halved", "plain")], ids="-".join)
 def test_placement_changes_no_bit_of_tables_and_deltas(on_host, devices, mesh_of, tmp_path):
@@ -71,6 +72,7 @@ def test_placement_changes_no_bit_of_tables_and_deltas(on_host, devices, mesh_of
             )
 
 
+@pytest.mark.sampled("xla")
 @pytest.mark.parametrize("variant", ["xla", "pallas"])
 def test_the_variant_of_the_devices_leaves_a_table_of_the_host_its_bits(variant, mesh_of, monkeypatch):
     cpu = ps.Engine(config_of(), mesh_of(1))

@@ -52,6 +52,14 @@ FORMS = [
 ]
 
 
+@pytest.mark.sampled(
+    "adagrad-32",
+    "adam-3",
+    "adam-200",
+    "row_wise_adagrad-32",
+    "stochastic_gradient_descent-32",
+    "user_defined_program-3",
+)
 @pytest.mark.parametrize(("name", "dim"), FORMS)
 def test_packed_lines_hold_the_bits_of_rows_by_themselves(name, dim, mesh_of):
     rule = rule_of(name)
@@ -84,6 +92,7 @@ def test_any_form_of_a_table_holds_the_same_rows(dim, rows, devices, mod, bfloat
     assert bytes_of(first) == bytes_of(second)
 
 
+@pytest.mark.sampled("False")
 @pytest.mark.parametrize("bfloat16", [False, True])
 def test_an_update_of_every_row_finds_the_rows_in_their_lines(bfloat16, mesh_of):
     rule = rule_of("adam", non_lazy=True)
@@ -104,6 +113,7 @@ def test_the_bits_that_mark_untouched_rows_are_never_stored(mesh_of):
     assert np.isnan(table.read(np.arange(100))).all()
 
 
+@pytest.mark.sampled("row_wise_adagrad")
 @pytest.mark.parametrize("rule", ["adam", "row_wise_adagrad"])
 def test_copies_for_a_checkpoint_are_the_rows_of_every_part(rule, mesh_of):
     for bfloat16 in (False, True):
@@ -146,6 +156,7 @@ def by_both(name, dim, mesh_of):
     return [bytes_of(table) for table in tables]
 
 
+@pytest.mark.sampled("lion-130", "stochastic_gradient_descent-128")
 @pytest.mark.parametrize(
     ("name", "dim"),
     [*((name, 130) for name in KERNELS), *product(("stochastic_gradient_descent", "adagrad", "adam"), (30, 128, 300))],
@@ -160,6 +171,7 @@ def test_the_kernel_has_xlas_bits_and_no_race(name, dim, interpreted, mesh_of):
     assert not interpreter.races.races_found
 
 
+@pytest.mark.sampled("0", "600")
 @pytest.mark.parametrize("rows", [0, 5, 600])
 def test_the_kernel_updates_tables_smaller_than_a_block_and_steps_without_rows(rows, interpreted, mesh_of):
     interpreted(True)
@@ -169,6 +181,7 @@ def test_the_kernel_updates_tables_smaller_than_a_block_and_steps_without_rows(r
     assert bytes_of(tables[0]) == bytes_of(tables[1])
 
 
+@pytest.mark.sampled("24-1024-1-205")
 @pytest.mark.parametrize(
     ("dim", "rows", "devices", "lines"), [(24, 3000, 1, 615), (24, 1024, 1, 205), (12, 9216, 3, 308)]
 )

@@ -59,6 +59,7 @@ def by_both(mesh_of, rule, dim, ids, grads, rows=600):
     return [bytes_of(table) for table in tables]
 
 
+@pytest.mark.sampled("adagrad", "ftrl", "row_wise_adagrad")
 @pytest.mark.parametrize("name", RULES)
 def test_the_kernel_has_xlas_bits_for_every_rule(name, interpreted, mesh_of):
     interpreted()
@@ -68,6 +69,7 @@ def test_the_kernel_has_xlas_bits_for_every_rule(name, interpreted, mesh_of):
     assert by_kernel == by_xla
 
 
+@pytest.mark.sampled("24-adam", "32-row_wise_adagrad")
 @pytest.mark.parametrize("name", ["adam", "row_wise_adagrad"])
 @pytest.mark.parametrize("dim", DIMS)
 def test_the_kernel_has_xlas_bits_for_every_dim_that_fills_registers(dim, name, interpreted, mesh_of):

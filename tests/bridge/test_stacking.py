@@ -170,6 +170,7 @@ FORMS = [("on", 1, "DIV", "plain"), ("on", 3, "DIV", "tiled"), ("on", 4, "MOD", 
 FORMS += [("off", 3, "MOD", "tiled"), ("off", 8, "DIV", "plain")]
 
 
+@pytest.mark.sampled("on-8-MOD-tiled", "off-3-MOD-tiled")
 @pytest.mark.parametrize(("stacks_", "devices", "sharding", "layout"), FORMS)
 def test_one_hash_on_any_devices_stacked_or_not(stacks_, devices, sharding, layout, mesh_of, monkeypatch):
     monkeypatch.setenv("PENSTOCK_STACKS", stacks_)
@@ -264,6 +265,7 @@ def test_the_program_of_a_stack_aliases_all_of_it_and_needs_no_second_one(lanes,
     assert memory.temp_size_in_bytes < 1 << 20
 
 
+@pytest.mark.sampled("on")
 @pytest.mark.parametrize("first", ["on", "off"])
 def test_a_checkpoint_says_nothing_of_stacks(first, mesh_of, monkeypatch, tmp_path):
     wanted = trained(Engine(config_of(), mesh_of(2)), range(4)).state_hash()

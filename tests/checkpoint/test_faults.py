@@ -15,11 +15,13 @@ def harness(tmp_path_factory):
         yield made
 
 
+@pytest.mark.sampled("1")
 @pytest.mark.parametrize("number", range(4))
 def test_a_run_killed_at_a_random_moment_resumes_to_the_same_state(harness, number):
     harness.check(f"moment:{number}")
 
 
+@pytest.mark.sampled("1-kill", "9-kill-half", "20-short")
 @pytest.mark.parametrize("kind", ["kill", "kill-half", "eio", "enospc", "short"])
 @pytest.mark.parametrize("number", [1, 9, 20])  # every run has so many; how many more is the writing thread's matter
 def test_a_run_ended_at_a_file_operation_resumes_to_the_same_state(harness, kind, number):
@@ -32,6 +34,7 @@ def in_passes(tmp_path_factory):
         yield made
 
 
+@pytest.mark.sampled("eio:240")
 @pytest.mark.parametrize("name", ["moment:1", "kill:150", "kill-half:320", "eio:240", "enospc:420", "limit:20000"])
 def test_a_replay_in_passes_that_ended_early_resumes_to_the_state_of_one_run(in_passes, name):
     in_passes.check(name)
@@ -43,6 +46,7 @@ def of_cached_tables(tmp_path_factory):
         yield made
 
 
+@pytest.mark.sampled("enospc:50")
 @pytest.mark.parametrize("name", ["moment:2", "kill:20", "kill-half:40", "eio:30", "enospc:50", "limit:20000"])
 def test_a_replay_with_rows_in_flight_that_ended_early_resumes_to_the_same_state(of_cached_tables, name):
     of_cached_tables.check(name)

@@ -179,6 +179,7 @@ def harness(tmp_path_factory):
     return Harness(tmp_path_factory.mktemp("signals"))
 
 
+@pytest.mark.sampled("1", "6", "9")
 @pytest.mark.parametrize("number", range(12))
 def test_a_signal_in_the_first_two_seconds(harness, number):
     assert harness.check(number).problem == ""

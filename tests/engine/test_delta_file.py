@@ -72,6 +72,7 @@ def test_runs_continue_their_delta_file(tmp_path):
     assert bytes_of(read(file)) == bytes_of(wanted())
 
 
+@pytest.mark.sampled("3-{'per_steps': 4}", "6-{'per_steps': 4}", "6-{'per_rows': 100}")
 @pytest.mark.parametrize("options", [{}, {"per_steps": 4}, {"per_rows": 100}], ids=str)
 @pytest.mark.parametrize("pulls", [1, 3, 6])
 def test_a_consumer_that_starts_again_gets_what_it_lacks_and_knows_what_it_has(tmp_path, options, pulls):

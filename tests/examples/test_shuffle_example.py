@@ -14,6 +14,7 @@ from scripts import ROOT
 import penstock as ps
 
 
+@pytest.mark.sampled("static")
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 def test_logs_that_are_shuffled_by_owner_make_the_state_of_one_process(tmp_path, kind):
     config = config_of() if kind == "static" else dynamic_config(ALL_POLICIES, rows=16_384)

@@ -63,12 +63,14 @@ def trains_like_an_engine(config, mesh, num_steps=3):
     agrees(embedding, tables, engine)
 
 
+@pytest.mark.sampled("sum-1", "mean-2")
 @pytest.mark.parametrize("devices", [1, 2, 4])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 def test_steps_are_the_engines_to_rounding(mesh_of, devices, combiner):
     trains_like_an_engine(config_of(combiner), mesh_of(devices))
 
 
+@pytest.mark.sampled("optimizer0-1", "optimizer3-2")
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("optimizer", [ps.SGD(0.1), ps.Adam(0.1), ps.FTRL(0.1), ps.RowWiseAdagrad(0.1)])
 def test_steps_of_tables_whose_rows_share_lines_are_the_engines(mesh_of, monkeypatch, devices, optimizer):
@@ -115,6 +117,7 @@ def test_a_mesh_of_several_axes_or_of_explicit_ones_distributes_the_rows_over_al
     trains_like_an_engine(config_of(), jax.make_mesh((2,), ("x",), devices=devices[:2]))
 
 
+@pytest.mark.sampled("2")
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_the_same_mesh_gives_the_same_bits(mesh_of, devices):
     embedding, actual = EmbeddingTables(config_of(), mesh_of(devices)), []

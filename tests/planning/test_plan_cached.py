@@ -64,6 +64,7 @@ def plan_and_replay(tmp_path, call):
     return run
 
 
+@pytest.mark.sampled("flags1")
 @pytest.mark.parametrize("flags", [(), ("--num-required", "3", "--flush"), ("--num-required", "2", "--limit", "33")])
 def test_a_plan_foretells_what_the_replay_moves(plan_and_replay, flags):
     planned, replayed = plan_and_replay(config_of, *flags)
@@ -109,6 +110,7 @@ def test_frames_that_are_applied_one_by_one_move_as_the_rule_says(plan_and_repla
         assert item["up"] == sum(len(up) for up, _, _ in moves)
 
 
+@pytest.mark.sampled("True")
 @pytest.mark.parametrize("accumulate", [True, False])
 def test_a_plan_foretells_the_moves_of_keys_that_come_and_go(plan_and_replay, accumulate):
     dynamic = ps.Dynamic(min_count=2, expire_after=6, evict="lru")

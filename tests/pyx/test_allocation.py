@@ -13,6 +13,7 @@ HERE = Path(__file__).parents[1] / "support" / "sanitize"
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 
 
+@pytest.mark.evidence
 @pytest.mark.skipif(COMPILER is None or sys.platform != "linux", reason="needs a C compiler and LD_PRELOAD")
 def test_every_allocation_that_fails_is_a_memory_error_and_nothing_else(tmp_path):
     library = tmp_path / "failing_malloc.so"

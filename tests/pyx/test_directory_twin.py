@@ -125,6 +125,7 @@ def test_large_openings_of_new_and_of_present_keys_equal_the_twin(policy, admiss
     pair.compare()
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize(
     "policy",
     [

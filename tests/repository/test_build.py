@@ -1,6 +1,7 @@
 """The build of the kernels says how far it is, also where pip captures its output."""
 
 import os
+import re
 import runpy
 import subprocess
 from pathlib import Path
@@ -34,7 +35,17 @@ def test_the_build_says_how_many_kernels_are_compiled(setup_arguments, tmp_path,
         for extension in command.extensions:
             command.build_extension(extension)
     lines = (tmp_path / "progress").read_text().splitlines()
-    assert lines == [f"compiled {number} of 3 kernels" for number in (1, 2, 3)]
+    names = [extension.name.removeprefix("penstock.") for extension in command.extensions]
+    expected = [f"compiled {number} of 3 kernels: {name} in 0.0 s" for number, name in enumerate(names, 1)]
+    assert [re.sub(r"[\d.]+ s$", "0.0 s", line) for line in lines] == expected
+
+
+def test_an_editable_installation_compiles_on_every_cpu(setup_arguments):
+    distribution = setuptools.Distribution({name: setup_arguments[name] for name in ("cmdclass", "ext_modules")})
+    distribution.get_command_obj("build_ext")
+    command = distribution.reinitialize_command("build_ext")  # as setuptools does for an editable installation
+    command.ensure_finalized()
+    assert command.parallel == os.cpu_count()
 
 
 def test_make_shows_the_progress_of_what_pip_builds():

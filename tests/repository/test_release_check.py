@@ -1,5 +1,6 @@
 """``make release-check``: what it accepts and refuses, without building anything."""
 
+import datetime
 import tomllib
 from email.message import Message
 
@@ -67,10 +68,23 @@ def test_metadata_that_differs_from_the_repository_is_a_problem():
     ]
 
 
-def test_placeholders_are_left_to_do_before_a_release():
+def test_placeholders_and_checks_are_left_to_do_before_a_release(monkeypatch, tmp_path):
+    results = tmp_path / "weekly.md"
+    monkeypatch.setattr(release_check.weekly, "RESULTS", results)
+    results.write_text("| date | commit | outcome | CPU seconds |\n|---|---|---|---|\n")
     project = {"urls": {"Homepage": "https://penstock.invalid", "Source": "https://example.org/penstock"}}
-    left = list(release_check.final_problems("9.9", project))
-    assert left == ["Homepage is a placeholder: fill in [project.urls] of pyproject.toml"]
+    placeholder = "Homepage is a placeholder: fill in [project.urls] of pyproject.toml"
+    checks = "all checks passed {}: make weekly, and commit bench/results/weekly.md"
+    assert list(release_check.final_problems("9.9", project)) == [placeholder, checks.format("never")]
+    today = datetime.date.today()
+    for days, outcome, expected in (
+        (9, "all passed", [placeholder, checks.format("9 days ago")]),
+        (1, "failed: tsan", [placeholder, checks.format("9 days ago")]),
+        (7, "all passed", [placeholder]),
+    ):
+        with open(results, "a") as lines:
+            lines.write(f"| {today - datetime.timedelta(days)} | 12345678 | {outcome} | test 480 |\n")
+        assert list(release_check.final_problems("9.9", project)) == expected
 
 
 def test_the_first_example_is_the_readmes_engine():

@@ -85,6 +85,7 @@ def test_counts_are_those_of_the_frames_up_to_the_position(tmp_path, monkeypatch
         assert [(ack.position, ack.applied, ack.stale) for ack in acks] == [(0, 0, 0), (4, 3, 1), (6, 4, 2)]
 
 
+@pytest.mark.sampled("3")
 @pytest.mark.parametrize("committed", [0, 3])
 def test_counts_of_a_put_are_right_after_the_service_was_killed(tmp_path, committed):
     """Three frames of an earlier put, then ten of one that continues after a kill, of which five are stale."""

@@ -49,6 +49,7 @@ def outcome_of(reader):
     return json.loads(text)
 
 
+@pytest.mark.sampled("1.5")
 @SECONDS
 def test_no_row_that_other_processes_read_is_torn_or_of_two_steps(tmp_path, writing, seconds):
     writing()
@@ -65,6 +66,7 @@ def test_lineage_and_epoch_are_read_as_they_were_written(tmp_path, writing):
     assert names == {letter * 128 for letter in "abcd"}
 
 
+@pytest.mark.sampled("6")
 @KILLS
 def test_a_writer_killed_at_any_moment_leaves_rows_that_are_right_or_refused(tmp_path, writing, kills):
     outcomes = []
@@ -107,6 +109,7 @@ def test_a_reader_continues_when_its_writer_is_killed_and_starts_again(tmp_path,
     assert watch.num_rows == 3000
 
 
+@pytest.mark.sampled("6")
 @KILLS
 def test_killed_readers_change_nothing_for_the_writer_and_the_others(tmp_path, writing, kills):
     writing()

@@ -82,6 +82,7 @@ def without_time(report):
     return plain
 
 
+@pytest.mark.sampled("-2", "interval-2")
 @pytest.mark.parametrize("passes", [1, 2, 5])
 @pytest.mark.parametrize("flags", [(), ("--devices", 3), ("--deltas-per", "steps=4")], ids=["", "devices", "interval"])
 def test_any_number_of_passes_gives_one_hash_the_same_deltas_and_files(replay, passes, flags):
@@ -93,6 +94,7 @@ def test_any_number_of_passes_gives_one_hash_the_same_deltas_and_files(replay, p
     assert result[1:] == whole[1:]
 
 
+@pytest.mark.sampled("MOD")
 @pytest.mark.parametrize("strategy", ["DIV_DEFAULT", "MOD"])
 def test_more_passes_than_ids_leave_some_without_rows(replay, tmp_path, strategy, call):
     config = ps.EmbeddingConfig.load(tmp_path / "tables.pbtxt").to_engine_proto()

@@ -71,6 +71,7 @@ def churn():
     return dynamic_log(churning_steps(40, 9000, 800))
 
 
+@pytest.mark.sampled("all-2", "frames-3")
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_shares_of_dynamic_tables_have_the_hash_of_one_engine(count, policy):
@@ -80,6 +81,7 @@ def test_shares_of_dynamic_tables_have_the_hash_of_one_engine(count, policy):
     assert LocalJob(config, count, num_required=2).run(churn()).flush().state_hash() == engine.state_hash()
 
 
+@pytest.mark.sampled("counted-3", "chance-5")
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_rows_that_were_summed_before_they_were_sent_change_nothing(count, policy):
@@ -242,6 +244,7 @@ def test_a_bad_row_of_another_share_stops_every_share_before_the_frame():
         assert engine.global_step == 1
 
 
+@pytest.mark.sampled("MOD-1-2", "non-lazy-3-1", "dynamic-3-3")
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("per_steps", [1, 3])
 @pytest.mark.parametrize("kind", ["MOD", "DIV", "non-lazy", "dynamic"])

@@ -6,6 +6,7 @@ SBOM of that environment. --final also refuses placeholders and an unreleased CH
 """
 
 import argparse
+import datetime
 import hashlib
 import json
 import os
@@ -22,6 +23,8 @@ from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 from typing import Any
+
+import weekly
 
 ROOT = Path(__file__).resolve().parents[2]
 DIST = ROOT / "dist"
@@ -106,6 +109,10 @@ def final_problems(version: str, project: dict[str, Any]) -> Iterator[str]:
             yield f"{name} is a placeholder: fill in [project.urls] of pyproject.toml"
     if f"\n## {version} (unreleased)" in (ROOT / "CHANGELOG.md").read_text():
         yield f"CHANGELOG.md calls {version} unreleased"
+    days = weekly.days_since_passed(weekly.RESULTS.read_text(), datetime.date.today())
+    if days is None or days > weekly.MOST_DAYS:
+        ago = "never" if days is None else f"{days} days ago"
+        yield f"all checks passed {ago}: make weekly, and commit bench/results/weekly.md"
 
 
 def first_example(page: str) -> str:

@@ -46,6 +46,7 @@ def random_steps(number, seed=0):
     return [churning_steps(1, 40 + step // 10, size, seed=step)[0] for step, size in enumerate(sizes)]
 
 
+@pytest.mark.sampled("lru")
 @pytest.mark.parametrize(
     "dynamic",
     [

@@ -50,6 +50,7 @@ print(same, refused)
 """
 
 
+@pytest.mark.evidence
 def test_every_flip_of_a_single_bit_is_an_error_or_changes_nothing(tmp_path):
     (tmp_path / "log").write_bytes(SMALL)
     folder = str(ROOT / "tests" / "support")

@@ -96,6 +96,7 @@ class Service:
             self.running.end(signal.SIGTERM)
 
 
+@pytest.mark.sampled("0")
 @pytest.mark.parametrize("seed", range(4))
 def test_a_redis_follower_equals_tables_that_change_under_producers_and_kills(seed, tmp_path):
     rng, folder, config = random.Random(seed), tmp_path / "c", tmp_path / "tables.pbtxt"
