@@ -63,6 +63,7 @@ def test_the_batches_of_a_step_are_its_rows_in_order(workload):
         assert tables == ["a"] * 700 + ["b"] * 300
 
 
+@pytest.mark.evidence
 def test_dlrm_lands_near_the_reuse_of_the_published_traces():
     step = make("w4").steps()[0]
     assert step.workload.rows == 1 << 20

@@ -52,6 +52,7 @@ def test_the_command_measures_and_reports(tmp_path, call):
     assert "<svg" in page
 
 
+@pytest.mark.evidence
 def test_reads_small_frames_and_the_start_are_measured(call):
     text, result = call(0, "bench", "latency", "frames", "startup", "reads", "rollback", *SMALL, "--peers", "none")
     sides = {run["case"]: run["sides"] for run in result["runs"]}

@@ -39,6 +39,7 @@ def test_a_plugin_without_its_device_is_one_line(capsys, monkeypatch):
     assert capsys.readouterr().err == "no accelerator: Unable to initialize backend 'tpu': no TPU\n"
 
 
+@pytest.mark.evidence
 def test_the_page_has_canaries_bits_times_and_a_trace(small, tmp_path, capsys):
     assert device.main([*SMALL, "--trace", str(tmp_path / "trace")]) == 0
     page = capsys.readouterr().out
@@ -51,6 +52,7 @@ def test_the_page_has_canaries_bits_times_and_a_trace(small, tmp_path, capsys):
     assert page.endswith("Every check passed.\n")
 
 
+@pytest.mark.evidence
 def test_a_step_of_your_own_repeats_its_bits_and_sums_by_gathers_in_the_documented_order(small, mesh_of, monkeypatch):
     monkeypatch.setenv("PENSTOCK_SUMS", "gathers")
     faults = []
@@ -61,6 +63,7 @@ def test_a_step_of_your_own_repeats_its_bits_and_sums_by_gathers_in_the_document
     assert faults == ["xla: the sums of a step of your own are not in the documented order"]
 
 
+@pytest.mark.evidence
 def test_other_bits_than_a_cpus_and_failed_canaries_are_exit_code_1(small, monkeypatch, capsys, tmp_path):
     right = device.on_cpu
     monkeypatch.setattr(

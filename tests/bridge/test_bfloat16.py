@@ -67,6 +67,7 @@ def trained(engine, steps=4):
     return engine
 
 
+@pytest.mark.evidence
 def test_16_bits_change_neither_with_the_devices_nor_with_the_sharding_nor_the_form(mesh_of, monkeypatch):
     hashes = {trained(engine_of(mesh=mesh_of(n), sharding=s)).state_hash() for n in (1, 3) for s in ("DIV", "MOD")}
     monkeypatch.setenv("PENSTOCK_LAYOUT", "tiled")

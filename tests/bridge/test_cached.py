@@ -41,7 +41,7 @@ def of_device(mesh_of):
     return run
 
 
-@pytest.mark.sampled("host-1-one row-1", "host-8-a tenth-0", "xla-3-half-4", "pallas-3-half-4")
+@pytest.mark.sampled("host-1-one row-1", "xla-3-half-4")
 @pytest.mark.parametrize(
     ("variant", "devices", "size", "look_ahead"), [*HOST, *((by, *item) for by in ("xla", "pallas") for item in PART)]
 )
@@ -85,7 +85,7 @@ def test_passes_of_a_cached_table_give_the_hash_and_the_deltas_of_a_device(size,
         assert replay(f"of-{passes}", config, batches, "--passes", passes) == wanted
 
 
-@pytest.mark.sampled("half-16-2-xla")
+@pytest.mark.evidence
 @pytest.mark.parametrize("variant", ["xla", "pallas"])
 @pytest.mark.parametrize(("size", "look_ahead", "passes"), [("one step", 1, 2), ("a tenth", 4, 5), ("half", 16, 2)])
 def test_passes_of_other_variants_give_the_hash_and_the_deltas_of_a_device(

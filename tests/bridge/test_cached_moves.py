@@ -100,7 +100,7 @@ def test_the_moves_of_all_passes_are_summed(tmp_path, call):
     assert reports[0] == reports[1]
 
 
-@pytest.mark.sampled("host", "xla")
+@pytest.mark.evidence
 @pytest.mark.parametrize("variant", ["host", "xla", "pallas"])
 def test_moves_copy_no_table_and_compile_nothing_once_warm(variant, mesh_of, compilations, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)

@@ -250,6 +250,7 @@ def test_an_unknown_variant_or_table_is_refused(variant, problem):
         an_engine(variant=variant)
 
 
+@pytest.mark.evidence
 def test_the_doctor_runs_the_canaries_and_reports_the_variant_that_is_used(on_tpu):
     on_tpu(Kernel)
     assert "steps by 'pallas' (SGD, Adagrad, Adam, FTRL)" in doctor.devices().found

@@ -39,6 +39,7 @@ NONE_INSTALLED = "False;no plugin of jax for accelerators is installed"
 ASKED = "True;jax's default platform is cpu"
 
 
+@pytest.mark.sampled("none", "namespace", "cpu")
 @pytest.mark.parametrize(
     ("files", "variables", "before", "wanted"),
     [

@@ -76,6 +76,7 @@ def test_any_number_of_new_rows_takes_one_of_a_few_programs(on, compilations):
     assert len(compilations) == 2  # writes of at most 8 and 32 rows
 
 
+@pytest.mark.sampled("packed-float32-1", "whole-bfloat16-1")
 @pytest.mark.parametrize("lanes", [1, 128])
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("dims", [(8, 32), (128,), (200,)], ids=["packed", "whole", "wide"])
@@ -143,6 +144,7 @@ def pushed(engine, steps=40):
     return engine
 
 
+@pytest.mark.evidence
 def test_dynamic_tables_share_arrays_with_each_other_and_with_static_tables(on, mesh_of, monkeypatch):
     wanted = pushed(ps.Engine(mixed_config(), num_required=2)).state_hash()
     for variant, layout, stacks, devices in [

@@ -61,7 +61,7 @@ def oracle(name, steps, mean):
     return parts
 
 
-@pytest.mark.sampled("2-1")
+@pytest.mark.evidence
 @pytest.mark.parametrize(("count", "devices"), [(2, 1), (2, 3), (4, 1)])
 def test_tables_are_those_of_a_fold_per_process_and_then_over_processes(count, devices, tmp_path):
     result = started("applied", count, devices, tmp_path)
@@ -88,13 +88,14 @@ def hashes_of_one_process(count):
     return hashes
 
 
-@pytest.mark.sampled("plain")
+@pytest.mark.evidence
 @pytest.mark.parametrize("layout", ["plain", "tiled"])
 def test_frames_without_repeated_rows_give_the_bits_of_one_process_in_place(layout, tmp_path):
     result = started("one_frame_per_step", 2, 2, tmp_path, PENSTOCK_LAYOUT=layout)
     assert result == [hashes_of_one_process(2)] * 2
 
 
+@pytest.mark.evidence
 def test_frames_too_large_for_one_dispatch_give_the_same_bits(tmp_path):
     (config, state_hash), (_, other) = started("sliced", 2, 1, tmp_path)
     engine = ps.Engine(config, num_required=2)
@@ -145,6 +146,7 @@ def test_every_process_looks_up_its_own_batch_and_sends_its_gradients(tmp_path):
         assert step == 1
 
 
+@pytest.mark.evidence
 def test_a_step_uses_the_learning_rates_of_the_last_process(tmp_path):
     assert started("served_rates", 2, 1, tmp_path) == [(0.5,)] * 2
 
@@ -191,6 +193,7 @@ def test_the_page_lists_every_placement_that_several_processes_refuse():
         assert placement in page
 
 
+@pytest.mark.evidence
 def test_a_process_without_memory_ends_the_call_in_all_processes(tmp_path):
     """No process waits for rows of another, and tables are unusable after a step that only some processes applied."""
     first, last = started("without_memory", 2, 1, tmp_path)
@@ -210,6 +213,7 @@ def test_orbax_saves_the_rows_of_each_process_and_any_other_job_restores_them(tm
         assert {name: rows.tobytes() for name, rows in actual.items()} == wanted
 
 
+@pytest.mark.evidence
 def test_a_kernel_is_used_only_if_every_process_can_use_it(tmp_path):
     (first, mixed), (second, other) = started("with_a_kernel", 2, 1, tmp_path)
     assert [variant for variant, *_ in first] == [variant for variant, *_ in second] == ["pallas", "xla", "xla", "xla"]

@@ -41,6 +41,7 @@ def words_of(packed, stack):
     return actual
 
 
+@pytest.mark.evidence
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_packed_rows_are_the_words_of_their_lines(data):

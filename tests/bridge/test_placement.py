@@ -96,6 +96,7 @@ def test_an_update_on_the_host_is_in_place_and_compiles_nothing(mesh_of, compila
     assert compilations == []
 
 
+@pytest.mark.sampled("('plain', 'swept', 'keyed', 'halved')-()")
 @pytest.mark.parametrize(("before", "after"), [(ALL, ()), ((), ALL), (("plain",), ("swept", "keyed"))], ids=str)
 def test_a_checkpoint_restores_to_another_placement(before, after, mesh_of, tmp_path):
     whole = ps.Engine(config_of(), mesh_of(1))

@@ -52,14 +52,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.sampled(
-    "adagrad-32",
-    "adam-3",
-    "adam-200",
-    "row_wise_adagrad-32",
-    "stochastic_gradient_descent-32",
-    "user_defined_program-3",
-)
+@pytest.mark.sampled("adagrad-32", "stochastic_gradient_descent-32")
 @pytest.mark.parametrize(("name", "dim"), FORMS)
 def test_packed_lines_hold_the_bits_of_rows_by_themselves(name, dim, mesh_of):
     rule = rule_of(name)
@@ -171,7 +164,7 @@ def test_the_kernel_has_xlas_bits_and_no_race(name, dim, interpreted, mesh_of):
     assert not interpreter.races.races_found
 
 
-@pytest.mark.sampled("0", "600")
+@pytest.mark.sampled("0")
 @pytest.mark.parametrize("rows", [0, 5, 600])
 def test_the_kernel_updates_tables_smaller_than_a_block_and_steps_without_rows(rows, interpreted, mesh_of):
     interpreted(True)
@@ -181,7 +174,7 @@ def test_the_kernel_updates_tables_smaller_than_a_block_and_steps_without_rows(r
     assert bytes_of(tables[0]) == bytes_of(tables[1])
 
 
-@pytest.mark.sampled("24-1024-1-205")
+@pytest.mark.evidence
 @pytest.mark.parametrize(
     ("dim", "rows", "devices", "lines"), [(24, 3000, 1, 615), (24, 1024, 1, 205), (12, 9216, 3, 308)]
 )

@@ -59,7 +59,7 @@ def by_both(mesh_of, rule, dim, ids, grads, rows=600):
     return [bytes_of(table) for table in tables]
 
 
-@pytest.mark.sampled("adagrad", "ftrl", "row_wise_adagrad")
+@pytest.mark.sampled("adagrad")
 @pytest.mark.parametrize("name", RULES)
 def test_the_kernel_has_xlas_bits_for_every_rule(name, interpreted, mesh_of):
     interpreted()
@@ -69,7 +69,7 @@ def test_the_kernel_has_xlas_bits_for_every_rule(name, interpreted, mesh_of):
     assert by_kernel == by_xla
 
 
-@pytest.mark.sampled("24-adam", "32-row_wise_adagrad")
+@pytest.mark.evidence
 @pytest.mark.parametrize("name", ["adam", "row_wise_adagrad"])
 @pytest.mark.parametrize("dim", DIMS)
 def test_the_kernel_has_xlas_bits_for_every_dim_that_fills_registers(dim, name, interpreted, mesh_of):
@@ -78,6 +78,7 @@ def test_the_kernel_has_xlas_bits_for_every_dim_that_fills_registers(dim, name, 
     assert by_kernel == by_xla
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("name", ["adagrad", "row_wise_adagrad"])
 def test_all_rows_of_a_line_may_be_in_one_step_in_any_blocks(name, interpreted, mesh_of):
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
@@ -175,6 +176,7 @@ def after(engine, steps):
     return engine.state_hash()
 
 
+@pytest.mark.evidence
 @BOTH_KINDS_OF_SLOTS
 def test_steps_lookups_and_loaded_rows_of_an_engine_are_xlas(optimizer, emulated, mesh_of, tmp_path):
     emulated()
@@ -190,6 +192,7 @@ def test_steps_lookups_and_loaded_rows_of_an_engine_are_xlas(optimizer, emulated
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.evidence
 def test_a_step_of_more_rows_than_a_dispatch_takes_is_carried_out_in_several(emulated, mesh_of, monkeypatch):
     emulated()
     monkeypatch.setattr(program_cache, "MAX_BUCKET_OF_KERNELS", 128)
@@ -198,6 +201,7 @@ def test_a_step_of_more_rows_than_a_dispatch_takes_is_carried_out_in_several(emu
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.evidence
 @BOTH_KINDS_OF_SLOTS
 def test_a_kernel_that_loses_the_update_of_a_neighbour_fails_its_canary(optimizer, emulated, mesh_of, caplog):
     emulated(loses_neighbours=True)
@@ -210,6 +214,7 @@ def test_a_kernel_that_loses_the_update_of_a_neighbour_fails_its_canary(optimize
     assert after(engine, some_steps(tables)) == after(other, some_steps(tables))
 
 
+@pytest.mark.evidence
 def test_a_kernel_that_does_not_compile_for_a_step_is_replaced_and_no_row_is_lost(emulated, mesh_of):
     emulated(most_rows=2304)
     tables = {"a": (6000, 16)}
@@ -239,6 +244,7 @@ def test_doctor_says_whether_sparsecores_work(faults, finding, emulated, mesh_of
     assert ("roots in software" in doctor.sparsecores(mesh)) == (not faults and not sparsecore.has_root())
 
 
+@pytest.mark.evidence
 @BOTH_KINDS_OF_SLOTS
 def test_rows_of_a_cached_table_are_updated_at_their_places(optimizer, emulated, mesh_of):
     emulated()
@@ -250,6 +256,7 @@ def test_rows_of_a_cached_table_are_updated_at_their_places(optimizer, emulated,
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.evidence
 @BOTH_KINDS_OF_SLOTS
 @pytest.mark.parametrize(("devices", "dim"), [(1, 8), (2, 24)])
 def test_a_users_own_step_updates_rows(devices, dim, optimizer, emulated, mesh_of, monkeypatch):

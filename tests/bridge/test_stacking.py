@@ -228,6 +228,7 @@ def test_updating_one_table_leaves_the_others_of_its_stack(mesh_of):
 # ---- in place, and out to disk
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("layout", ["plain", "tiled"])
 def test_after_warmup_nothing_is_compiled_and_no_stack_copied_while_checkpointing_too(
     layout, compilations, mesh_of, monkeypatch, tmp_path, caplog
@@ -265,7 +266,7 @@ def test_the_program_of_a_stack_aliases_all_of_it_and_needs_no_second_one(lanes,
     assert memory.temp_size_in_bytes < 1 << 20
 
 
-@pytest.mark.sampled("on")
+@pytest.mark.evidence
 @pytest.mark.parametrize("first", ["on", "off"])
 def test_a_checkpoint_says_nothing_of_stacks(first, mesh_of, monkeypatch, tmp_path):
     wanted = trained(Engine(config_of(), mesh_of(2)), range(4)).state_hash()

@@ -35,7 +35,7 @@ def test_lines_of_any_table_fill_whole_tiles_and_no_more_than_they_must(dim, row
     assert 0 <= layout.lines_per_device * layout.line.group - layout.rows_per_device < 8 * layout.line.group
 
 
-@pytest.mark.sampled("stochastic_gradient_descent-24-1024-1-205", "adam-40-1024-3-114")
+@pytest.mark.evidence
 @pytest.mark.parametrize(("dim", "rows", "devices", "lines"), AROUND_TILES)
 @pytest.mark.parametrize("name", ["stochastic_gradient_descent", "adam"])
 def test_lines_that_fill_the_last_tile_change_no_row(name, dim, rows, devices, lines, mesh_of, monkeypatch):
@@ -55,7 +55,7 @@ def test_lines_that_fill_the_last_tile_change_no_row(name, dim, rows, devices, l
     assert actual[0] == actual[1]
 
 
-@pytest.mark.sampled("3")
+@pytest.mark.evidence
 @pytest.mark.parametrize("devices", [1, 3])
 def test_a_checkpoint_of_lines_without_whole_tiles_restores_to_tables_with_them(
     devices, mesh_of, tmp_path, monkeypatch

@@ -13,6 +13,7 @@ from penstock.errors import InputError, StateError, UsageError
 # ---- runs that are resumed
 
 
+@pytest.mark.sampled("1-1", "1-5", "7-2", "20-1", "20-5", "36-2")
 @pytest.mark.parametrize("every", [1, 2, 5, None])
 @pytest.mark.parametrize("stop", [1, 7, 20, 36])
 def test_a_run_resumed_anywhere_ends_as_an_unbroken_one(tmp_path, every, stop, small_blocks):

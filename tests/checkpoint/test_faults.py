@@ -15,7 +15,7 @@ def harness(tmp_path_factory):
         yield made
 
 
-@pytest.mark.sampled("1")
+@pytest.mark.evidence
 @pytest.mark.parametrize("number", range(4))
 def test_a_run_killed_at_a_random_moment_resumes_to_the_same_state(harness, number):
     harness.check(f"moment:{number}")
@@ -34,7 +34,7 @@ def in_passes(tmp_path_factory):
         yield made
 
 
-@pytest.mark.sampled("eio:240")
+@pytest.mark.evidence
 @pytest.mark.parametrize("name", ["moment:1", "kill:150", "kill-half:320", "eio:240", "enospc:420", "limit:20000"])
 def test_a_replay_in_passes_that_ended_early_resumes_to_the_state_of_one_run(in_passes, name):
     in_passes.check(name)
@@ -46,7 +46,7 @@ def of_cached_tables(tmp_path_factory):
         yield made
 
 
-@pytest.mark.sampled("enospc:50")
+@pytest.mark.evidence
 @pytest.mark.parametrize("name", ["moment:2", "kill:20", "kill-half:40", "eio:30", "enospc:50", "limit:20000"])
 def test_a_replay_with_rows_in_flight_that_ended_early_resumes_to_the_same_state(of_cached_tables, name):
     of_cached_tables.check(name)
@@ -58,6 +58,7 @@ def of_shared_tables(tmp_path_factory):
         yield made
 
 
+@pytest.mark.sampled("moment:2")
 @pytest.mark.parametrize(
     "name", ["moment:2", "moment:5", "kill:20", "kill-half:40", "eio:30", "enospc:50", "limit:20000"]
 )

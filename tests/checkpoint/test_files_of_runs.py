@@ -92,7 +92,7 @@ ENDS = {
 }
 
 
-@pytest.mark.sampled("killed-deltas", "half a write-quarantine", "no space-quarantine in Arrow's file format")
+@pytest.mark.sampled("killed-deltas")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_run_ended_at_any_file_operation_resumes_to_the_same_file(kind, end, replay, unbroken, tmp_path, monkeypatch):

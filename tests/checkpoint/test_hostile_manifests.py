@@ -180,6 +180,7 @@ def test_inspect_shows_sources_that_can_seek(folder, call):
     assert {"source": "kafka://b/t/0", "frames": 6} in call(0, "inspect", folder)[1]["sources"]
 
 
+@pytest.mark.sampled("0", "6", "13", "20", "26", "33")
 @more_as_evidence
 @pytest.mark.parametrize("seed", range(400 if IS_EVIDENCE else 40))
 def test_a_forged_tag_is_one_line_for_every_reader_and_stops_no_run(seed, folder, capsys, monkeypatch):

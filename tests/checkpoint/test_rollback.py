@@ -24,6 +24,7 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
+@pytest.mark.sampled("plain", "16 bits", "not lazy", "cached", "lfu")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rollback_has_the_bits_of_the_version_and_so_has_training_on(kind, folder):
     engine = trained(kind, folder)
@@ -33,6 +34,7 @@ def test_a_rollback_has_the_bits_of_the_version_and_so_has_training_on(kind, fol
     check_continues(engine, folder)
 
 
+@pytest.mark.sampled("plain")
 @pytest.mark.parametrize("kind", ["plain", "16 bits", "lru", "cached"])
 def test_tables_on_devices_that_xla_updates_roll_back_too(kind, folder, mesh_of):
     engine = trained(kind, folder, mesh=mesh_of(3), variant="xla")

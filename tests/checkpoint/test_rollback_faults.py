@@ -174,6 +174,7 @@ def test_readers_without_the_lock_see_all_of_a_rollback_or_nothing(shared, folde
 # ---- kills
 
 
+@pytest.mark.evidence
 @more_as_evidence
 @pytest.mark.parametrize("kind", ["folder", "engine", "service", "job"])
 def test_a_rollback_that_is_killed_has_happened_or_not(kind, tmp_path):

@@ -182,6 +182,7 @@ class History:
             assert self.lines[-1].engine.state_hash() == self.hashes[digests]
 
 
+@pytest.mark.sampled("0", "2", "5")
 @more_as_evidence
 @pytest.mark.parametrize("seed", HISTORIES)
 def test_no_history_leaves_a_tag_whose_files_are_gone(seed, tmp_path, monkeypatch):

@@ -109,6 +109,7 @@ def test_names_that_are_not_utf8_are_no_traceback(penstock, config, log, tmp_pat
 # ---- devices
 
 
+@pytest.mark.evidence
 def test_devices_give_the_same_hash_whatever_the_environment_forces(penstock, config, log):
     forced = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     hashes = set()
@@ -120,6 +121,7 @@ def test_devices_give_the_same_hash_whatever_the_environment_forces(penstock, co
     assert len(hashes) == 1
 
 
+@pytest.mark.evidence
 def test_a_missing_jax_platform_is_exit_2(penstock, config, log):
     for name in ("cuda", "abacus"):
         line = one_line(penstock("replay", config, log, env={"JAX_PLATFORMS": name}), 2)

@@ -56,6 +56,7 @@ class Feeder:
         return self.process.returncode, out.decode(), (err or b"").decode()
 
 
+@pytest.mark.sampled("2")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_while_it_waits_for_input(number, config, tmp_path):
     feeder = Feeder(config, tmp_path / "out")
@@ -67,6 +68,7 @@ def test_interrupted_while_it_waits_for_input(number, config, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.sampled("1")
 @pytest.mark.parametrize("times", [1, 2])
 def test_interrupted_while_frames_arrive(times, config, tmp_path):
     feeder = Feeder(config, tmp_path / "out")
@@ -179,7 +181,7 @@ def harness(tmp_path_factory):
     return Harness(tmp_path_factory.mktemp("signals"))
 
 
-@pytest.mark.sampled("1", "6", "9")
+@pytest.mark.evidence
 @pytest.mark.parametrize("number", range(12))
 def test_a_signal_in_the_first_two_seconds(harness, number):
     assert harness.check(number).problem == ""

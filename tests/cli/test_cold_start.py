@@ -75,6 +75,7 @@ def test_compiled_programs_are_kept_in_the_users_cache_and_used_again(replay, tm
     assert {path: path.stat().st_mtime_ns for path in programs(tmp_path / ".cache" / "penstock")} == times
 
 
+@pytest.mark.evidence
 def test_environment_variables_set_the_folder_of_the_compile_cache(replay, tmp_path):
     replay(XDG_CACHE_HOME=str(tmp_path / "xdg"))
     assert programs(tmp_path / "xdg" / "penstock")
@@ -86,6 +87,7 @@ def test_environment_variables_set_the_folder_of_the_compile_cache(replay, tmp_p
     assert not (tmp_path / ".cache").exists()
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("setting", ["off", "/proc/no/such/folder"])
 def test_without_a_cache_it_works_all_the_same(setting, replay, tmp_path):
     assert replay(PENSTOCK_COMPILE_CACHE=setting).startswith("state ")
@@ -98,6 +100,7 @@ def test_several_values_turn_the_compile_cache_off(setting, monkeypatch):
     assert compile_cache() is None
 
 
+@pytest.mark.evidence
 def test_a_cache_full_of_rubbish_is_no_cache(replay, tmp_path):
     state = replay()
     for path in programs(tmp_path):

@@ -314,6 +314,7 @@ def test_the_page_has_every_format_with_its_extra_and_every_name_of_a_slot():
         assert [name for name in names if f"`{name}`" not in page] == []
 
 
+@pytest.mark.evidence
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc are Linux's")
 def test_a_source_is_read_in_blocks(tmp_path, call):
     """The table has 256 MB, and the process without it less than 230: there is no room for a second copy."""

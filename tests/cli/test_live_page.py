@@ -108,6 +108,7 @@ def values(replaying):
     return live(replaying)
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_fits_its_window(values, width, shown):
     values["title"] = "penstock replay " + "a_long_name_without_a_space" * 8
@@ -118,6 +119,7 @@ def test_the_page_fits_its_window(values, width, shown):
     assert re.search(r"18446744073709551615\s+50.0 %", page.text)
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize(
     ("moments", "lines", "dots"),
     [
@@ -137,6 +139,7 @@ def test_one_sample_is_a_dot_and_a_line_breaks_where_nothing_arrived(values, mom
     assert (page.count("polyline"), page.count("circle")) == (lines, dots)
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_of_a_replica_shows_its_lookups(values, width, shown):
     names = ("looked_up_rows_total", "lookups_total", "connections", "calls", "refused_calls_total")

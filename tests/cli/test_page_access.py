@@ -113,6 +113,7 @@ def test_a_browser_gives_the_token_once_and_then_a_cookie(serving):
     assert answer(metrics, "/metrics", cookie=cookie)[0] == 401  # of another port
 
 
+@pytest.mark.evidence
 def test_pages_have_the_certificate_of_the_service(serving, tmp_path):
     folder = self_signed(tmp_path)
     tls = ["--listen", "grpc+tls://127.0.0.1:0", "--tls-cert", folder / "cert.pem", "--tls-key", folder / "key.pem"]

@@ -103,6 +103,7 @@ def test_a_branch_is_resumed_from_its_commit(config, tmp_path, call):
     assert (report["skipped"], report["state_hash"]) == (14, whole)
 
 
+@pytest.mark.evidence
 def test_replays_in_passes_continue_a_folder_with_tags(config, tmp_path, call):
     logs = [write(tmp_path / f"{number}.arrows", LOG[18 * number : 18 * number + 18]) for number in range(2)]
     line = ["replay", config, logs[0], "--num-required", 3, "--checkpoint", tmp_path / "run", "--passes", 2]
@@ -168,6 +169,7 @@ for number in range(10 ** 6):
 """
 
 
+@pytest.mark.evidence
 @more_as_evidence
 @pytest.mark.parametrize("seed", range(10 if IS_EVIDENCE else 1))
 def test_processes_that_commit_tag_branch_and_are_killed_lose_no_file(seed, tmp_path):

@@ -104,6 +104,7 @@ def others_settings(number):
     )
 
 
+@pytest.mark.sampled("many_tables")
 @pytest.mark.parametrize("text", [many_tables, own_settings, others_settings])
 def test_the_work_of_a_check_grows_with_the_number_of_tables_and_not_its_square(text, tmp_path):
     path = tmp_path / "many.pbtxt"

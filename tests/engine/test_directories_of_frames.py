@@ -58,6 +58,7 @@ def outcomes(source, folder, limit, num_required, reduction, **options):
     return results
 
 
+@pytest.mark.sampled("0", "3", "6", "9", "12", "15", "18", "21")
 @pytest.mark.parametrize("seed", range(25))
 def test_runs_of_frames_leave_what_each_frame_alone_leaves(tmp_path, monkeypatch, seed):
     rng = np.random.default_rng(seed)

@@ -24,12 +24,14 @@ def test_the_two_tower_example_learns_and_equals_its_dense_reference(example, de
     assert apart < 1e-3
 
 
+@pytest.mark.evidence
 def test_the_example_with_tables_inside_its_jitted_step_has_the_same_losses(example):
     example.optax, example.STEPS = None, 50
     losses, _, _ = example.train()
     np.testing.assert_allclose(example.train_in_one_step(), losses, atol=1e-4)
 
 
+@pytest.mark.evidence
 def test_the_example_learns_less_without_send_gradients(example, monkeypatch):
     """So the loss above says something of send_gradients."""
     monkeypatch.setattr(example.ps.Engine, "send_gradients", lambda *_, **__: True)

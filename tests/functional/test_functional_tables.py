@@ -78,6 +78,7 @@ def test_steps_of_tables_whose_rows_share_lines_are_the_engines(mesh_of, monkeyp
     trains_like_an_engine(config_of(optimizer=optimizer), mesh_of(devices))
 
 
+@pytest.mark.sampled("1-plain")
 @pytest.mark.parametrize("layout", ["plain", "tiled"])
 @pytest.mark.parametrize("devices", [1, 4])
 def test_sums_as_on_a_gpu_are_the_engines_and_no_scatter_adds(mesh_of, monkeypatch, devices, layout):

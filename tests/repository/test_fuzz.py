@@ -21,6 +21,7 @@ def python(*words):
     )
 
 
+@pytest.mark.evidence
 @FORKS
 def test_damaged_input_ends_in_a_result_or_one_line(tmp_path):
     done = python("-m", "fuzz", "--cases", "60", "--no-crafted", "--keep", str(tmp_path))
@@ -28,6 +29,7 @@ def test_damaged_input_ends_in_a_result_or_one_line(tmp_path):
     assert "72 cases, 0 failed" in done.stdout  # with 12 manifests
 
 
+@pytest.mark.evidence
 @FORKS
 @pytest.mark.parametrize("name", ["2^17-rows-of-2^10-plain", "bomb-zstd.arrows"])
 def test_a_decompression_bomb_does_not_take_the_memory(name, tmp_path):
@@ -48,6 +50,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.evidence
 def test_the_fuzzer_sees_what_must_not_be():
     script = f"""
 import penstock as ps, penstock.errors, penstock.cli.main, sys

@@ -336,6 +336,7 @@ def test_a_flood_of_refused_calls_is_a_line_a_second(config, tmp_path):
     assert sum(event.get("omitted", 0) for event in refused) < 300
 
 
+@pytest.mark.evidence
 def test_no_step_waits_for_a_log_without_a_reader(config):
     """More lines than a pipe and the queue have room for; the service keeps its place in the stream."""
     with Process(config, "--log-level", "debug") as service:

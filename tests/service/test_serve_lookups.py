@@ -342,6 +342,7 @@ def test_an_idle_stream_is_closed_with_its_connection_and_opened_again():
             service.engine.apply({"user": ([1], np.ones((1, 4)))})
 
 
+@pytest.mark.evidence
 def test_lookups_continue_after_the_service_was_killed(tmp_path):
     config_of().save(config := tmp_path / "tables.pbtxt")
     words = [config, "--listen", f"grpc://127.0.0.1:{free_port()}", "--checkpoint", tmp_path / "c"]

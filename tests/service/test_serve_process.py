@@ -82,6 +82,7 @@ def frames(tmp_path):
     return made
 
 
+@pytest.mark.evidence
 def test_killed_three_times_and_nothing_is_lost_or_applied_twice(tmp_path, config, frames):
     listen = f"grpc://127.0.0.1:{free_port()}"
     serve = (
@@ -130,6 +131,7 @@ def test_a_learning_rate_that_only_frames_can_give_is_logged_at_the_start(tmp_pa
         assert (code, err.partition("Z ")[2]) == (0, line)
 
 
+@pytest.mark.sampled("2")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ended_by_a_signal_it_commits_whole_frames_and_tells_its_producers(number, tmp_path, config, frames):
     with Process(config, "--checkpoint", tmp_path / "c") as service, connect(service.uri, patience_s=0.1) as client:

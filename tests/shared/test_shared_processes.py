@@ -49,7 +49,7 @@ def outcome_of(reader):
     return json.loads(text)
 
 
-@pytest.mark.sampled("1.5")
+@pytest.mark.evidence
 @SECONDS
 def test_no_row_that_other_processes_read_is_torn_or_of_two_steps(tmp_path, writing, seconds):
     writing()
@@ -66,7 +66,7 @@ def test_lineage_and_epoch_are_read_as_they_were_written(tmp_path, writing):
     assert names == {letter * 128 for letter in "abcd"}
 
 
-@pytest.mark.sampled("6")
+@pytest.mark.evidence
 @KILLS
 def test_a_writer_killed_at_any_moment_leaves_rows_that_are_right_or_refused(tmp_path, writing, kills):
     outcomes = []

@@ -122,6 +122,7 @@ def test_one_commit_names_the_parts_of_all_passes_and_a_run_continues_it(replay,
     assert restored.global_step == whole[0]["global_step"]
 
 
+@pytest.mark.evidence
 def test_bad_input_ends_every_pass_where_the_first_meets_it(replay, tmp_path, call):
     frames = batches()
     bad = pa.array([-1, *frames[17]["id"].to_pylist()[1:]], pa.int64())
@@ -137,6 +138,7 @@ def test_bad_input_ends_every_pass_where_the_first_meets_it(replay, tmp_path, ca
     assert result[0]["state_hash"] == replay("whole")[0]["state_hash"]
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("mode", ["drop", "quarantine"])
 def test_bad_rows_are_counted_and_written_by_the_first_pass(replay, tmp_path, mode):
     frames = batches()
@@ -156,6 +158,7 @@ def test_bad_rows_are_counted_and_written_by_the_first_pass(replay, tmp_path, mo
         assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
+@pytest.mark.evidence
 def test_sources_that_change_between_passes_are_refused_and_nothing_is_committed(replay, tmp_path, call, monkeypatch):
     source, end = tmp_path / "log.arrows", PassFolder.end
     content = source.read_bytes()
@@ -177,6 +180,7 @@ def test_sources_that_change_between_passes_are_refused_and_nothing_is_committed
     assert call(0, *words, "--resume")[1]["state_hash"] == replay("whole")[0]["state_hash"]
 
 
+@pytest.mark.evidence
 def test_a_share_that_is_full_in_a_later_pass_ends_the_replay_and_nothing_is_committed(tmp_path, call):
     table = ps.TableConfig(8192, 2, name="t", dynamic=ps.Dynamic(on_full="error"))
     ps.EmbeddingConfig.from_tables([table], ps.SGD(0.1)).save(tmp_path / "tables.pbtxt")
@@ -237,6 +241,7 @@ def test_an_interrupted_pass_continues_at_its_position(replay, tmp_path, monkeyp
     assert [len([item for item in seen if item[0] == rank]) for rank in range(3)] == [30, 30, 8]
 
 
+@pytest.mark.evidence
 def test_passes_of_a_commit_that_was_removed_are_not_continued_after_another(replay, tmp_path, call, monkeypatch):
     """After going back to commit 1, another commit 2 takes the number of the one that the passes began with."""
     other = [*batches()[:6], *(batch for batch in reversed(batches()[6:]))]
@@ -258,6 +263,7 @@ def test_passes_of_a_commit_that_was_removed_are_not_continued_after_another(rep
     assert state_hash == replay("whole", source="other.arrows")[0]["state_hash"]
 
 
+@pytest.mark.evidence
 def test_a_replay_in_passes_resumes_only_with_its_flags(replay, tmp_path, call, monkeypatch):
     words = [*KIND, tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--checkpoint", tmp_path / "c"]
 

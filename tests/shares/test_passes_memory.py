@@ -121,6 +121,7 @@ def replay_below(tmp_path):
     return run
 
 
+@pytest.mark.evidence
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc are Linux's")
 def test_a_table_larger_than_the_limit_of_memory_is_replayed_below_it(tmp_path, call, replay_below):
     log = ["synth", tmp_path / "log.arrows", "--rows", 20_000, "--rows-per-step", 4000]
@@ -131,6 +132,7 @@ def test_a_table_larger_than_the_limit_of_memory_is_replayed_below_it(tmp_path, 
     assert int(passes["passes"]) > 3
 
 
+@pytest.mark.evidence
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc are Linux's")
 def test_directories_larger_than_the_limit_of_memory_are_hashed_and_written_below_it(tmp_path, call, replay_below):
     """The directories of all passes used to be in memory at the end of the replay, after it had committed."""
@@ -144,6 +146,7 @@ def test_directories_larger_than_the_limit_of_memory_are_hashed_and_written_belo
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.evidence
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc are Linux's")
 @pytest.mark.parametrize(
     ("limit", "variant", "message"),

@@ -118,6 +118,7 @@ def test_one_hash_on_any_log(logs, num_required, strategy, reduction, accumulate
         assert job.state_hash() == wanted
 
 
+@pytest.mark.sampled("MOD-1-3", "MOD-5-1", "DIV-3-2", "DIV-3-3", "dynamic-2-5")
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (2, 5), (5, 1), (3, 3)])
 @pytest.mark.parametrize("kind", ["MOD", "DIV", "dynamic"])
 def test_any_number_of_shares_continues_where_another_stopped(tmp_path, before, after, kind):

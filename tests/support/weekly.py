@@ -1,7 +1,7 @@
 """``python tests/support/weekly.py``: every check, whole, one after the other, for ``make weekly``.
 
 .ci/run takes turns at a part of them (ROTATION), and leaves out those of hours. Adds a line with the CPU seconds of
-each to bench/results/weekly.md; a release needs one of the last seven days that passed (tests/support/release_check.py).
+each to bench/results/weekly.md; a release needs one of the last seven days that passed (release_check.py).
 Exit code 1: a check failed. Its output is in build/weekly. Arguments select checks, and add no line.
 """
 

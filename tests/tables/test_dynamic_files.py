@@ -55,6 +55,7 @@ def file_of(folder, keys, kind):
     return folder
 
 
+@pytest.mark.sampled("kind0")
 @pytest.mark.parametrize("kind", [pa.int64(), pa.uint64()])
 def test_a_key_that_is_twice_in_a_file_is_found_in_any_order_and_block(tmp_path, kind):
     """Also where the differences of neighbours exceed int64."""

@@ -52,7 +52,7 @@ def test_batches_threads_and_devices_decide_nothing(dynamic, mesh_of, small_part
     assert len(outcomes) == 1
 
 
-@pytest.mark.sampled("lfu")
+@pytest.mark.evidence
 def test_a_run_that_resumes_after_every_frame_ends_like_the_unbroken_one(dynamic, mesh_of, small_parts, tmp_path):
     """Each time with other batches, and with other numbers of threads and devices: 1, 2, 4, 3, 8 in turn."""
     log = log_of(bursts(61))

@@ -194,6 +194,7 @@ def compare(ulp, rules, dim, seed):
                 assert np.asarray(got).tobytes() == right.tobytes() or ulp.bound(rule), rule
 
 
+@pytest.mark.sampled("adagrad", "proximal_adagrad", "rms_prop", "lion")
 @pytest.mark.parametrize("algorithm", UPDATES)
 def test_xla_gives_numpys_bits_for_every_parameter_and_switch(algorithm, ulp):
     compare(ulp, ulp.rules(algorithm, [ulp.SWITCHES[0], ulp.SWITCHES[-1]]), 17, 0)

@@ -8,6 +8,7 @@ from histories.pools import KINDS, store_of
 EACH = 8
 
 
+@pytest.mark.sampled("redis", "delta")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_store_that_names_a_position_has_its_rows_in_random_histories(kind, tmp_path):
     (tmp_path / "server").mkdir()
