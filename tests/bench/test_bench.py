@@ -103,6 +103,12 @@ def test_the_first_step_of_penstock_is_right(workload, kind, tmp_path):
     side.run([0, 1])
 
 
+@pytest.mark.sampled(
+    "numpy_argsort_reduceat-coalesce",
+    "numpy_reduceat_fancy-adagrad",
+    "numpy_reduceat_fancy-ftrl",
+    "jax_np_dedup-adagrad",
+)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.name}-{way.kind}")
 def test_the_first_step_of_a_peer_is_right(workload, way):
     steps = workload.steps()

@@ -76,6 +76,7 @@ def test_other_bits_than_a_cpus_and_failed_canaries_are_exit_code_1(small, monke
     assert "units of the last place from a CPU's weights" in last
 
 
+@pytest.mark.evidence
 def test_engines_that_differ_in_settings_only_have_equal_states(small, mesh_of, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", "xla")  # as on a device, where rows are not in penstock's own memory
     faults = []

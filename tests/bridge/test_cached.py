@@ -105,6 +105,7 @@ PLACEMENTS = {
 }
 
 
+@pytest.mark.sampled("cached-device")
 @pytest.mark.parametrize(
     ("before", "after"), [("cached", "device"), ("device", "cached"), ("host", "cached"), ("cached", "other cache")]
 )

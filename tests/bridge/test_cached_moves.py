@@ -37,6 +37,7 @@ def test_rows_of_successive_steps_stay_on_the_device(mesh_of):
     assert cached.counts(engine) == (10 + 9 + 8 + 7 + 6, 10, 0)
 
 
+@pytest.mark.sampled("host")
 @pytest.mark.parametrize("variant", ["host", "xla", "pallas"])
 def test_a_row_that_comes_down_is_updated_in_the_next_step(variant, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)

@@ -85,6 +85,10 @@ def test_our_kernel_passes_its_canary_and_is_then_used(on_tpu):
     assert (report.device_problems, report.notes) == (0, ())
 
 
+@pytest.mark.sampled(
+    "fault0-step 0: line .* has .* instead of .*",
+    "fault2-RuntimeError: scoped vmem: 16.03 MB of 16.00 MB",
+)
 @pytest.mark.parametrize(("fault", "reason"), FAULTS)
 def test_a_kernel_that_fails_its_canary_is_not_used_and_the_report_says_why(fault, reason, on_tpu, caplog, wanted):
     on_tpu(partial(Kernel, **fault))

@@ -88,6 +88,7 @@ def test_keys_that_share_their_lower_half_are_rounded_each_by_itself():
     assert len(set(words_of(np.array([-1, 2**32 - 1, 2**63 - 1, -(2**63), 0])).tolist())) == 5
 
 
+@pytest.mark.sampled("lru")
 @pytest.mark.parametrize(
     "dynamic", [ALL_POLICIES, ps.Dynamic(probability=0.4, evict="lfu", half_life=4)], ids=["lru", "lfu"]
 )

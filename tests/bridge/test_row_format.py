@@ -149,7 +149,7 @@ def by_both(name, dim, mesh_of):
     return [bytes_of(table) for table in tables]
 
 
-@pytest.mark.sampled("lion-130", "stochastic_gradient_descent-128")
+@pytest.mark.sampled("lion-130")
 @pytest.mark.parametrize(
     ("name", "dim"),
     [*((name, 130) for name in KERNELS), *product(("stochastic_gradient_descent", "adagrad", "adam"), (30, 128, 300))],

@@ -170,7 +170,7 @@ FORMS = [("on", 1, "DIV", "plain"), ("on", 3, "DIV", "tiled"), ("on", 4, "MOD", 
 FORMS += [("off", 3, "MOD", "tiled"), ("off", 8, "DIV", "plain")]
 
 
-@pytest.mark.sampled("on-8-MOD-tiled", "off-3-MOD-tiled")
+@pytest.mark.sampled("on-8-MOD-tiled")
 @pytest.mark.parametrize(("stacks_", "devices", "sharding", "layout"), FORMS)
 def test_one_hash_on_any_devices_stacked_or_not(stacks_, devices, sharding, layout, mesh_of, monkeypatch):
     monkeypatch.setenv("PENSTOCK_STACKS", stacks_)

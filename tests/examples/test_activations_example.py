@@ -10,6 +10,7 @@ def example():
     return loaded("examples/two_tower.py")
 
 
+@pytest.mark.sampled("plain")
 @pytest.mark.parametrize("dense_part", ["plain", "optax"])
 def test_the_two_tower_example_learns_and_equals_its_dense_reference(example, dense_part):
     if dense_part == "plain":

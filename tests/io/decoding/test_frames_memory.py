@@ -33,6 +33,7 @@ def batch_of(bad, number):
     return pa.RecordBatch.from_arrays(columns, ["id", "gradient", "table", "step"])
 
 
+@pytest.mark.sampled("id_null-True", "id_out_of_range-True", "unknown_table-False", "length_mismatch-False")
 @pytest.mark.parametrize("unvalidated", [True, False])
 @pytest.mark.parametrize(
     "bad", ["id_null", "id_out_of_range", "unknown_table", "length_mismatch", "gradient_not_finite"]

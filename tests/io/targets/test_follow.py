@@ -103,6 +103,7 @@ def test_a_store_of_other_tables_is_refused(store, capsys, refused):
         assert "it holds tables item, user, the service has ad" in line
 
 
+@pytest.mark.sampled("redis", "lmdb", "delta")
 def test_a_follower_survives_a_restart_of_its_service(store, tmp_path):
     config = tmp_path / "tables.pbtxt"
     config_of().save(config)
