@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from penstock.io.formats.table_format import Tensor, format_of
 from penstock.io.formats.tensor_blocks import blocks
 from penstock.io.formats.tensor_names import Assigned, WantedTable, assign
 from penstock.io.table_files import TablesWriter, check_table, read_table, table_path
+from penstock.tables.derived_slots import DerivedSlots
 from penstock.tables.table_set import TableSet
 from penstock.updates.optimizer_class import POSITIVE
 
@@ -38,6 +39,9 @@ class LoadedTables:
         Table → the number of rows that were set.
     initial : mapping
         Table → the parts that the source lacks; they keep their values.
+    derived : mapping
+        "TABLE/SLOT" → the number of rows whose slot the source lacks, and which was derived from the weights: of
+        optimizers that compute the weights from the slots alone.
     skipped : mapping
         Name in the source → why it was not taken.
     raised : mapping
@@ -58,6 +62,7 @@ class LoadedTables:
     tables: Mapping[str, Mapping[str, str]]
     rows: Mapping[str, int]
     initial: Mapping[str, tuple[str, ...]]
+    derived: Mapping[str, int]
     skipped: Mapping[str, str]
     raised: Mapping[str, int]
 
@@ -109,6 +114,7 @@ class TablesReader:
     new_tables : tables that the source lacks keep their rows
     names : of a table or tensor in the source → TABLE or TABLE/SLOT; others have the names of the configuration
     stack : closes the source
+    rates : the learning rate of each tag at the next step; NaN: unknown
     Whatever needs no row is checked now. Raises InputError, UsageError.
     """
 
@@ -119,6 +125,7 @@ class TablesReader:
         new_tables: bool,
         names: Mapping[str, str],
         stack: ExitStack,
+        rates: Sequence[float],
     ) -> None:
         self._tables, self._path, self._new_tables = tables, path, new_tables
         self._format = format_of(path)
@@ -126,6 +133,7 @@ class TablesReader:
             if not self._format.has_keys:
                 problem = f"table '{name}' is dynamic, and {self._format.title} has no keys"
                 raise UsageError(f"{problem}: load files that --out wrote")
+        self._derived = DerivedSlots(tables, rates)
         self._rows: Counter[str] = Counter()
         self._raised: Counter[str] = Counter()
         if self._format.tensors is None:
@@ -144,21 +152,30 @@ class TablesReader:
                 index = self._tables.parts(name)
                 rows, own_values = self._tables.select_own(name, ids, list(values.values()))
                 numbers = [index[part] for part in values]
-                self._tables.set_rows(name, rows, dict(zip(numbers, own_values, strict=True)))
+                stored = self._tables.set_rows(name, rows, dict(zip(numbers, own_values, strict=True)))
                 self._rows[name] += len(rows)
+                if self._derived.slot(name) not in (None, *values):
+                    self._derived.derive(name, stored)
         except CapacityError as error:
             raise StateError(f"{self._path}: {error}") from None
+        self._derived.warn()
 
     def loaded(self) -> LoadedTables:
         """Return what was read."""
         taken = self._assigned.parts
+        derived = {place: count for place, count in self._derived.num_rows.items() if count}
         initial = {
-            name: tuple(part for part in self._tables.parts(name) if part not in taken.get(name, ()))
+            name: tuple(
+                part
+                for part in self._tables.parts(name)
+                if part not in taken.get(name, ()) and f"{name}/{part}" not in derived
+            )
             for name in self._tables.specs
         }
         initial = {name: parts for name, parts in initial.items() if parts}
         raised = {place: count for place, count in self._raised.items() if count}
-        return LoadedTables(self._format.name, taken, dict(self._rows), initial, self._assigned.skipped, raised)
+        skipped = self._assigned.skipped
+        return LoadedTables(self._format.name, taken, dict(self._rows), initial, derived, skipped, raised)
 
     def _assign_files(self, names: Mapping[str, str]) -> Assigned:
         """Return the columns of each table's file, and the name of the file as ``id``."""

@@ -369,8 +369,8 @@ class TableSet:
             raise UsageError(f"table '{name}': an id occurs twice in ids")
         return row_ids, checked_parts(name, list(parts), {WEIGHTS: rows, **slots}, len(row_ids), table.part_dims)
 
-    def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
-        """Set rows of a table.
+    def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> Int64:
+        """Set rows of a table. Returns their local rows, int64 (n,).
 
         ids : local rows, or the keys of a dynamic table, int64 (n,)
         values : part → float32 (n, floats of the part); as ``checked_parameters`` returns them
@@ -380,6 +380,7 @@ class TableSet:
         if name in self.dynamic:
             ids = self.dynamic[name].admit(ids)
         self.set_stored_rows(name, ids, values)
+        return ids
 
     def set_stored_rows(self, name: str, rows: Int64, values: Mapping[int, Float32]) -> None:
         """Set local rows of a table, int64 (n,). values : as in ``set_rows``"""
