@@ -13,16 +13,15 @@ from typing import Any
 from penstock.config.specs import WEIGHTS
 from penstock.errors import CapacityError, InputError, StateError, UsageError, listed
 from penstock.frames import Float32, Int64
-from penstock.io.formats.table_format import Tensor, format_of
+from penstock.io.formats.table_format import Contents, Tensor, format_of
 from penstock.io.formats.tensor_blocks import blocks
-from penstock.io.formats.tensor_names import Assigned, WantedTable, assign
+from penstock.io.formats.tensor_names import Assigned, WantedTable, advice, assign
 from penstock.io.table_files import TablesWriter, check_table, read_table, table_path
 from penstock.tables.derived_slots import DerivedSlots
 from penstock.tables.table_set import TableSet
 from penstock.updates.optimizer_class import POSITIVE
 
 Block = tuple[str, Int64, Mapping[str, Float32]]  # of a table: ids, part → rows
-_KEEPS = "--new-tables (new_tables=) keeps its initial rows"
 
 
 @dataclass(frozen=True)
@@ -136,14 +135,14 @@ class TablesReader:
         self._derived = DerivedSlots(tables, rates)
         self._rows: Counter[str] = Counter()
         self._raised: Counter[str] = Counter()
-        if self._format.tensors is None:
+        if self._format.contents is None:
             self._assigned = self._assign_files(names)
             self._blocks = self._parquet_blocks()
         else:
-            tensors, others = self._format.opened(path, stack)
-            self._assigned = self._assign_tensors(tensors, names)
-            self._assigned.skipped.update(others)
-            self._blocks = self._tensor_blocks(tensors)
+            found = self._format.contents(path, stack)
+            self._assigned = self._assign_tensors(found, names)
+            self._assigned.skipped.update(found.others)
+            self._blocks = self._tensor_blocks(found.tensors)
 
     def read(self) -> None:
         """Set the rows. Raises InputError and StateError, also after other rows were set."""
@@ -205,13 +204,13 @@ class TablesReader:
             for ids, columns in read_table(self._path, file, size, _columns(self._tables, table)):
                 yield table, ids, {WEIGHTS if name == "row" else name: rows for name, rows in columns.items()}
 
-    def _assign_tensors(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> Assigned:
+    def _assign_tensors(self, found: Contents, names: Mapping[str, str]) -> Assigned:
         self._wanted = {name: self._wanted_table(name) for name in self._tables.specs}
-        assigned = assign(tensors, self._wanted, names, str(self._path))
+        assigned = assign(found.tensors, self._wanted, names, str(self._path))
         for name in self._wanted:
             if WEIGHTS not in assigned.parts.get(name, {}) and not (self._new_tables and name not in assigned.parts):
-                problem = f"no weights of table '{name}'; there: {listed(tensors) or 'nothing'}"
-                raise InputError(f"{problem}; --map NAME={name} (names=) names them; {_KEEPS}", source=str(self._path))
+                problem = f"no weights of table '{name}' in {self._format.title}; there: {found.text()}"
+                raise InputError(f"{problem}; {advice(found, self._wanted[name])}", source=str(self._path))
         if not assigned.parts:
             raise InputError("no tensor of any table of the configuration", source=str(self._path))
         return assigned

@@ -170,7 +170,11 @@ def test_a_name_that_does_not_exist_is_exit_2(tmp_path, refusal, words, problem)
             "got (50,); it has one number per row: RowWiseAdagrad has such accumulators",
         ),
         ({"item": np.zeros((20, 3), np.int8)}, "expected floats of type float16, bfloat16, float32, float64, got int8"),
-        ({"item": None}, "no weights of table 'item'; there: item/momenta, item/velocities, user/accumulators, user; "),
+        (
+            {"item": None},
+            "no weights of table 'item' in a NumPy file, or a folder of them; there: item/momenta float32 (20, 3), "
+            "item/velocities float32 (20, 3), user/accumulators float32 (50, 2), user float32 (50, 2); --map NAME=item",
+        ),
         (
             {"m/user": rows_of(50, 2), "n/user": rows_of(9), "user": None},
             "m/user, n/user are all named like user; choose one: --map NAME=user",
@@ -200,7 +204,10 @@ def test_a_source_that_is_missing_damaged_or_unknown_is_exit_3(tmp_path, refusal
     assert f"{tmp_path}/source: no such file or folder" in refusal(3)
     (tmp_path / "source").write_bytes(b"")
     line = refusal(3)
-    assert "source: tables in no known format; expected a TensorFlow checkpoint, a checkpoint of torch." in line
+    assert "source: an empty file" in line
+    (tmp_path / "source").write_bytes(bytes(20))
+    line = refusal(3)
+    assert "source: tables in no known format; expected a NumPy file, or a folder of them, a TensorFlow check" in line
     (tmp_path / "source").unlink()
     ps.Engine(ps.EmbeddingConfig.load(tmp_path / "tables.pbtxt")).save(tmp_path / "source")
     assert "source: a checkpoint of penstock; export it, or continue from it with --resume" in refusal(3)
@@ -213,7 +220,7 @@ def test_a_source_that_is_missing_damaged_or_unknown_is_exit_3(tmp_path, refusal
     file.write_bytes(file.read_bytes().replace(b"False", b"(alse"))
     assert f"{file}: cannot be read as a NumPy file: " in refusal(3)
     np.save(file, np.array([{"no": "floats"}]), allow_pickle=True)
-    assert "Array can't be memory-mapped: Python objects in dtype" in refusal(3)
+    assert "'user' is Python objects, which are pickled and never loaded" in refusal(3)
 
 
 def test_a_folder_in_use_is_exit_2_and_unchanged(tmp_path, config, imported, refused):
