@@ -106,7 +106,10 @@ def _append(file: atomic_files.File, saved: TablesToWrite, name: str) -> None:
 def _is_at(path: Path) -> bool:
     if path.is_dir():
         return any(path.glob("*.safetensors")) or any(path.glob(_INDEX))
-    return (path.is_file() and path.suffix == ".safetensors") or first_bytes(path, 9)[8:] == b"{"
+    start = first_bytes(path, 9)
+    if path.is_file() and path.suffix == ".safetensors":
+        return True
+    return start[8:] == b"{" and int.from_bytes(start[:8], "little") < path.stat().st_size
 
 
 FORMAT = TableFormat(

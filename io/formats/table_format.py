@@ -139,13 +139,22 @@ def format_of(path: Path) -> TableFormat:
     titles = either(sorted(each.title for each in table_formats()))
     if path.is_file():
         raise InputError(unread(path) or f"tables in no known format; expected {titles}", source=source)
-    children = sorted(path.iterdir(), key=_natural)
-    tables = [(child, each) for child in children if (each := tensor_format(child)) is not None]
-    if tables:
-        (last, kind), names = tables[-1], [child.name for child, _ in tables]
-        raise InputError(f"holds {kind.title} in {listed(names)}; give that: {last}", source=source)
-    there = listed(child.name for child in children) or "nothing"
-    raise InputError(f"tables in no known format; there: {there}; expected {titles}", source=source)
+    there = listed(sorted(child.name for child in path.iterdir())) or "nothing"
+    problem = inner_formats(path) or f"tables in no known format; there: {there}; expected {titles}"
+    raise InputError(problem, source=source)
+
+
+def inner_formats(path: Path) -> str | None:
+    """Return which files or folders in a folder have tables of another library; None: none."""
+    names: dict[str, list[str]] = {}
+    for child in sorted(path.iterdir(), key=_natural):
+        if (kind := tensor_format(child)) is not None:
+            names.setdefault(kind.title, []).append(child.name)
+    if not names:
+        return None
+    *_, last = names.values()
+    texts = [f"{title} in {listed(of_kind)}" for title, of_kind in names.items()]
+    return f"holds {'; '.join(texts)}; give what to read: {path / last[-1]}"
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

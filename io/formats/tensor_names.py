@@ -51,7 +51,8 @@ OPTAX_NAMES: Mapping[str, Mapping[str, str]] = {
     "Adadelta": {"accumulators": "e_g", "updates": "e_x"},
 }
 _SLOTS = {word for slots in OTHER_NAMES.values() for slot, names in slots.items() for word in (slot, *names)}
-_OPTAX = {name for slots in OPTAX_NAMES.values() for name in slots.values()}
+_OPTAX = sorted({name for slots in OPTAX_NAMES.values() for name in slots.values()})
+_OPTAX_STATE = re.compile(rf"(?:^|[./])(?:\d+|\w*state)[./]({'|'.join(_OPTAX)})[./]")
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def _parts(rest: str, table: WantedTable, prefix: str) -> list[str]:
     """Return the parts of a table that a name may be. rest, prefix : the text after and before the table's name"""
     slot = re.sub(r"^weights?[./]", "", rest)
     if not rest or re.sub(r"[./]value$", "", rest) in _WEIGHTS:
-        state = re.search(rf"(?:^|[./])(?:\d+|\w*state)[./]({'|'.join(_OPTAX)})[./]", prefix)
+        state = _OPTAX_STATE.search(prefix)
         if state is None:
             return [WEIGHTS]
         slots = OPTAX_NAMES.get(table.optimizer, {})
@@ -229,6 +230,19 @@ def _check(tensors: Mapping[str, Tensor], table: WantedTable, parts: Mapping[str
             raise InputError(f"{place}: {problem}", source=source)
 
 
+def guessed_part(name: str) -> tuple[str, str]:
+    """Return the table and the part that a tensor is named like, if its name says both; else ("", "")."""
+    rest = re.sub(r"[./]value$", "", name)
+    for word in sorted({*_WEIGHTS, *_SLOTS}, key=len, reverse=True):
+        if (match := re.fullmatch(rf"((?:.*[./])?)([^./]+)(?:[./]weights?)?[./]{re.escape(word)}", rest)) is None:
+            continue
+        state = _OPTAX_STATE.search(match[1])
+        if match[2].isdigit():  # states of torch.optim are numbered
+            return "", ""
+        return match[2], state[1] if state else WEIGHTS if word in _WEIGHTS else word
+    return "", ""
+
+
 def advice(found: Contents, table: WantedTable) -> str:
     """Return what to do about a source without weights of a table."""
     for name, what in found.others.items():
@@ -257,9 +271,9 @@ def parts_of_variable(tensors: Mapping[str, Tensor], table: WantedTable, part: s
         fit = len(names) > 1 and all(shape[1:] == (table.dims[part],) for shape in shapes)
         if fit and sum(shape[0] for shape in shapes) == table.num_rows:
             return (
-                f"{listed(names)} are the parts of one variable; join them in the order of the ids (those of "
-                "TensorFlow's partition_strategy 'div': numpy.concatenate(parts), of 'mod': "
-                f"numpy.stack(parts, 1).reshape(-1, {table.dims[part]})), and import a folder with the result as "
+                f"{listed(names)} are the parts of one variable; join them in the order of the ids (with TensorFlow's "
+                f"partition_strategy 'div': rows = numpy.concatenate(parts); with 'mod': rows[n::{len(names)}] = "
+                "parts[n]), and import a folder with them as "
                 f"{table.name if part == WEIGHTS else f'{table.name}/{part}'}.npy"
             )
     return ""

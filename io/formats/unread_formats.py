@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +49,7 @@ def unread(path: Path) -> str | None:
         )
     if start.startswith(b"PK\x03\x04"):
         return _zip(path)
-    if tarfile.is_tarfile(path):
+    if start[257:262] == b"ustar":
         return _with_path("a tar archive; unpack it first: tar -xf FILE", path)
     if start[4:8] == b"TFL3":
         return "a TensorFlow Lite model, which may be quantized; give the checkpoint or SavedModel of its training"
@@ -60,6 +59,13 @@ def unread(path: Path) -> str | None:
         load = _with_path("gensim.models.KeyedVectors.load_word2vec_format(PATH, binary=True).vectors", path)
         return f"word2vec's vectors in binary form; {_SAVE}numpy.save('TABLE.npy', {load})"
     return _text(path, start) if _is_text(start) else None
+
+
+def other_format(path: Path) -> str | None:
+    """Return ``unread`` of a file that is no text, which a configuration would be."""
+    with path.open("rb") as file:
+        is_text = _is_text(file.read(_START))
+    return None if is_text else unread(path)
 
 
 def other_folder(path: Path) -> str | None:
