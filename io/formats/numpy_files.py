@@ -46,16 +46,18 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
 
 def _archive(path: Path, stack: ExitStack) -> Contents:
     """Return the arrays of a ``.npz``, of which only the headers are read now."""
-    found = Contents({}, {})
+    headers = {}
     with library_errors(path, "a NumPy archive"):
-        archive = stack.enter_context(np.load(path, allow_pickle=False))
+        archive = stack.enter_context(np.load(stack.enter_context(path.open("rb")), allow_pickle=False))
         for name in archive.files:
             with archive.zip.open(f"{name}.npy" if f"{name}.npy" in archive.zip.namelist() else name) as file:
-                shape, dtype = _header(file)
-            if dtype.hasobject:
-                found.others[name] = _OBJECTS
-            else:
-                found.tensors[name] = Tensor(shape, dtype.name, WholeTensor(partial(archive.__getitem__, name)))
+                headers[name] = _header(file)
+    found = Contents({}, {})
+    for name, (shape, dtype) in headers.items():
+        if dtype.hasobject:
+            found.others[name] = _OBJECTS
+        else:
+            found.tensors[name] = Tensor(shape, dtype.name, WholeTensor(partial(archive.__getitem__, name)))
     return found
 
 

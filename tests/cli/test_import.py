@@ -268,6 +268,50 @@ def test_an_exported_checkpoint_is_imported_bit_by_bit(tmp_path, config, importe
     assert call(0, "diff", tmp_path / "c", tmp_path / "e")[1]["equal"]
 
 
+@pytest.mark.parametrize(
+    "name", ["accumulators", "velocities", "momenta", "sum", "weight", "value", "keys", "a.weight"]
+)
+def test_a_table_may_be_called_like_a_slot(tmp_path, call, name):
+    """All formats name a tensor TABLE/PART, or TABLE.PART."""
+    tables = [ps.TableConfig(20, 3, name=each, optimizer=ps.Adam(0.1)) for each in (name, "user")]
+    config = ps.EmbeddingConfig.from_tables(tables)
+    config.save(tmp_path / "t.pbtxt")
+    engine = ps.Engine(config)
+    parts = {each: engine.retrieve_parameters(each) for each in (name, "user")}
+    for number, rows in enumerate(rows for arrays in parts.values() for rows in arrays.values()):
+        rows[:] = rows_of(20, 3, seed=number)
+    for dot in (False, True):
+        source = tmp_path / f"source{dot}"
+        if dot:
+            source.mkdir()
+            words = {"parameters": "weight"}
+            arrays = {f"{each}.{words.get(p, p)}": rows for each, of in parts.items() for p, rows in of.items()}
+            np.savez(source / "m.npz", **arrays)
+            source /= "m.npz"
+        else:
+            folder_of(source, {f"{each}/{part}": rows for each, of in parts.items() for part, rows in of.items()})
+        _, result = call(0, "import", source, tmp_path / f"c{dot}", "--config", tmp_path / "t.pbtxt")
+        assert result["initial"] == {}
+        for each, arrays in parts.items():
+            for part, rows in parts_of(tmp_path / f"c{dot}", each).items():
+                np.testing.assert_array_equal(rows, arrays[part])
+
+
+def test_parts_of_a_partitioned_variable_are_to_be_joined(tmp_path, refusal):
+    pieces = np.split(ARRAYS["user"], 5)
+    arrays = {**ARRAYS, "user": None} | {f"user/part_{number}": rows for number, rows in enumerate(pieces)}
+    folder_of(tmp_path / "source", arrays)
+    advice = (
+        "user/part_0, user/part_1, user/part_2, user/part_3, user/part_4 are the parts of one variable; join them in "
+        "the order of the ids (with TensorFlow's partition_strategy 'div': rows = numpy.concatenate(parts); with "
+        "'mod': rows[n::5] = parts[n]), and import a folder with them as user.npy"
+    )
+    assert advice in refusal(3)
+    line = refusal(3, "--map", "user/part_0=user")
+    assert advice in line
+    assert "vocabulary_size" not in line
+
+
 def test_init_and_read_tables_take_the_same_sources(tmp_path, config, call):
     folder_of(tmp_path / "source")
     log = tmp_path / "log.arrows"
