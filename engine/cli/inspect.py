@@ -105,15 +105,15 @@ def inspect_tensors(path: str, tables: TableFormat, out: Output) -> None:
     """Report the tensors of another library, and the tables and slots that an import would take them for."""
     assert tables.contents is not None
     with ExitStack() as stack:
-        found = tables.contents(Path(path), stack)
+        contents = tables.contents(Path(path), stack)
     tensors, texts = [], []
-    for name, tensor in found.tensors.items():
+    for name, tensor in contents.tensors.items():
         table, part = guessed_part(name) if len(tensor.shape) == 2 else ("", "")
         texts.append(f"{name}: {tensor}" + (f", {part} of a table '{table}'" if table else ""))
         tensors.append({"name": name, "dtype": tensor.dtype, "shape": tensor.shape, "table": table, "part": part})
     out.say(f"{path}: {tables.title}, {several(len(tensors), 'tensor')}")
-    out.say_all("  ", [*texts, *(f"{name}: {what}" for name, what in found.others.items())])
-    out.result({"path": path, "kind": tables.name, "tensors": tensors, "skipped": found.others})
+    out.say_all("  ", [*texts, *(f"{name}: {kind}" for name, kind in contents.others.items())])
+    out.result({"path": path, "kind": tables.name, "tensors": tensors, "skipped": contents.others})
 
 
 def check_is_stream(args: argparse.Namespace, kind: str) -> None:

@@ -139,10 +139,10 @@ class TablesReader:
             self._assigned = self._assign_files(names)
             self._blocks = self._parquet_blocks()
         else:
-            found = self._format.contents(path, stack)
-            self._assigned = self._assign_tensors(found, names)
-            self._assigned.skipped.update(found.others)
-            self._blocks = self._tensor_blocks(found.tensors)
+            contents = self._format.contents(path, stack)
+            self._assigned = self._assign_tensors(contents, names)
+            self._assigned.skipped.update(contents.others)
+            self._blocks = self._tensor_blocks(contents.tensors)
 
     def read(self) -> None:
         """Set the rows. Raises InputError and StateError, also after other rows were set."""
@@ -204,13 +204,13 @@ class TablesReader:
             for ids, columns in read_table(self._path, file, size, _columns(self._tables, table)):
                 yield table, ids, {WEIGHTS if name == "row" else name: rows for name, rows in columns.items()}
 
-    def _assign_tensors(self, found: Contents, names: Mapping[str, str]) -> Assigned:
+    def _assign_tensors(self, contents: Contents, names: Mapping[str, str]) -> Assigned:
         self._wanted = {name: self._wanted_table(name) for name in self._tables.specs}
-        assigned = assign(found.tensors, self._wanted, names, str(self._path))
+        assigned = assign(contents.tensors, self._wanted, names, str(self._path))
         for name in self._wanted:
             if WEIGHTS not in assigned.parts.get(name, {}) and not (self._new_tables and name not in assigned.parts):
-                problem = f"no weights of table '{name}' in {self._format.title}; there: {found.text()}"
-                raise InputError(f"{problem}; {advice(found, self._wanted[name])}", source=str(self._path))
+                problem = f"no weights of table '{name}' in {self._format.title}; there: {contents.text()}"
+                raise InputError(f"{problem}; {advice(contents, self._wanted[name])}", source=str(self._path))
         if not assigned.parts:
             raise InputError("no tensor of any table of the configuration", source=str(self._path))
         return assigned

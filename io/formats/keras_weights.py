@@ -34,20 +34,20 @@ _WEIGHTS = "model.weights.h5"  # in a model file
 
 def _contents(path: Path, stack: ExitStack) -> Contents:
     library = _LIBRARY.load(_TITLE)
-    found = Contents({}, {})
+    contents = Contents({}, {})
     for place in _shards(path) if path.suffix == ".json" else [path]:
         if first_bytes(place, 4) != b"PK\x03\x04":
             with library_errors(place, _TITLE):
                 file = stack.enter_context(library.File(place, "r"))
-            _add(found, library, file, place)
+            _add(contents, library, file, place)
             continue
         with library_errors(place, _KERAS):
             archive = stack.enter_context(zipfile.ZipFile(place))
             (name, *_) = [name for name in archive.namelist() if name.endswith(_WEIGHTS)]
             inside = stack.enter_context(archive.open(name))
             file = stack.enter_context(library.File(inside, "r"))
-        _add(found, library, file, place)
-    return found
+        _add(contents, library, file, place)
+    return contents
 
 
 def _shards(index: Path) -> list[Path]:
@@ -60,7 +60,7 @@ def _shards(index: Path) -> list[Path]:
     return check_shards(index.parent, map(str, names), index)
 
 
-def _add(found: Contents, library: Any, file: Any, place: Path) -> None:
+def _add(contents: Contents, library: Any, file: Any, place: Path) -> None:
     """Add the datasets of an HDF5 file."""
 
     def add(name: str, value: Any) -> None:
@@ -68,11 +68,11 @@ def _add(found: Contents, library: Any, file: Any, place: Path) -> None:
             return
         name = _called(name, value)
         if value.external or value.is_virtual:  # they could be any files of this machine
-            found.others[name] = "a dataset whose values are in other files, which are not read"
+            contents.others[name] = "a dataset whose values are in other files, which are not read"
         elif value.dtype.kind in "OSU":
-            found.others[name] = "a string"
+            contents.others[name] = "a string"
         else:
-            found.tensors[name] = Tensor(tuple(value.shape), value.dtype.name, partial(rows_of, value))
+            contents.tensors[name] = Tensor(tuple(value.shape), value.dtype.name, partial(rows_of, value))
 
     with library_errors(place, _TITLE):
         file.visititems(add)

@@ -30,7 +30,7 @@ _MAGIC = b"\x93NUMPY"
 def _contents(path: Path, stack: ExitStack) -> Contents:
     if path.is_file() and first_bytes(path, 6) != _MAGIC:
         return _archive(path, stack)
-    found = Contents({}, {})
+    contents = Contents({}, {})
     for file in [path] if path.is_file() else sorted(path.rglob("*.npy")):
         name = (Path(file.name) if path.is_file() else file.relative_to(path)).with_suffix("").as_posix()
         with library_errors(file, "a NumPy file"):
@@ -38,10 +38,10 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
                 _, dtype = _header(opened)
             array = None if dtype.hasobject else np.load(file, mmap_mode="r", allow_pickle=False)
         if array is None:
-            found.others[name] = _OBJECTS
+            contents.others[name] = _OBJECTS
         else:
-            found.tensors[name] = Tensor(array.shape, dtype.name, partial(rows_of, array))
-    return found
+            contents.tensors[name] = Tensor(array.shape, dtype.name, partial(rows_of, array))
+    return contents
 
 
 def _archive(path: Path, stack: ExitStack) -> Contents:
@@ -52,13 +52,13 @@ def _archive(path: Path, stack: ExitStack) -> Contents:
         for name in archive.files:
             with archive.zip.open(f"{name}.npy" if f"{name}.npy" in archive.zip.namelist() else name) as file:
                 headers[name] = _header(file)
-    found = Contents({}, {})
+    contents = Contents({}, {})
     for name, (shape, dtype) in headers.items():
         if dtype.hasobject:
-            found.others[name] = _OBJECTS
+            contents.others[name] = _OBJECTS
         else:
-            found.tensors[name] = Tensor(shape, dtype.name, WholeTensor(partial(archive.__getitem__, name)))
-    return found
+            contents.tensors[name] = Tensor(shape, dtype.name, WholeTensor(partial(archive.__getitem__, name)))
+    return contents
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:

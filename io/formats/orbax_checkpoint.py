@@ -56,11 +56,11 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
     logger = logging.getLogger("absl")  # its warnings would stand next to the one line of an error
     stack.callback(logger.setLevel, logger.level)
     logger.setLevel(logging.ERROR)
-    found = Contents({}, {})
+    contents = Contents({}, {})
     trees = _trees(path.absolute())
     for item, folder in trees.items():
         if folder is None:
-            found.others[item] = "no tree of arrays"
+            contents.others[item] = "no tree of arrays"
             continue
         with library_errors(folder, _TITLE):
             metadata = checkpointer.metadata(folder).item_metadata
@@ -68,16 +68,16 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
             problem = f"cannot be read as {_TITLE}: Orbax finds no metadata of its arrays; copy the whole folder again"
             raise InputError(problem, source=str(folder))
         tree = metadata.tree
-        for at, leaf in _leaves(tree):
-            name = "/".join(map(str, [*([] if len(trees) == 1 or item == _ONLY_ITEM else [item]), *at]))
+        for tree_path, leaf in _leaves(tree):
+            name = "/".join(map(str, [*([] if len(trees) == 1 or item == _ONLY_ITEM else [item]), *tree_path]))
             if (folder / "checkpoint").is_dir():
-                found.others[name] = "a single array, of ArrayCheckpointHandler; save it in a tree: {TABLE: array}"
+                contents.others[name] = "a single array, of ArrayCheckpointHandler; save it in a tree: {TABLE: array}"
             elif hasattr(leaf, "shape") and leaf.shape and leaf.dtype is not None:
-                load = partial(_load, orbax, checkpointer, folder, tree, at)
-                found.tensors[name] = Tensor(tuple(leaf.shape), np.dtype(leaf.dtype).name, WholeTensor(load))
+                load = partial(_load, orbax, checkpointer, folder, tree, tree_path)
+                contents.tensors[name] = Tensor(tuple(leaf.shape), np.dtype(leaf.dtype).name, WholeTensor(load))
             elif leaf is not None:
-                found.others[name] = "a single number" if hasattr(leaf, "shape") else "no array"
-    return found
+                contents.others[name] = "a single number" if hasattr(leaf, "shape") else "no array"
+    return contents
 
 
 def _trees(path: Path) -> dict[str, Path | None]:
@@ -96,7 +96,7 @@ def _load(orbax: Any, checkpointer: Any, folder: Path, tree: Any, path: TreePath
     """Load one array of a tree, whatever devices saved it."""
     # Without a type, Orbax restores arrays on the devices that saved them, and fails where there are others.
     arguments = _mapped(tree, lambda _, __: orbax.RestoreArgs(restore_type=np.ndarray))
-    wanted = _mapped(tree, lambda at, leaf: leaf if at == path else orbax.PLACEHOLDER)
+    wanted = _mapped(tree, lambda place, leaf: leaf if place == path else orbax.PLACEHOLDER)
     restored = dict(_leaves(checkpointer.restore(folder, item=wanted, restore_args=arguments)))
     array: Array = np.asarray(restored[path])
     return array

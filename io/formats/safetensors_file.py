@@ -39,24 +39,24 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
     import ml_dtypes  # noqa: F401 (NumPy knows bfloat16 by it)
 
     library = _LIBRARY.load(_TITLE)
-    found = Contents({}, {})
+    contents = Contents({}, {})
     for place in [path] if path.is_file() else _files(path):
         with library_errors(place, _TITLE):
             file = stack.enter_context(library.safe_open(place, framework="numpy"))
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
         for name, rows in slices.items():
-            if name in found.tensors:
+            if name in contents.tensors:
                 raise InputError(f"'{name}' is in two of its files; give one of them", source=str(path))
-            found.tensors[name] = _tensor(rows)
-    return found
+            contents.tensors[name] = _tensor(rows)
+    return contents
 
 
 def _files(folder: Path) -> list[Path]:
     """Return the files that the index of a folder names, all of them without an index."""
     indices = sorted(folder.glob(_INDEX))
     if len(indices) > 1:
-        names = listed(index.name for index in indices)
-        raise InputError(f"has several indices ({names}); give a single file", source=str(folder))
+        several = listed(index.name for index in indices)
+        raise InputError(f"has several indices ({several}); give a single file", source=str(folder))
     if not indices:
         return sorted(folder.glob("*.safetensors"))
     try:

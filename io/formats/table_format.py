@@ -69,7 +69,7 @@ class Contents(NamedTuple):
     def text(self) -> str:
         """Return the names, types and shapes, for messages."""
         tensors = [f"{name} {tensor}" for name, tensor in self.tensors.items()]
-        others = [f"{name} ({what.partition(';')[0]})" for name, what in self.others.items()]
+        others = [f"{name} ({kind.partition(';')[0]})" for name, kind in self.others.items()]
         return listed([*tensors, *others]) or "nothing"
 
 
@@ -132,8 +132,8 @@ def format_of(path: Path) -> TableFormat:
     if path.is_dir() and (problem := other_folder(path)) is not None:
         raise InputError(problem, source=source)
     parquet = table_formats()[0]
-    if (found := tensor_format(path) or (parquet if parquet.is_at(path) else None)) is not None:
-        return found
+    if (known := tensor_format(path) or (parquet if parquet.is_at(path) else None)) is not None:
+        return known
     if not path.exists():  # a checkpoint of TensorFlow is the beginning of the names of files
         raise InputError("no such file or folder", source=source)
     titles = either(sorted(each.title for each in table_formats()))

@@ -243,14 +243,14 @@ def guessed_part(name: str) -> tuple[str, str]:
     return "", ""
 
 
-def advice(found: Contents, table: WantedTable) -> str:
+def advice(contents: Contents, table: WantedTable) -> str:
     """Return what to do about a source without weights of a table."""
-    for name, what in found.others.items():
+    for name, kind in contents.others.items():
         if any(part == WEIGHTS for part, _ in _parts_and_prefixes(name, table, table.name)):
-            return f"'{name}' is {what}"
-    if pieces := parts_of_variable(found.tensors, table, WEIGHTS):
+            return f"'{name}' is {kind}"
+    if pieces := parts_of_variable(contents.tensors, table, WEIGHTS):
         return pieces
-    for name, tensor in found.tensors.items():
+    for name, tensor in contents.tensors.items():
         num_rows = tensor.shape[0] if tensor.shape and table.num_rows is None else table.num_rows
         is_slot = re.split(r"[./]", name)[-1] in _SLOTS
         if tensor.dtype in _FLOATS and tensor.shape == (num_rows, table.dims[WEIGHTS]) and not is_slot:

@@ -37,14 +37,14 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
     with library_errors(path, _TITLE):
         reader = library.train.load_checkpoint(str(prefix))
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    found = Contents({}, {})
+    contents = Contents({}, {})
     for name in sorted(set(shapes) - {"_CHECKPOINTABLE_OBJECT_GRAPH"}):
         if dtypes[name].name == "string":
-            found.others[_called(name)] = "a string"
+            contents.others[_called(name)] = "a string"
         else:
             whole = WholeTensor(partial(reader.get_tensor, name))
-            found.tensors[_called(name)] = Tensor(tuple(shapes[name]), dtypes[name].name, whole)
-    return found
+            contents.tensors[_called(name)] = Tensor(tuple(shapes[name]), dtypes[name].name, whole)
+    return contents
 
 
 def _called(name: str) -> str:

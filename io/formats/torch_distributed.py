@@ -75,7 +75,7 @@ class _ForeignClassError(pickle.UnpicklingError):
 def _contents(path: Path, stack: ExitStack) -> Contents:
     torch, dcp = LIBRARY.load(_TITLE), LIBRARY.load(_TITLE, ".distributed.checkpoint")
     place = path / _METADATA
-    found = Contents({}, {})
+    contents = Contents({}, {})
     with library_errors(place, _TITLE):  # whatever a damaged pickle, or one of other attributes, causes
         try:
             metadata = _MetadataUnpickler(place.read_bytes(), torch).load()
@@ -87,11 +87,11 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
             if isinstance(entry, dcp.metadata.TensorStorageMetadata):
                 dtype = str(entry.properties.dtype).removeprefix("torch.")
                 shards = _Shards(path, metadata, name, entry, torch, dcp)
-                found.tensors[name] = Tensor(tuple(entry.size), dtype, shards)
+                contents.tensors[name] = Tensor(tuple(entry.size), dtype, shards)
             else:
-                found.others[name] = "no tensor"
+                contents.others[name] = "no tensor"
     check_shards(path, sorted(files), place)
-    return found
+    return contents
 
 
 class _Shards:

@@ -59,28 +59,27 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
             if "weights only" not in str(error).lower():
                 raise  # it is damaged
             raise InputError(refusal(path, name, names or ()), source=str(path)) from None
-    found = Contents({}, {})
+    contents = Contents({}, {})
     for name, value in _leaves(state, ""):
         name = name or path.stem  # a tensor alone
         if isinstance(value, np.ndarray) and value.ndim:
-            found.tensors[name] = Tensor(value.shape, value.dtype.name, partial(rows_of, value))
+            contents.tensors[name] = Tensor(value.shape, value.dtype.name, partial(rows_of, value))
         elif not isinstance(value, torch.Tensor):
-            found.others[name] = f"no dense tensor, but {type(value).__name__}"
+            contents.others[name] = f"no dense tensor, but {type(value).__name__}"
         elif value.is_quantized:
-            found.others[name] = "a quantized tensor; save it after dequantize()"
+            contents.others[name] = "a quantized tensor; save it after dequantize()"
         elif value.layout != torch.strided:
-            found.others[name] = f"a {str(value.layout).removeprefix('torch.')} tensor; save it after to_dense()"
+            contents.others[name] = f"a {str(value.layout).removeprefix('torch.')} tensor; save it after to_dense()"
         else:
-            found.tensors[name] = tensor_of(value, torch)
-    return found
+            contents.tensors[name] = tensor_of(value, torch)
+    return contents
 
 
 def _numpy_globals() -> list[Any]:
     """Return what NumPy's numbers and arrays are pickled by, under the names of NumPy 1 and 2: none runs code."""
-    core = np._core.multiarray
+    functions: list[Any] = [np.int64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]]
+    named = [(made, f"numpy.{core}.multiarray.{made.__name__}") for made in functions for core in ("core", "_core")]
     dtypes = [type(np.dtype(code)) for code in "?bBhHiIlLqQefdSU"]
-    functions = [(core.scalar, "scalar"), (core._reconstruct, "_reconstruct")]
-    named = [(made, f"numpy.{place}.multiarray.{name}") for made, name in functions for place in ("core", "_core")]
     return [*named, np.ndarray, np.dtype, *dtypes, codecs.encode]
 
 

@@ -14,6 +14,7 @@ from penstock.errors import listed
 
 _TENSORS = "torch._utils._rebuild_"
 _DEEPEST = 20
+Keys = tuple[Any, ...]
 
 
 class _Stub:
@@ -65,23 +66,23 @@ def refusal(path: Path, origin: str, names: tuple[str, ...]) -> str:
     load = f"torch.load('{path}', weights_only=False)"
     try:
         state = _state(path, names)
-    except Exception:  # whatever a pickle causes that no class of its own reads
+    except Exception:  # a stub may not do what the pickle expects
         return f"contains an object of {origin}, {only}; save a state_dict, with torch.save"
-    found = ((at, value) for at, value in _walk(state) if isinstance(value, _Stub))
-    at = next((at for at, value in found if f".{value.origin}".endswith(f".{origin}")), None)
-    if at == ():
+    stubs = ((keys, value) for keys, value in _walk(state) if isinstance(value, _Stub))
+    place = next((keys for keys, value in stubs if f".{value.origin}".endswith(f".{origin}")), None)
+    if place == ():
         advice = f"where you trust the file, torch.save({load}.state_dict(), NEW)"
         return f"a whole object of {origin}, such as a torch.nn.Module, {only}; {advice}"
-    where = "" if at is None else f"'{'.'.join(map(str, at))}' is "
-    problem = f"{where}an object of {origin}, {only}"
+    subject = "" if place is None else f"'{'.'.join(map(str, place))}' is "
+    problem = f"{subject}an object of {origin}, {only}"
     if not isinstance(state, dict):
         return f"{problem}; save a state_dict, with torch.save"
-    keys = [key for key, value in state.items() if at is None or key != at[0]]
-    best = next((key for key in keys if any(_is_tensor(value) for _, value in _walk(state[key]))), None)
-    there = f"; the file also has {listed(map(str, keys))}" if keys else ""
-    if best is None:
+    others = [key for key in state if place is None or key != place[0]]
+    with_tensors = [key for key in others if any(_is_tensor(value) for _, value in _walk(state[key]))]
+    there = f"; the file also has {listed(map(str, others))}" if others else ""
+    if not with_tensors:
         return f"{problem}{there}; save a state_dict, with torch.save"
-    return f"{problem}{there}; where you trust it, torch.save({load}[{best!r}], NEW)"
+    return f"{problem}{there}; where you trust it, torch.save({load}[{with_tensors[0]!r}], NEW)"
 
 
 def _is_tensor(value: Any) -> bool:
@@ -91,7 +92,7 @@ def _is_tensor(value: Any) -> bool:
 def _state(path: Path, names: tuple[str, ...]) -> Any:
     if not names:
         with path.open("rb") as file:
-            for _ in range(3):  # the magic number, the version and the machine
+            for _ in range(3):  # torch's number, its version and the machine
                 pickle.Unpickler.load(_StubUnpickler(file))
             return _StubUnpickler(file).load()
     with zipfile.ZipFile(path) as archive:
@@ -99,10 +100,10 @@ def _state(path: Path, names: tuple[str, ...]) -> Any:
         return _StubUnpickler(io.BytesIO(archive.read(name))).load()
 
 
-def _walk(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the path to each value, and the value, from the outside in."""
-    yield at, value
-    if len(at) == _DEEPEST:
+def _walk(value: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """Yield the keys that lead to each value, and the value, from the outside in."""
+    yield keys, value
+    if len(keys) == _DEEPEST:
         return
     if isinstance(value, dict):
         items = list(value.items())
@@ -111,4 +112,4 @@ def _walk(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...
     else:
         return
     for key, item in items:
-        yield from _walk(item, (*at, key))
+        yield from _walk(item, (*keys, key))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 from penstock.errors import listed
@@ -69,14 +68,14 @@ def other_format(path: Path) -> str | None:
 
 
 def other_folder(path: Path) -> str | None:
-    """Return what a folder is that has a format of its own, and what to do; None: it has none."""
-    kinds: tuple[tuple[Callable[[Path], bool], str, str], ...] = (
-        (lambda at: (at / "_delta_log").is_dir(), "a Delta table", "deltalake.DeltaTable(PATH).to_pyarrow_table()"),
-        (lambda at: (at / "_versions").is_dir(), "a Lance dataset", "lance.dataset(PATH).to_table()"),
-        (lambda at: any(at.glob("metadata/*.metadata.json")), "an Iceberg table", "its scan().to_arrow()"),
+    """Return which format of a folder penstock does not read, and what to do; None: none of them."""
+    kinds = (
+        ("_delta_log", "a Delta table", "deltalake.DeltaTable(PATH).to_pyarrow_table()"),
+        ("_versions", "a Lance dataset", "lance.dataset(PATH).to_table()"),
+        ("metadata/*.metadata.json", "an Iceberg table", "its scan().to_arrow()"),
     )
-    for is_at, title, read in kinds:
-        if is_at(path):
+    for mark, title, read in kinds:
+        if any(path.glob(mark)):
             return _with_path(f"{title}; {_TO_PARQUET}{_WRITE}({read}, NEW)", path)
     if path.name.endswith(".orbax-checkpoint-tmp") or ".orbax-checkpoint-tmp-" in path.name:
         return "an Orbax checkpoint that was not completed: Orbax renames the folder when it is"

@@ -285,11 +285,11 @@ def test_a_table_may_be_called_like_a_slot(tmp_path, call, name):
         if dot:
             source.mkdir()
             words = {"parameters": "weight"}
-            arrays = {f"{each}.{words.get(p, p)}": rows for each, of in parts.items() for p, rows in of.items()}
+            arrays = {f"{each}.{words.get(p, p)}": rows for each, slots in parts.items() for p, rows in slots.items()}
             np.savez(source / "m.npz", **arrays)
             source /= "m.npz"
         else:
-            folder_of(source, {f"{each}/{part}": rows for each, of in parts.items() for part, rows in of.items()})
+            folder_of(source, {f"{each}/{part}": rows for each, slots in parts.items() for part, rows in slots.items()})
         _, result = call(0, "import", source, tmp_path / f"c{dot}", "--config", tmp_path / "t.pbtxt")
         assert result["initial"] == {}
         for each, arrays in parts.items():

@@ -151,7 +151,7 @@ def test_archives_and_single_files_of_numpy_are_read(tmp_path, config, call, sav
     np.testing.assert_array_equal(np.stack(exported["row"].to_numpy()), ROWS)
 
 
-def test_damage_is_said_where_a_checksum_or_a_length_says_so(tmp_path, config, refused):
+def test_damage_is_reported_where_a_checksum_or_a_length_shows_it(tmp_path, config, refused):
     np.savez(tmp_path / "m.npz", user=ROWS)
     whole = (tmp_path / "m.npz").read_bytes()
     changed = bytearray(whole)
