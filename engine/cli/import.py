@@ -64,4 +64,5 @@ def _say(out: Output, args: argparse.Namespace, loaded: LoadedTables) -> None:
     raised = [f"{place}: {several(number, 'zero')}, by which updates divide" for place, number in loaded.raised.items()]
     out.say_tables("raised    ", raised)
     out.say_tables("skipped   ", [f"{name}: {reason}" for name, reason in loaded.skipped.items()])
+    out.say_all("note      ", loaded.notes)
     out.say(f"wrote     {place_text(args.checkpoint)}")

@@ -21,12 +21,14 @@ class DerivedSlots:
     rates : the learning rate of each tag at the next step; NaN: unknown
 
     num_rows : "TABLE/SLOT" → the rows whose slot was derived
+    notes : what ``warn`` has logged
     """
 
     def __init__(self, tables: TableSet, rates: Sequence[float]) -> None:
         self._tables, self._rates = tables, rates
         self.num_rows: Counter[str] = Counter()
         self._undetermined: Counter[str] = Counter()
+        self.notes: list[str] = []
 
     def slot(self, name: str) -> str | None:
         """Return the slot that determines the weights of a table; None: it has none."""
@@ -49,10 +51,13 @@ class DerivedSlots:
         self._undetermined[name] += len(rows) - rows_determined
 
     def warn(self) -> None:
-        """Log a line for each table with rows whose weights do not determine the slot."""
+        """Log a line for each table with rows whose weights do not determine the slot; reports of runs have it, too."""
         for name, count in self._undetermined.items():
             if count:
-                log.warning("table '%s': %s", name, self._problem(self._tables.specs[name], count))
+                self.notes.append(f"table '{name}': {self._problem(self._tables.specs[name], count)}")
+        for note in self.notes:
+            log.warning(note)
+        self._tables.notes.extend(self.notes)
 
     def _problem(self, spec: TableSpec, count: int) -> str:
         slot, (first, *_) = spec.optimizer.derived_slot, spec.optimizer.slot_names

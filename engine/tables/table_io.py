@@ -46,6 +46,8 @@ class LoadedTables:
     raised : mapping
         "TABLE/SLOT" → the number of zeros that became 1.2e-38, because the optimizer divides by them without an
         epsilon.
+    notes : tuple of str
+        A sentence for each table with rows whose slot could not be derived.
 
     Examples
     --------
@@ -64,6 +66,7 @@ class LoadedTables:
     derived: Mapping[str, int]
     skipped: Mapping[str, str]
     raised: Mapping[str, int]
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data.
@@ -174,7 +177,8 @@ class TablesReader:
         initial = {name: parts for name, parts in initial.items() if parts}
         raised = {place: count for place, count in self._raised.items() if count}
         skipped = self._assigned.skipped
-        return LoadedTables(self._format.name, taken, dict(self._rows), initial, derived, skipped, raised)
+        notes = tuple(self._derived.notes)
+        return LoadedTables(self._format.name, taken, dict(self._rows), initial, derived, skipped, raised, notes)
 
     def _assign_files(self, names: Mapping[str, str]) -> Assigned:
         """Return the columns of each table's file, and the name of the file as ``id``."""

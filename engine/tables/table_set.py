@@ -51,7 +51,8 @@ class TableSet:
     dynamic : name → DynamicTable, of the tables that are dynamic
     shares : name → the share of the table that this set holds; empty if it holds all rows
     processes : the processes that the mesh spans; None: only this one
-    programs : the programs that update the tables; notes : why XLA's update tables of the host, a sentence each
+    programs : the programs that update the tables
+    notes : why XLA's update tables of the host, and which loaded slots are initial ones, a sentence each
     cached : name → CachedTables, of the tables whose placement is "cached"
 
     A local row is the index of a row among those that this set holds, from 0. The local row of an id of a static table

@@ -3,6 +3,7 @@
 import logging
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from cli import frame
 from ipc import write
@@ -171,11 +172,22 @@ def test_a_rate_that_is_unknown_is_one_warning_unless_the_slot_does_not_need_it(
     assert "--learning-rate 0=VALUE" in record.message
     assert loaded.derived == {}
     assert loaded.initial == {"user": ("accumulators", "linears")}
+    assert loaded.notes == (record.message,)
     caplog.clear()
     engine = ps.Engine(config_of(ps.FTRL(DYNAMIC, multiply_linear_by_learning_rate=True)))
     engine.read_tables(source)
     assert_kept(after_zeros(engine, learning_rates=[0.3]), weights_of())
     assert not caplog.records
+
+
+def test_commands_show_the_warning_of_a_rate_that_is_unknown(tmp_path, call):
+    config, log = tmp_path / "t.pbtxt", tmp_path / "log.arrows"
+    config_of(ps.FTRL(DYNAMIC), dim=2).save(config)
+    source = source_of(tmp_path / "w", user=weights_of(dim=2))
+    note = "note      table 'user': its 'linears' depend on the learning rate of tag 0, which is unknown"
+    assert note in call(0, "import", source, tmp_path / "c", "--config", config)[0]
+    write(log, [frame(0, learning_rates=pa.array([[0.1]] * 4, pa.list_(pa.float32())))])
+    assert note in call(0, "replay", config, log, "--init", source)[0]
 
 
 def test_accumulators_of_0_without_beta_and_l2_are_one_warning(tmp_path, caplog):
