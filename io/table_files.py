@@ -158,9 +158,10 @@ def _missing(directory: Path, table: str) -> str:
         if parts.is_dir() and any(parts.rglob("*.parquet")):
             join = f"pyarrow.parquet.write_table(pyarrow.parquet.read_table('{parts}'), 'NEW/{table}.parquet')"
             return f"'{parts.name}' is a folder of several files; write it as one: {join}"
-    there = sorted(path.name for path in directory.glob("*.parquet"))
+    there = sorted(path.name for path in directory.glob("*.parquet") if path.is_file())
     if not there:
-        return f"no file for table '{table}'; there: {listed(sorted(path.name for path in directory.iterdir()))}"
+        names = listed(sorted(path.name for path in directory.glob("*"))) or "nothing"
+        return f"no file for table '{table}'; there: {names}"
     return f"no file for table '{table}'; there: {listed(there)}; --new-tables (new_tables=) keeps its initial rows"
 
 
