@@ -156,7 +156,7 @@ def _missing(directory: Path, table: str) -> str:
     """Return what to do about a table without a file."""
     for parts in (table_path(directory, table), directory / table):
         if parts.is_dir() and any(parts.rglob("*.parquet")):
-            join = f"pyarrow.parquet.write_table(pyarrow.parquet.read_table('{parts}'), 'NEW/{table}.parquet')"
+            join = f"pyarrow.parquet.write_table(pyarrow.parquet.read_table({str(parts)!r}), 'NEW/{table}.parquet')"
             return f"'{parts.name}' is a folder of several files; write it as one: {join}"
     there = sorted(path.name for path in directory.glob("*.parquet") if path.is_file())
     if not there:

@@ -48,7 +48,7 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
     torch = LIBRARY.load(_TITLE)
     names = zip_names(path)
     if names and any(name.endswith("/constants.pkl") for name in names):
-        save = f"torch.save(torch.jit.load('{path}').state_dict(), NEW)"
+        save = f"torch.save(torch.jit.load({str(path)!r}).state_dict(), NEW)"
         raise InputError(f"a TorchScript archive, of torch.jit.save; save its state_dict: {save}", source=str(path))
     with library_errors(path, _TITLE), torch.serialization.safe_globals(_numpy_globals()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about kinds of tensors that are skipped

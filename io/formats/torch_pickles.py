@@ -63,7 +63,7 @@ def refusal(path: Path, origin: str, names: tuple[str, ...]) -> str:
     origin : of the object that is not loaded; names : in the archive, () if it is none
     """
     only = "whose class penstock does not load: only tensors, plain data and NumPy's"
-    load = f"torch.load('{path}', weights_only=False)"
+    load = f"torch.load({str(path)!r}, weights_only=False)"
     try:
         state = _state(path, names)
     except Exception:  # a stub may not do what the pickle expects

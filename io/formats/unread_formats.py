@@ -96,7 +96,8 @@ def _zip(path: Path) -> str:
 
 
 def _with_path(text: str, path: Path) -> str:
-    return text.replace("FILE", shlex.quote(str(path))).replace("PATH", repr(str(path)))
+    texts = {"FILE": shlex.quote(str(path)), "PATH": repr(str(path))}
+    return re.sub(r"\b(FILE|PATH)\b", lambda match: texts[match[0]], text)
 
 
 def _is_text(start: bytes) -> bool:

@@ -78,8 +78,10 @@ def test_a_file_is_refused_with_the_name_of_its_format(tmp_path, config, refused
 
 
 def test_the_command_for_vectors_in_text_works(tmp_path, config, refused, call):
-    (tmp_path / "glove.txt").write_text(TEXT)
-    line = refused(3, "import", tmp_path / "glove.txt", tmp_path / "c", "--config", config)
+    source = tmp_path / "a PATH with FILE" / "glove's.txt"
+    source.parent.mkdir()
+    source.write_text(TEXT)
+    line = refused(3, "import", source, tmp_path / "c", "--config", config)
     command = line[line.index("numpy.save(") :].strip().replace("TABLE.npy", f"{tmp_path}/user.npy")
     exec(command.replace("numpy.", "np."))
     _, result = call(0, "import", tmp_path / "user.npy", tmp_path / "c", "--config", config)
