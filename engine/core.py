@@ -293,7 +293,7 @@ class EngineCore:
             self.check_whole()
             yield
 
-    def load(self, write: Callable[[], None], ids: Mapping[str, Int64 | None]) -> None:
+    def load(self, write: Callable[[], object], ids: Mapping[str, Int64 | None]) -> None:
         """Set rows of tables. write : sets them; if it raises, the engine fails; ids : of each table, None: all"""
         with self.still(), self._whole():
             for observer in reversed(self.observers):

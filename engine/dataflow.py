@@ -92,7 +92,7 @@ class StageFunction:
         init = arguments.pop("init", None)
         engine = Engine(self._loaded(), **arguments)
         if init is not None:
-            engine.read_tables(init)
+            engine.read_tables(init, learning_rates=self._of_stage.get("learning_rates"))
         return engine
 
 

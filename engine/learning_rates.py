@@ -7,6 +7,7 @@ called once per step with the global step.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -79,6 +80,15 @@ class LearningRates:
         """One value per tag, if neither frames nor steps change them; else None."""
         tags = range(self.num_tags)
         return tuple(self._constants[tag] for tag in tags) if all(tag in self._constants for tag in tags) else None
+
+    def expected(self, global_step: int, last_rates: Sequence[float] | None) -> tuple[float, ...]:
+        """Return one value per tag before a frame is there: where only frames have it, the last one, or NaN.
+
+        last_rates : of the last step; None: none is known. Raises ConfigError.
+        """
+        last = last_rates or (math.nan,) * self.num_tags
+        tags = range(self.num_tags)
+        return tuple(last[tag] if tag in self.missing else self._value(tag, global_step, None) for tag in tags)
 
     def at(self, global_step: int, frame_rates: Sequence[float] | None) -> tuple[float, ...]:
         """Return one value per tag. frame_rates : of the frame that opens the gate. Raises ConfigError, UsageError."""

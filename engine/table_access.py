@@ -17,6 +17,7 @@ import numpy.typing as npt
 from penstock.core import EngineCore
 from penstock.errors import UsageError
 from penstock.frames import Float32, Int64
+from penstock.learning_rates import LearningRates, Rates
 from penstock.tables.table_io import LoadedTables, TablesReader, write_tables
 from penstock.validation import place
 
@@ -437,7 +438,11 @@ class TableAccess:
             return write_tables(self.core.tables, place("directory", directory))
 
     def read_tables(
-        self, directory: str | os.PathLike[str], new_tables: bool = False, names: Mapping[str, str] | None = None
+        self,
+        directory: str | os.PathLike[str],
+        new_tables: bool = False,
+        names: Mapping[str, str] | None = None,
+        learning_rates: Rates = None,
     ) -> LoadedTables:
         """Load tables that ``write_tables`` or another library wrote, and keep the rows that are not there.
 
@@ -450,6 +455,8 @@ class TableAccess:
         names : mapping of str to str, or None
             The name of a table or a tensor there → the table's name, or TABLE/SLOT. None: the names are those of the
             configuration, in the manner of the format.
+        learning_rates : mapping of int to float, sequence of float or None
+            By tag, of the next step. Needed only for tables without a slot that determines the weights, as of FTRL.
 
         Returns
         -------
@@ -465,8 +472,9 @@ class TableAccess:
 
         Notes
         -----
-        A slot that is not there keeps its value, so that weights from another system can be loaded. The source is read
-        in blocks of rows.
+        A slot that is not there keeps its value, so that weights from another system can be loaded. If it determines
+        the weights (FTRL, OnlineYogi), it is derived from them: a gradient of 0 keeps them. The source is read in
+        blocks of rows.
 
         Examples
         --------
@@ -482,8 +490,11 @@ class TableAccess:
         array([[1., 1.]], dtype=float32)
         """
         with ExitStack() as stack, self.core.still():
-            reader = TablesReader(self.core.tables, place("directory", directory), new_tables, names or {}, stack)
-            self.core.load(reader.read, dict.fromkeys(self.core.config.table_names))
+            core = self.core
+            rates = LearningRates(core.config.num_tags, learning_rates, core.config.schedules)
+            expected = rates.expected(core.global_step, core.last_rates)
+            reader = TablesReader(core.tables, place("directory", directory), new_tables, names or {}, stack, expected)
+            core.load(reader.read, dict.fromkeys(core.config.table_names))
         return reader.loaded()
 
     def warmup(self) -> int:

@@ -20,7 +20,7 @@ import pyarrow.parquet
 
 import penstock.interrupts as interrupts
 from penstock.config.id_ranges import expected, key_type_hint, outside
-from penstock.errors import InputError
+from penstock.errors import InputError, listed
 from penstock.filesystem import atomic_files
 from penstock.io.decoding.columns import Float32, Int64, float_lists, integers
 from penstock.io.decoding.role_types import is_float_list, storage_type
@@ -145,12 +145,24 @@ def _opened(
 ) -> tuple[pa.parquet.ParquetFile, list[str]]:
     """Open one table's file, to be closed with the stack; return it and which of the columns it has."""
     path = table_path(directory, table)
-    if not path.exists():
-        problem = f"no file for table '{table}'; --new-tables (new_tables=) keeps its initial rows"
-        raise InputError(problem, source=str(path))
+    if not path.is_file():
+        raise InputError(_missing(directory, table), source=str(path))
     with arrow_errors(_NOT_READ, str(path)):
         parquet = stack.enter_context(open_parquet(path))
         return parquet, _check_schema(parquet.schema_arrow, columns, str(path))
+
+
+def _missing(directory: Path, table: str) -> str:
+    """Return what to do about a table without a file."""
+    for parts in (table_path(directory, table), directory / table):
+        if parts.is_dir() and any(parts.rglob("*.parquet")):
+            join = f"pyarrow.parquet.write_table(pyarrow.parquet.read_table({str(parts)!r}), 'NEW/{table}.parquet')"
+            return f"'{parts.name}' is a folder of several files; write it as one: {join}"
+    there = sorted(path.name for path in directory.glob("*.parquet") if path.is_file())
+    if not there:
+        names = listed(sorted(path.name for path in directory.glob("*"))) or "nothing"
+        return f"no file for table '{table}'; there: {names}"
+    return f"no file for table '{table}'; there: {listed(there)}; --new-tables (new_tables=) keeps its initial rows"
 
 
 def read_shape(directory: Path, table: str) -> tuple[int, dict[str, int]]:
@@ -182,7 +194,8 @@ def _check_schema(schema: pa.Schema, columns: Mapping[str, int], source: str) ->
     present = [c for c in columns if c in schema.names]
     for needed in ("id", "row"):
         if needed not in schema.names:
-            raise InputError(f"no column '{needed}' (has: {', '.join(schema.names)})", source=source)
+            lists = f"a table has an id and a row, a list of {columns['row']} floats"
+            raise InputError(f"no column '{needed}' (has: {', '.join(schema.names)}); {lists}", source=source)
     for name in ("id", *present):
         if len(schema.get_all_field_indices(name)) > 1:
             raise InputError("more than one column has this name", source=source, column=name)

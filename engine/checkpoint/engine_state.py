@@ -41,6 +41,7 @@ from penstock.core import EngineCore
 from penstock.errors import CapacityError, ConfigError, StateError, UsageError
 from penstock.frames import Float32, Int64
 from penstock.stats import Counters
+from penstock.tables.derived_slots import DerivedSlots
 from penstock.tables.shares import checked_share, shares_of
 
 if TYPE_CHECKING:
@@ -211,6 +212,9 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
         changed.names[old]: core.tables.dynamic[changed.names[old]].set_state(state)
         for old, state in directories.items()
     }
+    rates = commit.contents["learning_rates"]
+    core.last_rates = None if rates is None else tuple(rates)
+    derived = DerivedSlots(core.tables, core.rates.expected(commit.contents["global_step"], core.last_rates))
     for old, ids, parts in rows_of(folder, commit):
         if old not in changed.names:
             continue
@@ -223,12 +227,15 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
             ids = rows_now[name][ids]
             here = ids >= 0
             ids, parts = ids[here], [rows[here] for rows in parts]
-        elif name in core.tables.dynamic:
-            _admit(core, name, *core.tables.select_own(name, ids, parts), folder)
-            continue
         else:
             ids, parts = core.tables.select_own(name, ids, parts)
-        core.tables.set_stored_rows(name, ids, dict(enumerate(parts)))
+        if name in core.tables.dynamic and name not in rows_now:
+            ids = _admit(core, name, ids, parts, folder)
+        else:
+            core.tables.set_stored_rows(name, ids, dict(enumerate(parts)))
+        if name in changed.weights_only and derived.slot(name):
+            derived.derive(name, ids)
+    derived.warn()
     core.tables.dynamic.forget_changes()
     saved_stores = _stores_of(folder, commit)
     stores = {changed.names[old]: sums for old, sums in saved_stores.items() if old in changed.names}
@@ -250,18 +257,19 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
     core.gate.set_state(contents["gate"], put)
     core.changed_step = int(contents.get("changed_step", core.global_step))
     core.set_clock_offset(contents.get(CLOCK_OFFSET, 0))
-    rates = contents["learning_rates"]
-    core.last_rates = None if rates is None else tuple(rates)
     lost = {old: _num_ids(sums) for old, sums in saved_stores.items() if changed.names.get(old) not in stores}
     return {name: count for name, count in lost.items() if count}
 
 
-def _admit(core: EngineCore, name: str, ids: Int64, parts: list[Float32], folder: Folder) -> None:
-    """Set rows of a table that was not dynamic: the ids of those that differ from their start become keys."""
+def _admit(core: EngineCore, name: str, ids: Int64, parts: list[Float32], folder: Folder) -> Int64:
+    """Set rows of a table that was not dynamic: the ids of those that differ from their start become keys.
+
+    Returns the local rows that were set, int64 (n,).
+    """
     table = core.tables.dynamic[name]
     kept = table.differing(ids, parts) | (table.directory.rows(ids) >= 0)  # an earlier block may have admitted the id
     try:
-        core.tables.set_rows(name, ids[kept], dict(enumerate(rows[kept] for rows in parts)))
+        return core.tables.set_rows(name, ids[kept], dict(enumerate(rows[kept] for rows in parts)))
     except CapacityError as error:
         raise StateError(f"{folder.path}: rows that differ from their start become keys: {error}") from None
 

@@ -31,12 +31,12 @@ def add(command: Parser) -> None:
         metavar="NAME=TABLE",
         help="the name in the source of a table, or of the tensor with the weights of TABLE or with TABLE/SLOT",
     )
-    for name in ("new_tables", "seed", "num_required", "reduction", "devices", "threads"):
+    for name in ("new_tables", "learning_rates", "seed", "num_required", "reduction", "devices", "threads"):
         add_flag(command, name)
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
-    names = pairs_of(args, "names")
+    names, rates = pairs_of(args, "names"), pairs_of(args, "learning_rates")
     check_no_version(args.checkpoint)
     folder = Folder(args.checkpoint)
     check_new(folder)
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     format_of(args.source)  # before the tables are allocated
     gate = {"num_required": args.num_required, "reduction": args.reduction}
     engine = Engine(config, make_devices(args.devices), seed=args.seed, threads=args.threads, **gate)
-    loaded = engine.read_tables(args.source, args.new_tables, names)
+    loaded = engine.read_tables(args.source, args.new_tables, names, rates)
     with writing(args.checkpoint):
         engine.save(args.checkpoint)
     _say(out, args, loaded)
@@ -59,7 +59,10 @@ def _say(out: Output, args: argparse.Namespace, loaded: LoadedTables) -> None:
         lines.append(f"{table}: {several(loaded.rows.get(table, 0), 'row')}: {', '.join(texts)}")
     out.say_tables("took      ", lines)
     out.say_tables("initial   ", [f"{table}: {', '.join(parts)}" for table, parts in loaded.initial.items()])
+    derived = [f"{place}: {several(number, 'row')}, from the weights" for place, number in loaded.derived.items()]
+    out.say_tables("derived   ", derived)
     raised = [f"{place}: {several(number, 'zero')}, by which updates divide" for place, number in loaded.raised.items()]
     out.say_tables("raised    ", raised)
     out.say_tables("skipped   ", [f"{name}: {reason}" for name, reason in loaded.skipped.items()])
+    out.say_all("note      ", loaded.notes)
     out.say(f"wrote     {place_text(args.checkpoint)}")

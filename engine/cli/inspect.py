@@ -1,10 +1,11 @@
-"""``penstock inspect``: report the contents of a configuration, a stream, a log, a table or a checkpoint."""
+"""``penstock inspect``: report the contents of a configuration, a stream, a log, tables or a checkpoint."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from penstock.io.decoding.bad_rows import is_quarantine, reasons_of
 from penstock.io.decoding.role_types import is_list
 from penstock.io.decoding.row_columns import decode_rows
 from penstock.io.decoding.schema import Roles, resolve
+from penstock.io.formats.table_format import TableFormat, inner_formats, tensor_format
+from penstock.io.formats.tensor_names import guessed_part
+from penstock.io.formats.unread_formats import other_format
 from penstock.io.sources.opening import Part, looks_like_arrow, open_source
 from penstock.pyx.id_table import IdTable
 
@@ -44,7 +48,7 @@ def add(command: Parser) -> None:
     command.add_argument(
         "path",
         metavar="PATH",
-        help="a configuration, an Arrow or Parquet file, a directory, a checkpoint, DIR@VERSION, a URI, or -",
+        help="a configuration, an Arrow or Parquet file, a directory, a checkpoint, tables, DIR@VERSION, a URI, or -",
     )
     for name in ("columns", "allow_missing_end"):
         add_flag(command, name)
@@ -62,6 +66,10 @@ def run(args: argparse.Namespace, out: Output) -> None:
         with trusting(args.path):
             inspect_checkpoint(args.path, out)
             return
+    if "://" not in args.path and (tables := tensors_at(Path(args.path))) is not None:
+        check_is_stream(args, "file of tables")
+        inspect_tensors(args.path, tables, out)
+        return
     if is_other_file(args.path):
         check_is_stream(args, "configuration")
         try:
@@ -69,9 +77,8 @@ def run(args: argparse.Namespace, out: Output) -> None:
             return
         except ConfigError as error:
             reason = str(error).removeprefix(f"{args.path}:").strip()
-            raise InputError(
-                f"neither Arrow, nor Parquet, nor a configuration (read as one: {reason})", source=args.path
-            ) from None
+            problem = f"neither Arrow, nor Parquet, nor a configuration (read as one: {reason})"
+            raise InputError(other_format(Path(args.path)) or problem, source=args.path) from None
     source = open_source(args.path, args.allow_missing_end, as_files=True)
     uses: Uses | None = None if args.report is None else {}
     parts = [inspect_part(part, columns, out, uses) for part in source.parts()]
@@ -80,6 +87,33 @@ def run(args: argparse.Namespace, out: Output) -> None:
         index = write_page(args.report, f"penstock inspect {args.path}", use_sections(uses), result)
         out.say(f"report    {index}")
     out.result(result)
+
+
+def tensors_at(path: Path) -> TableFormat | None:
+    """Return the format of tensors of another library at a path; None: it has none, or streams. Raise InputError."""
+    try:
+        if path.is_dir() and any(each.is_file() and looks_like_arrow(each) for each in path.iterdir()):
+            return None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", source=str(path)) from error
+    if (kind := tensor_format(path)) is None and path.is_dir() and (problem := inner_formats(path)) is not None:
+        raise InputError(problem, source=str(path))
+    return kind
+
+
+def inspect_tensors(path: str, tables: TableFormat, out: Output) -> None:
+    """Report the tensors of another library, and the tables and slots that an import would take them for."""
+    assert tables.contents is not None
+    with ExitStack() as stack:
+        contents = tables.contents(Path(path), stack)
+    tensors, texts = [], []
+    for name, tensor in contents.tensors.items():
+        table, part = guessed_part(name) if len(tensor.shape) == 2 else ("", "")
+        texts.append(f"{name}: {tensor}" + (f", {part} of a table '{table}'" if table else ""))
+        tensors.append({"name": name, "dtype": tensor.dtype, "shape": tensor.shape, "table": table, "part": part})
+    out.say(f"{path}: {tables.title}, {several(len(tensors), 'tensor')}")
+    out.say_all("  ", [*texts, *(f"{name}: {kind}" for name, kind in contents.others.items())])
+    out.result({"path": path, "kind": tables.name, "tensors": tensors, "skipped": contents.others})
 
 
 def check_is_stream(args: argparse.Namespace, kind: str) -> None:

@@ -18,6 +18,7 @@ from penstock.cli.command_line import (
     check_mode,
     keywords_of,
     make_devices,
+    pairs_of,
 )
 from penstock.cli.output import Output, ProgressLine, check_writable, place_text, writing
 from penstock.cli.pages.monitoring import Watching, check_library
@@ -147,7 +148,7 @@ def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     folder = None if args.shared is None else SharedFolder(args.shared)
     engine = Engine(config, mesh, seed=args.seed, threads=args.threads, shared=folder, **gate)
     if args.init is not None:
-        engine.read_tables(args.init, args.new_tables)
+        engine.read_tables(args.init, args.new_tables, learning_rates=pairs_of(args, "learning_rates"))
     if folder is not None:
         _ = engine.reads  # publishes the rows
     return engine

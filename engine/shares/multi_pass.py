@@ -220,7 +220,7 @@ class MultiPass:
             return engine
         engine = PassEngine(self._config, self._mesh, seed=options.seed, threads=options.threads, share=share, **gate)
         if options.init is not None:
-            engine.read_tables(options.init, new_tables=options.new_tables)
+            engine.read_tables(options.init, options.new_tables, learning_rates=options.learning_rates)
         return engine
 
     def _progress(self, rank: int) -> Progress | None:

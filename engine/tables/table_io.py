@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,15 +13,15 @@ from typing import Any
 from penstock.config.specs import WEIGHTS
 from penstock.errors import CapacityError, InputError, StateError, UsageError, listed
 from penstock.frames import Float32, Int64
-from penstock.io.formats.table_format import Tensor, format_of
+from penstock.io.formats.table_format import Contents, Tensor, format_of
 from penstock.io.formats.tensor_blocks import blocks
-from penstock.io.formats.tensor_names import Assigned, WantedTable, assign
+from penstock.io.formats.tensor_names import Assigned, WantedTable, advice, assign
 from penstock.io.table_files import TablesWriter, check_table, read_table, table_path
+from penstock.tables.derived_slots import DerivedSlots
 from penstock.tables.table_set import TableSet
 from penstock.updates.optimizer_class import POSITIVE
 
 Block = tuple[str, Int64, Mapping[str, Float32]]  # of a table: ids, part → rows
-_KEEPS = "--new-tables (new_tables=) keeps its initial rows"
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,16 @@ class LoadedTables:
         Table → the number of rows that were set.
     initial : mapping
         Table → the parts that the source lacks; they keep their values.
+    derived : mapping
+        "TABLE/SLOT" → the number of rows whose slot the source lacks, and which was derived from the weights: of
+        optimizers that compute the weights from the slots alone.
     skipped : mapping
         Name in the source → why it was not taken.
     raised : mapping
         "TABLE/SLOT" → the number of zeros that became 1.2e-38, because the optimizer divides by them without an
         epsilon.
+    notes : tuple of str
+        A sentence for each table with rows whose slot could not be derived.
 
     Examples
     --------
@@ -58,8 +63,10 @@ class LoadedTables:
     tables: Mapping[str, Mapping[str, str]]
     rows: Mapping[str, int]
     initial: Mapping[str, tuple[str, ...]]
+    derived: Mapping[str, int]
     skipped: Mapping[str, str]
     raised: Mapping[str, int]
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data.
@@ -109,6 +116,7 @@ class TablesReader:
     new_tables : tables that the source lacks keep their rows
     names : of a table or tensor in the source → TABLE or TABLE/SLOT; others have the names of the configuration
     stack : closes the source
+    rates : the learning rate of each tag at the next step; NaN: unknown
     Whatever needs no row is checked now. Raises InputError, UsageError.
     """
 
@@ -119,6 +127,7 @@ class TablesReader:
         new_tables: bool,
         names: Mapping[str, str],
         stack: ExitStack,
+        rates: Sequence[float],
     ) -> None:
         self._tables, self._path, self._new_tables = tables, path, new_tables
         self._format = format_of(path)
@@ -126,16 +135,17 @@ class TablesReader:
             if not self._format.has_keys:
                 problem = f"table '{name}' is dynamic, and {self._format.title} has no keys"
                 raise UsageError(f"{problem}: load files that --out wrote")
+        self._derived = DerivedSlots(tables, rates)
         self._rows: Counter[str] = Counter()
         self._raised: Counter[str] = Counter()
-        if self._format.tensors is None:
+        if self._format.contents is None:
             self._assigned = self._assign_files(names)
             self._blocks = self._parquet_blocks()
         else:
-            tensors, others = self._format.opened(path, stack)
-            self._assigned = self._assign_tensors(tensors, names)
-            self._assigned.skipped.update(others)
-            self._blocks = self._tensor_blocks(tensors)
+            contents = self._format.contents(path, stack)
+            self._assigned = self._assign_tensors(contents, names)
+            self._assigned.skipped.update(contents.others)
+            self._blocks = self._tensor_blocks(contents.tensors)
 
     def read(self) -> None:
         """Set the rows. Raises InputError and StateError, also after other rows were set."""
@@ -144,21 +154,31 @@ class TablesReader:
                 index = self._tables.parts(name)
                 rows, own_values = self._tables.select_own(name, ids, list(values.values()))
                 numbers = [index[part] for part in values]
-                self._tables.set_rows(name, rows, dict(zip(numbers, own_values, strict=True)))
+                stored = self._tables.set_rows(name, rows, dict(zip(numbers, own_values, strict=True)))
                 self._rows[name] += len(rows)
+                if self._derived.slot(name) not in (None, *values):
+                    self._derived.derive(name, stored)
         except CapacityError as error:
             raise StateError(f"{self._path}: {error}") from None
+        self._derived.warn()
 
     def loaded(self) -> LoadedTables:
         """Return what was read."""
         taken = self._assigned.parts
+        derived = {place: count for place, count in self._derived.num_rows.items() if count}
         initial = {
-            name: tuple(part for part in self._tables.parts(name) if part not in taken.get(name, ()))
+            name: tuple(
+                part
+                for part in self._tables.parts(name)
+                if part not in taken.get(name, ()) and f"{name}/{part}" not in derived
+            )
             for name in self._tables.specs
         }
         initial = {name: parts for name, parts in initial.items() if parts}
         raised = {place: count for place, count in self._raised.items() if count}
-        return LoadedTables(self._format.name, taken, dict(self._rows), initial, self._assigned.skipped, raised)
+        skipped = self._assigned.skipped
+        notes = tuple(self._derived.notes)
+        return LoadedTables(self._format.name, taken, dict(self._rows), initial, derived, skipped, raised, notes)
 
     def _assign_files(self, names: Mapping[str, str]) -> Assigned:
         """Return the columns of each table's file, and the name of the file as ``id``."""
@@ -188,13 +208,13 @@ class TablesReader:
             for ids, columns in read_table(self._path, file, size, _columns(self._tables, table)):
                 yield table, ids, {WEIGHTS if name == "row" else name: rows for name, rows in columns.items()}
 
-    def _assign_tensors(self, tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> Assigned:
+    def _assign_tensors(self, contents: Contents, names: Mapping[str, str]) -> Assigned:
         self._wanted = {name: self._wanted_table(name) for name in self._tables.specs}
-        assigned = assign(tensors, self._wanted, names, str(self._path))
+        assigned = assign(contents.tensors, self._wanted, names, str(self._path))
         for name in self._wanted:
             if WEIGHTS not in assigned.parts.get(name, {}) and not (self._new_tables and name not in assigned.parts):
-                problem = f"no weights of table '{name}'; there: {listed(tensors) or 'nothing'}"
-                raise InputError(f"{problem}; --map NAME={name} (names=) names them; {_KEEPS}", source=str(self._path))
+                problem = f"no weights of table '{name}' in {self._format.title}; there: {contents.text()}"
+                raise InputError(f"{problem}; {advice(contents, self._wanted[name])}", source=str(self._path))
         if not assigned.parts:
             raise InputError("no tensor of any table of the configuration", source=str(self._path))
         return assigned

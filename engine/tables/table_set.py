@@ -51,7 +51,8 @@ class TableSet:
     dynamic : name → DynamicTable, of the tables that are dynamic
     shares : name → the share of the table that this set holds; empty if it holds all rows
     processes : the processes that the mesh spans; None: only this one
-    programs : the programs that update the tables; notes : why XLA's update tables of the host, a sentence each
+    programs : the programs that update the tables
+    notes : why XLA's update tables of the host, and which loaded slots are initial ones, a sentence each
     cached : name → CachedTables, of the tables whose placement is "cached"
 
     A local row is the index of a row among those that this set holds, from 0. The local row of an id of a static table
@@ -369,8 +370,8 @@ class TableSet:
             raise UsageError(f"table '{name}': an id occurs twice in ids")
         return row_ids, checked_parts(name, list(parts), {WEIGHTS: rows, **slots}, len(row_ids), table.part_dims)
 
-    def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> None:
-        """Set rows of a table.
+    def set_rows(self, name: str, ids: Int64, values: Mapping[int, Float32]) -> Int64:
+        """Set rows of a table. Returns their local rows, int64 (n,).
 
         ids : local rows, or the keys of a dynamic table, int64 (n,)
         values : part → float32 (n, floats of the part); as ``checked_parameters`` returns them
@@ -380,6 +381,7 @@ class TableSet:
         if name in self.dynamic:
             ids = self.dynamic[name].admit(ids)
         self.set_stored_rows(name, ids, values)
+        return ids
 
     def set_stored_rows(self, name: str, rows: Int64, values: Mapping[int, Float32]) -> None:
         """Set local rows of a table, int64 (n,). values : as in ``set_rows``"""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import InitVar
 from typing import ClassVar
 
+import numpy as np
+
 from penstock.updates.optimizer_class import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -71,6 +73,7 @@ class FTRL(Optimizer):
     parameters_field = "ftrl"
     zero_is_no_op = divides_by_rate = True
     slot_names = ("accumulators", "linears")
+    derived_slot = "linears"
     first_slot_argument = "initial_accumulator_value"
     attribute_of: ClassVar[Mapping[str, str]] = {
         "l1": "l1_regularization_strength",
@@ -109,19 +112,23 @@ class FTRL(Optimizer):
         # lr_power = -0.5 is a square root, others need pow. With multiply_linear_by_lr, z is lr times as large.
         # Source: sparse_core_ops_utils.cc; ResourceSparseApplyFtrl on the CPU (beta through l2 + beta/(2*lr)).
         a, z = slots
-        lr_power, l1, l2, beta = rule.numbers(w, "lr_power", "l1", "l2", "beta")
+        lr_power, beta = rule.numbers(w, "lr_power", "beta")
         before, after = _power(ops, a, -lr_power), _power(ops, a + square(ops, g), -lr_power)
         a = a + square(ops, g)
         if rule.flag("multiply_linear_by_lr"):
             z = z + (ops.rounded(lr * g) - ops.rounded((after - before) * w))
-            q = after + beta + ops.rounded(2 * l2 * lr)
-            limit = l1 * lr if l1 else None
         else:
             per_lr = inverse(ops, lr)
             z = z + (g - ops.rounded(ops.rounded((after - before) * per_lr) * w))
-            q = ops.rounded((after + beta) * per_lr) + 2 * l2
-            limit = l1 or None
-        return _solve(ops, limit, q, w, z), (a, z)
+        return _solve(ops, *_problem(ops, rule, lr, after + beta), w, z), (a, z)
+
+    @staticmethod
+    def derived(rule: UpdateRule, lr: Array, w: Array, slots: Slots) -> tuple[Array, Array]:
+        ops = Ops(np)
+        lr_power, l1, l2, beta = rule.numbers(w, "lr_power", "l1", "l2", "beta")
+        if rule.flag("multiply_linear_by_lr") and not l1 and not l2:
+            lr = w.dtype.type(1)  # the linear slot does not depend on the rate
+        return _keeping(*_problem(ops, rule, lr, _power(ops, slots[0], -lr_power) + beta), w)
 
 
 @optimizer_class
@@ -165,6 +172,7 @@ class OnlineYogi(KeywordOptimizer):
     doubt = "only the paper and comments on its fields are public"
     divides_by_rate = True
     slot_names = ("vs", "linears")
+    derived_slot = "linears"
     first_slot_argument = "initial_v_value"
     limits = ranges(l1=NOT_NEGATIVE, l2=NOT_NEGATIVE, initial_v_value=NOT_NEGATIVE, beta2=SHARE)
 
@@ -178,13 +186,16 @@ class OnlineYogi(KeywordOptimizer):
     def equation(ops: Ops, rule: UpdateRule, lr: Array, g: Array, w: Array, slots: Slots) -> Result:
         # Doubt: the formula is not public; this is FTRL with lr_power = -0.5, beta = 0 and Yogi's moment.
         v, z = slots
-        l1, l2, beta2 = rule.numbers(w, "l1", "l2", "beta2")
-        before, v = root(ops, v), _yogi_moment(ops, beta2, v, g)
+        before, v = root(ops, v), _yogi_moment(ops, rule.number(w, "beta2"), v, g)
         after = root(ops, v)
         per_lr = inverse(ops, lr)
         z = z + (g - ops.rounded(ops.rounded((after - before) * per_lr) * w))
-        q = ops.rounded(after * per_lr) + 2 * l2
-        return _solve(ops, l1 or None, q, w, z), (v, z)
+        return _solve(ops, *_problem(ops, rule, lr, after), w, z), (v, z)
+
+    @staticmethod
+    def derived(rule: UpdateRule, lr: Array, w: Array, slots: Slots) -> tuple[Array, Array]:
+        ops = Ops(np)
+        return _keeping(*_problem(ops, rule, lr, root(ops, slots[0])), w)
 
 
 @optimizer_class
@@ -263,6 +274,26 @@ def _yogi_moment(ops: Ops, beta2: Array, v: Array, g: Array) -> Array:
 
 def _power(ops: Ops, a: Array, power: Array) -> Array:
     return root(ops, a) if power == 0.5 else ops.rounded(ops.xp.power(a, power))
+
+
+def _problem(ops: Ops, rule: UpdateRule, lr: Array, scale: Array) -> tuple[Array | None, Array]:
+    """Return the limit and q of ``_solve``. scale : the power of the accumulator, plus beta"""
+    l1, l2 = rule.numbers(scale, "l1", "l2")
+    if rule.flag("multiply_linear_by_lr"):
+        return l1 * lr if l1 else None, scale + ops.rounded(2 * l2 * lr)
+    return l1 or None, ops.rounded(scale * inverse(ops, lr)) + 2 * l2
+
+
+def _keeping(limit: Array | None, q: Array, w: Array) -> tuple[Array, Array]:
+    """Return the z that ``_solve`` turns into w again, and where q and w determine it.
+
+    q is rounded as the equation rounds it, and all else is in float64, so w changes by at most a rounding of z and one
+    of the division. float32 holds z to half an ulp of itself, which a large limit makes more than one of ``w*q``.
+    """
+    wide = w.astype(np.float64)
+    with np.errstate(all="ignore"):
+        z = (-wide * q - np.sign(wide) * (limit or 0.0)).astype(w.dtype)
+    return z, np.isfinite(z) & (q > 0)
 
 
 def _solve(ops: Ops, limit: Array | None, q: Array, w: Array, z: Array) -> Array:

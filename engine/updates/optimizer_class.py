@@ -149,6 +149,8 @@ class Optimizer:
     """In the order of TensorFlow's load and retrieve operations."""
     first_slot_argument: ClassVar[str | None] = None
     """The argument with the initial value of the first slot; other slots start at 0."""
+    derived_slot: ClassVar[str | None] = None
+    """The slot that determines the weights: a step computes them from the slots alone."""
     attribute_of: ClassVar[Mapping[str, str]] = {}
     """Field of the proto message -> the attribute that holds it, where the two names differ."""
     not_in_equation: ClassVar[frozenset[str]] = frozenset()
@@ -222,6 +224,30 @@ class Optimizer:
             If the formula is not public.
         """
         raise ConfigError(f"{rule.algorithm} cannot run: how it updates is not public")
+
+    @staticmethod
+    def derived(rule: UpdateRule, lr: Array, w: Array, slots: Slots) -> tuple[Array, Array]:
+        """Return the values of ``derived_slot`` for weights that come without it: a gradient of 0 keeps the weights.
+
+        Parameters
+        ----------
+        rule : UpdateRule
+            The constants of the update.
+        lr : float32
+            The learning rate of the next step; NaN: unknown.
+        w : numpy.ndarray, float32, shape (n, dim)
+            The weights.
+        slots : tuple of numpy.ndarray
+            Each of w's shape; the values of ``derived_slot`` are not used.
+
+        Returns
+        -------
+        values : numpy.ndarray
+            float32, of w's shape; may be infinite or NaN where they are not determined.
+        determined : numpy.ndarray
+            bool, of w's shape: False where the rate is unknown or 0, or the step would divide by 0.
+        """
+        raise NotImplementedError(f"{rule.algorithm}: no slot determines the weights")
 
     @classmethod
     def has_formula(cls) -> bool:

@@ -30,7 +30,7 @@ def _blocks(parts: Mapping[str, Float32]) -> Iterator[tuple[Float32, ...]]:
 FORMAT = TableFormat(
     name="parquet",
     title="a folder of Parquet files, as --out writes it",
-    is_at=lambda path: path.is_dir() and any(path.glob("*.parquet")),
+    is_at=lambda path: path.is_dir() and any(each for form in ("*.parquet", "*/*.parquet") for each in path.glob(form)),
     write=_write,
     out="a folder, a file per table",
     has_keys=True,

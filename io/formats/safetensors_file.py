@@ -1,4 +1,4 @@
-"""safetensors: a file with a JSON header and the bytes of every tensor.
+"""safetensors: a file with a JSON header and the bytes of every tensor, or a folder of them, as Hugging Face has.
 
 Its library reads it. It is written here: the library would need all tensors in memory at once.
 """
@@ -13,25 +13,57 @@ from typing import Any
 import numpy as np
 
 import penstock.interrupts as interrupts
+from penstock.errors import InputError, listed
 from penstock.filesystem import atomic_files
 from penstock.frames import Array
-from penstock.io.formats.table_format import TableFormat, TablesToWrite, Tensor, first_bytes
+from penstock.io.formats.table_format import (
+    Contents,
+    TableFormat,
+    TablesToWrite,
+    Tensor,
+    check_shards,
+    first_bytes,
+    library_errors,
+)
 from penstock.io.registry import Library
 
 _LIBRARY = Library("safetensors", "safetensors")
 _TITLE = "a safetensors file"
+_INDEX = "*.safetensors.index.json"
 _DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "I64": "int64", "U64": "uint64"}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _ALIGNMENT = 8  # of the first tensor, in bytes
 
 
-def _tensors(path: Path, stack: ExitStack) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _contents(path: Path, stack: ExitStack) -> Contents:
     import ml_dtypes  # noqa: F401 (NumPy knows bfloat16 by it)
 
     library = _LIBRARY.load(_TITLE)
-    file = stack.enter_context(library.safe_open(path, framework="numpy"))
-    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-    return {name: _tensor(rows) for name, rows in slices.items()}, {}
+    contents = Contents({}, {})
+    for place in [path] if path.is_file() else _files(path):
+        with library_errors(place, _TITLE):
+            file = stack.enter_context(library.safe_open(place, framework="numpy"))
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        for name, rows in slices.items():
+            if name in contents.tensors:
+                raise InputError(f"'{name}' is in two of its files; give one of them", source=str(path))
+            contents.tensors[name] = _tensor(rows)
+    return contents
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files that the index of a folder names, all of them without an index."""
+    indices = sorted(folder.glob(_INDEX))
+    if len(indices) > 1:
+        several = listed(index.name for index in indices)
+        raise InputError(f"has several indices ({several}); give a single file", source=str(folder))
+    if not indices:
+        return sorted(folder.glob("*.safetensors"))
+    try:
+        names = list(json.loads(indices[0].read_bytes())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"no index of safetensors: {error}", source=str(indices[0])) from error
+    return check_shards(folder, map(str, names), indices[0])
 
 
 def _tensor(rows: Any) -> Tensor:
@@ -71,12 +103,21 @@ def _append(file: atomic_files.File, saved: TablesToWrite, name: str) -> None:
         file.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
 
 
+def _is_at(path: Path) -> bool:
+    if path.is_dir():
+        return any(path.glob("*.safetensors")) or any(path.glob(_INDEX))
+    start = first_bytes(path, 9)
+    if path.is_file() and path.suffix == ".safetensors":
+        return True
+    return start[8:] == b"{" and int.from_bytes(start[:8], "little") < path.stat().st_size
+
+
 FORMAT = TableFormat(
     name="safetensors",
     title=_TITLE,
     library=_LIBRARY,
-    is_at=lambda path: (path.is_file() and path.suffix == ".safetensors") or first_bytes(path, 9)[8:] == b"{",
-    tensors=_tensors,
+    is_at=_is_at,
+    contents=_contents,
     write=_write,
     out="a file",
     has_keys=True,

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 import penstock.interrupts as interrupts
-from penstock.errors import InputError
+from penstock.errors import InputError, PenstockError
 from penstock.frames import Array, Float32, Int64
-from penstock.io.formats.table_format import Tensor
+from penstock.io.formats.table_format import Tensor, reason
 from penstock.io.formats.tensor_names import KEYS, WantedTable
 
 _BLOCK_BYTES = 1 << 22
@@ -61,14 +61,13 @@ def _floats(tensor: Tensor, start: int, stop: int, name: str, source: str) -> Fl
 
 
 def _read(tensor: Tensor, start: int, stop: int, name: str, source: str) -> Array:
-    """Read rows. Libraries raise many types where a file is damaged."""
+    """Read rows. Libraries raise many types, as in ``library_errors``."""
     try:
         return np.asarray(tensor.read(start, stop))
-    except (InputError, MemoryError):
+    except (PenstockError, MemoryError):
         raise
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        problem = f"'{name}': rows {start} to {stop - 1} cannot be read ({reason}); the source may be damaged"
+        problem = f"'{name}': rows {start} to {stop - 1} cannot be read: {reason(error)}"
         raise InputError(problem, source=source) from error
 
 

@@ -2,22 +2,24 @@
 
 A tensor's name ends with the name of a table, followed by that of a part: ``model.embedding_bags.user.weight`` in
 TorchRec, ``user.momentum1`` in its fused optimizer, ``embedding/user/accumulators`` in TensorFlow,
-``layers/user/vars/0`` in Keras, ``user/parameters`` and ``user/keys`` in penstock.
+``layers/user/vars/0`` in Keras, ``user/embedding/value`` in Flax NNX, ``user/parameters`` and ``user/keys`` in
+penstock. In the state of optax the slot's name is before the table's: ``opt_state/0/mu/user/embedding``.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.config.specs import WEIGHTS
 from penstock.errors import InputError, UsageError, listed
-from penstock.io.formats.table_format import Tensor
+from penstock.io.formats.table_format import Contents, Tensor
 
 KEYS = "keys"
-_WEIGHTS = (WEIGHTS, "weight", "weights", "embedding", "embeddings", "embeddings:0", "vars/0")
+_WEIGHTS = (WEIGHTS, "weight", "weights", "embedding", "embeddings", "embeddings:0", "vars/0", "value")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _ADAGRAD = {"accumulators": ("momentum1", "momentum_1", "sum", "Adagrad")}
 
@@ -38,6 +40,19 @@ OTHER_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Adadelta": {"accumulators": ("square_avg",), "updates": ("acc_delta",)},
     "ProximalYogi": {"v": ("ProximalYogi",), "m": ("ProximalYogi_1",)},
 }
+
+# Optimizer → slot → its name in optax, which stores the same numbers.
+OPTAX_NAMES: Mapping[str, Mapping[str, str]] = {
+    "Adagrad": {"accumulators": "sum_of_squares"},
+    "Momentum": {"momenta": "trace"},
+    "Adam": {"momenta": "mu", "velocities": "nu"},
+    "Lion": {"momenta": "mu"},
+    "RMSProp": {"ms": "nu"},
+    "Adadelta": {"accumulators": "e_g", "updates": "e_x"},
+}
+_SLOTS = {word for slots in OTHER_NAMES.values() for slot, names in slots.items() for word in (slot, *names)}
+_OPTAX = sorted({name for slots in OPTAX_NAMES.values() for name in slots.values()})
+_OPTAX_STATE = re.compile(rf"(?:^|[./])(?:\d+|\w*state)[./]({'|'.join(_OPTAX)})[./]")
 
 
 @dataclass(frozen=True)
@@ -153,21 +168,29 @@ def _mapped(
 def _parts_and_prefixes(name: str, table: WantedTable, source_name: str) -> list[tuple[str, str]]:
     """Return [(part, text before the table's name)] of a tensor's name, or [] if it names no part of the table.
 
-    The part may be a slot of another optimizer. source_name : the name of the table in the source
+    The part may be a slot of another optimizer. source_name : the name of the table in the source. The first place
+    counts where the table's name is followed by a part: ``sum/sum`` is a slot of a table called sum.
     """
-    match = re.fullmatch(rf"((?:.*[./])?){re.escape(source_name)}(?:[./](.+))?", name, re.DOTALL)
-    if match is None:
-        return []
-    prefix, rest = match[1], match[2]
-    if rest is None or rest in _WEIGHTS:
-        return [(WEIGHTS, prefix)]
+    for match in re.finditer(rf"(?:^|(?<=[./])){re.escape(source_name)}(?=[./]|$)", name):
+        prefix, rest = name[: match.start()], name[match.end() + 1 :]
+        if parts := _parts(rest, table, prefix):
+            return [(part, prefix) for part in parts]
+    return []
+
+
+def _parts(rest: str, table: WantedTable, prefix: str) -> list[str]:
+    """Return the parts of a table that a name may be. rest, prefix : the text after and before the table's name"""
     slot = re.sub(r"^weights?[./]", "", rest)
-    parts = [part for part in table.dims if part != WEIGHTS and slot in table.names(part)]
+    if not rest or re.sub(r"[./]value$", "", rest) in _WEIGHTS:
+        state = _OPTAX_STATE.search(prefix)
+        if state is None:
+            return [WEIGHTS]
+        slots = OPTAX_NAMES.get(table.optimizer, {})
+        return [part for part, other in slots.items() if other == state[1]] or [state[1]]
     if rest == KEYS and table.key_type is not None:
-        parts = [KEYS]
-    elif not parts and any(slot in (part, *others) for slots in OTHER_NAMES.values() for part, others in slots.items()):
-        parts = [slot]  # of another optimizer
-    return [(part, prefix) for part in parts]
+        return [KEYS]
+    parts = [part for part in table.dims if part != WEIGHTS and slot in table.names(part)]
+    return parts or ([slot] if slot in _SLOTS else [])  # of another optimizer
 
 
 def _choice(pairs: list[tuple[str, str]], table: str, part: str, source: str) -> str:
@@ -202,8 +225,58 @@ def _check(tensors: Mapping[str, Tensor], table: WantedTable, parts: Mapping[str
             problem = f"expected floats of type {', '.join(_FLOATS)}, got {tensor.dtype}; convert it first"
             raise InputError(f"{place}: {problem}", source=source)
         if tensor.shape != (num_rows, dim) and (dim > 1 or tensor.shape != (num_rows,)):
-            problem = f"expected shape {(num_rows, dim)}, got {tensor.shape}; {_advice(table, part, tensor.shape)}"
+            advice = parts_of_variable(tensors, table, part) or _advice(table, part, tensor.shape)
+            problem = f"expected shape {(num_rows, dim)}, got {tensor.shape}; {advice}"
             raise InputError(f"{place}: {problem}", source=source)
+
+
+def guessed_part(name: str) -> tuple[str, str]:
+    """Return the table and the part that a tensor is named like, if its name says both; else ("", "")."""
+    rest = re.sub(r"[./]value$", "", name)
+    for word in sorted({*_WEIGHTS, *_SLOTS}, key=len, reverse=True):
+        if (match := re.fullmatch(rf"((?:.*[./])?)([^./]+)(?:[./]weights?)?[./]{re.escape(word)}", rest)) is None:
+            continue
+        state = _OPTAX_STATE.search(match[1])
+        if match[2].isdigit():  # states of torch.optim are numbered
+            return "", ""
+        return match[2], state[1] if state else WEIGHTS if word in _WEIGHTS else word
+    return "", ""
+
+
+def advice(contents: Contents, table: WantedTable) -> str:
+    """Return what to do about a source without weights of a table."""
+    for name, kind in contents.others.items():
+        if any(part == WEIGHTS for part, _ in _parts_and_prefixes(name, table, table.name)):
+            return f"'{name}' is {kind}"
+    if pieces := parts_of_variable(contents.tensors, table, WEIGHTS):
+        return pieces
+    for name, tensor in contents.tensors.items():
+        num_rows = tensor.shape[0] if tensor.shape and table.num_rows is None else table.num_rows
+        is_slot = re.split(r"[./]", name)[-1] in _SLOTS
+        if tensor.dtype in _FLOATS and tensor.shape == (num_rows, table.dims[WEIGHTS]) and not is_slot:
+            return f"--map {shlex.quote(f'{name}={table.name}')} (names=) reads one of its shape"
+    keeps = "--new-tables (new_tables=) keeps its initial rows"
+    return f"--map NAME={table.name} (names=) names them; {keeps}"
+
+
+def parts_of_variable(tensors: Mapping[str, Tensor], table: WantedTable, part: str) -> str:
+    """Return what to do with tensors that are the rows of a part of a table in pieces; "": there are none."""
+    pieces: dict[str, list[tuple[int, str]]] = {}
+    for name in tensors:
+        if (match := re.fullmatch(r"(.*?)(\d+)(?:-?of-?\d+)?", name)) is not None:
+            pieces.setdefault(match[1], []).append((int(match[2]), name))
+    for numbered in pieces.values():
+        names = [name for _, name in sorted(numbered)]
+        shapes = [tensors[name].shape for name in names]
+        fit = len(names) > 1 and all(shape[1:] == (table.dims[part],) for shape in shapes)
+        if fit and sum(shape[0] for shape in shapes) == table.num_rows:
+            return (
+                f"{listed(names)} are the parts of one variable; join them in the order of the ids (with TensorFlow's "
+                f"partition_strategy 'div': rows = numpy.concatenate(parts); with 'mod': rows[n::{len(names)}] = "
+                "parts[n]), and import a folder with them as "
+                f"{table.name if part == WEIGHTS else f'{table.name}/{part}'}.npy"
+            )
+    return ""
 
 
 def _advice(table: WantedTable, part: str, shape: tuple[int, ...]) -> str:

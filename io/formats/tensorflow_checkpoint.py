@@ -7,14 +7,11 @@ A variable is read whole: TensorFlow has no other way. The names of TPUEmbedding
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from penstock.errors import InputError
-from penstock.frames import Array
-from penstock.io.formats.table_format import TableFormat, Tensor
+from penstock.io.formats.table_format import Contents, TableFormat, Tensor, WholeTensor, library_errors
 from penstock.io.registry import Library
 
 _LIBRARY = Library("tensorflow", "tensorflow")
@@ -35,14 +32,19 @@ def _prefix(path: Path) -> Path | None:
     return None
 
 
-def _tensors(path: Path, stack: ExitStack) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _contents(path: Path, stack: ExitStack) -> Contents:
     library, prefix = _LIBRARY.load(_TITLE), _prefix(path)
-    reader = library.train.load_checkpoint(str(prefix))
-    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    names = sorted(name for name in shapes if name != "_CHECKPOINTABLE_OBJECT_GRAPH")
-    return {
-        _called(name): Tensor(tuple(shapes[name]), dtypes[name].name, _Variable(reader, name)) for name in names
-    }, {}
+    with library_errors(path, _TITLE):
+        reader = library.train.load_checkpoint(str(prefix))
+        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    contents = Contents({}, {})
+    for name in sorted(set(shapes) - {"_CHECKPOINTABLE_OBJECT_GRAPH"}):
+        if dtypes[name].name == "string":
+            contents.others[_called(name)] = "a string"
+        else:
+            whole = WholeTensor(partial(reader.get_tensor, name))
+            contents.tensors[_called(name)] = Tensor(tuple(shapes[name]), dtypes[name].name, whole)
+    return contents
 
 
 def _called(name: str) -> str:
@@ -52,23 +54,10 @@ def _called(name: str) -> str:
     return "/".join(part.replace(".S", "/").replace("..", ".") for part in name.removesuffix(_VARIABLE).split("/"))
 
 
-class _Variable:
-    """Reads the rows of a variable. The last rows release it."""
-
-    def __init__(self, reader: Any, name: str) -> None:
-        self._reader, self._name = reader, name
-        self._whole: Array | None = None
-
-    def __call__(self, start: int, stop: int) -> Array:
-        whole = np.asarray(self._reader.get_tensor(self._name)) if self._whole is None else self._whole
-        self._whole = whole if stop < len(whole) else None
-        return whole[start:stop]
-
-
 FORMAT = TableFormat(
     name="tensorflow",
     title=_TITLE,
     library=_LIBRARY,
     is_at=lambda path: _prefix(path) is not None,
-    tensors=_tensors,
+    contents=_contents,
 )

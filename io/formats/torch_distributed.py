@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.frames import Array
-from penstock.io.formats.table_format import TableFormat, Tensor, unreadable
+from penstock.io.formats.table_format import Contents, TableFormat, Tensor, check_shards, library_errors
 from penstock.io.formats.torch_file import LIBRARY, tensor_of
 
 _TITLE = "a checkpoint of torch.distributed.checkpoint"
@@ -72,31 +72,26 @@ class _ForeignClassError(pickle.UnpicklingError):
     """A pickle names a class that is not one of DCP's."""
 
 
-def _tensors(path: Path, stack: ExitStack) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _contents(path: Path, stack: ExitStack) -> Contents:
     torch, dcp = LIBRARY.load(_TITLE), LIBRARY.load(_TITLE, ".distributed.checkpoint")
     place = path / _METADATA
-    try:
-        metadata = _MetadataUnpickler(place.read_bytes(), torch).load()
-        entries = dict(metadata.state_dict_metadata)
+    contents = Contents({}, {})
+    with library_errors(place, _TITLE):  # whatever a damaged pickle, or one of other attributes, causes
+        try:
+            metadata = _MetadataUnpickler(place.read_bytes(), torch).load()
+        except _ForeignClassError as error:
+            problem = f"names {error}, which no such checkpoint contains; nothing of it was loaded"
+            raise InputError(problem, source=str(place)) from None
         files = {str(info.relative_path) for info in metadata.storage_data.values()}
-        tensors, others = {}, {}
-        for name, entry in entries.items():
+        for name, entry in dict(metadata.state_dict_metadata).items():
             if isinstance(entry, dcp.metadata.TensorStorageMetadata):
                 dtype = str(entry.properties.dtype).removeprefix("torch.")
-                tensors[name] = Tensor(tuple(entry.size), dtype, _Shards(path, metadata, name, entry, torch, dcp))
+                shards = _Shards(path, metadata, name, entry, torch, dcp)
+                contents.tensors[name] = Tensor(tuple(entry.size), dtype, shards)
             else:
-                others[name] = "no tensor"
-    except _ForeignClassError as error:
-        problem = f"names {error}, which no such checkpoint contains; nothing of it was loaded"
-        raise InputError(problem, source=str(place)) from None
-    except Exception as error:  # whatever a damaged pickle, or one of other attributes, causes
-        raise unreadable(place, _TITLE, error) from error
-    for file in sorted(files):
-        if not (path / file).resolve().is_relative_to(path.resolve()):
-            raise InputError(f"refers to '{file}', outside its folder; nothing was loaded", source=str(place))
-        if not (path / file).is_file():
-            raise InputError(f"'{file}' is missing; copy the whole folder", source=str(path))
-    return tensors, others
+                contents.others[name] = "no tensor"
+    check_shards(path, sorted(files), place)
+    return contents
 
 
 class _Shards:
@@ -179,5 +174,5 @@ FORMAT = TableFormat(
     title=_TITLE,
     library=LIBRARY,
     is_at=lambda path: (path / _METADATA).is_file(),
-    tensors=_tensors,
+    contents=_contents,
 )

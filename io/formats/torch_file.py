@@ -1,4 +1,5 @@
-"""A file of ``torch.save``: a state_dict, also inside other dicts and lists. Only tensors and plain data are loaded.
+"""A file of ``torch.save``: a state_dict, also inside other dicts and lists. Only tensors and plain data are loaded,
+with NumPy's numbers and arrays. No class of the user is imported: ``torch_pickles`` finds where a refused one is.
 
 torch maps the file, so rows are read on demand. To write it, torch needs every tensor at once: they are mapped, too,
 from an unnamed file next to the new one.
@@ -6,11 +7,14 @@ from an unnamed file next to the new one.
 
 from __future__ import annotations
 
+import codecs
 import pickle
 import re
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,34 +25,62 @@ from penstock.config.specs import WEIGHTS
 from penstock.errors import InputError
 from penstock.filesystem import atomic_files
 from penstock.frames import Array
-from penstock.io.formats.table_format import TableFormat, TablesToWrite, Tensor, first_bytes
+from penstock.io.formats.numpy_files import rows_of
+from penstock.io.formats.table_format import (
+    Contents,
+    TableFormat,
+    TablesToWrite,
+    Tensor,
+    first_bytes,
+    library_errors,
+    zip_names,
+)
+from penstock.io.formats.torch_pickles import refusal
 from penstock.io.registry import Library
 
 LIBRARY = Library("torch", "torch")
 _TITLE = "a file of torch.save"
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
+_BEFORE_1_6 = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # a pickle of torch's magic number
 
 
-def _tensors(path: Path, stack: ExitStack) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _contents(path: Path, stack: ExitStack) -> Contents:
     torch = LIBRARY.load(_TITLE)
-    try:
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except pickle.UnpicklingError as error:
-        (name,) = re.findall(r"GLOBAL '?([\w.]+)", str(error))[:1] or ["an unknown object"]
-        problem = f"contains {name}, and only tensors and plain data are loaded; save a state_dict, with torch.save"
-        raise InputError(problem, source=str(path)) from None
-    except Exception as error:  # torch raises many types for a damaged file
-        if "_use_new_zipfile_serialization" in str(error):
-            problem = "not a file of torch.save, or in its format before 1.6; load it there and save it again"
-            raise InputError(problem, source=str(path)) from None
-        raise
-    tensors, others = {}, {}
+    names = zip_names(path)
+    if names and any(name.endswith("/constants.pkl") for name in names):
+        save = f"torch.save(torch.jit.load({str(path)!r}).state_dict(), NEW)"
+        raise InputError(f"a TorchScript archive, of torch.jit.save; save its state_dict: {save}", source=str(path))
+    with library_errors(path, _TITLE), torch.serialization.safe_globals(_numpy_globals()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about kinds of tensors that are skipped
+        try:
+            state = torch.load(path, map_location="cpu", mmap=names is not None, weights_only=True)
+        except pickle.UnpicklingError as error:
+            (name,) = re.findall(r"GLOBAL '?([\w.]+)", str(error))[:1] or ["an unknown class"]
+            if "weights only" not in str(error).lower():
+                raise  # it is damaged
+            raise InputError(refusal(path, name, names or ()), source=str(path)) from None
+    contents = Contents({}, {})
     for name, value in _leaves(state, ""):
-        if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized:
-            tensors[name] = tensor_of(value, torch)
+        name = name or path.stem  # a tensor alone
+        if isinstance(value, np.ndarray) and value.ndim:
+            contents.tensors[name] = Tensor(value.shape, value.dtype.name, partial(rows_of, value))
+        elif not isinstance(value, torch.Tensor):
+            contents.others[name] = f"no dense tensor, but {type(value).__name__}"
+        elif value.is_quantized:
+            contents.others[name] = "a quantized tensor; save it after dequantize()"
+        elif value.layout != torch.strided:
+            contents.others[name] = f"a {str(value.layout).removeprefix('torch.')} tensor; save it after to_dense()"
         else:
-            others[name] = f"no dense tensor, but {type(value).__name__}"
-    return tensors, others
+            contents.tensors[name] = tensor_of(value, torch)
+    return contents
+
+
+def _numpy_globals() -> list[Any]:
+    """Return what NumPy's numbers and arrays are pickled by, under the names of NumPy 1 and 2: none runs code."""
+    functions: list[Any] = [np.int64(0).__reduce__()[0], np.zeros(0).__reduce__()[0]]
+    named = [(made, f"numpy.{core}.multiarray.{made.__name__}") for made in functions for core in ("core", "_core")]
+    dtypes = [type(np.dtype(code)) for code in "?bBhHiIlLqQefdSU"]
+    return [*named, np.ndarray, np.dtype, *dtypes, codecs.encode]
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -116,12 +148,21 @@ def _first_cause(error: BaseException) -> BaseException:
     return error
 
 
+def _is_at(path: Path) -> bool:
+    names = zip_names(path)
+    if names is None:
+        return first_bytes(path, len(_BEFORE_1_6)) == _BEFORE_1_6
+    if not names:  # damaged
+        return path.suffix in _SUFFIXES
+    return any(name.endswith("/data.pkl") for name in names)
+
+
 FORMAT = TableFormat(
     name="torch",
     title=_TITLE,
     library=LIBRARY,
-    is_at=lambda path: first_bytes(path, 4) == b"PK\x03\x04" or (path.is_file() and path.suffix in _SUFFIXES),
-    tensors=_tensors,
+    is_at=_is_at,
+    contents=_contents,
     write=_write,
     out="a file",
     has_keys=True,

@@ -18,6 +18,7 @@ import pyarrow as pa
 import penstock.interrupts as interrupts
 from penstock.errors import InputError, PenstockError
 from penstock.frames import Position
+from penstock.io.formats.unread_formats import ENCRYPTED_PARQUET
 
 END_KEY = b"penstock.end"
 
@@ -180,6 +181,8 @@ def input_error(
 ) -> InputError:
     """Return the InputError of an error about damaged bytes. Raises KeyboardInterrupt after a signal."""
     interrupts.check()  # a signal ends Arrow's network calls with an error
+    if "decrypt" in str(error):
+        return InputError(ENCRYPTED_PARQUET, source=source)
     return InputError(f"{problem}: {reason(error)}", source=source, batch=batch, column=column)
 
 

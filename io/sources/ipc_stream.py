@@ -17,11 +17,12 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.errors import InputError, PenstockError, TruncatedInputError
+from penstock.io.formats.unread_formats import ENCRYPTED_PARQUET
 from penstock.io.sources.batch import RAISED, Batch, Batches, Part, arrow_errors, ends_frame, input_error
 from penstock.io.sources.checksums import Pieces, RawBytes, is_log, log_check
 from penstock.io.sources.ipc_file import ARROW_FILE, ipc_file_part
 from penstock.io.sources.ipc_messages import CONTINUATION, END_MARKER, Framing, Messages
-from penstock.io.sources.parquet import PARQUET, parquet_part
+from penstock.io.sources.parquet import ENCRYPTED, PARQUET, parquet_part
 from penstock.io.sources.plain_messages import PlainMessages
 
 FEATHER_V1, GZIP = b"FEA1", b"\x1f\x8b"
@@ -285,6 +286,8 @@ def _check_head(head: bytes, name: str) -> None:
         return
     if head.startswith(FEATHER_V1):
         kind = "a Feather V1 file; write it as Arrow IPC (Feather V2)"
+    elif head.startswith(ENCRYPTED):
+        kind = ENCRYPTED_PARQUET
     elif head.startswith(GZIP):
         kind = "compressed with gzip; decompress it first (zcat FILE | penstock replay CONFIG -)"
     elif len(head) < 8:

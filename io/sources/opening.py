@@ -27,7 +27,7 @@ from penstock.io.sources.in_memory import parts_of_batches, reader_of_capsule, s
 from penstock.io.sources.ipc_file import ARROW_FILE
 from penstock.io.sources.ipc_messages import CONTINUATION
 from penstock.io.sources.ipc_stream import FEATHER_V1, open_stream
-from penstock.io.sources.parquet import PARQUET
+from penstock.io.sources.parquet import ENCRYPTED, PARQUET
 from penstock.io.sources.source_kinds import source_kind
 
 __all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources", "read_once"]
@@ -104,7 +104,7 @@ def looks_like_arrow(path: str | os.PathLike[str]) -> bool:
     """Return whether a local file begins like Arrow IPC or Parquet."""
     with open(path, "rb") as file:
         head = file.read(8)
-    return head.startswith((ARROW_FILE, PARQUET, CONTINUATION, FEATHER_V1))
+    return head.startswith((ARROW_FILE, PARQUET, ENCRYPTED, CONTINUATION, FEATHER_V1))
 
 
 def _stream_source(stream: Any, name: str, allow_missing_end: bool) -> Source:

@@ -15,7 +15,7 @@ from penstock.errors import InputError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors
 from penstock.io.sources.parquet_pages import Group, check_pages, read_groups, rows_at_once
 
-PARQUET = b"PAR1"
+PARQUET, ENCRYPTED = b"PAR1", b"PARE"
 _TAIL_BYTES = 8  # uint32 length of the footer, magic
 _READ_BYTES = 1 << 20
 _NOT_READ = "corrupt Parquet file"

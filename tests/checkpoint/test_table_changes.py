@@ -416,7 +416,7 @@ def test_a_folder_of_tables_without_a_file_needs_the_same_option(tmp_path):
     engine = saved(tmp_path / "c")
     engine.write_tables(tmp_path / "t")
     more = ps.Engine(CHANGES["new"][0])
-    with pytest.raises(ps.InputError, match="no file for table 'ad'; --new-tables"):
+    with pytest.raises(ps.InputError, match="no file for table 'ad'; there: item"):
         more.read_tables(tmp_path / "t")
     more.read_tables(tmp_path / "t", new_tables=True)
     assert rows_of(more) == rows_of(engine) | {"ad": rows_of(ps.Engine(config_of(AD)))["ad"]}

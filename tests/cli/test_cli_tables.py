@@ -73,8 +73,11 @@ def test_tables_from_orbax_are_copied_one_array_at_a_time(tmp_path, monkeypatch)
     rows, dim, names = 20_000, 64, "abcd"
     trees = {name: {"parameters": np.asfortranarray(np.full((rows, dim), n, "f4"))} for n, name in enumerate(names)}
     saved = SimpleNamespace(item_metadata=SimpleNamespace(tree=trees))
-    fake = SimpleNamespace(metadata=lambda path: saved, restore=lambda path, restore_args: trees, close=lambda: None)
-    module = SimpleNamespace(checkpoint=SimpleNamespace(PyTreeCheckpointer=lambda: fake, RestoreArgs=SimpleNamespace))
+    fake = SimpleNamespace(
+        metadata=lambda path: saved, restore=lambda path, item, restore_args: trees, close=lambda: None
+    )
+    orbax = SimpleNamespace(PyTreeCheckpointer=lambda: fake, RestoreArgs=SimpleNamespace, PLACEHOLDER=...)
+    module = SimpleNamespace(checkpoint=orbax)
     monkeypatch.setitem(sys.modules, "orbax", module)
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", module.checkpoint)
     (tmp_path / "_METADATA").touch()

@@ -170,7 +170,11 @@ def test_a_name_that_does_not_exist_is_exit_2(tmp_path, refusal, words, problem)
             "got (50,); it has one number per row: RowWiseAdagrad has such accumulators",
         ),
         ({"item": np.zeros((20, 3), np.int8)}, "expected floats of type float16, bfloat16, float32, float64, got int8"),
-        ({"item": None}, "no weights of table 'item'; there: item/momenta, item/velocities, user/accumulators, user; "),
+        (
+            {"item": None},
+            "no weights of table 'item' in a NumPy file, or a folder of them; there: item/momenta float32 (20, 3), "
+            "item/velocities float32 (20, 3), user/accumulators float32 (50, 2), user float32 (50, 2); --map NAME=item",
+        ),
         (
             {"m/user": rows_of(50, 2), "n/user": rows_of(9), "user": None},
             "m/user, n/user are all named like user; choose one: --map NAME=user",
@@ -200,7 +204,10 @@ def test_a_source_that_is_missing_damaged_or_unknown_is_exit_3(tmp_path, refusal
     assert f"{tmp_path}/source: no such file or folder" in refusal(3)
     (tmp_path / "source").write_bytes(b"")
     line = refusal(3)
-    assert "source: tables in no known format; expected a TensorFlow checkpoint, a checkpoint of torch." in line
+    assert "source: an empty file" in line
+    (tmp_path / "source").write_bytes(bytes(20))
+    line = refusal(3)
+    assert "source: tables in no known format; expected a NumPy file, or a folder of them, a TensorFlow check" in line
     (tmp_path / "source").unlink()
     ps.Engine(ps.EmbeddingConfig.load(tmp_path / "tables.pbtxt")).save(tmp_path / "source")
     assert "source: a checkpoint of penstock; export it, or continue from it with --resume" in refusal(3)
@@ -213,7 +220,7 @@ def test_a_source_that_is_missing_damaged_or_unknown_is_exit_3(tmp_path, refusal
     file.write_bytes(file.read_bytes().replace(b"False", b"(alse"))
     assert f"{file}: cannot be read as a NumPy file: " in refusal(3)
     np.save(file, np.array([{"no": "floats"}]), allow_pickle=True)
-    assert "Array can't be memory-mapped: Python objects in dtype" in refusal(3)
+    assert "'user' is Python objects, which are pickled and never loaded" in refusal(3)
 
 
 def test_a_folder_in_use_is_exit_2_and_unchanged(tmp_path, config, imported, refused):
@@ -259,6 +266,50 @@ def test_an_exported_checkpoint_is_imported_bit_by_bit(tmp_path, config, importe
     text, _ = call(0, "import", tmp_path / "out", tmp_path / "e", "--config", config, "--map", "u=user")
     assert "parameters of 'u.row'" in text
     assert call(0, "diff", tmp_path / "c", tmp_path / "e")[1]["equal"]
+
+
+@pytest.mark.parametrize(
+    "name", ["accumulators", "velocities", "momenta", "sum", "weight", "value", "keys", "a.weight"]
+)
+def test_a_table_may_be_called_like_a_slot(tmp_path, call, name):
+    """All formats name a tensor TABLE/PART, or TABLE.PART."""
+    tables = [ps.TableConfig(20, 3, name=each, optimizer=ps.Adam(0.1)) for each in (name, "user")]
+    config = ps.EmbeddingConfig.from_tables(tables)
+    config.save(tmp_path / "t.pbtxt")
+    engine = ps.Engine(config)
+    parts = {each: engine.retrieve_parameters(each) for each in (name, "user")}
+    for number, rows in enumerate(rows for arrays in parts.values() for rows in arrays.values()):
+        rows[:] = rows_of(20, 3, seed=number)
+    for dot in (False, True):
+        source = tmp_path / f"source{dot}"
+        if dot:
+            source.mkdir()
+            words = {"parameters": "weight"}
+            arrays = {f"{each}.{words.get(p, p)}": rows for each, slots in parts.items() for p, rows in slots.items()}
+            np.savez(source / "m.npz", **arrays)
+            source /= "m.npz"
+        else:
+            folder_of(source, {f"{each}/{part}": rows for each, slots in parts.items() for part, rows in slots.items()})
+        _, result = call(0, "import", source, tmp_path / f"c{dot}", "--config", tmp_path / "t.pbtxt")
+        assert result["initial"] == {}
+        for each, arrays in parts.items():
+            for part, rows in parts_of(tmp_path / f"c{dot}", each).items():
+                np.testing.assert_array_equal(rows, arrays[part])
+
+
+def test_parts_of_a_partitioned_variable_are_to_be_joined(tmp_path, refusal):
+    pieces = np.split(ARRAYS["user"], 5)
+    arrays = {**ARRAYS, "user": None} | {f"user/part_{number}": rows for number, rows in enumerate(pieces)}
+    folder_of(tmp_path / "source", arrays)
+    advice = (
+        "user/part_0, user/part_1, user/part_2, user/part_3, user/part_4 are the parts of one variable; join them in "
+        "the order of the ids (with TensorFlow's partition_strategy 'div': rows = numpy.concatenate(parts); with "
+        "'mod': rows[n::5] = parts[n]), and import a folder with them as user.npy"
+    )
+    assert advice in refusal(3)
+    line = refusal(3, "--map", "user/part_0=user")
+    assert advice in line
+    assert "vocabulary_size" not in line
 
 
 def test_init_and_read_tables_take_the_same_sources(tmp_path, config, call):

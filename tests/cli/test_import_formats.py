@@ -105,7 +105,9 @@ def test_a_damaged_checkpoint_of_tensorflow_is_exit_3(tmp_path, imported, tensor
     changed[100] ^= 1
     data.write_bytes(changed)
     text = imported(tmp_path / "m", "--new-tables", code=3)
-    assert "m: 'user': rows 0 to 59 cannot be read (" in text
+    assert "m: 'user': rows 0 to 59 cannot be read: " in text
+    assert "hecksum does not match" in text
+    assert text.endswith("; it is damaged or incomplete\n")
     assert text.count("\n") == 1
 
 
@@ -146,7 +148,8 @@ def test_a_weights_file_that_refers_to_other_files_or_is_damaged(tmp_path, impor
         outside = [(str(tmp_path / "secret"), 0, h5py.h5f.UNLIMITED)]
         file.create_dataset("layers/user/vars/0", (60, 4), "f4", external=outside)
         file["layers/item/vars/0"] = h5py.ExternalLink(str(tmp_path / "secret"), "/")
-    assert "no weights of table 'user'; there: nothing;" in imported(tmp_path / "m.h5", code=3)
+    text = imported(tmp_path / "m.h5", code=3)
+    assert "'layers/user/vars/0' is a dataset whose values are in other files, which are not read\n" in text
     with h5py.File(tmp_path / "m.h5", "w") as file:
         file["layers/user/vars/0"] = rows_of(1)
     whole = (tmp_path / "m.h5").read_bytes()

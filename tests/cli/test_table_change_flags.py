@@ -138,7 +138,7 @@ def test_init_without_a_file_of_a_table_needs_the_flag(config, tmp_path, call):
     call(0, "replay", config, log, "--out", tmp_path / "t")
     config.write_text(text_of(table(), table("item", 20, 2, SGD, "constant: 0.5"), AD))
     init = ("replay", config, log, "--init", tmp_path / "t")
-    assert "no file for table 'ad'; --new-tables" in call(3, *init)[0]
+    assert "no file for table 'ad'; there: item.parquet, user.parquet; --new-tables" in call(3, *init)[0]
     for more in ([], ["--passes", "2", "--checkpoint", tmp_path / "p"]):
         call(0, *init, "--new-tables", *more)
 

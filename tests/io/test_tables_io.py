@@ -118,7 +118,7 @@ def test_ids_of_any_integer_type_and_rows_of_any_float_list_are_read(tmp_path, r
 
 
 def test_a_missing_file_is_an_error_that_names_the_table(tmp_path):
-    assert str(error_of(tmp_path)).startswith(f"{tmp_path / 'user.parquet'}: no file for table 'user'; --new-tables")
+    assert str(error_of(tmp_path)).startswith(f"{tmp_path / 'user.parquet'}: no file for table 'user'; there: nothing")
     assert "no file for table" in str(error_of(tmp_path / "nowhere"))
 
 
@@ -199,7 +199,7 @@ def test_a_truncated_file_or_one_of_another_format_is_an_error(tmp_path):
     assert "cannot be read as Parquet" in str(error_of(tmp_path))
     path.unlink()
     path.mkdir()
-    assert "cannot be read as Parquet" in str(error_of(tmp_path))
+    assert "no file for table 'user'; there: user.parquet" in str(error_of(tmp_path))
 
 
 def test_the_file_is_closed_however_far_it_was_read(tmp_path):

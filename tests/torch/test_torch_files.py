@@ -176,8 +176,8 @@ def test_an_export_to_a_full_file_system_is_exit_6_and_leaves_nothing(tmp_path, 
 def test_a_pickle_of_objects_is_not_loaded(tmp_path, imported):
     torch.save({"user.weight": torch.rand(60, 4), "x": Evil(tmp_path / "created")}, tmp_path / "m.pt")
     text = imported(tmp_path / "m.pt", code=3)
-    assert "m.pt: contains " in text
-    assert "only tensors and plain data are loaded; save a state_dict, with torch.save" in text
+    assert "m.pt: 'x' is an object of getattr, whose class penstock does not load: only tensors, plain data" in text
+    assert "; the file also has user.weight; where you trust it, torch.save(torch.load('" in text
     assert not (tmp_path / "created").exists()
 
 
@@ -188,9 +188,10 @@ def test_damaged_and_old_files_are_exit_3(tmp_path, imported):
         (tmp_path / "m.pt").write_bytes(whole[:length])
         assert "m.pt: " in imported(tmp_path / "m.pt", code=3)
     torch.save({"user.weight": torch.rand(60, 4)}, tmp_path / "m.pt", _use_new_zipfile_serialization=False)
-    assert "in its format before 1.6; load it there and save it again" in imported(tmp_path / "m.pt", code=3)
-    torch.save({"user.weight": torch.rand(60, 4).to_sparse()}, tmp_path / "m.pt")
-    assert "no weights of table 'user'" in imported(tmp_path / "m.pt", code=3)
+    whole = (tmp_path / "m.pt").read_bytes()
+    for length in (100, len(whole) // 2, len(whole) - 10):
+        (tmp_path / "m.pt").write_bytes(whole[:length])
+        assert "m.pt: cannot be read as a file of torch.save: " in imported(tmp_path / "m.pt", code=3)
     pytest.importorskip("safetensors.torch").save_file({"user.weight": torch.rand(60, 4)}, tmp_path / "m.safetensors")
     whole = (tmp_path / "m.safetensors").read_bytes()
     for damaged in (whole[:5], whole[:-5], b"\xff" * 8 + whole[8:]):

@@ -89,6 +89,7 @@ class Owner:
     ) -> None:
         self._config, self._share, self._arguments = config, share, arguments
         self._rates, self._options = LearningRates(config.num_tags, rates, config.schedules), deltas
+        self._given_rates = rates
         self._dims, self._samples = {spec.name: spec.dim for spec in config.tables}, samples
         self._accelerator = accelerator
 
@@ -103,7 +104,7 @@ class Owner:
             if number is None:
                 engine = Engine(self._config, share=self._share, **self._arguments)
                 if init is not None:
-                    engine.read_tables(init)
+                    engine.read_tables(init, learning_rates=self._given_rates)
             else:
                 assert folder is not None
                 arguments = {name: self._arguments[name] for name in ("num_required", "reduction", "threads")}
