@@ -157,7 +157,7 @@ class EngineCore:
             and self.push_run(run, rates, counters, 1)
         ):
             return frame, True
-        frame, began = self.tables.reduced(frame), False
+        frame, began = self.reduced(frame), False
 
         def begin() -> None:
             # Under the gate's lock: another thread's step may fail, and the rates belong to this step.
@@ -184,6 +184,12 @@ class EngineCore:
                     admitted = self.gate.admit(frame.local_step, add, frame.contributor, audit)
                 except CapacityError as error:
                     admitted, full = True, error  # the frame is in the gate, which did not open
+                except BadRowsError as error:
+                    if error.overflows is None:
+                        raise
+                    began = False
+                    # Under the lock, for the same sums.
+                    return self.push(error.repaired(frame), rates, counters)
                 counters.count(frame, admitted)
                 for observer in self.observers:
                     observer.frame_applied(frame, admitted, counters)
@@ -198,6 +204,10 @@ class EngineCore:
                 return frame, admitted
             raise full
         return self.push(frame.audited(), rates, counters)
+
+    def reduced(self, frame: Frame) -> Frame:
+        """Return a frame reduced to the rows of this share. Raises InputError for a bad row in any share."""
+        return self.tables.reduced(frame, self.gate.num_required == 1)
 
     def push_run(self, run: FrameRun, rates: LearningRates, counters: Counters, most: int) -> int:
         """Push the next frames of a run in native code, up to an event. Returns how many entered the gate.

@@ -140,9 +140,12 @@ class TableSet:
         share = self.shares.get(name)
         return (share.ids(0), share.stride) if isinstance(share, Share) else (0, 1)
 
-    def reduced(self, frame: Frame) -> Frame:
-        """Return a frame reduced to the rows of this share, with local rows for ids, unless it is reduced already."""
-        return reduced(frame, self.shares) if self.shares and frame.fingerprint is None else frame
+    def reduced(self, frame: Frame, alone: bool) -> Frame:
+        """Return a frame reduced to the rows of this share, with local rows for ids, unless it is reduced already.
+
+        alone : whether sums begin anew with every frame
+        """
+        return reduced(frame, self.shares, alone) if self.shares and frame.fingerprint is None else frame
 
     def share_of(self, name: str, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return this share's part of the buffered sums of a whole table, with local rows for ids; keys stay keys.

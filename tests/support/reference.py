@@ -80,6 +80,18 @@ def coalesce(
     )
 
 
+def overflowing_rows(sums: dict[int, Any], ids: Int64, grads: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Twin of ``row_sums.overflowing_rows``: add rows to the sums of their ids but for those that make one infinite."""
+    refused = np.zeros(len(ids), np.bool_)
+    for row, row_id in enumerate(ids.tolist()):
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = sums[row_id] + grads[row] if row_id in sums else grads[row]
+        refused[row] = not np.isfinite(total).all()
+        if not refused[row]:
+            sums[row_id] = total
+    return refused
+
+
 def shard_sizes(vocabulary_size: int, num_shards: int) -> Int64:
     """Return the number of rows of every shard, the same for MOD and DIV (tpu_embedding_shape_util.cc)."""
     quotient, remainder = divmod(vocabulary_size, num_shards)
@@ -284,12 +296,12 @@ class FrameSteps:
             rows = range(bounds[number], bounds[number + 1])
             opens = self.num_accumulated + 1 >= self.num_required
             is_stale = steps is not None and steps[number] < self.step
+            sums = dict(self.sums)
             is_bad = not np.isfinite(grads[rows]).all() or not all(0 <= ids[row] < len(self.table) for row in rows)
+            is_bad = is_bad or bool(overflowing_rows(sums, ids[rows], grads[rows]).any())
             if is_stale or is_bad or num_steps == most_steps or len(self.ids) >= most_changes:
                 break
-            for row in rows:
-                row_id = int(ids[row])
-                self.sums[row_id] = self.sums[row_id] + grads[row] if row_id in self.sums else grads[row].copy()
+            self.sums = sums
             for row_id in {int(ids[row]) for row in rows}:
                 self.frames[row_id] = self.frames.get(row_id, 0) + 1
             self.num_accumulated += 1
