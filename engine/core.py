@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from weakref import ref
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import CapacityError, ConfigError, StateError, UsageError
+from penstock.events import report
 from penstock.frames import MAX_TIME, Coalesced, Frame, FrameRun, Int64, as_run
 from penstock.gate import Gate
 from penstock.learning_rates import LearningRates, Rates
@@ -245,6 +247,7 @@ class EngineCore:
                 if native.num_steps:
                     counters.held_bytes = max(counters.held_bytes, self.pipeline.nbytes + native.more_bytes)
                     self.changed_step, self.last_rates = self.global_step, values
+                    self._count_not_finite(counters)
                 for observer in observers:
                     observer.frames_passed(passed)
                 run.next = passed.stop
@@ -402,6 +405,17 @@ class EngineCore:
 
     # ---- the step
 
+    def _count_not_finite(self, counters: Counters) -> None:
+        """Count the rows that a step has made infinite or NaN, and log the first one of the run."""
+        found = self.tables.take_not_finite()
+        if found is None:
+            return
+        num_rows, table, key = found
+        if not counters.not_finite:
+            counters.first_not_finite = f"table '{table}', id {key}"
+            report(logging.WARNING, "not_finite", table=table, id=key, global_step=self.global_step)
+        counters.not_finite += num_rows
+
     def _step(self, _: int) -> None:
         rates, counters = self._opening
         counters.held_bytes = max(counters.held_bytes, self.pipeline.nbytes)
@@ -414,6 +428,7 @@ class EngineCore:
             observer.before_step(coalesced)
         if self.tables.apply(coalesced, rates, step):
             self.changed_step = step + 1
+        self._count_not_finite(counters)
         for observer in observers:
             observer.after_step(coalesced)
         if dynamic:

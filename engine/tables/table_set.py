@@ -89,6 +89,7 @@ class TableSet:
         self._tables = {name: created[name] for name in self.specs}
         self.programs = TablePrograms(self._tables)
         self.notes = reasons_for_xla(specs, layouts, devices, self.programs.variants)
+        self._host_groups = [group for group in self._groups if isinstance(group, HostTables)]
         self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
         # Updates of tables that a step does not touch: they have no gradients, and non-lazy optimizers change all rows.
         self._empty_updates = {
@@ -188,6 +189,27 @@ class TableSet:
             for number, updates in enumerate(applications):
                 group.apply(updates, step, number)
         return changed
+
+    def take_not_finite(self) -> tuple[int, str, int] | None:
+        """Return how many rows updates have made infinite or NaN since the last call, and table and id of the first.
+
+        Only of tables in the host's memory. A row counts once, until it is written. None: none
+        """
+        total, first = 0, None
+        for group in self._host_groups:
+            if (found := group.take_not_finite()) is not None:
+                num_rows, member, row = found
+                name, total = group.layouts[member].name, total + num_rows
+                if first is None:
+                    first = name, self._id_at(name, row)
+        return None if first is None else (total, *first)
+
+    def _id_at(self, name: str, row: int) -> int:
+        """Return the id that the user knows of a local row."""
+        if name not in self.dynamic:
+            return int(self.ids(name, np.array([row]))[0])
+        key, settings = int(self.dynamic[name].directory.keys(np.array([row]))[0]), self.specs[name].dynamic
+        return key % 2**64 if settings is not None and settings.key_type == "uint64" else key
 
     def frame_steps(self, name: str, gate: GateCounts, sums: Accumulator, mean: bool) -> FrameSteps | None:
         """Return the way of a table's frames without Python; None if there is none, or a step concerns other tables.

@@ -31,7 +31,7 @@ from penstock.io.sources.batch import RAISED, PlainRoles
 from penstock.pyx.gradient_blocks import GradientBlocks
 from penstock.pyx.plain_batches import PlainRows, plain_rows
 
-Selected = Iterator[tuple[str, "slice | Int64", Rows]]
+Selected = Iterator[tuple[str, slice | Int64, Rows]]
 
 
 @dataclass(eq=False)
