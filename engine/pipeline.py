@@ -184,13 +184,14 @@ def overflows_of(blocks: Sequence[Rows], held: Sequence[Summed] = ()) -> list[np
     if not blocks:
         return []
     ids, slots = np.unique(np.concatenate([block.ids for block in blocks]), return_inverse=True)
-    sums = np.full((len(ids), blocks[0].grads.shape[1]), -0.0, np.float32)
+    sums = np.full((len(ids), blocks[0].grads.shape[1]), -0.0, blocks[0].grads.dtype)
     for part in held:
         _, of_ids, of_part = np.intersect1d(ids, part.ids, assume_unique=True, return_indices=True)
         sums[of_ids] = part.sums[of_part]
+    finite = np.isfinite(sums).all(axis=1)  # those of an accumulator may be infinite before
     ends = np.cumsum([len(block.ids) for block in blocks])
     return [
-        overflowing_rows(sums, of_block, np.ascontiguousarray(block.grads), block.which, block.gains)
+        overflowing_rows(sums, of_block, np.ascontiguousarray(block.grads), block.which, block.gains) & finite[of_block]
         for block, of_block in zip(blocks, np.split(slots, ends[:-1]), strict=True)
     ]
 
