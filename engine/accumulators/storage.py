@@ -110,7 +110,7 @@ class KernelSums:
 
 
 def check_sums(ids: Int64, overflows: npt.NDArray[np.bool_], dtype: np.dtype[Any]) -> None:
-    """Raise InputError for the first row of a gradient at which, or at the id of which, a sum leaves the finite range."""
+    """Raise InputError for the first of these rows, with which, or with whose id, a sum leaves the finite range."""
     if overflows.any():
         row_id = ids[int(overflows.argmax())]
         problem = f"gradient: expected sums that are finite as {dtype}, and that of id {row_id} is not"
