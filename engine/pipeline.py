@@ -188,12 +188,13 @@ def overflows_of(blocks: Sequence[Rows], held: Sequence[Summed] = ()) -> list[np
     for part in held:
         _, of_ids, of_part = np.intersect1d(ids, part.ids, assume_unique=True, return_indices=True)
         sums[of_ids] = part.sums[of_part]
-    finite = np.isfinite(sums).all(axis=1)  # those of an accumulator may be infinite before
+    finite: npt.NDArray[np.bool_] = np.isfinite(sums).all(axis=1)  # those of an accumulator may be infinite before
     ends = np.cumsum([len(block.ids) for block in blocks])
-    return [
-        overflowing_rows(sums, of_block, np.ascontiguousarray(block.grads), block.which, block.gains) & finite[of_block]
-        for block, of_block in zip(blocks, np.split(slots, ends[:-1]), strict=True)
-    ]
+    masks = []
+    for block, of_block in zip(blocks, np.split(slots, ends[:-1]), strict=True):
+        refused = overflowing_rows(sums, of_block, np.ascontiguousarray(block.grads), block.which, block.gains)
+        masks.append(np.logical_and(refused, finite[of_block]))
+    return masks
 
 
 def without_overflows(frame: Frame) -> Frame:
@@ -303,8 +304,9 @@ class Pipeline:
 
     def check(self, frame: Frame) -> None:
         """Raise BadRowsError as ``add`` would. Nothing changes."""
-        tables, blocks = list(frame.rows), list(frame.rows.values())
-        self._intake.begin([self.stores[table].accumulator for table in tables], blocks, self._num_added + 1)
+        tables = list(frame.rows)
+        accumulators = [self.stores[table].accumulator for table in tables]
+        self._intake.begin(accumulators, [frame.rows[table] for table in tables], self._num_added + 1)
         try:
             self._check(frame, alone=True)
         finally:

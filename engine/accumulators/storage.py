@@ -61,15 +61,15 @@ class KernelSums:
     def add(self, ids: Int64, values: Array, number: int) -> None:
         # A caller that unpacks bytes itself may pass unaligned arrays.
         rows = Rows(np.require(ids, None, ["C", "ALIGNED"]), np.require(values, None, ["C", "ALIGNED"]))
-        intake, begun = self._intake, ([self._accumulator], [[rows]], number)
-        if intake.begin(*begun):
+        intake = self._intake
+        if intake.begin([self._accumulator], [[rows]], number):
             intake.add()
             if intake.work():
                 intake.end()
                 return
             intake.undo()
             self._check(rows)
-            intake.begin(*begun)
+            intake.begin([self._accumulator], [[rows]], number)
         else:
             intake.check(1)
             if intake.work() and intake.may_overflow:

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import InputError
+from penstock.errors import InputError, listed
 from penstock.frames import Frame, FrameRun, Overflows, Position, Rows, time_problem
 from penstock.io.decoding.bad_rows import quarantined
 from penstock.io.decoding.columns import Int64
@@ -189,18 +189,18 @@ class PartialFrame:
 
     def _without(self, overflows: Overflows) -> Frame:
         """Return the frame without rows at which a sum leaves the finite range, or raise InputError."""
-        pieces = list(self._pieces)
+        pieces = [piece for piece in self._pieces if piece is not None]
+        if len(pieces) < len(self._pieces):
+            tables = listed(table for table, masks in overflows.items() if any(mask.any() for mask in masks))
+            problem = f"a sum of table {tables} is not finite as float32, in a large frame of mostly bad rows"
+            raise InputError(problem, source=self._source, reason=REASONS[SUM_NOT_FINITE])
         for table, masks in overflows.items():
             for (number, batch_number, rows), mask in zip(self._origins[table], masks, strict=True):
-                if not mask.any():
-                    continue
-                piece = pieces[number]
-                if piece is None:
-                    problem = f"a sum of table '{table}' is not finite as float32, in batches whose rows are mostly bad"
-                    raise InputError(problem, source=self._source, reason=REASONS[SUM_NOT_FINITE])
-                positions = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-                batch = piece.batch.marked(batch_number, positions[mask], SUM_NOT_FINITE)
-                pieces[number] = replace(piece, batch=batch)
+                if mask.any():
+                    piece = pieces[number]
+                    positions = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+                    batch = piece.batch.marked(batch_number, positions[mask], SUM_NOT_FINITE)
+                    pieces[number] = replace(piece, batch=batch)
         frame = PartialFrame(self._options, self._first_bad)
         for piece in pieces:
             frame.add(piece)

@@ -84,7 +84,7 @@ class SourceBatch:
 
     def marked(self, number: int, rows: Int64, code: int) -> SourceBatch:
         """Return the batch, which is validated, with more bad rows in one of its RowBatches."""
-        bad = list(self.bad) if self.bad is not None else [None] * len(self.content.row_batches)
+        bad: list[Codes | None] = [None] * len(self.content.row_batches) if self.bad is None else list(self.bad)
         codes = bad[number]
         marked = np.zeros(self.content.row_batches[number].num_rows, np.uint8) if codes is None else codes.copy()
         marked[rows] = code

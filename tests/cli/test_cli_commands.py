@@ -1,6 +1,7 @@
 """``penstock validate``, ``inspect`` and ``demo``."""
 
 import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -112,9 +113,11 @@ def test_validate_sums_the_rows_of_every_opening_as_a_replay_does(config, tmp_pa
     assert result["sources"][0]["bad_rows"] == {"sum_not_finite": 1}
     refusal = f"{log}: batch 1, row 0, column 'gradient': expected a sum that is finite as float32"
     assert refusal in output
-    assert call(3, "replay", config, log, *flags)[1]["error"].startswith(refusal)
+    with pytest.raises(ps.InputError, match=re.escape(refusal)):
+        ps.Engine(ps.EmbeddingConfig.load(config), num_required=2).run(log)
     assert call(0, "validate", config, log, *flags, "--on-bad-row", "drop")[1]["pending"] == 1
-    assert call(0, "replay", config, log, *flags, "--on-bad-row", "drop")[1]["dropped"] == {"sum_not_finite": 1}
+    report = ps.Engine(ps.EmbeddingConfig.load(config), num_required=2).run(log, on_bad_row="drop")
+    assert (report.dropped, report.pending) == ({"sum_not_finite": 1}, 1)
 
 
 def test_the_json_of_validate_has_every_error_at_its_top(config, tmp_path, call):
