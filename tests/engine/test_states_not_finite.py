@@ -82,6 +82,18 @@ def test_a_row_that_is_loaded_again_counts_again():
     assert engine.core.counters.not_finite == 2
 
 
+def test_a_checkpoint_keeps_the_count_and_the_rows(tmp_path):
+    options = {"checkpoint": tmp_path / "ck"}
+    log = log_of([*LOG[:2], LOG[2][1:]])
+    engine_of(ps.Adagrad(0.1)).run(log, limit=2, **options)
+    engine = ps.Engine.restore(tmp_path / "ck")
+    assert rows_not_finite(engine) == {3, 7}
+    report = engine.run(log, resume=True, **options)
+    assert (report.not_finite, report.first_not_finite) == (1, "table 't', id 9")
+    totals = ps.Engine.restore(tmp_path / "ck").session.totals
+    assert (totals.not_finite, totals.first_not_finite) == (3, "table 't', id 3")
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("share", [None, (0, 2), (1, 2)])
 @pytest.mark.parametrize("strategy", [0, 1])
