@@ -407,10 +407,10 @@ class EngineCore:
 
     def _count_not_finite(self, counters: Counters) -> None:
         """Count the rows that a step has made infinite or NaN, and log the first one of the run."""
-        found = self.tables.take_not_finite()
-        if found is None:
+        result = self.tables.take_not_finite()
+        if result is None:
             return
-        num_rows, table, key = found
+        num_rows, table, key = result
         if not counters.not_finite:
             counters.first_not_finite = f"table '{table}', id {key}"
             report(logging.WARNING, "not_finite", table=table, id=key, global_step=self.global_step)

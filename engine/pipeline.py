@@ -179,7 +179,7 @@ def _joined(frame: Coalesced) -> dict[str, Array]:
 def overflows_of(blocks: Sequence[Rows], held: Sequence[Summed] = ()) -> list[npt.NDArray[np.bool_]]:
     """Return the rows of a table at which a sum leaves the finite range, as a mask per block.
 
-    Such a row is not added; the fold goes on without it. held : what has been summed before
+    Such a row is not added, and the rows after it are. held : what has been summed before
     """
     if not blocks:
         return []

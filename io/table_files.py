@@ -115,11 +115,11 @@ def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, 
 
 def rows_not_finite(parts: Sequence[Float32]) -> Int64:
     """Return the rows with an infinite value or NaN in any of their parts, float32 (n, floats) each: int64 (m,)."""
-    found = [np.zeros(0, np.int64)]
+    indices = [np.zeros(0, np.int64)]
     for first in range(0, len(parts[0]), _ROWS_AT_ONCE):
         of_parts = [np.isfinite(values[first : first + _ROWS_AT_ONCE]).all(axis=1) for values in parts]
-        found.append(first + np.flatnonzero(~np.all(of_parts, axis=0)))
-    return np.concatenate(found)
+        indices.append(first + np.flatnonzero(~np.all(of_parts, axis=0)))
+    return np.concatenate(indices)
 
 
 def read_table(

@@ -180,10 +180,10 @@ class HostTables:
 
         A row counts once, until it is written. None: none
         """
-        found = self._step.take_not_finite()
-        if found is None:
+        result = self._step.take_not_finite()
+        if result is None:
             return None
-        num_rows, (member, device, row) = found
+        num_rows, (member, device, row) = result
         return num_rows, member, self.layouts[member].id_at(device, row)
 
     def wait(self) -> None:

@@ -197,8 +197,8 @@ class TableSet:
         """
         total, first = 0, None
         for group in self._host_groups:
-            if (found := group.take_not_finite()) is not None:
-                num_rows, member, row = found
+            if (result := group.take_not_finite()) is not None:
+                num_rows, member, row = result
                 name, total = group.layouts[member].name, total + num_rows
                 if first is None:
                     first = name, self._id_at(name, row)

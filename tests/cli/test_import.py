@@ -353,7 +353,7 @@ def test_a_file_system_that_is_full_is_exit_6_and_leaves_no_commit(tmp_path, con
         assert not (tmp_path / form).is_file()
 
 
-def test_exported_rows_that_are_not_finite_are_named_and_can_be_left_out(tmp_path, config, call, refused):
+def test_exported_rows_that_are_not_finite_are_reported_and_refused(tmp_path, config, call, refused):
     """``--out`` and ``export`` say so, ``import`` and ``--init`` refuse them, and a file without them is taken."""
     rows = pa.record_batch({"step": [0, 0], "table": ["user"] * 2, "id": [5, 7], "gradient": [[3e19, 1.0]] * 2})
     log, kept, files = write(tmp_path / "log.arrows", [rows]), tmp_path / "kept", tmp_path / "exported"

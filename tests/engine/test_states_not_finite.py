@@ -105,8 +105,8 @@ def test_rows_are_named_by_their_ids_wherever_they_lie(share, strategy, devices)
     for row_id in (0, 3, 4, 9, 10, 19):
         report = ps.Engine(config, HostMesh(devices), share=share).run(log_of([[(row_id, 3e19)], [(row_id, 1.0)]]))
         owner = row_id % 2 if strategy else row_id // 10
-        mine = share is None or share[0] == owner
-        assert (report.not_finite, report.first_not_finite) == ((1, f"table 't', id {row_id}") if mine else (0, ""))
+        is_own = share is None or share[0] == owner
+        assert (report.not_finite, report.first_not_finite) == ((1, f"table 't', id {row_id}") if is_own else (0, ""))
 
 
 @pytest.mark.parametrize(("key_type", "key"), [("int64", -5), ("uint64", 2**63 + 5)])

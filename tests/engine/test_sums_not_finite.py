@@ -89,11 +89,11 @@ def test_the_same_rows_are_refused_for_any_batches_threads_and_gates(
             row_id = frames[number][row][0]
             with pytest.raises(ps.InputError, match=f"of id {row_id} of table 't' is not") as error:
                 engine.run(log_of(frames, cuts), **run)
-            at = sum(map(len, frames[:number])) + row
+            number_in_log = sum(map(len, frames[:number])) + row
             starts = [0, *sorted(cut for cut in cuts if cut < sum(map(len, frames)))]
-            batch = max(i for i, start in enumerate(starts) if start <= at)
+            batch = max(i for i, start in enumerate(starts) if start <= number_in_log)
             place = (error.value.batch, error.value.row, error.value.reason)
-            assert place == (batch, at - starts[batch], "sum_not_finite")
+            assert place == (batch, number_in_log - starts[batch], "sum_not_finite")
             assert engine.global_step * num_required + engine.gate.num_accumulated == number
     assert engine.table("t").tobytes() == table.tobytes()
 
