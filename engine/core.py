@@ -209,7 +209,9 @@ class EngineCore:
 
     def reduced(self, frame: Frame) -> Frame:
         """Return a frame reduced to the rows of this share. Raises InputError for a bad row in any share."""
-        return self.tables.reduced(frame, self.gate.num_required == 1)
+        # A stale frame adds to no sum.
+        alone = self.gate.num_required == 1 and (frame.local_step is None or not self.gate.is_stale(frame.local_step))
+        return self.tables.reduced(frame, alone)
 
     def push_run(self, run: FrameRun, rates: LearningRates, counters: Counters, most: int) -> int:
         """Push the next frames of a run in native code, up to an event. Returns how many entered the gate.

@@ -281,9 +281,8 @@ def overflowing_rows(real_t[:, ::1] sums not None, const index_t[::1] slots not 
     if (which is not None and which.shape[0] != n) or (gains is not None and gains.shape[0] != n):
         raise ValueError("the shapes of slots, which and gains do not match")
     mask = np.zeros(n, np.bool_)
-    cdef uint8_t[::1] refused = mask.view(np.uint8)
-    added = np.empty(dim, np.float32 if real_t is float else np.float64)
-    cdef real_t[::1] after = added
+    cdef uint8_t[::1] flags = mask.view(np.uint8)
+    cdef real_t[::1] total = np.empty(dim, np.float32 if real_t is float else np.float64)
     for k in range(n):
         row = k if which is None else which[k]
         if not 0 <= row < rows.shape[0] or not 0 <= slots[k] < sums.shape[0]:
@@ -293,11 +292,11 @@ def overflowing_rows(real_t[:, ::1] sums not None, const index_t[::1] slots not 
             value = rows[row, c]
             if gains is not None:
                 value = value * gains[k]
-            after[c] = sums[slots[k], c] + value
-            leaves |= not isfinite(after[c])
-        refused[k] = leaves
+            total[c] = sums[slots[k], c] + value
+            leaves |= not isfinite(total[c])
+        flags[k] = leaves
         if not leaves:
-            sums[slots[k], :] = after
+            sums[slots[k], :] = total
     return mask
 
 

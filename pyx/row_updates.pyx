@@ -137,38 +137,38 @@ cdef void update(const Table* t, float lr, float** rows, const float** grads, in
 
 
 cdef void count_not_finite(StepContext* p, const Table* t, const int64_t* numbers, float** rows, int64_t n) noexcept nogil:
-    """Look for rows that are not finite, and count those that were before."""
-    cdef NotFinite* found = &p.not_finite
-    cdef int64_t i, c, at
+    """Look for rows that are not finite, and count those that were finite before."""
+    cdef NotFinite* total = &p.not_finite
+    cdef int64_t i, c, first_float
     cdef bint finite
-    lock(&found.lock)
+    lock(&total.lock)
     for i in range(n):
         finite = True
         for c in range(t.row_floats):
             finite &= isfinite(rows[i][c])
         if finite:
             continue
-        at = rows[i] - p.floats
+        first_float = rows[i] - p.floats
         if p.known[p.device] == NULL:
             p.known[p.device] = <uint64_t*>calloc((p.num_floats + 63) // 64, sizeof(uint64_t))
         if p.known[p.device] != NULL:  # else there is no memory, and the row counts each time
-            if p.known[p.device][at >> 6] >> (at & 63) & 1:
+            if p.known[p.device][first_float >> 6] >> (first_float & 63) & 1:
                 continue
-            p.known[p.device][at >> 6] |= <uint64_t>1 << (at & 63)
-        if not found.num_rows or t.first_float < found.table.first_float or (
-                t == found.table and (p.device < found.device or (p.device == found.device and numbers[i] < found.row))):
-            found.table, found.device, found.row = t, p.device, numbers[i]
-        found.num_rows += 1
-    unlock(&found.lock)
+            p.known[p.device][first_float >> 6] |= <uint64_t>1 << (first_float & 63)
+        if not total.num_rows or t.first_float < total.table.first_float or (
+                t == total.table and (p.device < total.device or (p.device == total.device and numbers[i] < total.row))):
+            total.table, total.device, total.row = t, p.device, numbers[i]
+        total.num_rows += 1
+    unlock(&total.lock)
 
 
 cdef void forget_not_finite(StepContext* p, float** rows, int64_t n) noexcept nogil:
     """Rows have been written: whether they are finite is not known."""
-    cdef int64_t i, at
+    cdef int64_t i, first_float
     lock(&p.not_finite.lock)
     for i in range(n):
-        at = rows[i] - p.floats
-        p.known[p.device][at >> 6] &= ~(<uint64_t>1 << (at & 63))
+        first_float = rows[i] - p.floats
+        p.known[p.device][first_float >> 6] &= ~(<uint64_t>1 << (first_float & 63))
     unlock(&p.not_finite.lock)
 
 

@@ -194,15 +194,15 @@ cdef class Step:
 
         A row counts once, until it is written. The first: (number of its table, device, row there).
         """
-        cdef NotFinite* found = &self.context.not_finite
+        cdef NotFinite* total = &self.context.not_finite
         cdef Py_ssize_t number
-        if not found.num_rows:
+        if not total.num_rows:
             return None
-        num_rows, found.num_rows = found.num_rows, 0
+        num_rows, total.num_rows = total.num_rows, 0
         for number in range(len(self.plans)):
-            if &(<Plan>self.plans[number]).table == found.table:
+            if &(<Plan>self.plans[number]).table == total.table:
                 break
-        return num_rows, (number, found.device, found.row)
+        return num_rows, (number, total.device, total.row)
 
     def run(self, run_tasks, int64_t threads):
         """Do what was prepared, on one device after the other, and release its arrays.

@@ -144,7 +144,7 @@ def reduced(frame: Frame, shares: Mapping[str, AnyShare], alone: bool) -> Frame:
     """Return a whole frame reduced to the rows of a share, with their numbers there; everything else is as it was.
 
     Every table that the frame contains stays in it, so that the frames of a table have the same numbers in every share.
-    alone : whether sums begin anew with every frame
+    alone : whether its sums are those of a step
     Raises InputError for a bad row in any share.
     """
     frame = frame.audited()

@@ -144,7 +144,7 @@ class TableSet:
     def reduced(self, frame: Frame, alone: bool) -> Frame:
         """Return a frame reduced to the rows of this share, with local rows for ids, unless it is reduced already.
 
-        alone : whether sums begin anew with every frame
+        alone : whether its sums are those of a step
         """
         return reduced(frame, self.shares, alone) if self.shares and frame.fingerprint is None else frame
 

@@ -140,8 +140,9 @@ def test_rows_of_several_tables_are_summed_by_table_and_id():
         engine_of(("t", "u")).run(log_of(frames, {1, 3}, names))
 
 
-def test_a_stale_frame_adds_to_no_sum():
-    engine = engine_of()
+@pytest.mark.parametrize("share", [None, (0, 2)])
+def test_a_stale_frame_adds_to_no_sum(share):
+    engine = engine_of(share=share)
     engine.gate.set_global_step(2000)
     report = engine.run(log_of(HUGE))
     assert (report.stale, report.dropped) == (3, {})
