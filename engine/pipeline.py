@@ -188,7 +188,7 @@ def overflows_of(blocks: Sequence[Rows], held: Sequence[Summed] = ()) -> list[np
     for part in held:
         _, of_ids, of_part = np.intersect1d(ids, part.ids, assume_unique=True, return_indices=True)
         sums[of_ids] = part.sums[of_part]
-    finite: npt.NDArray[np.bool_] = np.isfinite(sums).all(axis=1)  # those of an accumulator may be infinite before
+    finite = np.asarray(np.isfinite(sums).all(axis=1))  # those of an accumulator may be infinite before
     ends = np.cumsum([len(block.ids) for block in blocks])
     masks = []
     for block, of_block in zip(blocks, np.split(slots, ends[:-1]), strict=True):
