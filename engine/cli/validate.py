@@ -86,7 +86,8 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
         if checks:
             keys = KeyChecks(config if memory else None)
             required = args.num_required or config.gate_num_required or 1
-            walked = walk(checks, options, required, pipeline_of(config), args, keys, out)
+            pipeline = pipeline_of(config) if memory else None
+            walked = walk(checks, options, required, pipeline, args, keys, out)
             walked |= keys.say(out)
     stale_errors = walked.pop("stale_errors", [])
     of_config = [str(finding) for finding in findings if finding.severity == "error"]
@@ -216,25 +217,28 @@ def walk(
     checks: list[SourceCheck],
     options: ReadOptions,
     num_required: int,
-    pipeline: Pipeline,
+    pipeline: Pipeline | None,
     args: argparse.Namespace,
     keys: KeyChecks,
     out: Output,
 ) -> dict[str, Any]:
     """Pass the frames of all sources through a gate without tables. Print and return the resulting counts.
 
-    pipeline : sums the frames that the gate admits; keys : gets them, too, and its openings
+    pipeline : sums the frames that the gate admits; None: the configuration has errors
+    keys : gets the frames, too, and the openings of the gate
     """
     gate, total = Gate(num_required), Counters()
 
     def opened(_: int) -> None:
         keys.open(gate.global_step)
-        pipeline.drain()
+        if pipeline is not None:
+            pipeline.drain()
         total.steps += 1
 
     def admit(frame: Frame) -> tuple[Frame, bool]:
         def enter() -> None:
-            pipeline.add(frame, lambda: None)
+            if pipeline is not None:
+                pipeline.add(frame, lambda: None)
             keys.add(frame)
 
         try:
