@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from weakref import ref
 
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import CapacityError, ConfigError, StateError, UsageError
+from penstock.events import report
 from penstock.frames import MAX_TIME, Coalesced, Frame, FrameRun, Int64, as_run
 from penstock.gate import Gate
 from penstock.learning_rates import LearningRates, Rates
@@ -157,7 +159,7 @@ class EngineCore:
             and self.push_run(run, rates, counters, 1)
         ):
             return frame, True
-        frame, began = self.tables.reduced(frame), False
+        frame, began = self.reduced(frame), False
 
         def begin() -> None:
             # Under the gate's lock: another thread's step may fail, and the rates belong to this step.
@@ -184,6 +186,12 @@ class EngineCore:
                     admitted = self.gate.admit(frame.local_step, add, frame.contributor, audit)
                 except CapacityError as error:
                     admitted, full = True, error  # the frame is in the gate, which did not open
+                except BadRowsError as error:
+                    if error.overflows is None:
+                        raise
+                    began = False
+                    # Under the lock, for the same sums.
+                    return self.push(error.repaired(frame), rates, counters)
                 counters.count(frame, admitted)
                 for observer in self.observers:
                     observer.frame_applied(frame, admitted, counters)
@@ -198,6 +206,12 @@ class EngineCore:
                 return frame, admitted
             raise full
         return self.push(frame.audited(), rates, counters)
+
+    def reduced(self, frame: Frame) -> Frame:
+        """Return a frame reduced to the rows of this share. Raises InputError for a bad row in any share."""
+        # A stale frame adds to no sum.
+        alone = self.gate.num_required == 1 and (frame.local_step is None or not self.gate.is_stale(frame.local_step))
+        return self.tables.reduced(frame, alone)
 
     def push_run(self, run: FrameRun, rates: LearningRates, counters: Counters, most: int) -> int:
         """Push the next frames of a run in native code, up to an event. Returns how many entered the gate.
@@ -235,6 +249,7 @@ class EngineCore:
                 if native.num_steps:
                     counters.held_bytes = max(counters.held_bytes, self.pipeline.nbytes + native.more_bytes)
                     self.changed_step, self.last_rates = self.global_step, values
+                    self._count_not_finite(counters)
                 for observer in observers:
                     observer.frames_passed(passed)
                 run.next = passed.stop
@@ -392,6 +407,17 @@ class EngineCore:
 
     # ---- the step
 
+    def _count_not_finite(self, counters: Counters) -> None:
+        """Count the rows that a step has made infinite or NaN, and log the first one of the run."""
+        result = self.tables.take_not_finite()
+        if result is None:
+            return
+        num_rows, table, key = result
+        if not counters.not_finite:
+            counters.first_not_finite = f"table '{table}', id {key}"
+            report(logging.WARNING, "not_finite", table=table, id=key, global_step=self.global_step)
+        counters.not_finite += num_rows
+
     def _step(self, _: int) -> None:
         rates, counters = self._opening
         counters.held_bytes = max(counters.held_bytes, self.pipeline.nbytes)
@@ -404,6 +430,7 @@ class EngineCore:
             observer.before_step(coalesced)
         if self.tables.apply(coalesced, rates, step):
             self.changed_step = step + 1
+        self._count_not_finite(counters)
         for observer in observers:
             observer.after_step(coalesced)
         if dynamic:

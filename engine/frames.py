@@ -2,7 +2,7 @@
 
 A frame is validated when it is built: ids lie inside their tables, gradients are finite and as long as their table's
 dim. A frame with an ``audit`` still needs the first two checks: the kernel that sums its rows reads every value anyway,
-and undoes the sums if one is bad.
+and undoes the sums if one is bad. Finite rows may have a sum that is not: ``Frame.reject`` is for these.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import operator
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +29,8 @@ UInt32 = npt.NDArray[np.uint32]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Contributor = int | str | None
+# Rows at which a sum leaves the finite range: by table, for each of its blocks a bool mask.
+Overflows = Mapping[str, Sequence[npt.NDArray[np.bool_]]]
 Position = tuple[int, ...]  # in a source that can seek: the number of a message; or a version, a file and a row
 
 # What the columns of a row stream are for.
@@ -95,6 +97,8 @@ class Frame:
     source : the source of the frame, for messages
     bad_rows : the dropped rows as Arrow record batches, if they are to be quarantined
     audit : returns the frame after a check of every value, which raises InputError or drops rows; None: checked already
+    reject : returns the frame without some rows at which a sum leaves the finite range, or raises InputError; None: it
+        raises. Only of a frame without an audit
     truncated : number of ids beyond ``max_sequence_length``; they do not count as rows
     time : seconds, of the stream's column ``time``; None: it has none
     position : where its source continues after it, if the source can seek; else ()
@@ -113,6 +117,7 @@ class Frame:
     source: str = ""
     bad_rows: tuple[Any, ...] = ()
     audit: Callable[[], Frame] | None = None
+    reject: Callable[[Overflows], Frame] | None = None
     truncated: int = 0
     fingerprint: str | None = None
     time: int | None = None
@@ -122,6 +127,15 @@ class Frame:
     def audited(self) -> Frame:
         """Return this frame, fully validated. Raises InputError."""
         return self if self.audit is None else self.audit()
+
+    def without(self, overflows: Overflows) -> Frame:
+        """Return this frame, which has no audit, without rows at which a sum leaves the finite range.
+
+        Its digest stays that of the whole frame. Raises InputError where such rows are errors.
+        """
+        if self.reject is not None:
+            return replace(self.reject(overflows), fingerprint=fingerprint(self))
+        raise sum_error(self, overflows)
 
 
 @dataclass(eq=False)
@@ -210,6 +224,22 @@ def _bounds_of(num_rows: int) -> Int64:
 def as_frame(frame: Frame | FrameRun) -> Frame:
     """Return a frame itself, and of a run the next one."""
     return frame.frame() if isinstance(frame, FrameRun) else frame
+
+
+def sum_problem(table: str, key: int) -> str:
+    """Return what is wrong with a row at which the sum of an id leaves the finite range."""
+    return f"expected a sum that is finite as float32, and with this row that of id {key} of table '{table}' is not"
+
+
+def sum_error(frame: Frame, overflows: Overflows) -> InputError:
+    """Return the error of the first row at which a sum leaves the finite range: its table, and there the row."""
+    table = next(table for table, masks in overflows.items() if any(mask.any() for mask in masks))
+    row = int(np.flatnonzero(np.concatenate(overflows[table]))[0])
+    key = int(np.concatenate([block.ids for block in frame.rows[table]])[row])
+    in_order = all(block.which is None for block in frame.rows[table])
+    return InputError(
+        sum_problem(table, key), source=frame.source, row=row if in_order else None, reason="sum_not_finite"
+    )
 
 
 def fingerprint(frame: Frame) -> str:

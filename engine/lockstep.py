@@ -20,7 +20,7 @@ from penstock.core import EngineCore, StepObserver
 from penstock.errors import PenstockError, UsageError
 from penstock.frames import Coalesced, Float32, Frame, FrameRun, Int64, SummedArrays
 from penstock.learning_rates import LearningRates
-from penstock.pipeline import Pipeline, TableStore, store_of
+from penstock.pipeline import BadRowsError, Pipeline, TableStore, store_of
 from penstock.stats import Counters
 from penstock.tables.table_set import TableSet
 from penstock.threads import ThreadTeam
@@ -70,6 +70,8 @@ class LockstepCore(EngineCore):
             self.check_ready()
             frame = frame.audited()
             brings = STALE if self.gate.is_stale(frame.local_step) else FRAME
+            if brings == FRAME:
+                frame = self._checked(frame)
             self._enter(brings, frame, rates, counters)
             with self._whole():
                 admitted = self.gate.admit(
@@ -114,6 +116,14 @@ class LockstepCore(EngineCore):
             self._opening = self._agreed_rates(heads[heads[:, 0] == FRAME][:, 1:], own), counters
         self.gate.num_accumulated += num_frames - (brings == FRAME)
         return bool((heads[:, 0] != NOTHING).any())
+
+    def _checked(self, frame: Frame) -> Frame:
+        """Return a frame without bad rows: a round that has begun must not fail in one process."""
+        try:
+            self.pipeline.check(frame)
+        except BadRowsError as error:
+            return error.repaired(frame)
+        return frame
 
     def _values(self, rates: LearningRates, of_frame: tuple[float, ...] | None) -> Values:
         try:

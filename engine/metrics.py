@@ -278,6 +278,8 @@ def _flow(snapshot: MetricsSnapshot) -> Iterator[Metric]:
     yield labelled("penstock_dropped_rows_total", Counter, dropped, "reason", counted.dropped)
     yield Counter("penstock_truncated_ids_total", "ids of examples beyond their sequence's length", counted.truncated)
     yield Counter("penstock_rolled_back_frames_total", "frames dropped from the gate by rollbacks", counted.rolled_back)
+    not_finite = "rows whose weights or slots an update made infinite or NaN"
+    yield Counter("penstock_not_finite_rows_total", not_finite, counted.not_finite)
     skipped = "frames skipped on resume: the checkpoint contains them"
     yield Counter("penstock_skipped_frames_total", skipped, snapshot.num_skipped)
     yield Counter("penstock_steps_total", "openings of the gate", counted.steps)

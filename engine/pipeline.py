@@ -9,14 +9,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.config.specs import TableSpec
 from penstock.errors import StateError
-from penstock.frames import Array, Coalesced, Contributor, Frame, FrameRun, Int64, Rows, Summed, SummedArrays
+from penstock.frames import (
+    Array,
+    Coalesced,
+    Contributor,
+    Frame,
+    FrameRun,
+    Int64,
+    Overflows,
+    Rows,
+    Summed,
+    SummedArrays,
+)
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.buffer_pool import Sums
 from penstock.pyx.frame_accumulate import Intake, bytes_held
 from penstock.pyx.frame_steps import FrameSteps
+from penstock.pyx.row_sums import overflowing_rows
 from penstock.threads import ThreadTeam
 
 # Below this many rows a second thread costs more than it saves.
@@ -163,8 +176,60 @@ def _joined(frame: Coalesced) -> dict[str, Array]:
     return {"ids": ids, "sums": sums, **({"rows": np.concatenate(rows)} if rows else {})}
 
 
+def overflows_of(blocks: Sequence[Rows], held: Sequence[Summed] = ()) -> list[npt.NDArray[np.bool_]]:
+    """Return the rows of a table at which a sum leaves the finite range, as a mask per block.
+
+    Such a row is not added, and the rows after it are. held : what has been summed before
+    """
+    if not blocks:
+        return []
+    ids, slots = np.unique(np.concatenate([block.ids for block in blocks]), return_inverse=True)
+    sums = np.full((len(ids), blocks[0].grads.shape[1]), -0.0, blocks[0].grads.dtype)
+    for part in held:
+        _, of_ids, of_part = np.intersect1d(ids, part.ids, assume_unique=True, return_indices=True)
+        sums[of_ids] = part.sums[of_part]
+    finite = np.asarray(np.isfinite(sums).all(axis=1))  # those of an accumulator may be infinite before
+    ends = np.cumsum([len(block.ids) for block in blocks])
+    masks = []
+    for block, of_block in zip(blocks, np.split(slots, ends[:-1]), strict=True):
+        refused = overflowing_rows(sums, of_block, np.ascontiguousarray(block.grads), block.which, block.gains)
+        masks.append(np.logical_and(refused, finite[of_block]))
+    return masks
+
+
+def without_overflows(frame: Frame) -> Frame:
+    """Return an audited frame without the rows at which its sums alone leave the finite range. Raises InputError."""
+    if not any(_may_overflow(blocks) for blocks in frame.rows.values()):
+        return frame
+    overflows = {table: overflows_of(blocks) for table, blocks in frame.rows.items()}
+    bad = any(mask.any() for masks in overflows.values() for mask in masks)
+    return frame.without(overflows) if bad else frame
+
+
+def _may_overflow(blocks: Sequence[Rows]) -> bool:
+    """Return whether the values of a frame's rows are so large that a sum may leave the finite range."""
+    largest, num_rows = 0.0, 0
+    for block in blocks:
+        if block.grads.size and len(block.ids):
+            gain = 1.0 if block.gains is None else float(np.abs(block.gains).max())
+            largest = max(largest, gain * max(float(block.grads.max()), -float(block.grads.min())))
+            num_rows += len(block.ids)
+    return num_rows > 1 and 2 * num_rows * largest > float(np.finfo(np.float32).max) / 2
+
+
 class BadRowsError(Exception):
-    """A frame that was not audited contains a bad row. Nothing of it was added: audit it, and push the result."""
+    """A frame contains a bad row. Nothing of it was added: push the repaired frame.
+
+    overflows : of a frame without an audit, the rows at which a sum leaves the finite range; None: it was not audited
+    """
+
+    def __init__(self, overflows: Overflows | None) -> None:
+        super().__init__()
+        self.overflows = overflows
+
+    def repaired(self, frame: Frame) -> Frame:
+        """Return the frame without its bad rows. Raises InputError where those are errors."""
+        return frame.audited() if self.overflows is None else frame.without(self.overflows)
 
 
 class Pipeline:
@@ -195,7 +260,8 @@ class Pipeline:
         """Add a frame to the sums, or nothing of it.
 
         begin : called before any row is added; if it raises, nothing has changed
-        Raises BadRowsError for a frame that was not audited and contains a bad row.
+        Raises BadRowsError for a frame that was not audited and contains a bad row, and for rows at which a sum leaves
+        the finite range.
         """
         intake, rows = self._intake, frame.rows
         tables, parts, total, summed = list(rows), None, 0, False
@@ -211,10 +277,8 @@ class Pipeline:
             [store.accumulator for store in stores], [rows[table] for table in tables], self._num_added + 1, parts
         )
         try:
-            # Validate every row before it is added to buffered sums, where it could not be undone.
-            unchecked = frame.audit is not None and not vacant
-            if unchecked and not self._work(intake.check(1 if alone else self.team.threads), alone):
-                raise BadRowsError
+            if not vacant:
+                self._check(frame, alone)
             if summed and not vacant:
                 raise StateError("a frame that was summed before it was sent needs a gate that every frame opens")
             begin()
@@ -225,7 +289,7 @@ class Pipeline:
         if not self._work(num_tasks, alone):
             assert vacant  # else the rows were validated above
             intake.undo()
-            raise BadRowsError
+            raise BadRowsError(self._overflows(rows) if frame.audit is None else None)
         intake.end()
         if summed:
             for table in tables:
@@ -237,6 +301,16 @@ class Pipeline:
             self.time = max(frame.time, self.time or 0)
         self._num_added += 1
         self._last, self.last_rates = (frame.local_step, frame.contributor), frame.learning_rates
+
+    def check(self, frame: Frame) -> None:
+        """Raise BadRowsError as ``add`` would. Nothing changes."""
+        tables = list(frame.rows)
+        accumulators = [self.stores[table].accumulator for table in tables]
+        self._intake.begin(accumulators, [frame.rows[table] for table in tables], self._num_added + 1)
+        try:
+            self._check(frame, alone=True)
+        finally:
+            self._intake.cancel()
 
     def add_run(
         self, steps: FrameSteps, run: FrameRun, most: int, most_steps: int, most_changes: int, rate: float
@@ -285,6 +359,19 @@ class Pipeline:
         if state["last"] is not None:
             step, contributor, rates = state["last"]
             self._last, self.last_rates = (step, contributor), None if rates is None else tuple(rates)
+
+    def _check(self, frame: Frame, alone: bool) -> None:
+        """Validate every row of the frame that was begun, before it is added to sums, where it could not be undone."""
+        if not self._work(self._intake.check(1 if alone else self.team.threads), alone):
+            raise BadRowsError(self._overflows(frame.rows) if frame.audit is None else None)
+        if self._intake.may_overflow:
+            overflows = self._overflows(frame.rows)
+            if any(mask.any() for masks in overflows.values() for mask in masks):
+                raise BadRowsError(overflows if frame.audit is None else None)
+
+    def _overflows(self, rows: Mapping[str, Sequence[Rows]]) -> Overflows:
+        """Return the rows at which a sum leaves the finite range."""
+        return {table: overflows_of(blocks, self.stores[table].accumulator.sums()) for table, blocks in rows.items()}
 
     def _split(self, rows: Mapping[str, Sequence[Rows]], total: int) -> tuple[list[str], list[int]]:
         """Return the tables of a frame, and the number of parts of each: more than one for a table that dominates.

@@ -197,6 +197,10 @@ class Report:
         Problems of the programs, described in ``notes``.
     rolled_back : int
         Frames dropped from the gate by rollbacks.
+    not_finite : int
+        Rows whose weights or slots an update made infinite or NaN; only of tables with the variant ``host``.
+    first_not_finite : str
+        Table and id of the first of them; "" if there is none.
 
     Examples
     --------
@@ -233,6 +237,8 @@ class Report:
     variants: Mapping[str, str] = field(default_factory=dict)
     device_problems: int = 0
     rolled_back: int = 0
+    not_finite: int = 0
+    first_not_finite: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, as ``--json`` prints it.
@@ -251,6 +257,11 @@ FIX_STALE = (
     "if several workers send one step each, use --num-required N; if each source is one worker's log, --merge step; if "
     "each of N files has one table, both, with the files as sources (DIR/*/* in place of DIR)"
 )
+
+
+def not_finite_note(num_rows: int, first: str) -> str:
+    """Return a sentence: how many rows updates have made infinite or NaN, and which was the first."""
+    return f"{num_rows:,} rows became infinite or NaN by updates; first: {first} (docs/bad_rows.md)"
 
 
 def percent(part: int, whole: int) -> str:
@@ -281,6 +292,8 @@ class Counters:
     truncated: int = 0
     stale_rows: int = 0
     rolled_back: int = 0
+    not_finite: int = 0
+    first_not_finite: str = ""
 
     def count(self, frame: Frame, admitted: bool = True) -> None:
         """Count one frame. admitted : whether the gate admitted it; if not, it was stale"""
@@ -305,7 +318,8 @@ class Counters:
     def plus(self, other: Counters) -> Counters:
         """Return the sum of both; of ``held_bytes`` the larger."""
         added = {name: count + getattr(other, name) for name, count in vars(self).items()}
-        return Counters(**{**added, "held_bytes": max(self.held_bytes, other.held_bytes)})
+        first = self.first_not_finite or other.first_not_finite
+        return Counters(**{**added, "held_bytes": max(self.held_bytes, other.held_bytes), "first_not_finite": first})
 
     def report(self, seconds: float, **rest: Any) -> Report:
         """Return the Report with these counters. rest : its other fields"""
@@ -313,9 +327,12 @@ class Counters:
         return Report(seconds=seconds, rows_per_s=rows_per_s, **self.get_state(), **rest)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the counters as plain data, in the form of before if there was no rollback."""
+        """Return the counters as plain data, in the form of before where newer ones are 0."""
         state = {**vars(self), "dropped": dict(self.dropped)}
-        return state if self.rolled_back else {name: state[name] for name in state if name != "rolled_back"}
+        for name in ("rolled_back", "not_finite", "first_not_finite"):
+            if not state[name]:
+                del state[name]
+        return state
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Counters:
@@ -327,6 +344,8 @@ class Counters:
         notes = [self.stale_note("was" if self.stale == 1 else "were")] if self.stale else []
         if self.rolled_back:
             notes.append(f"rollbacks dropped {self.rolled_back:,} of {self.frames:,} frames, which were in the gate")
+        if self.not_finite:
+            notes.append(not_finite_note(self.not_finite, self.first_not_finite))
         for reason, n in self.dropped.items():
             first = f"; first: {first_bad[reason]}" if reason in first_bad else ""
             notes.append(f"dropped {n} rows, {reason}{first}")

@@ -7,7 +7,7 @@ Reads and writes whole tables only; ``decoding.reader`` reads streams.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,14 @@ class TablesWriter:
     """Writes tables into a directory, all or none: the files get their names when the ``with`` block succeeds.
 
     written : paths of the files, in the order of the tables
+    not_finite : table → how many of its rows are infinite or NaN, and the id of the first; without tables of none
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: list[atomic_files.File] = []
         self.written: list[Path] = []
+        self.not_finite: dict[str, tuple[int, int]] = {}
 
     def __enter__(self) -> TablesWriter:
         atomic_files.make_folders(self._directory)
@@ -73,7 +75,9 @@ class TablesWriter:
             metadata["penstock.key_type"] = keys.dtype.name
         fields = [pa.field("id", pa.int64() if keys is None else pa.from_numpy_dtype(keys.dtype), nullable=False)]
         fields += [pa.field(name, pa.list_(element, dim), nullable=False) for name, dim in columns.items()]
-        _write_blocks(file, pa.schema(fields, metadata=metadata), blocks, keys)
+        bad = _write_blocks(file, pa.schema(fields, metadata=metadata), blocks, keys)
+        if bad:
+            self.not_finite[table] = len(bad), int(bad[0] if keys is None else keys[bad[0]])
         file.complete()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -90,7 +94,9 @@ class TablesWriter:
                 file.give_up()
 
 
-def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, ...]], keys: Any) -> None:
+def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, ...]], keys: Any) -> list[int]:
+    """Return which rows are infinite or NaN."""
+    bad: list[int] = []
     with pa.parquet.ParquetWriter(file, schema, compression="none", use_dictionary=False) as writer:
         first = 0
         for block in blocks:
@@ -102,7 +108,18 @@ def _write_blocks(file: Any, schema: pa.Schema, blocks: Iterable[tuple[Float32, 
                 flat = pa.array(np.ascontiguousarray(values, np.float32).reshape(-1))
                 columns.append(pa.FixedSizeListArray.from_arrays(flat, type=kind))
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+            bad += (first + rows_not_finite(block)).tolist()
             first += count
+    return bad
+
+
+def rows_not_finite(parts: Sequence[Float32]) -> Int64:
+    """Return the rows with an infinite value or NaN in any of their parts, float32 (n, floats) each: int64 (m,)."""
+    indices = [np.zeros(0, np.int64)]
+    for first in range(0, len(parts[0]), _ROWS_AT_ONCE):
+        of_parts = [np.isfinite(values[first : first + _ROWS_AT_ONCE]).all(axis=1) for values in parts]
+        indices.append(first + np.flatnonzero(~np.all(of_parts, axis=0)))
+    return np.concatenate(indices)
 
 
 def read_table(
@@ -130,7 +147,16 @@ def read_table(
                     return
                 batch.validate(full=True)
             ids = _ids(batch.column("id"), vocabulary_size, seen, f"table '{table}'", name, first)
-            yield ids, {c: _rows(batch.column(c), columns[c], c, name, first) for c in present}
+            try:
+                values = {c: _rows(batch.column(c), columns[c], c, name, first) for c in present}
+            except _NotFiniteError as error:
+                num_rows = sum(map(_num_not_finite, parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=present)))
+                problem = (
+                    f"{error.problem}; {num_rows} rows of the file are not finite: leave them out, and they keep their "
+                    "initial values"
+                )
+                raise InputError(problem, source=name, row=error.row, column=error.column) from None
+            yield ids, values
             first += len(ids)
 
 
@@ -258,6 +284,16 @@ def _ids(column: pa.Array, vocabulary_size: int, seen: _Seen, owner: str, source
     return raw.astype(np.int64, copy=False)
 
 
+class _NotFiniteError(InputError):
+    """A value is infinite or NaN."""
+
+
+def _num_not_finite(batch: pa.RecordBatch) -> int:
+    """Return how many rows of a batch have a value that is not finite."""
+    masks = [mask for column in batch.columns if (mask := float_lists(column).not_finite()) is not None]
+    return int(np.any(masks, axis=0).sum()) if masks else 0
+
+
 def _rows(column: pa.Array, dim: int, name: str, source: str, first: int) -> Float32:
     lists = float_lists(column)
     row = lists.first_unlike(dim)
@@ -267,4 +303,5 @@ def _rows(column: pa.Array, dim: int, name: str, source: str, first: int) -> Flo
         got = "null"
     else:
         got = f"{lists.length(row)}" if lists.length(row) != dim else f"{lists.of_row(row)}"
-    raise InputError(f"expected {dim} finite floats, got {got}", source=source, row=first + row, column=name)
+    kind = _NotFiniteError if lists.length(row) == dim and got != "null" else InputError
+    raise kind(f"expected {dim} finite floats, got {got}", source=source, row=first + row, column=name)

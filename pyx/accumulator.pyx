@@ -12,7 +12,7 @@ from .gradient_blocks cimport GradientBlocks, blocks_of
 from .id_table cimport IdBits, IdMap, best_isa
 from .buffer_pool cimport Block, Sums
 from .buffer_pool import divide
-from .coalesce cimport Mark, part_carry, part_clear, part_find, part_undo
+from .coalesce cimport Mark, harmless, part_carry, part_clear, part_find, part_undo
 from .part_memory cimport MOST_PARTS, PartMemory
 from .row_sums cimport part_fold
 
@@ -86,6 +86,7 @@ cdef class Accumulator(PartMemory):
         Raises MemoryError or ValueError: nothing has changed then.
         """
         cdef Py_ssize_t p, num_rows, held = self.held()
+        cdef double largest = 0
         num_rows, self.blocks = blocks.num_rows, blocks
         self.frame.sources, self.frame.num_sources, self.frame.number = blocks.sources, blocks.num_sources, frame
         if held == 0:
@@ -101,6 +102,8 @@ cdef class Accumulator(PartMemory):
             self.reserve_slots(p, num_rows if longest < 0 else longest)
             if self.count and frame != self.first_frame:
                 self.start_marks(p)
+            largest = max(largest, self.parts[p].largest)
+        self.frame.harmless = harmless(largest, num_rows, self.frame.wide)
         self.rows_begun = num_rows
         return 0
 

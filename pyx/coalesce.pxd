@@ -26,7 +26,8 @@ cdef struct Frame:         # the rows of one table in a frame, and how they are 
     Py_ssize_t num_sources, dim
     index_t number
     bint wide              # float64, not float32
-    bint strict            # a value that is not finite makes its row bad
+    bint strict            # a sum that is not finite makes its row bad
+    double harmless        # up to this magnitude of the values, no sum can leave the finite range
     int isa                # of the loops: vectors.h
 
 
@@ -61,6 +62,7 @@ cdef struct Part:
     Py_ssize_t num_ids
     Py_ssize_t num_carried
     Py_ssize_t num_distinct
+    double largest         # magnitude of a sum since nothing was held; infinite: one was not finite
     # Of the frame that is added. Atomic: how many slots have been written, and ALL_DONE more after the last one; whether
     # all rows have been taken by threads; and the lock of the others.
     int64_t progress
@@ -70,6 +72,7 @@ cdef struct Part:
     int64_t[NUM_GROUPS] next_rows     # of each group: those before it have been folded or taken
 
 
+cdef double harmless(double largest, Py_ssize_t num_rows, bint wide) noexcept nogil
 cdef void part_begin(Part* part) noexcept nogil
 cdef int part_find(Part* part, const Vocabulary* vocabulary, const Frame* frame, Py_ssize_t number,
                    Py_ssize_t num_parts, const int* stop) noexcept nogil

@@ -6,6 +6,7 @@ blocks of 512 neighbours, so that two threads never write one cache line of the 
 every part walks all ids.
 """
 
+from libc.float cimport DBL_MAX, FLT_MAX
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from ._types cimport id_t, index_t
@@ -23,6 +24,15 @@ cdef extern from "progress.h" nogil:
 cdef enum:
     NEIGHBOURS = 512  # ids whose bits are in one cache line
     AHEAD = 32        # ids whose bit is asked for before it is needed
+
+
+cdef double harmless(double largest, Py_ssize_t num_rows, bint wide) noexcept nogil:
+    """Up to which magnitude of its values no row of a frame can take a sum out of the finite range.
+
+    largest : magnitude of the sums before the frame; num_rows : of the frame
+    A rounded addition changes a sum by at most twice the magnitude of what is added.
+    """
+    return ((DBL_MAX if wide else FLT_MAX) / 2 - largest) / (2.0 * max(num_rows, <Py_ssize_t>1))
 
 
 cdef void part_begin(Part* part) noexcept nogil:
@@ -173,7 +183,7 @@ cdef void part_undo(Part* part, const Vocabulary* vocabulary) noexcept nogil:
             vocabulary.seen[part.ids[i] >> 3] &= ~(1 << (part.ids[i] & 7))
         part.num_distinct -= part.first_seen[i] == FRESH
     id_buckets_clear(&part.buckets)
-    part.num_ids = 0
+    part.num_ids, part.largest = 0, 0
 
 
 cdef void part_clear(Part* part, const Vocabulary* vocabulary) noexcept nogil:
@@ -185,3 +195,4 @@ cdef void part_clear(Part* part, const Vocabulary* vocabulary) noexcept nogil:
                 vocabulary.entries[part.ids[i]] = 0
     id_buckets_clear(&part.buckets)
     part.num_ids = part.num_carried = 0
+    part.largest = 0

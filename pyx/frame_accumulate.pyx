@@ -15,7 +15,7 @@ from ._types cimport index_t
 from .accumulator cimport Accumulator
 from .coalesce cimport Frame, Part, Vocabulary, part_find
 from .gradient_blocks cimport blocks_of
-from .row_sums cimport BAD, DISTURBED, NOTHING, WORKED, part_check, part_fold
+from .row_sums cimport BAD, DISTURBED, LARGE, NOTHING, WORKED, part_check, part_fold
 
 
 cdef extern from "progress.h" nogil:
@@ -53,7 +53,8 @@ cdef class Intake:
     cdef list accumulators
     cdef Task* tasks
     cdef Py_ssize_t num_tasks, room
-    cdef int bad, num_threads   # threads that stay until nothing is left
+    cdef int bad, large
+    cdef int num_threads        # threads that stay until nothing is left
     cdef int left               # whether a thread has left this frame, because it had no processor
     cdef int num_alone          # frames that one thread adds alone, from this one on
     cdef int next_alone         # the same, after the next frame that a thread leaves
@@ -97,7 +98,7 @@ cdef class Intake:
     def add(self, bint strict=True):
         """Create the tasks that add the rows. Returns how many there are.
 
-        strict : a value that is not finite makes its row bad; an id outside the vocabulary always does
+        strict : a sum that is not finite makes its row bad; an id outside the vocabulary always does
         """
         cdef Py_ssize_t i, num_tables = len(self.accumulators)
         self._begin_tasks()
@@ -112,7 +113,10 @@ cdef class Intake:
         return self.num_tasks
 
     def check(self, Py_ssize_t num_parts):
-        """Create the tasks that validate the rows and add nothing, so many per accumulator."""
+        """Create the tasks that validate the rows and add nothing, so many per accumulator.
+
+        Then ``may_overflow`` says whether a sum may leave the finite range.
+        """
         self._begin_tasks()
         for accumulator in self.accumulators:
             self._add_tasks(accumulator, CHECK, num_parts)
@@ -128,6 +132,11 @@ cdef class Intake:
             self._work()
             bad = is_set(&self.bad)
         return not bad
+
+    @property
+    def may_overflow(self):
+        """Whether values were so large, when ``check`` had them looked at, that a sum may leave the finite range."""
+        return bool(self.large)
 
     def end(self):
         """Count the frame as added."""
@@ -181,13 +190,17 @@ cdef class Intake:
 
     cdef int _do(self, Task* t, bint joins) noexcept nogil:
         """As much of a task as can be done at present. joins : whether also of one that another thread does"""
+        cdef int outcome
         if self._is_over(t) or not (takes(&t.begun) or (joins and t.phase == FOLD)):
             return NOTHING
         if t.phase == FOLD:
             return part_fold(t.part, t.frame, &self.bad)
         if t.phase == FIND:
             return BAD if part_find(t.part, t.vocabulary, t.frame, t.number, t.num_parts, &self.bad) else WORKED
-        return BAD if part_check(t.frame, t.vocabulary, t.number, t.num_parts) else WORKED
+        outcome = part_check(t.frame, t.vocabulary, t.number, t.num_parts)
+        if outcome == LARGE:
+            set_flag(&self.large)
+        return outcome
 
     cdef void _count_alone(self) noexcept:
         """Decide whether one thread adds the frame alone.
@@ -205,7 +218,7 @@ cdef class Intake:
         self.left = 0
 
     cdef int _begin_tasks(self) except -1:
-        self.num_tasks, self.bad, self.num_threads = 0, 0, 0
+        self.num_tasks, self.bad, self.large, self.num_threads = 0, 0, 0, 0
         return 0
 
     cdef int _add_tasks(self, Accumulator accumulator, Phase phase, Py_ssize_t num_checks=0) except -1:

@@ -13,11 +13,11 @@ from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from ._types cimport id_t, index_t
 from .accumulator cimport Accumulator
-from .coalesce cimport Frame, Part, Source, Vocabulary, part_begin, part_clear, part_find, part_undo
+from .coalesce cimport Frame, Part, Source, Vocabulary, harmless, part_begin, part_clear, part_find, part_undo
 from .gate_counts cimport GateCounts
 from .gradient_blocks cimport GradientBlocks
 from .id_table cimport id_buckets_reserve
-from .row_sums cimport BAD, part_check, part_fold
+from .row_sums cimport BAD, WORKED, part_check, part_fold
 from .update cimport Step
 
 cdef enum:
@@ -197,8 +197,8 @@ cdef void take_frames(GateCounts gate, Accumulator accumulator, Step step, Gradi
         frame.number = run.number
         part_begin(part)
         if part.num_ids:  # a bad row could not be taken out of the sums
-            bad = part_check(frame, vocabulary, 0, 1)
-            if bad:
+            frame.harmless = harmless(part.largest, source.num_rows, False)
+            if part_check(frame, vocabulary, 0, 1) != WORKED:
                 break
         bad = part_find(part, vocabulary, frame, 0, 1, &no)
         if not bad and frame.dim:

@@ -4,8 +4,23 @@
 #define PENSTOCK_ROWS_H
 
 #include "vectors.h"
+#include <math.h>
+#include <string.h>
 
 #define NEW_ROW 0x80000000u /* of a slot: its sum begins with this row */
+
+/* Magnitudes of float32 compared by one instruction, which GCC uses only if it is asked for by name; Clang does not know
+   the names here. */
+#if defined(PENSTOCK_X86) && !defined(__clang__)
+#include <immintrin.h>
+#define MAX_64(a, b) _mm512_max_epi32((__m512i)(a), (__m512i)(b))
+#define MAX_32(a, b) _mm256_max_epi32((__m256i)(a), (__m256i)(b))
+#define MAX_16(a, b) _mm_max_epi32((__m128i)(a), (__m128i)(b))
+#else
+#define MAX_64 LARGER
+#define MAX_32 LARGER
+#define MAX_16 LARGER
+#endif
 
 #define WIDEST_SPAN(EACH)
 #define REAL float
@@ -23,6 +38,8 @@
 #define REAL float
 #define BITS int32_t
 #define NAMED(name) name##_f32_avx2
+#define LARGER_32 MAX_32
+#define LARGER_16 MAX_16
 #include "row_kernels_body.h"
 #define REAL double
 #define BITS int64_t
@@ -37,6 +54,9 @@
 #define REAL float
 #define BITS int32_t
 #define NAMED(name) name##_f32_avx512
+#define LARGER_64 MAX_64
+#define LARGER_32 MAX_32
+#define LARGER_16 MAX_16
 #include "row_kernels_body.h"
 #define REAL double
 #define BITS int64_t
@@ -47,27 +67,28 @@
 #undef WIDEST_SPAN
 
 /* sums[slots[k]] += rows[k], in order; where a slot is marked NEW_ROW, its sum begins. scales[k] multiplies row k first;
-   NULL: no factor. ahead: how many more slots and rows follow these n, only to ask for their memory. Returns whether any
-   value added is not finite: it has been added then as well. */
-static inline int fold_rows_f32(int isa, float *sums, long dim, const uint32_t *slots, const float *const *rows,
+   NULL: no factor. ahead: how many more slots and rows follow these n, only to ask for their memory. Returns the largest
+   magnitude of a sum after any of the rows; infinite if one was not finite. */
+static inline double fold_rows_f32(int isa, float *sums, long dim, const uint32_t *slots, const float *const *rows,
                                 const float *scales, long n, long ahead) {
     return CALL_BEST(isa, fold_rows_f32, sums, dim, slots, rows, scales, n, ahead);
 }
 
-static inline int fold_rows_f64(int isa, double *sums, long dim, const uint32_t *slots, const double *const *rows,
+static inline double fold_rows_f64(int isa, double *sums, long dim, const uint32_t *slots, const double *const *rows,
                                 long n, long ahead) {
     return CALL_BEST(isa, fold_rows_f64, sums, dim, slots, rows, NULL, n, ahead);
 }
 
-/* Whether any value of n rows, stride bytes apart, or of those that are listed, is not finite; scales as above. */
-static inline int nonfinite_rows_f32(int isa, const char *rows, long stride, const int64_t *row_index,
+/* The largest magnitude in n rows, stride bytes apart, or in those that are listed; infinite if a value is not finite;
+   scales as above. */
+static inline double largest_rows_f32(int isa, const char *rows, long stride, const int64_t *row_index,
                                      const float *scales, long n, long dim) {
-    return CALL_BEST(isa, nonfinite_rows_f32, rows, stride, row_index, scales, n, dim);
+    return CALL_BEST(isa, largest_rows_f32, rows, stride, row_index, scales, n, dim);
 }
 
-static inline int nonfinite_rows_f64(int isa, const char *rows, long stride, const int64_t *row_index, long n,
+static inline double largest_rows_f64(int isa, const char *rows, long stride, const int64_t *row_index, long n,
                                      long dim) {
-    return CALL_BEST(isa, nonfinite_rows_f64, rows, stride, row_index, NULL, n, dim);
+    return CALL_BEST(isa, largest_rows_f64, rows, stride, row_index, NULL, n, dim);
 }
 
 #endif

@@ -1,5 +1,6 @@
 /* The loops over gradient rows; included by row_kernels.h once per element type and instruction set, with REAL, its bits
-   BITS, NAMED(name), and WIDEST_SPAN where vectors of 64 bytes are worth while.
+   BITS, NAMED(name), LARGER_64 and so on where a machine has an instruction for it, and WIDEST_SPAN where vectors of
+   64 bytes are worth while.
 
    ALIKE, whatever the instruction set: one IEEE operation per element in the order of the rows. The vectors only
    carry neighbouring columns side by side, which meet nowhere. A scaled row is rounded before it is added, as if the
@@ -13,30 +14,49 @@ VECTORS(64)
 VECTORS(32)
 VECTORS(16)
 
+/* The bits of a magnitude, as integers, are ordered as the magnitudes are: those of finite values, then infinity, then
+   NaN. So one maximum says whether all is finite, and how large it is. */
+#define MAGNITUDE ((BITS)~(1ull << (8 * sizeof(BITS) - 1)))
+
 typedef struct {
     NAMED(bits64) in64;
     NAMED(bits32) in32;
     NAMED(bits16) in16;
-    int one;
-} NAMED(nonfinite);
+    BITS one;
+} NAMED(largest);
 
-static inline int NAMED(any_nonfinite)(const NAMED(nonfinite) * nonfinite) {
-    BITS any = nonfinite->one;
-    for (size_t e = 0; e < 64 / sizeof(REAL); e++) any |= nonfinite->in64[e];
-    for (size_t e = 0; e < 32 / sizeof(REAL); e++) any |= nonfinite->in32[e];
-    for (size_t e = 0; e < 16 / sizeof(REAL); e++) any |= nonfinite->in16[e];
-    return any != 0;
+#define LARGER(a, b) (((a) & ((a) > (b))) | ((b) & ~((a) > (b))))
+#ifndef LARGER_64
+#define LARGER_64 LARGER
+#endif
+#ifndef LARGER_32
+#define LARGER_32 LARGER
+#endif
+#ifndef LARGER_16
+#define LARGER_16 LARGER
+#endif
+
+/* The largest magnitude; infinite if a value is not finite. */
+static inline double NAMED(largest_of)(const NAMED(largest) * largest) {
+    BITS bits = largest->one;
+    for (size_t e = 0; e < 64 / sizeof(REAL); e++) bits = largest->in64[e] > bits ? largest->in64[e] : bits;
+    for (size_t e = 0; e < 32 / sizeof(REAL); e++) bits = largest->in32[e] > bits ? largest->in32[e] : bits;
+    for (size_t e = 0; e < 16 / sizeof(REAL); e++) bits = largest->in16[e] > bits ? largest->in16[e] : bits;
+    REAL value;
+    memcpy(&value, &bits, sizeof(REAL));
+    return value == value ? value : HUGE_VAL;
 }
 
-/* x - x is +0 for every finite x and NaN for the others, so the union of its bits is 0 while all is finite. A product
-   is not finite whenever one of its factors is not (0 * inf is NaN). scaled is a literal where these loops are used. */
+/* A product is not finite whenever one of its factors is not (0 * inf is NaN), and neither is a sum. scaled is a literal
+   where these loops are used. */
 #define SPAN(BYTES, EACH)                                                                                              \
     for (; c + (long)(BYTES / sizeof(REAL)) <= dim; c += BYTES / sizeof(REAL)) {                                       \
         NAMED(reals##BYTES) x = *(const NAMED(reals##BYTES) *)(row + c);                                               \
         if (scaled)                                                                                                    \
             x = x * scale;                                                                                             \
         EACH(BYTES)                                                                                                    \
-        nonfinite->in##BYTES |= (NAMED(bits##BYTES))(x - x);                                                           \
+        NAMED(bits##BYTES) bits = (NAMED(bits##BYTES))x & MAGNITUDE;                                                   \
+        largest->in##BYTES = (NAMED(bits##BYTES))LARGER_##BYTES(bits, largest->in##BYTES);                             \
     }
 
 #define ROW_LOOP(EACH, EACH_ONE)                                                                                       \
@@ -46,28 +66,33 @@ static inline int NAMED(any_nonfinite)(const NAMED(nonfinite) * nonfinite) {
     SPAN(16, EACH)                                                                                                     \
     for (; c < dim; c++) {                                                                                             \
         REAL x = scaled ? row[c] * scale : row[c];                                                                     \
+        BITS bits;                                                                                                     \
         EACH_ONE                                                                                                       \
-        nonfinite->one |= (x - x) != 0;                                                                                \
+        memcpy(&bits, &x, sizeof bits);                                                                                \
+        bits &= MAGNITUDE;                                                                                             \
+        largest->one = bits > largest->one ? bits : largest->one;                                                      \
     }
 
-/* A new sum is -0 + x, which is x to the bit (0 + -0 would be +0). No branch: which rows are new cannot be predicted. */
+/* A new sum is -0 + x, which is x to the bit (0 + -0 would be +0). No branch: which rows are new cannot be predicted. x
+   becomes the sum, so that its magnitude is the one that counts. */
 #define ADD(BYTES)                                                                                                     \
     NAMED(bits##BYTES) held = *(const NAMED(bits##BYTES) *)(into + c);                                                 \
-    *(NAMED(reals##BYTES) *)(into + c) = (NAMED(reals##BYTES))((held & keep) | minus_zero) + x;
-#define ADD_ONE into[c] = (keep ? into[c] : (REAL)-0.0) + x;
+    x = (NAMED(reals##BYTES))((held & keep) | minus_zero) + x;                                                         \
+    *(NAMED(reals##BYTES) *)(into + c) = x;
+#define ADD_ONE into[c] = x = (keep ? into[c] : (REAL)-0.0) + x;
 #define NOTHING(BYTES)
 #define NOTHING_ONE
 
 static inline __attribute__((always_inline)) void NAMED(fold_row)(REAL *into, const REAL *row, BITS keep, int scaled,
-                                                                  REAL scale, long dim, NAMED(nonfinite) * nonfinite) {
+                                                                  REAL scale, long dim, NAMED(largest) * largest) {
     BITS minus_zero = ~keep & (BITS)(1ull << (8 * sizeof(BITS) - 1));
     ROW_LOOP(ADD, ADD_ONE)
 }
 
-static inline __attribute__((always_inline)) int NAMED(fold_dim)(REAL *sums, long dim, const uint32_t *slots,
+static inline __attribute__((always_inline)) double NAMED(fold_dim)(REAL *sums, long dim, const uint32_t *slots,
                                                                  const REAL *const *rows, const REAL *scales,
                                                                  int scaled, long n, long ahead) {
-    NAMED(nonfinite) nonfinite = {{0}, {0}, {0}, 0};
+    NAMED(largest) largest = {{0}, {0}, {0}, 0};
     const long rows_ahead = rows_in_bytes_ahead(dim * sizeof(REAL)), end = n + ahead;
     for (long k = 0; k < n; k++) {
         if (!scaled && k + rows_ahead < end)
@@ -75,13 +100,13 @@ static inline __attribute__((always_inline)) int NAMED(fold_dim)(REAL *sums, lon
         if (k + SUMS_AHEAD < end)
             fetch_for_write(sums + (slots[k + SUMS_AHEAD] & ~NEW_ROW) * dim, dim * sizeof(REAL));
         NAMED(fold_row)(sums + (slots[k] & ~NEW_ROW) * dim, rows[k], (BITS)(slots[k] >> 31) - 1, scaled,
-                        scaled ? scales[k] : 1, dim, &nonfinite);
+                        scaled ? scales[k] : 1, dim, &largest);
     }
-    return NAMED(any_nonfinite)(&nonfinite);
+    return NAMED(largest_of)(&largest);
 }
 
 /* A literal dim lets the compiler unroll a row: the common ones have a loop of their own. */
-static inline __attribute__((always_inline)) int NAMED(fold_all)(REAL *sums, long dim, const uint32_t *slots,
+static inline __attribute__((always_inline)) double NAMED(fold_all)(REAL *sums, long dim, const uint32_t *slots,
                                                                  const REAL *const *rows, const REAL *scales,
                                                                  int scaled, long n, long ahead) {
     switch (dim) {
@@ -95,31 +120,36 @@ static inline __attribute__((always_inline)) int NAMED(fold_all)(REAL *sums, lon
     }
 }
 
-static int NAMED(fold_rows)(REAL *sums, long dim, const uint32_t *slots, const REAL *const *rows, const REAL *scales,
+static double NAMED(fold_rows)(REAL *sums, long dim, const uint32_t *slots, const REAL *const *rows, const REAL *scales,
                             long n, long ahead) {
     return scales ? NAMED(fold_all)(sums, dim, slots, rows, scales, 1, n, ahead)
                   : NAMED(fold_all)(sums, dim, slots, rows, NULL, 0, n, ahead);
 }
 
-static inline __attribute__((always_inline)) int NAMED(check_all)(const char *rows, long stride,
+static inline __attribute__((always_inline)) double NAMED(check_all)(const char *rows, long stride,
                                                                   const int64_t *row_index, const REAL *scales,
                                                                   int scaled, long n, long dim) {
-    NAMED(nonfinite) any = {{0}, {0}, {0}, 0}, *nonfinite = &any;
+    NAMED(largest) all = {{0}, {0}, {0}, 0}, *largest = &all;
     for (long k = 0; k < n; k++) {
         const REAL *row = (const REAL *)(rows + (row_index ? row_index[k] : k) * stride);
         REAL scale = scaled ? scales[k] : 1;
         ROW_LOOP(NOTHING, NOTHING_ONE)
     }
-    return NAMED(any_nonfinite)(nonfinite);
+    return NAMED(largest_of)(largest);
 }
 
-static int NAMED(nonfinite_rows)(const char *rows, long stride, const int64_t *row_index, const REAL *scales, long n,
+static double NAMED(largest_rows)(const char *rows, long stride, const int64_t *row_index, const REAL *scales, long n,
                                  long dim) {
     return scales ? NAMED(check_all)(rows, stride, row_index, scales, 1, n, dim)
                   : NAMED(check_all)(rows, stride, row_index, NULL, 0, n, dim);
 }
 
 #undef VECTORS
+#undef MAGNITUDE
+#undef LARGER
+#undef LARGER_64
+#undef LARGER_32
+#undef LARGER_16
 #undef SPAN
 #undef ROW_LOOP
 #undef ADD

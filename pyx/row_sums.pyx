@@ -6,22 +6,25 @@ group in order, so the sum of an id is one left fold, whichever threads add its 
 ``combine`` sums looked-up rows into activations with the same loops.
 """
 
-from libc.stdint cimport int64_t, uint32_t
+import numpy as np
+
+from libc.math cimport INFINITY, isfinite
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memmove
 
-from ._types cimport index_t
+from ._types cimport index_t, real_t
 from .coalesce cimport CHUNK, NUM_GROUPS, Frame, Part, Source, Vocabulary, outside, row_t
 from .id_table cimport MOST_SLOTS, NEW_ID, best_isa
 
 cdef extern from "row_kernels.h":
     enum: MOST_AHEAD
-    int fold_rows_f32(int isa, float* sums, long dim, const uint32_t* slots, const float** rows, const float* scales,
+    double fold_rows_f32(int isa, float* sums, long dim, const uint32_t* slots, const float** rows, const float* scales,
                       long n, long ahead) nogil
-    int fold_rows_f64(int isa, double* sums, long dim, const uint32_t* slots, const double** rows, long n,
+    double fold_rows_f64(int isa, double* sums, long dim, const uint32_t* slots, const double** rows, long n,
                       long ahead) nogil
-    int nonfinite_rows_f32(int isa, const char* rows, long stride, const index_t* row_index, const float* scales, long n,
-                           long dim) nogil
-    int nonfinite_rows_f64(int isa, const char* rows, long stride, const index_t* row_index, long n, long dim) nogil
+    double largest_rows_f32(int isa, const char* rows, long stride, const index_t* row_index, const float* scales,
+                            long n, long dim) nogil
+    double largest_rows_f64(int isa, const char* rows, long stride, const index_t* row_index, long n, long dim) nogil
 
 cdef extern from "progress.h" nogil:
     enum: MOMENTS
@@ -65,14 +68,15 @@ cdef int part_fold(Part* part, const Frame* frame, const int* stop) noexcept nog
     """Fold the rows whose slots ``part_find`` has found, until no turn is left. Several threads may fold one part.
 
     stop : set if another task has found a bad row
-    Returns BAD if a strict frame has a value that is not finite; rows added before stay added. DISTURBED: this thread
-    lost its processor, and other threads fold the rest.
+    Returns BAD if a sum of a strict frame is not finite; rows added before stay added. DISTURBED: this thread lost its
+    processor, and other threads fold the rest.
     """
     cdef Turn turn
     cdef Buffered b
     cdef Py_ssize_t s
     cdef int outcome = NOTHING, moment = 0
     cdef bint has_turn, shared = False
+    cdef double largest = 0
     cdef ThreadTime since
     b.source, b.first, b.scaled = 0, 0, False
     for s in range(frame.num_sources):
@@ -84,7 +88,8 @@ cdef int part_fold(Part* part, const Frame* frame, const int* stop) noexcept nog
         if turn.groups:
             if turn.groups != ALL_GROUPS and not shared:
                 shared, since = True, thread_time()
-            outcome = BAD if fold_turn(&b, part, frame, &turn) and frame.strict else WORKED
+            largest = fold_turn(&b, part, frame, &turn)
+            outcome = BAD if largest == INFINITY and frame.strict else WORKED
             moment = 0
             if outcome == BAD:
                 break
@@ -96,6 +101,7 @@ cdef int part_fold(Part* part, const Frame* frame, const int* stop) noexcept nog
             moment += 1
             shared = False
         lock(&part.lock)
+        part.largest = max(part.largest, largest)
         part.taken &= ~turn.groups
         if outcome == DISTURBED and part.num_folding > 1:
             part.num_folding -= 1
@@ -146,11 +152,11 @@ cdef bint next_turn(Part* part, Turn* turn) noexcept nogil:
     return turn.groups != 0 or not (all_free or is_set(&part.all_taken))
 
 
-cdef bint fold_turn(Buffered* b, const Part* part, const Frame* frame, const Turn* turn) noexcept nogil:
-    """Fold the rows of a turn. Returns whether a value is not finite."""
+cdef double fold_turn(Buffered* b, const Part* part, const Frame* frame, const Turn* turn) noexcept nogil:
+    """Fold the rows of a turn. Returns the largest magnitude of a sum, infinite if one is not finite."""
     cdef int64_t begin = turn.begin, end
     cdef Py_ssize_t n, num_ahead, num_rows, source, first
-    cdef bint nonfinite = False
+    cdef double largest = 0
     b.num_rows = 0
     if (begin if part.picked == NULL else <int64_t>part.picked[begin]) < b.first:
         b.source = b.first = 0
@@ -166,17 +172,17 @@ cdef bint fold_turn(Buffered* b, const Part* part, const Frame* frame, const Tur
             b.source, b.first = source, first
         num_ahead = b.num_rows - n
         if frame.wide:
-            nonfinite |= fold_rows_f64(frame.isa, <double*>part.sums, frame.dim, b.slots, <const double**>b.rows, n,
-                                       num_ahead)
+            largest = max(largest, fold_rows_f64(frame.isa, <double*>part.sums, frame.dim, b.slots,
+                                                 <const double**>b.rows, n, num_ahead))
         else:
-            nonfinite |= fold_rows_f32(frame.isa, <float*>part.sums, frame.dim, b.slots, <const float**>b.rows,
-                                       b.scales if b.scaled else NULL, n, num_ahead)
+            largest = max(largest, fold_rows_f32(frame.isa, <float*>part.sums, frame.dim, b.slots, <const float**>b.rows,
+                                                 b.scales if b.scaled else NULL, n, num_ahead))
         memmove(b.rows, b.rows + n, num_ahead * sizeof(row_t))
         memmove(b.slots, b.slots + n, num_ahead * sizeof(uint32_t))
         if b.scaled:
             memmove(b.scales, b.scales + n, num_ahead * sizeof(float))
         b.num_rows = num_ahead
-    return nonfinite
+    return largest
 
 
 cdef void buffer_rows(Buffered* b, const Part* part, const Frame* frame, uint32_t groups, Py_ssize_t begin,
@@ -227,31 +233,71 @@ cdef inline Py_ssize_t append(Buffered* b, Py_ssize_t room, const uint32_t* slot
 
 
 cdef int part_check(const Frame* frame, const Vocabulary* vocabulary, Py_ssize_t number, Py_ssize_t num_parts) noexcept nogil:
-    """Whether an id is outside the vocabulary or a value is not finite, in slice ``number`` of the rows."""
+    """Look at slice ``number`` of the rows, and add nothing.
+
+    Returns BAD if an id is outside the vocabulary or a value is not finite; LARGE if a sum may leave the finite range:
+    ``frame.harmless`` says up to which magnitude none can.
+    """
     cdef Py_ssize_t s, first, n
     cdef const Source* source
     cdef const char* rows
     cdef const index_t* row_index
-    cdef bint nonfinite
+    cdef double largest = 0
     for s in range(frame.num_sources):
         source = &frame.sources[s]
         first = source.num_rows * number // num_parts
         n = source.num_rows * (number + 1) // num_parts - first
         if outside(source.ids + first, n, vocabulary.size):
-            return 1
+            return BAD
         rows, row_index = source.rows, NULL
         if source.row_index != NULL:
             row_index = source.row_index + first
         else:
             rows += first * source.stride
         if frame.wide:
-            nonfinite = nonfinite_rows_f64(frame.isa, rows, source.stride, row_index, n, frame.dim)
+            largest = max(largest, largest_rows_f64(frame.isa, rows, source.stride, row_index, n, frame.dim))
         else:
-            nonfinite = nonfinite_rows_f32(frame.isa, rows, source.stride, row_index,
-                                           source.scales + first if source.scales != NULL else NULL, n, frame.dim)
-        if nonfinite:
-            return 1
-    return 0
+            largest = max(largest, largest_rows_f32(frame.isa, rows, source.stride, row_index,
+                                                    source.scales + first if source.scales != NULL else NULL, n, frame.dim))
+        if largest == INFINITY:
+            return BAD
+    return WORKED if largest <= frame.harmless else LARGE
+
+
+def overflowing_rows(real_t[:, ::1] sums not None, const index_t[::1] slots not None, const real_t[:, ::1] rows not None,
+                     const index_t[::1] which, const real_t[::1] gains):
+    """Add rows to sums one by one, in order, but for those that take a sum out of the finite range.
+
+    sums : float32 or float64, shape (s, dim), finite; changed in place
+    slots : int64, shape (n,), the sum of each row; rows : of the same type, shape (m, dim)
+    which : int64, shape (n,), the row of each; None: all in order; gains : shape (n,), the factor of each; None: none
+    Returns a bool mask (n,) of the rows that were not added. Slow. Twin: ``reference.overflowing_rows``.
+    """
+    cdef Py_ssize_t n = slots.shape[0], dim = sums.shape[1], k, c, row
+    cdef real_t value
+    cdef bint leaves
+    if rows.shape[1] != dim or (which is None and rows.shape[0] != n):
+        raise ValueError("the shapes of sums, slots and rows do not match")
+    if (which is not None and which.shape[0] != n) or (gains is not None and gains.shape[0] != n):
+        raise ValueError("the shapes of slots, which and gains do not match")
+    mask = np.zeros(n, np.bool_)
+    cdef uint8_t[::1] flags = mask.view(np.uint8)
+    cdef real_t[::1] total = np.empty(dim, np.float32 if real_t is float else np.float64)
+    for k in range(n):
+        row = k if which is None else which[k]
+        if not 0 <= row < rows.shape[0] or not 0 <= slots[k] < sums.shape[0]:
+            raise ValueError("a row or a slot is out of range")
+        leaves = False
+        for c in range(dim):
+            value = rows[row, c]
+            if gains is not None:
+                value = value * gains[k]
+            total[c] = sums[slots[k], c] + value
+            leaves |= not isfinite(total[c])
+        flags[k] = leaves
+        if not leaves:
+            sums[slots[k], :] = total
+    return mask
 
 
 # ---- activations: sums of looked-up rows

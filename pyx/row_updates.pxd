@@ -85,6 +85,13 @@ cdef struct StepPlan:              # one step: the same for all devices
     int64_t num_sweeps, num_sweep_items, num_words
 
 
+cdef struct NotFinite:          # rows that an update has made so since they were last read and reset
+    int64_t num_rows
+    const Table* table          # of the first: the first table, on the first device there, the first row
+    int64_t device, row
+    int lock
+
+
 cdef struct StepContext:        # one step on one device, shared by the threads that do it
     const StepPlan* plan
     float* floats               # of all tables
@@ -95,6 +102,10 @@ cdef struct StepContext:        # one step on one device, shared by the threads 
     const Table* bad_id_table   # an id was no row of this one
     uint64_t* counters          # of the batches of all threads (page_counters.h); NULL: none are counted
     int64_t counters_per_thread, next_thread
+    NotFinite not_finite
+    int64_t num_floats          # of each device
+    uint64_t** known            # of each device, a bit per float: set at the first float of rows that are not finite;
+                                # NULL: there are none
 
 
 cdef void work(StepContext* p) noexcept nogil

@@ -4,7 +4,9 @@
 by id). The equations are in update_equations.h. Nothing here calls Python.
 """
 
+from libc.math cimport isfinite
 from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport calloc
 from libc.string cimport memcpy, memmove
 
 from ._types cimport id_t
@@ -16,6 +18,14 @@ cdef extern from "<fenv.h>" nogil:
     const fenv_t* FE_DFL_ENV
     int fegetenv(fenv_t* environment)
     int fesetenv(const fenv_t* environment)
+    int FE_INVALID, FE_DIVBYZERO, FE_OVERFLOW
+    int fetestexcept(int exceptions)
+    int feclearexcept(int exceptions)
+
+
+cdef extern from "progress.h" nogil:
+    void lock(int* flag)
+    void unlock(int* flag)
 
 
 cdef extern from "page_counters.h" nogil:
@@ -87,14 +97,14 @@ cdef void touch_item(StepContext* p, int64_t item, uint64_t* counters) noexcept 
         if o.op == READ:
             copy(t, o, rows, values, done, n)
         else:
-            change(o, t, segment.lr, counters, numbers, rows, values, done, n)
+            change(p, t, segment.lr, counters, numbers, rows, values, done, n)
         n -= done
         memmove(rows, rows + done, n * sizeof(rows[0]))
         memmove(values, values + done, n * sizeof(values[0]))
         memmove(numbers, numbers + done, n * sizeof(numbers[0]))
 
 
-cdef void change(const StepPlan* o, const Table* t, float lr, uint64_t* counters, const int64_t* numbers, float** rows,
+cdef void change(StepContext* p, const Table* t, float lr, uint64_t* counters, const int64_t* numbers, float** rows,
                  float** values, int64_t n, int64_t known) noexcept nogil:
     """Update or write rows, in batches that readers can see. counters : of this thread; NULL: none; numbers : of the rows"""
     cdef int64_t first = 0, count = n
@@ -102,10 +112,16 @@ cdef void change(const StepPlan* o, const Table* t, float lr, uint64_t* counters
         if counters != NULL:
             count = min(n - first, <int64_t>ROWS_MARKED)
             begin_batch(counters, t.first_page, t.page_bits, numbers + first, count)
-        if o.op == WRITE:
-            copy(t, o, rows + first, values + first, count, known - first)
+        if p.plan.op == WRITE:
+            copy(t, p.plan, rows + first, values + first, count, known - first)
+            if p.known[p.device] != NULL:
+                forget_not_finite(p, rows + first, count)
         else:
             update(t, lr, rows + first, <const float**>values + first, count, known - first)
+            # A finite value becomes infinite or NaN by these alone, which the processor notes at no cost.
+            if fetestexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW):
+                feclearexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW)
+                count_not_finite(p, t, numbers + first, rows + first, count)
         if counters != NULL:
             end_batch(counters)
         first += count
@@ -118,6 +134,42 @@ cdef void update(const Table* t, float lr, float** rows, const float** grads, in
     batch.rows, batch.grads, batch.num_rows, batch.num_known = rows, grads, n, known
     batch.dim, batch.ahead, batch.row_bytes = t.dim, t.ahead, t.row_floats * sizeof(float)
     t.run(&rule, &batch)
+
+
+cdef void count_not_finite(StepContext* p, const Table* t, const int64_t* numbers, float** rows, int64_t n) noexcept nogil:
+    """Look for rows that are not finite, and count those that were finite before."""
+    cdef NotFinite* total = &p.not_finite
+    cdef int64_t i, c, first_float
+    cdef bint finite
+    lock(&total.lock)
+    for i in range(n):
+        finite = True
+        for c in range(t.row_floats):
+            finite &= isfinite(rows[i][c])
+        if finite:
+            continue
+        first_float = rows[i] - p.floats
+        if p.known[p.device] == NULL:
+            p.known[p.device] = <uint64_t*>calloc((p.num_floats + 63) // 64, sizeof(uint64_t))
+        if p.known[p.device] != NULL:  # else there is no memory, and the row counts each time
+            if p.known[p.device][first_float >> 6] >> (first_float & 63) & 1:
+                continue
+            p.known[p.device][first_float >> 6] |= <uint64_t>1 << (first_float & 63)
+        if not total.num_rows or t.first_float < total.table.first_float or (
+                t == total.table and (p.device < total.device or (p.device == total.device and numbers[i] < total.row))):
+            total.table, total.device, total.row = t, p.device, numbers[i]
+        total.num_rows += 1
+    unlock(&total.lock)
+
+
+cdef void forget_not_finite(StepContext* p, float** rows, int64_t n) noexcept nogil:
+    """Rows have been written: whether they are finite is not known."""
+    cdef int64_t i, first_float
+    lock(&p.not_finite.lock)
+    for i in range(n):
+        first_float = rows[i] - p.floats
+        p.known[p.device][first_float >> 6] &= ~(<uint64_t>1 << (first_float & 63))
+    unlock(&p.not_finite.lock)
 
 
 cdef void copy(const Table* t, const StepPlan* o, float** rows, float** values, int64_t n, int64_t known) noexcept nogil:
@@ -152,7 +204,7 @@ cdef void sweep_chunk(StepContext* p, int64_t item, uint64_t* counters) noexcept
             grads[n] = t.zeros
             numbers[n] = row
             n += 1
-    change(p.plan, t, sweep.lr, counters, numbers, rows, <float**>grads, n, n)
+    change(p, t, sweep.lr, counters, numbers, rows, <float**>grads, n, n)
 
 
 cdef void start_item(StepContext* p, int64_t item) noexcept nogil:

@@ -7,6 +7,7 @@ import numpy as np
 
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport free
 from libc.string cimport memset
 from posix.unistd cimport usleep
 
@@ -15,8 +16,8 @@ from ._types cimport grad_t, id_t
 from .accumulator cimport isa_of
 from .buffer_pool cimport Sums
 from .row_updates cimport (
-    CHUNK, MOST_AHEAD, MOST_CHUNKS, READ, START, UPDATE, WRITE, Op, Rule, Segment, StepContext, StepPlan, Sweep, Table,
-    PAGES_BEGIN, UpdateRows, chunks, num_pages, part_begin, set_layout, work,
+    CHUNK, MOST_AHEAD, MOST_CHUNKS, READ, START, UPDATE, WRITE, NotFinite, Op, Rule, Segment, StepContext, StepPlan,
+    Sweep, Table, PAGES_BEGIN, UpdateRows, chunks, num_pages, part_begin, set_layout, work,
 )
 
 
@@ -136,15 +137,21 @@ cdef class Step:
         self.context.plan = &self.plan
         self.memory = <float**>PyMem_Calloc(len(self.floats), sizeof(float*))
         self.counters = <uint64_t**>PyMem_Calloc(len(self.floats), sizeof(uint64_t*))
-        if self.memory == NULL or self.counters == NULL:
+        self.context.known = <uint64_t**>PyMem_Calloc(len(self.floats), sizeof(uint64_t*))
+        if self.memory == NULL or self.counters == NULL or self.context.known == NULL:
             raise MemoryError("no memory for a step")
-        end = max((<Plan?>plan).end for plan in self.plans)
+        self.context.num_floats = end = max((<Plan?>plan).end for plan in self.plans)
         for device, memory in enumerate(self.floats):
             if memory.shape[0] < end:
                 raise ValueError(f"expected {end} floats for the tables of a device, got {memory.shape[0]}")
             self.memory[device] = &memory[0]
 
     def __dealloc__(self):
+        cdef Py_ssize_t device
+        if self.context.known != NULL:
+            for device in range(self.num_devices):
+                free(self.context.known[device])
+        PyMem_Free(self.context.known)
         PyMem_Free(self.memory)
         PyMem_Free(self.counters)
         PyMem_Free(self.plan.segments)
@@ -181,6 +188,21 @@ cdef class Step:
         if noted.shape[0] < NUM_WORDS:
             raise ValueError(f"expected {NUM_WORDS} words, got {noted.shape[0]}")
         self.noted, self.words = words, &noted[0]
+
+    def take_not_finite(self):
+        """Return how many rows updates have made infinite or NaN since the last call, and the first one; None: none.
+
+        A row counts once, until it is written. The first: (number of its table, device, row there).
+        """
+        cdef NotFinite* total = &self.context.not_finite
+        cdef Py_ssize_t number
+        if not total.num_rows:
+            return None
+        num_rows, total.num_rows = total.num_rows, 0
+        for number in range(len(self.plans)):
+            if &(<Plan>self.plans[number]).table == total.table:
+                break
+        return num_rows, (number, total.device, total.row)
 
     def run(self, run_tasks, int64_t threads):
         """Do what was prepared, on one device after the other, and release its arrays.

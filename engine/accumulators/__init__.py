@@ -254,7 +254,8 @@ class SparseConditionalAccumulator(Conditional[SparseGradient]):
         Raises
         ------
         InputError
-            For wrong shapes, ids or dtype; nothing is added then.
+            For wrong shapes, ids or dtype, and for finite values with which a sum becomes infinite (not with
+            ``tf_compat``); nothing is added then.
         UsageError
             For a wrong ``local_step`` or ``contributor``.
         CancelledError

@@ -11,8 +11,11 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from penstock.errors import InputError
 from penstock.frames import Array, Int64, Rows
+from penstock.pipeline import overflows_of
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.buffer_pool import divide
 from penstock.pyx.frame_accumulate import Intake
@@ -26,7 +29,10 @@ class SparseSums(Protocol):
     width: int
 
     def add(self, ids: Int64, values: Array, number: int) -> None:
-        """Add a gradient. ids (n,), values (n, width) contiguous; number : gradients before it since the last take"""
+        """Add a gradient. ids (n,), values (n, width) contiguous; number : gradients before it since the last take
+
+        Raises InputError, and adds nothing, where finite values have a sum that is not; TensorFlowSums takes it.
+        """
 
     def take(self, mean: bool) -> tuple[Int64, Array]:
         """Return ids (u,) and rows (u, width), each divided by dtype(its count) if mean, and empty the store."""
@@ -55,10 +61,32 @@ class KernelSums:
     def add(self, ids: Int64, values: Array, number: int) -> None:
         # A caller that unpacks bytes itself may pass unaligned arrays.
         rows = Rows(np.require(ids, None, ["C", "ALIGNED"]), np.require(values, None, ["C", "ALIGNED"]))
-        self._intake.begin([self._accumulator], [[rows]], number)
-        self._intake.add(strict=False)  # TensorFlow sums NaN and infinities
-        self._intake.work()
-        self._intake.end()
+        intake = self._intake
+        if intake.begin([self._accumulator], [[rows]], number):
+            intake.add()
+            if intake.work():
+                intake.end()
+                return
+            intake.undo()
+            self._check(rows)
+            intake.begin([self._accumulator], [[rows]], number)
+        else:
+            intake.check(1)
+            if intake.work() and intake.may_overflow:
+                try:
+                    self._check(rows)
+                except InputError:
+                    intake.cancel()
+                    raise
+        intake.add(strict=False)  # TensorFlow sums NaN and infinities
+        intake.work()
+        intake.end()
+
+    def _check(self, rows: Rows) -> None:
+        """Raise InputError at a row at which a sum leaves the finite range, if all rows are finite."""
+        if np.isfinite(rows.grads).all():
+            overflows = overflows_of([rows], self._accumulator.sums())[0]
+            check_sums(rows.ids, overflows, rows.grads.dtype)
 
     def take(self, mean: bool) -> tuple[Int64, Array]:
         (total,) = self._accumulator.sums()
@@ -81,6 +109,14 @@ class KernelSums:
         self._accumulator.set_state(sums)
 
 
+def check_sums(ids: Int64, overflows: npt.NDArray[np.bool_], dtype: np.dtype[Any]) -> None:
+    """Raise InputError for the first of these rows, with which, or with whose id, a sum leaves the finite range."""
+    if overflows.any():
+        row_id = ids[int(overflows.argmax())]
+        problem = f"gradient: expected sums that are finite as {dtype}, and that of id {row_id} is not"
+        raise InputError(problem, reason="sum_not_finite")
+
+
 class NumpySums:
     """A NumPy store for any dtype: float16 rounds at every addition, as in TensorFlow."""
 
@@ -101,6 +137,11 @@ class NumpySums:
         sums[positions[:num_before]] = self._values
         with np.errstate(all="ignore"):
             np.add.at(sums, positions[num_before:], values)
+        if not np.isfinite(sums).all() and np.isfinite(values).all():
+            before = np.ones(len(merged), bool)
+            before[positions[:num_before]] = np.isfinite(self._values).all(axis=1)
+            leaves = before & ~np.isfinite(sums).all(axis=1)
+            check_sums(ids, leaves[positions[num_before:]], self._dtype)
         counts = np.zeros(len(merged), np.int64)
         counts[positions[:num_before]] = self._counts
         counts[np.unique(positions[num_before:])] += 1

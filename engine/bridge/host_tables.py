@@ -175,6 +175,17 @@ class HostTables:
         """Return the way of frames of one table without Python. gate, sums : which they enter; mean : of the sums"""
         return FrameSteps(gate, sums, self._step, self._lock, member, mean)
 
+    def take_not_finite(self) -> tuple[int, int, int] | None:
+        """Return how many rows updates have made infinite or NaN since the last call, and member and id of the first.
+
+        A row counts once, until it is written. None: none
+        """
+        result = self._step.take_not_finite()
+        if result is None:
+            return None
+        num_rows, (member, device, row) = result
+        return num_rows, member, self.layouts[member].id_at(device, row)
+
     def wait(self) -> None:
         """Do nothing: every call waits."""
 

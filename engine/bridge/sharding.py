@@ -169,6 +169,17 @@ class Layout:
         """Return the device of every id, and its row there."""
         return partition.place(ids, *self.shards, self.num_devices)
 
+    def id_at(self, device: int, row: int) -> int:
+        """Return the id of a row of a device, the inverse of ``place``; of a table on the host."""
+        if not self.mod and self.num_devices == 1:
+            return row
+        shard, number = divmod(row, self.rows_per_shard)
+        shard += device * self.shards_per_device
+        if self.mod:
+            return number * NUM_SHARDS + shard
+        quotient, remainder = divmod(self.vocabulary_size, NUM_SHARDS)
+        return shard * quotient + min(shard, remainder) + number
+
 
 class TableDefinition(NamedTuple):
     """A table to create. starts : of its slots; rate : identifies its learning rate, equal if shared"""

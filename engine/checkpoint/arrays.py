@@ -22,6 +22,7 @@ from penstock.config.specs import WEIGHTS
 from penstock.errors import CommitGoneError, StateError
 from penstock.filesystem.state_files import open_regular
 from penstock.frames import Array, Float32, Int64
+from penstock.io.table_files import rows_not_finite
 from penstock.updates import RowWiseAdagrad
 
 
@@ -30,6 +31,8 @@ class SavedTables:
 
     path : ``DIR``, of which the newest complete commit is read, or ``DIR@VERSION``
     tables : name → its entry in the manifest: vocabulary_size, dim, optimizer, slots
+    not_finite : name → how many rows that ``parts`` has returned are infinite or NaN, and the id of the first one; only
+        of tables that have some
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -38,6 +41,7 @@ class SavedTables:
         self.commit = version.read(self._folder.checked)
         self._where = f"{self._folder.path}, commit {self.commit.number}"
         self.tables = {table["name"]: table for table in self.commit.contents["tables"]}
+        self.not_finite: dict[str, tuple[int, int]] = {}
 
     def parts(self, name: str) -> dict[str, Float32]:
         """Return the weights and slots of one table by name, float32 (rows, floats per row), with one copy in memory.
@@ -48,7 +52,12 @@ class SavedTables:
         if num_rows * dims[WEIGHTS] * 2 > sum(file.num_bytes for file in self.commit.files):  # 16-bit weights
             raise StateError(f"{self._where}: table '{name}' has more rows than the files can contain")
         with trusting(self._where):
-            return self._parts(name, num_rows, dims)
+            parts = self._parts(name, num_rows, dims)
+        bad = rows_not_finite(tuple(parts.values()))
+        if len(bad):
+            keys = self.keys(name)
+            self.not_finite[name] = len(bad), int(bad[0] if keys is None else keys[bad[0]])
+        return parts
 
     def _parts(self, name: str, num_rows: int, dims: Mapping[str, int]) -> dict[str, Float32]:
         parts = {key: np.zeros((num_rows, dim), np.float32) for key, dim in dims.items()}

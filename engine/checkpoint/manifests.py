@@ -60,6 +60,8 @@ _CHANGE = {
 _COUNTERS = {
     **dict.fromkeys(["rows?", "frames?", "stale?", "steps?", "held_bytes?", "truncated?", "stale_rows?"], int),
     "rolled_back?": int,
+    "not_finite?": int,
+    "first_not_finite?": str,
     "dropped": {str: int},
 }
 _MANIFEST = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,6 +18,7 @@ from penstock.cli.key_checks import KeyChecks
 from penstock.cli.output import Output, count, frames_text, several, size_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
+from penstock.frames import Frame
 from penstock.gate import Gate
 from penstock.io.connectors.partition_source import TopicKind
 from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_order, sorted_by_step
@@ -26,8 +26,10 @@ from penstock.io.sources.opening import Source, expanded, open_sources
 from penstock.io.sources.source_kinds import source_kind
 from penstock.learning_rates import LearningRates
 from penstock.options import ReadingKeywords
+from penstock.pipeline import BadRowsError, Pipeline, TableStore
 from penstock.pyx.keys.directory import directory_bytes
 from penstock.stats import Counters, too_stale
+from penstock.threads import ThreadTeam
 
 EXAMPLE = "penstock validate tables.pbtxt worker0.arrows worker1.arrows --merge step --num-required 2"
 
@@ -83,7 +85,9 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
         checks = [SourceCheck(source, drops_bad_rows) for text in args.sources for source in _sources(text, args)]
         if checks:
             keys = KeyChecks(config if memory else None)
-            walked = walk(checks, options, args.num_required or config.gate_num_required or 1, args, keys, out)
+            required = args.num_required or config.gate_num_required or 1
+            pipeline = pipeline_of(config) if memory else None
+            walked = walk(checks, options, required, pipeline, args, keys, out)
             walked |= keys.say(out)
     stale_errors = walked.pop("stale_errors", [])
     of_config = [str(finding) for finding in findings if finding.severity == "error"]
@@ -203,23 +207,44 @@ def _sources(text: str, args: argparse.Namespace) -> Sequence[str | Source]:
     return expanded(text)
 
 
+def pipeline_of(config: EmbeddingConfig) -> Pipeline:
+    """Return what sums the rows between two openings, as a replay does: a sum may leave the finite range."""
+    stores = {spec.name: TableStore(None, spec.dim, accumulate=spec.accumulate, mean=False) for spec in config.tables}
+    return Pipeline(stores, ThreadTeam(1))
+
+
 def walk(
     checks: list[SourceCheck],
     options: ReadOptions,
     num_required: int,
+    pipeline: Pipeline | None,
     args: argparse.Namespace,
     keys: KeyChecks,
     out: Output,
 ) -> dict[str, Any]:
     """Pass the frames of all sources through a gate without tables. Print and return the resulting counts.
 
-    keys : gets the frames that the gate admits, and its openings
+    pipeline : sums the frames that the gate admits; None: the configuration has errors
+    keys : gets the frames, too, and the openings of the gate
     """
     gate, total = Gate(num_required), Counters()
 
     def opened(_: int) -> None:
         keys.open(gate.global_step)
+        if pipeline is not None:
+            pipeline.drain()
         total.steps += 1
+
+    def admit(frame: Frame) -> tuple[Frame, bool]:
+        def enter() -> None:
+            if pipeline is not None:
+                pipeline.add(frame, lambda: None)
+            keys.add(frame)
+
+        try:
+            return frame, gate.admit(frame.local_step, enter, frame.contributor)
+        except BadRowsError as error:
+            return admit(error.repaired(frame))
 
     gate.open_into(opened)
     frames = [check.frames(options, args.merge == "step") for check in checks]
@@ -228,7 +253,7 @@ def walk(
             if frame.is_void:
                 checks[number].counters.dropped.update(frame.dropped)
                 continue
-            admitted = gate.admit(frame.local_step, partial(keys.add, frame), frame.contributor)
+            frame, admitted = admit(frame)
             total.count(frame, admitted)
             checks[number].counters.count(frame, admitted)
     if args.flush and gate.num_accumulated:

@@ -38,8 +38,8 @@ class IdGate:
         try:
             add = partial(self.pipeline.add, frame, lambda: None)
             admitted = self.gate.admit(frame.local_step, add, frame.contributor, audit)
-        except BadRowsError:
-            return self.push(frame.audited())
+        except BadRowsError as error:
+            return self.push(error.repaired(frame))
         return frame, admitted
 
     def _open(self, _: int) -> None:

@@ -122,7 +122,7 @@ class LookAhead:
         assert read.frame is not None
         if self._gate is not None:
             try:
-                read.frame = self._core.tables.reduced(read.frame)
+                read.frame = self._core.reduced(read.frame)
                 if self._reader.options.on_bad_row != "error":
                     read.frame = read.frame.audited()
                 self._gate.push(self._ids(read.frame))

@@ -296,4 +296,5 @@ def _named(frame: Frame, contributor: str | None) -> Frame:
     if contributor is None or frame.contributor is not None:
         return frame
     audit = frame.audit and (lambda: replace(frame.audited(), contributor=contributor))
-    return replace(frame, contributor=contributor, audit=audit)
+    reject = frame.reject and (lambda overflows: replace(frame.without(overflows), contributor=contributor))
+    return replace(frame, contributor=contributor, audit=audit, reject=reject)

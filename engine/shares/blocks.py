@@ -115,7 +115,7 @@ class Router:
 def _head(frame: Frame) -> Frame:
     """Return a frame without its rows. Its position is counted where the whole frame is read."""
     rows: dict[str, tuple[Rows, ...]] = dict.fromkeys(frame.rows, ())
-    return replace(frame, rows=rows, bad_rows=(), audit=None, position=(), fingerprint="")
+    return replace(frame, rows=rows, bad_rows=(), audit=None, reject=None, position=(), fingerprint="")
 
 
 def _batch(rows_of: Int64, dims: Int64, numbers: Int64, grads: Float32, counts: object) -> pa.RecordBatch:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.sampling import IDS_PER_TABLE, MAX_TABLES, Moment
-from penstock.stats import CacheReport, KeyReport, TableReport
+from penstock.stats import CacheReport, Counters, KeyReport, TableReport
 from penstock.telemetry import MetricsSnapshot
 
 
@@ -28,6 +28,16 @@ def joined_tables(reports: Sequence[Mapping[str, TableReport]]) -> dict[str, Tab
             CacheReport(**_totals(caches)) if caches else None,
         )
     return joined
+
+
+def joined_counters(shares: Sequence[Counters]) -> Counters:
+    """Return the counters of all shares: each counts all frames and steps, and its own sums and rows."""
+    return replace(
+        shares[0],
+        held_bytes=sum(share.held_bytes for share in shares),
+        not_finite=sum(share.not_finite for share in shares),
+        first_not_finite=next((share.first_not_finite for share in shares if share.not_finite), ""),
+    )
 
 
 def joined_variants(variants: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -61,7 +71,7 @@ def joined_snapshots(shares: Sequence[MetricsSnapshot]) -> MetricsSnapshot:
         updated.update(share.updated)
     return replace(
         first,
-        counters=replace(first.counters, held_bytes=sum(share.counters.held_bytes for share in shares)),
+        counters=joined_counters([share.counters for share in shares]),
         tables=joined_tables([share.tables for share in shares]),
         updated=updated,
         num_steps=sum(share.num_steps for share in shares),

@@ -39,7 +39,7 @@ from penstock.shares.mapped_rows import mapped_tables
 from penstock.shares.part_deltas import merged
 from penstock.shares.pass_folder import PassFolder
 from penstock.shares.pass_memory import check_disk, num_passes
-from penstock.stats import Report, TableReport
+from penstock.stats import Report, TableReport, not_finite_note
 
 if TYPE_CHECKING:
     import jax
@@ -274,9 +274,17 @@ def _report(plain: Mapping[str, Any]) -> Report:
 
 def _joined(reports: Sequence[Report], seconds: float) -> Report:
     """Return the report of the first pass, with the tables of all and the time of the whole replay."""
-    first = reports[0]
+    first, notes = reports[0], list(reports[0].notes)
+    not_finite = sum(report.not_finite for report in reports)
+    first_not_finite = next((report.first_not_finite for report in reports if report.not_finite), "")
+    if not_finite > first.not_finite:
+        of_first = not_finite_note(first.not_finite, first.first_not_finite)
+        notes = [*(note for note in notes if note != of_first), not_finite_note(not_finite, first_not_finite)]
     return replace(
         first,
+        notes=tuple(notes),
+        not_finite=not_finite,
+        first_not_finite=first_not_finite,
         seconds=seconds,
         rows_per_s=first.rows / seconds if seconds > 0 else 0.0,
         held_bytes=max(report.held_bytes for report in reports),

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from penstock.config.specs import TableSpec
 from penstock.errors import UsageError
-from penstock.frames import Frame, Int64, Rows, fingerprint
+from penstock.frames import Frame, Int64, Overflows, Rows, fingerprint, sum_error
+from penstock.pipeline import without_overflows
 from penstock.pyx import partition
 from penstock.pyx.keys import key_owners
 from penstock.validation import whole
@@ -139,15 +140,29 @@ def shares_of(specs: Iterable[TableSpec], mod: bool, seed: int, rank: int, count
     }
 
 
-def reduced(frame: Frame, shares: Mapping[str, AnyShare]) -> Frame:
+def reduced(frame: Frame, shares: Mapping[str, AnyShare], alone: bool) -> Frame:
     """Return a whole frame reduced to the rows of a share, with their numbers there; everything else is as it was.
 
     Every table that the frame contains stays in it, so that the frames of a table have the same numbers in every share.
+    alone : whether its sums are those of a step
     Raises InputError for a bad row in any share.
     """
     frame = frame.audited()
+    if alone:
+        frame = without_overflows(frame)
     rows = {name: tuple(_reduced(block, shares[name]) for block in blocks) for name, blocks in frame.rows.items()}
-    return replace(frame, rows=rows, fingerprint=fingerprint(frame), audit=None)
+
+    def reject(overflows: Overflows) -> Frame:
+        whole = {}
+        for name, masks in overflows.items():
+            whole[name] = [np.zeros(len(block.ids), np.bool_) for block in frame.rows[name]]
+            for block, mask, of_block in zip(frame.rows[name], masks, whole[name], strict=True):
+                of_block[shares[name].select(np.ascontiguousarray(block.ids))[0][mask]] = True
+        frame.without(whole)  # raises with the place of the row, if such rows are errors
+        # The other shares do not see this sum of several frames, and could not drop the row too.
+        raise sum_error(frame, whole)
+
+    return replace(frame, rows=rows, fingerprint=fingerprint(frame), audit=None, reject=reject)
 
 
 def _reduced(block: Rows, share: AnyShare) -> Rows:

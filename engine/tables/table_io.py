@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from penstock.config.specs import WEIGHTS
 from penstock.errors import CapacityError, InputError, StateError, UsageError, listed
+from penstock.events import report
 from penstock.frames import Float32, Int64
 from penstock.io.formats.table_format import Contents, Tensor, format_of
 from penstock.io.formats.tensor_blocks import blocks
@@ -95,6 +97,8 @@ def write_tables(tables: TableSet, directory: str | os.PathLike[str]) -> list[Pa
             columns, dynamic = _columns(tables, name), tables.dynamic.get(name)
             keys, stream = (None, tables.whole_table(name).stream) if dynamic is None else dynamic.sorted()
             writer.write(name, columns, _blocks(stream, len(columns)), keys)
+    for name, (num_rows, first) in writer.not_finite.items():
+        report(logging.WARNING, "wrote_not_finite", table=name, rows=num_rows, id=first)
     if processes is not None:
         processes.agree("the end of write_tables")
     return writer.written

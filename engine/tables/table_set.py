@@ -90,6 +90,7 @@ class TableSet:
         self._tables = {name: created[name] for name in self.specs}
         self.programs = TablePrograms(self._tables)
         self.notes = reasons_for_xla(specs, layouts, devices, self.programs.variants)
+        self._host_groups = [group for group in self._groups if isinstance(group, HostTables)]
         self._members = [(group, [self.specs[layout.name] for layout in group.layouts]) for group in self._groups]
         # Updates of tables that a step does not touch: they have no gradients, and non-lazy optimizers change all rows.
         self._empty_updates = {
@@ -141,9 +142,12 @@ class TableSet:
         share = self.shares.get(name)
         return (share.ids(0), share.stride) if isinstance(share, Share) else (0, 1)
 
-    def reduced(self, frame: Frame) -> Frame:
-        """Return a frame reduced to the rows of this share, with local rows for ids, unless it is reduced already."""
-        return reduced(frame, self.shares) if self.shares and frame.fingerprint is None else frame
+    def reduced(self, frame: Frame, alone: bool) -> Frame:
+        """Return a frame reduced to the rows of this share, with local rows for ids, unless it is reduced already.
+
+        alone : whether its sums are those of a step
+        """
+        return reduced(frame, self.shares, alone) if self.shares and frame.fingerprint is None else frame
 
     def share_of(self, name: str, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return this share's part of the buffered sums of a whole table, with local rows for ids; keys stay keys.
@@ -186,6 +190,27 @@ class TableSet:
             for number, updates in enumerate(applications):
                 group.apply(updates, step, number)
         return changed
+
+    def take_not_finite(self) -> tuple[int, str, int] | None:
+        """Return how many rows updates have made infinite or NaN since the last call, and table and id of the first.
+
+        Only of tables in the host's memory. A row counts once, until it is written. None: none
+        """
+        total, first = 0, None
+        for group in self._host_groups:
+            if (result := group.take_not_finite()) is not None:
+                num_rows, member, row = result
+                name, total = group.layouts[member].name, total + num_rows
+                if first is None:
+                    first = name, self._id_at(name, row)
+        return None if first is None else (total, *first)
+
+    def _id_at(self, name: str, row: int) -> int:
+        """Return the id that the user knows of a local row."""
+        if name not in self.dynamic:
+            return int(self.ids(name, np.array([row]))[0])
+        key, settings = int(self.dynamic[name].directory.keys(np.array([row]))[0]), self.specs[name].dynamic
+        return key % 2**64 if settings is not None and settings.key_type == "uint64" else key
 
     def frame_steps(self, name: str, gate: GateCounts, sums: Accumulator, mean: bool) -> FrameSteps | None:
         """Return the way of a table's frames without Python; None if there is none, or a step concerns other tables.

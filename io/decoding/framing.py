@@ -14,19 +14,20 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import InputError
-from penstock.frames import Frame, FrameRun, Position, Rows, time_problem
+from penstock.errors import InputError, listed
+from penstock.frames import Frame, FrameRun, Overflows, Position, Rows, time_problem
 from penstock.io.decoding.bad_rows import quarantined
 from penstock.io.decoding.columns import Int64
 from penstock.io.decoding.frame_columns import Key
 from penstock.io.decoding.read_options import ReadOptions
-from penstock.io.decoding.row_checks import REASONS, Sizes
+from penstock.io.decoding.row_checks import REASONS, SUM_NOT_FINITE, Sizes
 from penstock.io.decoding.source_batch import BadRows, SourceBatch
 from penstock.io.sources.batch import data_bytes
 from penstock.pyx.gradient_blocks import GradientBlocks
 
 # The size of a frame's unvalidated gradients, if bad rows are dropped: beyond it the frame is validated while it is
-# still incomplete, so that memory does not grow with rows that will be dropped.
+# still incomplete, so that memory does not grow with rows that will be dropped. Of batches that are mostly bad rows no
+# more are kept for the case that a sum leaves the finite range.
 UNVALIDATED_BYTES = 64 << 20
 # A batch whose buffers are larger is measured exactly: it may be a slice of a large table.
 _MEASURED_BYTES = 1 << 20
@@ -115,6 +116,11 @@ class PartialFrame:
         self._rates: tuple[float, ...] | None = None
         self._time: int | None = None
         self._position: Position = ()
+        # For ``_without``: the validated pieces, None for one that is not kept; of each block its piece, and there the
+        # number of the RowBatch and the rows.
+        self._pieces: list[FramePiece | None] = []
+        self._origins: dict[str, list[tuple[int, int, slice | Int64]]] = {}
+        self._num_bytes_few = 0
 
     def add(self, piece: FramePiece) -> None:
         """Add a piece. Raises InputError at a bad row, if those are errors, and where learning rates change."""
@@ -139,6 +145,7 @@ class PartialFrame:
         self.num_units += piece.num_units
         if content.truncated is not None:
             self._truncated += int(content.truncated[piece.start : piece.stop].sum())
+        self._pieces.append(piece)
         bad = None if batch.bad is None else batch.bad_rows(piece.start, piece.stop)
         if bad is not None:
             self._drop(batch, bad)
@@ -151,8 +158,11 @@ class PartialFrame:
                 selected = good = span.start + np.flatnonzero(codes[span] == 0)
                 # The batch need not stay in memory for them.
                 few = 2 * len(good) < rows.num_rows
-            for table, block in rows.by_table(selected, self._options.sizes):
+                if few and not self._keeps(piece):
+                    self._pieces[-1] = None
+            for table, of_table, block in rows.by_table(selected, self._options.sizes):
                 self._rows.setdefault(table, []).append(block.copied() if few else block)
+                self._origins.setdefault(table, []).append((len(self._pieces) - 1, number, of_table))
 
     def build(self, audit: Callable[[], Frame] | None) -> Frame:
         step, contributor = self.key
@@ -166,10 +176,35 @@ class PartialFrame:
             source=self._source,
             bad_rows=tuple(self._bad_rows),
             audit=audit,
+            reject=self._without if audit is None else None,
             truncated=self._truncated,
             time=self._time,
             position=self._position,
         )
+
+    def _keeps(self, piece: FramePiece) -> bool:
+        """Return whether a piece whose rows are mostly bad is kept."""
+        self._num_bytes_few += piece.num_bytes
+        return self._num_bytes_few <= UNVALIDATED_BYTES
+
+    def _without(self, overflows: Overflows) -> Frame:
+        """Return the frame without rows at which a sum leaves the finite range, or raise InputError."""
+        pieces = [piece for piece in self._pieces if piece is not None]
+        if len(pieces) < len(self._pieces):
+            tables = listed(table for table, masks in overflows.items() if any(mask.any() for mask in masks))
+            problem = f"a sum of table {tables} is not finite as float32, in a large frame of mostly bad rows"
+            raise InputError(problem, source=self._source, reason=REASONS[SUM_NOT_FINITE])
+        for table, masks in overflows.items():
+            for (number, batch_number, rows), mask in zip(self._origins[table], masks, strict=True):
+                if mask.any():
+                    piece = pieces[number]
+                    positions = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+                    batch = piece.batch.marked(batch_number, positions[mask], SUM_NOT_FINITE)
+                    pieces[number] = replace(piece, batch=batch)
+        frame = PartialFrame(self._options, self._first_bad)
+        for piece in pieces:
+            frame.add(piece)
+        return frame.build(None)
 
     def _drop(self, batch: SourceBatch, bad: BadRows) -> None:
         """Count the bad rows and record the first of each kind, or raise."""

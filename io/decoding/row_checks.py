@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from penstock.config.id_ranges import expected, key_type_hint, outside
 from penstock.errors import listed
+from penstock.frames import sum_problem
 from penstock.io.decoding.role_types import suggestion
 from penstock.io.decoding.rows import RowBatch
 from penstock.io.decoding.schema import Roles
@@ -30,7 +31,9 @@ REASONS = (
     "gradient_null",
     "length_mismatch",
     "gradient_not_finite",
+    "sum_not_finite",
 )
+SUM_NOT_FINITE = REASONS.index("sum_not_finite")  # found by summing the rows, not by ``find_bad_rows``
 
 
 def find_bad_rows(batch: RowBatch, sizes: Sizes) -> npt.NDArray[np.uint8] | None:
@@ -73,6 +76,8 @@ def explain(batch: RowBatch, row: int, code: int, sizes: Sizes, roles: Roles) ->
         problem = f"expected {expected(vocabulary)} ({setting}), got {got}"
         return problem + key_type_hint(vocabulary, got), roles.id.name
     gradients, column = batch.gradients, roles.gradient.name
+    if code == SUM_NOT_FINITE:
+        return sum_problem(table or "", int(batch.raw_ids[row])), column
     if reason == "gradient_null":
         return f"expected {dim} floats, got null", column
     if reason == "length_mismatch":

@@ -31,6 +31,8 @@ from penstock.io.sources.batch import RAISED, PlainRoles
 from penstock.pyx.gradient_blocks import GradientBlocks
 from penstock.pyx.plain_batches import PlainRows, plain_rows
 
+Selected = Iterator[tuple[str, slice | Int64, Rows]]
+
 
 @dataclass(eq=False)
 class Examples:
@@ -136,8 +138,8 @@ class RowBatch:
             return True
         return bool(self.gradients.differ_from(np.array(dims, np.int64)[self.codes]).any())
 
-    def by_table(self, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Rows]]:
-        """Select rows, which must be good, table by table, each table's in their order."""
+    def by_table(self, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]) -> Selected:
+        """Select rows, which must be good, as (table, which, rows), table by table, each table's in their order."""
         if self.codes is None:
             yield from self._of_table(0, rows, sizes)
             return
@@ -158,15 +160,13 @@ class RowBatch:
             if len(of_table):
                 yield from self._of_table(int(self.codes[of_table[0]]), _as_slice(of_table), sizes)
 
-    def _of_table(
-        self, code: int, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]
-    ) -> Iterator[tuple[str, Rows]]:
+    def _of_table(self, code: int, rows: slice | Int64, sizes: Mapping[str, tuple[int, int]]) -> Selected:
         ids = self.ids[rows]
         if not len(ids):
             return
         table = self.tables[code]
         assert table is not None  # a row without a table is a bad row
-        yield table, Rows(ids, *self.gradients.look(rows, sizes[table][1]))
+        yield table, rows, Rows(ids, *self.gradients.look(rows, sizes[table][1]))
 
     @cached_property
     def runs(self) -> Runs | None:

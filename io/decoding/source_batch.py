@@ -82,6 +82,15 @@ class SourceBatch:
             self._validated = replace(self, unvalidated=False, plain=None, bad=bad)
         return self._validated
 
+    def marked(self, number: int, rows: Int64, code: int) -> SourceBatch:
+        """Return the batch, which is validated, with more bad rows in one of its RowBatches."""
+        bad: list[Codes | None] = [None] * len(self.content.row_batches) if self.bad is None else list(self.bad)
+        codes = bad[number]
+        marked = np.zeros(self.content.row_batches[number].num_rows, np.uint8) if codes is None else codes.copy()
+        marked[rows] = code
+        bad[number] = marked
+        return replace(self, bad=bad)
+
     def bad_rows(self, start: int, stop: int) -> BadRows | None:
         """Return the bad ones among the gradient rows of the source's rows start to stop, in their order."""
         blocks = []

@@ -56,7 +56,14 @@ def _floats(tensor: Tensor, start: int, stop: int, name: str, source: str) -> Fl
     finite = np.isfinite(rows)
     if not finite.all():
         row, column = np.argwhere(~finite)[0]
-        raise InputError(_at(name, start + row, column, "finite", read.reshape(rows.shape)[row, column]), source=source)
+        problem = _at(name, start + row, column, "finite", read.reshape(rows.shape)[row, column])
+        num_rows, at_once = 0, stop - start
+        for first in range(0, tensor.shape[0], at_once):
+            block = _read(tensor, first, min(first + at_once, tensor.shape[0]), name, source)
+            with np.errstate(over="ignore"):
+                num_rows += int((~np.isfinite(block.astype(np.float32))).reshape(len(block), -1).any(axis=1).sum())
+        problem += f"; {num_rows} of its rows are not finite: replace them by finite ones"
+        raise InputError(problem, source=source)
     return rows
 
 

@@ -98,6 +98,22 @@ def test_quantization_is_seen_forward_and_gradients_pass_straight_through():
     assert moved[[0, 1, 2, 5]].tolist() == gradient.tolist()
 
 
+@pytest.mark.parametrize("weights", [None, [[[1.0], [0.5, 1.0], [], []]]])
+def test_gradients_with_an_infinite_sum_are_refused_whole_and_can_be_sent_again(weights):
+    engine = engine_of(combiner="sum")
+    _, dedup = engine.recv_activations([[[3], [1, 1], [], []]], weights=weights)
+    gradient = np.full((4, 2), 3e38, np.float32)
+    message = "of id 1 of table '.*' is not"
+
+    def refused():
+        with pytest.raises(ps.InputError, match=message) as error:
+            engine.send_gradients([gradient], deduplication_data=dedup)
+        return error.value.reason == "sum_not_finite"
+
+    assert not change(engine, refused).any()
+    assert engine.send_gradients([gradient / 4], deduplication_data=dedup)
+
+
 def test_nesting_is_kept_and_tables_may_be_shared():
     user, item = ps.TableConfig(5, 2, name="user"), ps.TableConfig(7, 3, name="item")
     features = {"b": (ps.FeatureConfig(user), [ps.FeatureConfig(item)]), "a": ps.FeatureConfig(item)}

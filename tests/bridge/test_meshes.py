@@ -165,10 +165,13 @@ def test_all_processes_raise_the_error_of_one_and_continue(tmp_path):
         "apply('t'): row 1, column 'id': expected 0 <= id < 24 (vocabulary_size of table 't'), got 99 [id_out_of_range]"
     )
     assert second["row"] == ("InputError", row)
+    large = "row 1: expected a sum that is finite as float32, and with this row that of id 1 of table 't' is not"
+    assert large in second["sum"][1]
     gone = "the disk is gone"
     assert second["source"] == ("OSError", gone)
     wanted = {
         "row": ("InputError", f"process 1: {row}"),
+        "sum": ("InputError", f"process 1: {second['sum'][1]}"),
         "call": ("UsageError", f"process 0 is at a lookup in table 't' and process 1 at flush(): {order}"),
         "source": ("PeerError", f"process 1 stopped with OSError: {gone}"),
     }

@@ -1,10 +1,12 @@
 """``penstock validate``, ``inspect`` and ``demo``."""
 
 import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from batches import batch
 from cli import ONE_TABLE, frame
 from ipc import stream, write
 
@@ -101,6 +103,21 @@ def test_validate_continues_after_a_bad_source_and_exits_with_3(config, tmp_path
     assert "2 bad rows; first: " in output
     assert f"{bad}: batch 0, row 1, column 'id': expected 0 <= id < 50" in output
     assert [bool(source["errors"]) for source in result["sources"]] == [True, True, False]
+
+
+def test_validate_sums_the_rows_of_every_opening_as_a_replay_does(config, tmp_path, call):
+    log = write(tmp_path / "log.arrows", [batch([1], [[3e38, 1.0]], step=step) for step in (7, 8, 9)])
+    assert call(0, "validate", config, log)[1]["sources"][0]["bad_rows"] == {}
+    flags = ("--num-required", "2")
+    output, result = call(3, "validate", config, log, *flags)
+    assert result["sources"][0]["bad_rows"] == {"sum_not_finite": 1}
+    refusal = f"{log}: batch 1, row 0, column 'gradient': expected a sum that is finite as float32"
+    assert refusal in output
+    with pytest.raises(ps.InputError, match=re.escape(refusal)):
+        ps.Engine(ps.EmbeddingConfig.load(config), num_required=2).run(log)
+    assert call(0, "validate", config, log, *flags, "--on-bad-row", "drop")[1]["pending"] == 1
+    report = ps.Engine(ps.EmbeddingConfig.load(config), num_required=2).run(log, on_bad_row="drop")
+    assert (report.dropped, report.pending) == ({"sum_not_finite": 1}, 1)
 
 
 def test_the_json_of_validate_has_every_error_at_its_top(config, tmp_path, call):

@@ -7,6 +7,9 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from cli import frame, table
 from commands_below import below
@@ -400,3 +403,34 @@ def test_a_file_system_that_is_full_is_exit_6_and_leaves_no_commit(tmp_path, con
         assert "cannot write: file too large; raise the limit on file sizes" in done.stderr
         assert [str(path) for path in tmp_path.rglob("*part*")] == []
         assert not (tmp_path / form).is_file()
+
+
+def test_exported_rows_that_are_not_finite_are_reported_and_refused(tmp_path, config, call, refused):
+    """``--out`` and ``export`` say so, ``import`` and ``--init`` refuse them, and a file without them is taken."""
+    rows = pa.record_batch({"step": [0, 0], "table": ["user"] * 2, "id": [5, 7], "gradient": [[3e19, 1.0]] * 2})
+    log, kept, files = write(tmp_path / "log.arrows", [rows]), tmp_path / "kept", tmp_path / "exported"
+    output, report = call(0, "replay", config, log, "--checkpoint", kept, "--out", tmp_path / "tables")
+    assert (report["not_finite"], report["first_not_finite"]) == (2, "table 'user', id 5")
+    assert "2 rows became infinite or NaN by updates; first: table 'user', id 5" in output
+    output, result = call(0, "export", kept, files)
+    assert "warning   user: 2 rows infinite or NaN, the first of id 5; import refuses them" in output
+    assert result["not_finite"] == {"user": 2}
+    for words in (
+        ("import", files, tmp_path / "c", "--config", config),
+        ("replay", config, log, "--init", tmp_path / "tables"),
+    ):
+        line = refused(3, *words)
+        assert "row 5, column 'accumulators': expected 2 finite floats, got [inf" in line
+        assert "2 rows of the file are not finite: leave them out, and they keep their initial values" in line
+    table = pq.read_table(files / "user.parquet")
+    bad = pc.is_in(table["id"], pa.array([5, 7]))
+    pq.write_table(table.filter(pc.invert(bad)), files / "user.parquet")
+    assert call(0, "import", files, tmp_path / "c", "--config", config)[1]["rows"] == {"user": 48, "item": 20}
+
+
+def test_tensors_that_are_not_finite_are_refused_with_their_number(tmp_path, refusal):
+    rows = rows_of(50, 2)
+    rows[[3, 9], 1] = np.nan, np.inf
+    folder_of(tmp_path / "source", user=rows)
+    line = refusal(3)
+    assert "'user', row 3, column 1: expected a number that is finite, got nan; 2 of its rows are not finite" in line

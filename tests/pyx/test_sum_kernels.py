@@ -3,11 +3,15 @@
 import numpy as np
 import pytest
 import reference
-from accumulate import add, drain
+from accumulate import add, blocks_of, drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.pyx.accumulator import Accumulator, targets
+from penstock.pyx.frame_accumulate import Intake
+from penstock.pyx.row_sums import overflowing_rows
+
+LARGE = [1.0, -2e30, 4e37, -4e37, 1.7e38, -1.7e38, 3.4e38, -3.4e38]
 
 
 @pytest.mark.parametrize("target", targets())
@@ -42,6 +46,53 @@ def test_every_instruction_set_finds_a_value_that_is_not_finite_in_every_column(
             grads[8, column] = bad
             assert not add(accumulator, [(np.arange(9), grads)], 0)
             assert len(accumulator) == 0
+
+
+@pytest.mark.parametrize("target", targets())
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_instruction_set_finds_a_sum_that_is_not_finite_in_every_column(target, dtype):
+    for dim in (1, 4, 13, 31):
+        for column in range(dim):
+            accumulator, grads = Accumulator(dim, dtype, 9, target=target), np.ones((9, dim), dtype)
+            grads[[3, 8], column] = -0.6 * np.finfo(dtype).max
+            assert add(accumulator, [(np.arange(9), grads)], 0)
+            accumulator.drain()
+            assert not add(accumulator, [(np.arange(9) % 5, grads)], 1)
+            assert len(accumulator) == 0
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(LARGE)), max_size=6), max_size=4),
+    st.sampled_from([np.float32, np.float64]),
+    st.booleans(),
+)
+@settings(deadline=None)
+def test_a_frame_that_looks_harmless_never_overflows_and_the_rows_that_do_are_those_of_the_twin(frames, dtype, gained):
+    accumulator, held = Accumulator(2, dtype), {}
+    scale = np.finfo(dtype).max / np.finfo(np.float32).max
+    for number, frame in enumerate(frames):
+        ids = np.array([row_id for row_id, _ in frame], np.int64)
+        grads = np.array([[1.0, value] for _, value in frame]).reshape(len(ids), 2).astype(np.float32).astype(dtype)
+        grads *= dtype(scale)
+        gains = np.full(len(ids), 0.75, np.float32) if gained and dtype == np.float32 else None
+        rows = grads if gains is None else grads * gains[:, None]
+        unique, slots = np.unique(ids, return_inverse=True)
+        sums = np.array([held.get(row_id, np.full(2, -0.0)) for row_id in unique.tolist()], dtype).reshape(-1, 2)
+        after = dict(held)
+        refused = reference.overflowing_rows(after, ids, rows)
+        assert overflowing_rows(sums, slots, grads, None, gains).tolist() == refused.tolist()
+        assert all(sums[i].tobytes() == after[row_id].tobytes() for i, row_id in enumerate(unique) if row_id in after)
+        intake, block = Intake(), (ids, grads, None, gains)
+        intake.begin([accumulator], [blocks_of(block)], number)
+        intake.check(2)
+        assert intake.work()
+        harmless = not intake.may_overflow
+        intake.cancel()
+        if harmless:
+            assert not refused.any()
+        if not refused.any():
+            assert add(accumulator, [block], number)
+            held = after
 
 
 @pytest.mark.parametrize("parts", [1, 2])

@@ -149,6 +149,7 @@ def test_the_newest_stream_of_a_name_counts():
             r"batch \d+, row 0, column 'id': expected 0 <= id",
         ),
         (pa.record_batch({"id": [1], "gradient": [[float("nan")] * 4]}), "gradient_not_finite"),
+        (pa.record_batch({"id": [1, 1], "gradient": [[3e38] * 4] * 2}), "row 1, .* id 1 of table '.*' is not"),
         (pa.record_batch({"id": [1], "grad": [[1.0] * 4]}), "no column for the role 'gradient'"),
         (pa.record_batch({"id": [1], "gradient": [[1.0] * 3]}), "length_mismatch"),
     ],
@@ -168,6 +169,8 @@ def test_bad_rows_can_be_dropped_and_are_counted():
     with service_of(on_bad_row="drop") as service, client_of(service) as client:
         client.put([pa.record_batch({"id": [1, VOCABULARY], "gradient": [[1.0] * 4] * 2})], "w0")
         assert client.status()["dropped"] == {"id_out_of_range": 1}
+        client.put([pa.record_batch({"id": [1, 1], "gradient": [[3e38] * 4] * 2})], "w0")
+        assert client.status()["dropped"] == {"id_out_of_range": 1, "sum_not_finite": 1}
 
 
 def test_stale_frames_advance_the_position():

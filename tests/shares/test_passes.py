@@ -158,6 +158,28 @@ def test_bad_rows_are_counted_and_written_by_the_first_pass(replay, tmp_path, mo
         assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
+def test_rows_of_infinite_sums_are_dropped_in_every_pass_alike_or_end_it(tmp_path, call):
+    frames = batches()[:9:3]  # one worker: none is stale
+    rows = frames[1].to_pylist()
+    for row in (1, 2, 4):
+        rows[row] |= {"id": 3, "gradient": [3e38] * len(rows[row]["gradient"])}
+    frames[1] = pa.RecordBatch.from_pylist(rows, schema=frames[1].schema)
+    checkpoints.config_of(more=[VISITOR, SWEPT, PLACED]).save(tmp_path / "tables.pbtxt")
+    (tmp_path / "log.arrows").write_bytes(log(frames))
+    words = ["replay", tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--num-required"]
+
+    def dropped(num_required, name, *flags, code=0):
+        aside = f"quarantine={tmp_path / name}"
+        return call(code, *words, num_required, "--on-bad-row", aside, "--checkpoint", tmp_path / f"{name}-c", *flags)
+
+    whole, result = dropped(1, "a")[1], dropped(1, "b", "--passes", 3)[1]
+    assert result["dropped"] == {"sum_not_finite": 2}
+    for name in ("dropped", "state_hash", "not_finite", "first_not_finite"):
+        assert result[name] == whole[name]
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert "of id 3 of table 'user' is not" in dropped(3, "c", "--passes", 3, code=3)[0]
+
+
 @pytest.mark.evidence
 def test_sources_that_change_between_passes_are_refused_and_nothing_is_committed(replay, tmp_path, call, monkeypatch):
     source, end = tmp_path / "log.arrows", PassFolder.end

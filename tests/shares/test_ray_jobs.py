@@ -147,6 +147,31 @@ def test_a_bad_row_ends_a_job_after_the_frames_before_it(cluster, logs, tmp_path
     assert (tmp_path / "bad_rows.arrows").read_bytes() == (tmp_path / "wanted_rows.arrows").read_bytes()
 
 
+def test_a_row_with_which_a_sum_is_not_finite_is_bad_in_a_job_too(cluster, tmp_path):
+    bad = [batch(100, 0), pa.concat_batches([batch(101, 0), *[large_row(101)] * 2])]
+    logs = [str(write(tmp_path / "bad.arrows", bad)), str(write(tmp_path / "good.arrows", [batch(100, 1)]))]
+    common = {"shares": 2, "readers": 2, "num_required": 1}
+    with pytest.raises(ps.InputError, match=r"bad\.arrows: batch 1, row 41, .* of id 3 of table 'user' is not"):
+        Job(config_of(), logs, checkpoint=tmp_path / "c", **common).run()
+    wanted = ps.Engine(config_of(), num_required=1)
+    with pytest.raises(ps.InputError, match="row 41"):
+        wanted.run(logs, merge="round")
+    assert ps.Engine.restore(tmp_path / "c").state_hash() == wanted.state_hash()
+    options = {"checkpoint": tmp_path / "c", "on_bad_row": f"quarantine={tmp_path / 'bad_rows.arrows'}"}
+    report = Job(config_of(), logs, resume=True, **options, **common).run()
+    of_one, state = alone(logs, config_of(), num_required=1, on_bad_row=f"quarantine={tmp_path / 'wanted.arrows'}")
+    assert (report.dropped, report.state_hash) == ({"sum_not_finite": 1}, state)
+    assert (report.not_finite, report.first_not_finite) == (of_one.not_finite, of_one.first_not_finite)
+    assert (tmp_path / "bad_rows.arrows").read_bytes() == (tmp_path / "wanted.arrows").read_bytes()
+
+
+def large_row(step):
+    """One row of the table user that is larger than half of what float32 holds."""
+    row = batch(step, 0, rows=2).slice(1)
+    gradient = pa.array([[3e38] * len(row["gradient"][0])], row["gradient"].type)
+    return row.set_column(3, "id", pa.array([3])).set_column(4, "gradient", gradient)
+
+
 def test_a_share_without_room_ends_a_job_at_its_last_commit(cluster, tmp_path):
     config = dynamic_config(ps.Dynamic(), rows=16_384)
     steps = churning_steps(40, 30_000, 900)

@@ -20,6 +20,7 @@ def failed(mesh, rank, count, folder):
     engine = ps.Engine(small_config(), mesh, num_required=count)
     before = engine.state_hash()
     bad = {"t": (np.array([1, 99 if rank else 2]), np.ones((2, 4), np.float32))}
+    large = {"t": (np.array([1, 1 if rank else 2]), np.full((2, 4), 3e38, np.float32))}
     missing = folder / "missing.arrows"
     dynamic = ps.EmbeddingConfig.from_tables([ps.TableConfig(24, 4, name="d", dynamic=ps.Dynamic())], ps.SGD(0.1))
     placed = ps.EmbeddingConfig.from_tables([ps.TableConfig(24, 4, placement=ps.Placement("cached", 9))], ps.SGD(0.1))
@@ -32,6 +33,7 @@ def failed(mesh, rank, count, folder):
 
     errors = {
         "row": error_of(lambda: engine.apply(bad)),
+        "sum": error_of(lambda: engine.apply(large)),
         "call": error_of(lambda: engine.flush() if rank else engine.lookup("t", [1])),
         "missing": error_of(lambda: engine.run(missing if rank else iter(batches(0, count)))),
         "same": before == engine.state_hash(),

@@ -80,6 +80,18 @@ def coalesce(
     )
 
 
+def overflowing_rows(sums: dict[int, Any], ids: Int64, grads: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Twin of ``row_sums.overflowing_rows``: add rows to the sums of their ids but for those that make one infinite."""
+    refused = np.zeros(len(ids), np.bool_)
+    for row, row_id in enumerate(ids.tolist()):
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = sums[row_id] + grads[row] if row_id in sums else grads[row]
+        refused[row] = not np.isfinite(total).all()
+        if not refused[row]:
+            sums[row_id] = total
+    return refused
+
+
 def shard_sizes(vocabulary_size: int, num_shards: int) -> Int64:
     """Return the number of rows of every shard, the same for MOD and DIV (tpu_embedding_shape_util.cc)."""
     quotient, remainder = divmod(vocabulary_size, num_shards)
@@ -263,6 +275,7 @@ class FrameSteps:
         self.table, self.num_required, self.mean = table, num_required, mean
         self.step = self.num_accumulated = 0
         self.sums: dict[int, Float32] = {}
+        self.largest = 0.0  # magnitude of a sum since nothing was held
         self.frames: dict[int, int] = {}  # in which an id of the sums occurred
         self.ids: list[int] = []
 
@@ -284,12 +297,20 @@ class FrameSteps:
             rows = range(bounds[number], bounds[number + 1])
             opens = self.num_accumulated + 1 >= self.num_required
             is_stale = steps is not None and steps[number] < self.step
+            sums, partial_sums, largest = dict(self.sums), dict(self.sums), self.largest
             is_bad = not np.isfinite(grads[rows]).all() or not all(0 <= ids[row] < len(self.table) for row in rows)
+            is_bad = is_bad or bool(overflowing_rows(sums, ids[rows], grads[rows]).any())
+            with np.errstate(over="ignore", invalid="ignore"):
+                for row in rows:
+                    partial = partial_sums.get(int(ids[row]), np.float32(-0.0)) + grads[row]
+                    partial_sums[int(ids[row])] = partial
+                    largest = max(largest, float(np.abs(partial).max()))
+            # Whether a sum may become infinite: exact only where nothing is held.
+            most = (float(np.finfo(np.float32).max) / 2 - self.largest) / (2 * len(rows))
+            is_bad = is_bad or (bool(self.sums) and float(np.abs(grads[rows]).max()) > most)
             if is_stale or is_bad or num_steps == most_steps or len(self.ids) >= most_changes:
                 break
-            for row in rows:
-                row_id = int(ids[row])
-                self.sums[row_id] = self.sums[row_id] + grads[row] if row_id in self.sums else grads[row].copy()
+            self.sums, self.largest = sums, largest
             for row_id in {int(ids[row]) for row in rows}:
                 self.frames[row_id] = self.frames.get(row_id, 0) + 1
             self.num_accumulated += 1
@@ -299,7 +320,7 @@ class FrameSteps:
                     mean = total / np.float32(self.frames[row_id]) if self.mean else total
                     self.table[row_id] -= np.float32(rate) * mean
                 self.ids += list(self.sums)
-                self.sums, self.frames, self.num_accumulated = {}, {}, 0
+                self.sums, self.frames, self.num_accumulated, self.largest = {}, {}, 0, 0.0
                 self.step += 1
                 num_steps += 1
         return num_taken

@@ -40,6 +40,7 @@ METRIC_OF = {
     "stale_rows": "penstock_stale_rows_total",
     "rolled_back": "penstock_rolled_back_frames_total",
     "device_problems": "penstock_device_problems_total",
+    "not_finite": "penstock_not_finite_rows_total",
 }
 # Every number of the keys of a dynamic table, and its metric.
 METRIC_OF_KEYS = {
@@ -65,7 +66,7 @@ METRIC_OF_CACHE = {
     "bytes": "penstock_table_cache_moved_bytes_total",
     "waited_ms": "penstock_table_cache_waited_seconds_total",
 }
-NO_NUMBERS = {"verified", "unverified", "state_hash", "notes", "variants"}
+NO_NUMBERS = {"first_not_finite", "verified", "unverified", "state_hash", "notes", "variants"}
 
 
 def config_of(*more):
@@ -119,6 +120,7 @@ def same_as_report(values, report):
     assert values["penstock_global_steps"] == report["global_step"]
     assert values["penstock_held_bytes"] == report["held_bytes"]
     assert values["penstock_skipped_frames_total"] == report["skipped"]
+    assert values["penstock_not_finite_rows_total"] == report["not_finite"]
     assert values["penstock_truncated_ids_total"] == report["truncated"]
     assert values["penstock_run_seconds"] == pytest.approx(report["seconds"], rel=0.5, abs=0.1)
     for reason, number in report["dropped"].items():

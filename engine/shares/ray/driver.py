@@ -21,6 +21,7 @@ from penstock.errors import CapacityError, StateError
 from penstock.io.run_files import RunFiles
 from penstock.options import JOB_CONCERNS, Options
 from penstock.shares.joined_deltas import JoinedDeltas
+from penstock.shares.joined_reports import joined_counters
 from penstock.shares.ray.cluster import Actors, LostError
 from penstock.shares.ray.owners import Applied, Begun, Ended
 from penstock.shares.ray.readers import Place, ReaderPart, ReadFrame
@@ -226,8 +227,7 @@ class Driver:
             self.positions.rows += frame.num_rows
             if self._files.bad_rows is not None:
                 self._files.bad_rows.append(frame.bad_rows)
-        held_bytes = sum(result.counters["held_bytes"] for result in applied)
-        self.counters = Counters.from_state({**first.counters, "held_bytes": held_bytes})
+        self.counters = joined_counters([Counters.from_state(result.counters) for result in applied])
         self.positions.stale_rows = self._stale_before + self.counters.stale_rows
         self.global_step, self.num_accumulated = first.global_step, first.num_accumulated
         for part in block.parts:

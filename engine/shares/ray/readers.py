@@ -14,6 +14,7 @@ from penstock.errors import PenstockError, UsageError
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.seekable_source import SeekableSource
+from penstock.pipeline import without_overflows
 from penstock.shares import Router
 
 # The place of a frame in the order of a job: its round, then the number of its source.
@@ -75,6 +76,7 @@ class JobReader:
         self._own = {number: sources[number] for number in range(rank, len(sources), count)}
         # A share could not say where a bad row came from: frames are validated before they are routed.
         self._options = replace(options, merge=None, unvalidated=False)
+        self._alone = sums  # every frame opens the gate
         self._router = Router(config, shares, seed, sums=sums)
 
     def begin(self, positions: Mapping[str, Any] | None) -> dict[int, tuple[str, int]] | BaseException:
@@ -135,6 +137,8 @@ class JobReader:
                 place = number_of_round, source
                 try:
                     frame = next(self._frames[source], None)
+                    if frame is not None:
+                        frame = without_overflows(frame.audited()) if self._alone else frame.audited()
                 except Exception as error:  # whatever it is, it is raised in its turn by the job
                     part.error, part.error_place = error, place
                     self._frames.clear()
@@ -142,7 +146,6 @@ class JobReader:
                 if frame is None:
                     del self._frames[source]
                     continue
-                frame = frame.audited()
                 self._at[source].count(0, frame)
                 yield place, frame
 
