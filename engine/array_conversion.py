@@ -59,12 +59,16 @@ def as_array(values: Any) -> Array:
 
 
 def _converted(values: Any) -> Array:
+    if isinstance(values, str | bytes):
+        raise _NoArrayError(type(values).__name__)
     if hasattr(values, "detach"):
         return _of_tensor(values)
     if is_arrow(values):
         return _of_arrow(as_arrow(values))
     if hasattr(values, "__dlpack__") and not hasattr(values, "__array__"):
         return np.from_dlpack(values)
+    if hasattr(values, "isna") and np.any(values.isna()):  # pandas would make NaN of it
+        raise _NoArrayError(f"{type(values).__name__} with missing values")
     try:
         array = np.asarray(values)
     except ValueError:

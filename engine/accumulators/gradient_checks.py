@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from penstock.array_conversion import as_array, is_numeric
+from penstock.config.id_ranges import ANY_INT64, exact_integers, outside
 from penstock.errors import InputError, UsageError
 from penstock.frames import Array, Int64
 
@@ -108,11 +109,12 @@ def values_of(value: Any, dtype: np.dtype[Any]) -> Array:
 def ids_of(ids: Any) -> Int64:
     """Return ids of any rank as int64. Raises InputError for floats and for ids beyond int64."""
     array = _array("ids", ids)
-    if array.size and not np.issubdtype(array.dtype, np.integer):
+    exact = exact_integers(ids, array)
+    if exact is None:
         raise InputError(f"ids: expected integers, got {array.dtype}")
-    if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
-        raise InputError(f"ids: expected int64, got {array.max()}")
-    return array.astype(np.int64, copy=False)
+    if (bad := outside(exact, ANY_INT64)).any():
+        raise InputError(f"ids: expected int64, got {exact[bad][0]}")
+    return exact.astype(np.int64, copy=False)
 
 
 def _array(role: str, value: Any) -> Array:

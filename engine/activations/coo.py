@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.activations.batch_shape import check_num_samples
 from penstock.array_conversion import as_array
+from penstock.config.id_ranges import exact_integers
 from penstock.errors import InputError, UsageError
 from penstock.frames import Array, Int64
 
@@ -78,7 +79,7 @@ def by_sample(batch: Any, weights: Any, name: str, shape: tuple[int, ...]) -> Pl
     Raises UsageError, InputError.
     """
     coo = _as_coo(batch, name, "ids", shape)
-    ids, rows = array_of(coo.ids, name).reshape(-1), array_of(coo.rows, name)
+    ids, rows = _ids_of(coo.ids, name).reshape(-1), array_of(coo.rows, name)
     samples, positions = _indices(rows, len(ids), name, shape)
     if weights is not None and coo.weights is not None:
         raise UsageError(f"{name}: weights are given twice, with the ids and as an argument")
@@ -103,6 +104,12 @@ def array_of(values: Any, name: str) -> Array:
         return as_array(values)
     except ValueError as error:
         raise UsageError(f"{name}: {error}") from None
+
+
+def _ids_of(ids: Any, name: str) -> Array:
+    array = array_of(ids, name)
+    exact = exact_integers(ids, array)
+    return array if exact is None else exact
 
 
 def places(lengths: Int64) -> Int64:

@@ -14,7 +14,7 @@ from penstock.activations.batch_shape import PAD, check_num_samples, num_samples
 from penstock.activations.combiners import Lookups, gains
 from penstock.activations.coo import array_of, by_sample, is_coo, places
 from penstock.array_conversion import as_arrow, is_arrow
-from penstock.config.id_ranges import ANY_UINT64, expected, key_type_hint, outside
+from penstock.config.id_ranges import ANY_UINT64, exact_integers, expected, key_type_hint, outside
 from penstock.config.specs import FeatureSpec
 from penstock.errors import InputError, UsageError
 from penstock.frames import Array, Float32, Int64
@@ -113,7 +113,8 @@ def _array(values: Any, name: str) -> Array:
     """Return numbers as an array; integers that NumPy would round, because some exceed int64, as Python's."""
     array = array_of(values, name)
     if array.dtype == np.float64 and array.ndim == 1 and array.size and isinstance(values, list | tuple):
-        return np.asarray(values, object) if all(isinstance(value, int) for value in values) else array
+        exact = exact_integers(values, array)
+        return array if exact is None else exact
     return array
 
 
@@ -154,22 +155,14 @@ def _without_nulls(values: Any, name: str, role: str) -> Array:
 
 
 def _checked_ids(ids: Array, name: str, vocabulary_size: int) -> Int64:
-    if not ids.size:
-        return np.zeros(0, np.int64)
-    # numpy holds integers beyond int64 as objects
-    if not np.issubdtype(ids.dtype, np.integer) and not all(isinstance(number, int) for number in ids):
+    exact = exact_integers(ids, ids)
+    if exact is None:
         raise UsageError(f"{name}: expected integer ids, got {ids.dtype}")
-    if ids.dtype == object:
-        least, kind = (0, np.uint64) if vocabulary_size == ANY_UINT64 else (-(2**63), np.int64)
-        bad = np.array([not least <= number <= np.iinfo(kind).max for number in ids])
-        ids = ids if bad.any() else ids.astype(kind)
-    if ids.dtype != object:
-        bad = outside(ids, vocabulary_size)
-    if bad.any():
-        got = int(ids[bad][0])
+    if (bad := outside(exact, vocabulary_size)).any():
+        got = int(exact[bad][0])
         problem = f"{name}: expected {expected(vocabulary_size)}, got {got}{key_type_hint(vocabulary_size, got)}"
         raise InputError(problem, reason="id_out_of_range")
-    return ids.astype(np.int64)
+    return exact.astype(np.uint64 if vocabulary_size == ANY_UINT64 else np.int64).view(np.int64)
 
 
 def _weights(weights: Any, name: str, feature: FeatureSpec, lengths: Int64) -> Array:

@@ -139,7 +139,8 @@ def _gradients(values: Any, source: str) -> pa.Array:
 
 def _arrow(values: pa.Array | pa.ChunkedArray, source: str) -> pa.Array:
     try:
-        return as_arrow(values)
+        column = as_arrow(values)
+        return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
     except ValueError as error:
         raise InputError(str(error), source=source) from None
 

@@ -50,6 +50,8 @@ def test_parameters_that_do_not_fit_are_refused_by_name():
         engine.load_parameters("t", rows, accumulators=rows[1:])
     with pytest.raises(ps.UsageError, match=r"accumulators: expected floats of shape \(10, 2\), got <U1"):
         engine.load_parameters("t", rows, accumulators=[["x"]])
+    with pytest.raises(ps.UsageError, match="table 't', parameters: expected values that are finite as float32"):
+        engine.load_parameters("t", rows + 1e39, accumulators=rows)
     with pytest.raises(ps.UsageError, match="table 't', ids: expected an array, got lists of several lengths"):
         engine.lookup("t", [[1], [1, 2]])
     with pytest.raises(ps.UsageError, match="occurs twice"):
