@@ -145,7 +145,7 @@ class _Unbuffered(io.RawIOBase):
 class File(io.BufferedWriter):
     """A binary file that gets its name, complete and durable, with ``finish``. Raises OSError, which names ``path``.
 
-    part : its path until then; None: the default one. If ``path`` is then a symbolic link, it stays, and the file that it
+    part : its path until then; None: the default one, and a ``path`` that is a symbolic link stays: the file that it
         leads to is replaced
     kept_bytes : length to which an existing part is truncated; None for a new file
     """

@@ -45,9 +45,10 @@ class BatchPieces:
         self._has_boundaries = part.has_boundaries or (continues and part.had_boundaries)
         self._roles = roles = self._resolved()
         self.names = roles.names
-        self.unread = [name for name in part.schema.names if name not in self.names]
+        unread = [field for field in part.schema if field.name not in self.names]  # several may have one name
+        self.unread = [field.name for field in unread]
         has_step, rows = roles.step is not None, options.contribution_rows
-        integers = [name for name in self.unread if pa.types.is_integer(part.schema.field(name).type)]
+        integers = [field.name for field in unread if pa.types.is_integer(field.type)]
         self.maybe_step = [] if has_step else integers
         self._needs_boundaries = rows is None and not has_step
         takes_batches = self._needs_boundaries and self._has_boundaries and not part.ends_are_marked

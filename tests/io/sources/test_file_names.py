@@ -152,15 +152,13 @@ def keyed(key_type="int64"):
     return ps.EmbeddingConfig.from_tables([ps.TableConfig(100, 2, optimizer=ps.SGD(0.1), name="user", dynamic=dynamic)])
 
 
+TEXT_TYPES = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+BYTE_TYPES = [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary())]
 NAMES = ["alice", "bob", "", "ålesund", "alice", "x" * 300]
 
 
 @pytest.mark.parametrize("key_type", ["int64", "uint64"])
-@pytest.mark.parametrize(
-    "kind",
-    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
-    + [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary())],
-)
+@pytest.mark.parametrize("kind", [*TEXT_TYPES, *BYTE_TYPES], ids=str)
 def test_strings_are_ids_by_their_hashes(key_type, kind):
     hashes = ps.hash_ids(NAMES)
     assert hashes.dtype == np.int64
