@@ -21,7 +21,7 @@ def conformed(
     """
     if batch.schema.equals(schema, check_metadata=True):
         return batch
-    if sorted(batch.schema.names) != sorted(schema.names) or _table_of(batch.schema) != _table_of(schema):
+    if sorted(batch.schema.names) != sorted(schema.names) or _table_of(batch.schema) not in (None, _table_of(schema)):
         return None
     if batch.schema.equals(schema):
         return batch

@@ -115,7 +115,7 @@ def test_a_producer_converts_its_frames_to_the_columns_of_the_first():
     with service_of(engine_of()) as service, client_of(service) as client:
         client.put([FIRST, LOSSLESS["all at once"]], "worker")
         assert service.engine.state_hash() == EXPECTED.state_hash()
-        with pytest.raises(ps.InputError, match="the schema changed: .*; or take another producer"):
+        with pytest.raises(ps.InputError, match=r"the schema changed: .*; or take another producer"):
             client.put([rows(2), LOSSY["wider integers"]], "other")
 
 
