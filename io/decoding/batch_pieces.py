@@ -144,6 +144,12 @@ class BatchPieces:
         except InputError:
             return None
 
+    @property
+    def needs_table(self) -> bool:
+        """Return whether rows name no table, nor does the schema, and the configuration has several."""
+        roles = self._roles
+        return roles.table is None and roles.default_table is None and len(self._options.sizes) > 1
+
     def _default_table(self, roles: Roles) -> str | None:
         """Return the table of rows that name none."""
         only = next(iter(self._options.sizes)) if len(self._options.sizes) == 1 else None
