@@ -63,7 +63,8 @@ class Engine(TableAccess, ActivationAccess):
     seed : int
         Of the random initial values.
     threads : int or None
-        Of the host, and of CPU devices. None: all CPUs of this process. Results do not depend on it.
+        Of the host, and of CPU devices. None: all CPUs of this process, by affinity and the quota of its container.
+        Results do not depend on it.
     share : (int, int) or None
         (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md).
     variant : str or mapping of str to str
