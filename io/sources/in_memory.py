@@ -50,10 +50,11 @@ def scan_of(source: Any) -> Callable[[str], Part] | None:
 
     Only the needed columns of datasets and lazy frames are read.
     """
-    module = sys.modules.get("pyarrow.dataset")  # slow to load; the owner of a dataset has loaded it
-    if module is not None and isinstance(source, module.Scanner):
+    # Slow to load; the owner of a dataset has loaded it. While another thread loads it, it may lack the classes.
+    module = sys.modules.get("pyarrow.dataset")
+    if isinstance(source, getattr(module, "Scanner", ())):
         return lambda name: scanned_part(name, source.projected_schema, lambda columns: source.to_reader())
-    if module is not None and isinstance(source, module.Dataset):
+    if isinstance(source, getattr(module, "Dataset", ())):
         return lambda name: scanned_part(name, source.schema, lambda columns: source.scanner(columns).to_reader())
     if all(callable(getattr(source, method, None)) for method in ("collect", "collect_schema", "head", "select")):
         return lambda name: _lazy_frame_part(source, name)

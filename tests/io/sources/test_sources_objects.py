@@ -4,7 +4,9 @@ import gzip
 import io
 import os
 import tempfile
+import sys
 import threading
+from types import ModuleType
 
 import pyarrow as pa
 import pyarrow.dataset
@@ -285,3 +287,10 @@ def test_which_files_look_like_arrow(tmp_path):
         assert looks_like_arrow(path) == (container != "legacy stream")
     path.write_bytes(b"tpu_embedding")
     assert not looks_like_arrow(path)
+
+
+def test_a_module_that_another_thread_is_loading_is_not_used(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.dataset", ModuleType("pyarrow.dataset"))
+    assert frames_of(iter(BATCHES)) == FRAMES
+    with pytest.raises(InputError, match="expected a path"):
+        open_source(7)
