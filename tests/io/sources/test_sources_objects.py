@@ -3,8 +3,8 @@
 import gzip
 import io
 import os
-import tempfile
 import sys
+import tempfile
 import threading
 from types import ModuleType
 
