@@ -138,6 +138,9 @@ def _of_arrow(batch: Any, name: str, role: str, feature: FeatureSpec) -> tuple[A
     """
     import pyarrow as pa
 
+    if isinstance(batch, pa.ExtensionArray) or pa.types.is_struct(batch.type):  # a tensor, or the columns of a frame
+        array = array_of(batch, name)
+        return array.reshape(-1), _of_array(array, name, role, samples_shape(feature))
     if not (pa.types.is_list(batch.type) or pa.types.is_large_list(batch.type)):
         if not pa.types.is_fixed_size_list(batch.type):
             check_num_samples(len(batch), math.prod(samples_shape(feature)), name, role)

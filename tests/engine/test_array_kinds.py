@@ -66,6 +66,11 @@ def accumulated(ids=IDS, values=GRADIENTS):
     return gradient.indices.tolist(), gradient.values.tolist()
 
 
+def initial(values):
+    table = ps.TableConfig(2, 2, lambda shape, dtype: values, ps.SGD(1.0), name="t")
+    return ps.Engine(ps.EmbeddingConfig.from_tables([table]), threads=1).lookup("t", [0, 1]).tolist()
+
+
 def summed(value):
     accumulator = ps.ConditionalAccumulator()
     accumulator.apply_gradient(value)
@@ -101,6 +106,8 @@ TAKES_FLOAT32 = {
     "send_gradients": sent,
 }
 TAKES_FLOATS = {
+    "weights": lambda values: engine_of().recv_activations([[IDS, IDS]], [values])[0][0].tolist(),
+    "initializer": initial,
     "apply": lambda values: applied(gradients=values),
     "load_parameters": lambda values: loaded(rows=values),
 }
@@ -288,9 +295,11 @@ def check_other_floats(create):
 
 def check_refused(numbered, create, message):
     calls = {name: lambda value, call=call: call(numbered, value) for name, (call, _) in TAKES_IDS.items()}
-    calls |= {f"gradients of {name}": call for name, call in (TAKES_FLOATS | TAKES_FLOAT32).items()}
+    calls |= {
+        f"gradients of {name}": call for name, call in (TAKES_FLOATS | TAKES_FLOAT32).items() if name != "weights"
+    }
     for name, call in calls.items():
-        with pytest.raises((ps.InputError, ps.UsageError), match=message) as caught:
+        with pytest.raises((ps.InputError, ps.UsageError, ps.ConfigError), match=message) as caught:
             pytest.fail(f"{name} gave {call(create())}")
         assert "\n" not in str(caught.value)
 
