@@ -97,7 +97,7 @@ def test_batches_that_would_lose_something_are_refused_with_a_hint(change, tmp_p
     engine = engine_of()
     with pytest.raises(ps.InputError, match=f"batch 1: the schema changed: expected table: .*; got .*{hint}"):
         engine.run([FIRST, other])
-    assert engine.state_hash() == engine_of().state_hash()  # the frame may have gone on
+    assert engine.state_hash() == engine_of().state_hash()  # the frame was not at its end
     with LogWriter(tmp_path / "log.arrows", FIRST.schema) as log:
         log.write(FIRST)
         with pytest.raises(ps.UsageError, match=f"batch 1 of the log has another schema.*{hint}"):
