@@ -52,9 +52,11 @@ def scan_of(source: Any) -> Callable[[str], Part] | None:
     """
     # Slow to load; the owner of a dataset has loaded it. While another thread loads it, it may lack the classes.
     module = sys.modules.get("pyarrow.dataset")
-    if isinstance(source, getattr(module, "Scanner", ())):
+    scanner: Any = getattr(module, "Scanner", ())
+    dataset: Any = getattr(module, "Dataset", ())
+    if isinstance(source, scanner):
         return lambda name: scanned_part(name, source.projected_schema, lambda columns: source.to_reader())
-    if isinstance(source, getattr(module, "Dataset", ())):
+    if isinstance(source, dataset):
         return lambda name: scanned_part(name, source.schema, lambda columns: source.scanner(columns).to_reader())
     if all(callable(getattr(source, method, None)) for method in ("collect", "collect_schema", "head", "select")):
         return lambda name: _lazy_frame_part(source, name)

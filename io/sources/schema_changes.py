@@ -21,10 +21,12 @@ def conformed(
     """
     if batch.schema.equals(schema, check_metadata=True):
         return batch
-    if sorted(batch.schema.names) != sorted(schema.names) or _table_of(batch.schema) not in (None, _table_of(schema)):
+    if _table_of(batch.schema) not in (None, _table_of(schema)):
         return None
     if batch.schema.equals(schema):
         return batch
+    if sorted(batch.schema.names) != sorted(schema.names):
+        return None
     used = pa.schema([field for field in schema if columns is None or field.name in columns], schema.metadata)
     is_reordered = batch.schema.names != used.names
     if is_reordered and len({*used.names}) < len(used.names):
