@@ -127,6 +127,8 @@ def _gradients(values: Any, source: str) -> pa.Array:
     array = _array(values, source)
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)
+    if array.shape == (0,) and isinstance(values, list | tuple):
+        array = array.reshape(0, 1)  # no rows, of any length
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating) or array.shape[1] < 1:
         got = f"{array.dtype} of shape {array.shape}"
         raise InputError(f"expected floats of shape (n, dim), got {got}", source=source)
