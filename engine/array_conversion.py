@@ -61,7 +61,8 @@ def as_array(values: Any) -> Array:
 def _converted(values: Any) -> Array:
     if isinstance(values, str | bytes):
         raise _NoArrayError(type(values).__name__)
-    if hasattr(values, "detach"):
+    tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())
+    if isinstance(values, tensor):
         return _of_tensor(values)
     if is_arrow(values):
         return _of_arrow(as_arrow(values))
