@@ -57,7 +57,7 @@ def _content(kind: pa.DataType) -> Any:
     if pa.types.is_fixed_size_list(kind):
         return ("list", kind.list_size, _content(kind.value_type))
     if pa.types.is_struct(kind):
-        return [(field.name, _content(field.type)) for field in kind]
+        return (kind.num_fields, {field.name: _content(field.type) for field in kind})
     return kind
 
 

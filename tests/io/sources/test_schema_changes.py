@@ -105,6 +105,17 @@ def test_batches_that_would_lose_something_are_refused_with_a_hint(change, tmp_p
     assert not list(tmp_path.iterdir())
 
 
+def test_the_values_of_a_feature_may_change_their_order():
+    table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(1.0), combiner="sum", name="t")
+    engine = ps.Engine(ps.EmbeddingConfig.from_features({"f": ps.FeatureConfig(table, name="f")}, batch_size=1))
+    values = {"ids": pa.array([[1]]), "gradient": pa.array([[1.0, 2.0]])}
+    structs = [
+        pa.StructArray.from_arrays([values[name] for name in names], names) for names in (values, [*values][::-1])
+    ]
+    assert engine.run([pa.record_batch({"f": struct}) for struct in structs]).steps == 2
+    assert engine.lookup("t", [1]).tolist() == [[-1.0, -3.0]]
+
+
 def test_a_log_takes_record_batches_only(tmp_path):
     log = LogWriter(tmp_path / "log.arrows", FIRST.schema)
     with pytest.raises(ps.UsageError, match=r"expected a pyarrow.RecordBatch, got Table"):
