@@ -8,10 +8,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
+from penstock.control_groups import cpu_quota
 from penstock.validation import whole
 
 Task = Callable[[], bool]
@@ -24,39 +24,13 @@ def num_threads(threads: int | None) -> int:
     """
     if threads is not None:
         return whole("threads", threads, 1)
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota()
-    return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
+    return num_cpus() if quota is None else min(num_cpus(), math.ceil(quota))
 
 
-def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Return how many CPUs the control groups of this process, of version 1 or 2, grant it; None: no limit.
-
-    Every group above it may have a limit, too. Inside a container, its own group lies at the root.
-    """
-    quotas = []
-    for line in _words(root / "proc/self/cgroup", "\n"):
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if not path or (controllers and "cpu" not in controllers.split(",")):
-            continue
-        top = root / "sys/fs/cgroup" / controllers
-        group = top / path.lstrip("/")
-        for folder in [group, *group.parents][: len(group.relative_to(top).parts) + 1]:
-            if controllers:
-                limit = _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
-            else:
-                limit = _words(folder / "cpu.max")
-            if len(limit) == 2 and all(word.isdecimal() for word in limit) and int(limit[1]):
-                quotas.append(int(limit[0]) / int(limit[1]))
-    return min(quotas, default=None)
-
-
-def _words(path: Path, separator: str | None = None) -> list[str]:
-    """Return the words of a file of the kernel; [] if it does not exist."""
-    try:
-        return path.read_text().strip().split(separator)
-    except (OSError, UnicodeDecodeError):
-        return []
+def num_cpus() -> int:
+    """Return the number of CPUs that this process may run on, whatever its quota of their time."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class ThreadTeam:

@@ -18,8 +18,9 @@ import penstock
 from penstock.cli.command_line import Parser, make_devices
 from penstock.cli.compile_cache import SETTING, compile_cache
 from penstock.cli.output import Output, count, nearest
+from penstock.control_groups import cpu_quota
 from penstock.errors import PenstockError
-from penstock.threads import cpu_quota, num_threads
+from penstock.threads import num_threads
 
 EXAMPLE = "penstock doctor --checkpoint run1"
 NEEDED = ("jax", "jaxlib", "numpy", "pyarrow", "protobuf")

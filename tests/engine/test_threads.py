@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from engines import engine_of, frame
 
-from penstock import threads
+from penstock import control_groups, threads
 from penstock.pipeline import ROWS_WORTH_SPLITTING
 from penstock.threads import ThreadTeam
 
@@ -137,18 +137,12 @@ V1, V2 = "4:memory:/a\n3:cpu,cpuacct:/a/b\n0::/\n", "0::/a/b\n"
         ("", {"cpu.max": "100000 100000"}, None),
     ],
 )
-def test_the_quota_of_control_groups_limits_the_threads(groups, files, quota, tmp_path, monkeypatch):
-    for name, text in {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": files[name] for name in files}}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"{text}\n")
-    assert threads.cpu_quota(tmp_path) == quota
-    monkeypatch.setattr(threads, "cpu_quota", lambda: quota)
+def test_the_quota_of_control_groups_limits_the_threads(groups, files, quota, monkeypatch):
+    texts = {f"/sys/fs/cgroup/{name}": text for name, text in files.items()} | {"/proc/self/cgroup": groups}
+    monkeypatch.setattr(control_groups, "lines_of", lambda path: texts.get(str(path), "").splitlines())
+    assert control_groups.cpu_quota() == quota
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     assert threads.num_threads(None) == {None: 8, 0.5: 1, 1.5: 2}.get(quota, quota)
     assert threads.num_threads(5) == 5
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
     assert threads.num_threads(None) == 1
-
-
-def test_a_system_without_control_groups_has_no_quota(tmp_path):
-    assert threads.cpu_quota(tmp_path) is None

@@ -27,6 +27,6 @@ service   ray   shares   dataflow   functional   torch   metrics
 engine   activation_access   table_access   run   lockstep   live_reads   deltas   checkpoint   telemetry   planning
 core   tables   io   shared
 keywords   options   activations   accumulators   pipeline   sampling   gate   stats
-bridge   config   learning_rates   threads   array_conversion
+bridge   config   learning_rates   threads   array_conversion   control_groups
 validation   flag_values   lineage   filesystem   svg   updates   frames   pyx   interrupts   errors   events
 """
