@@ -63,7 +63,8 @@ class Engine(TableAccess, ActivationAccess):
     seed : int
         Of the random initial values.
     threads : int or None
-        Of the host, and of CPU devices. None: all CPUs of this process. Results do not depend on it.
+        Of the host, and of CPU devices. None: all CPUs of this process, by affinity and the quota of its container.
+        Results do not depend on it.
     share : (int, int) or None
         (rank, count): only the rows of one of ``count`` shares; every frame is reduced to them (docs/shares.md).
     variant : str or mapping of str to str
@@ -280,17 +281,19 @@ class Engine(TableAccess, ActivationAccess):
     def apply(
         self,
         gradients: Mapping[str, tuple[Any, Any]],
+        *,
         local_step: int | None = None,
         learning_rates: Rates = None,
         contributor: Contributor = None,
         time: int | None = None,
     ) -> bool:
-        """Apply one frame given as arrays, as ``engine.gate.push`` does.
+        """Apply one frame given as arrays, from any thread, also while the engine runs.
 
         Parameters
         ----------
         gradients : mapping of str to (ids, gradients)
-            By table: integers, shape (n,), and floats, shape (n, dim); numpy, jax or Arrow arrays, or lists.
+            By table: integers, shape (n,), and floats, shape (n, dim); lists, or arrays of NumPy, jax, torch, Arrow,
+            pandas, polars or TensorFlow.
         local_step : int or None
             The producer's step; if it is behind ``global_step``, the frame is stale. None: never stale.
         learning_rates : mapping of int to float, sequence of float or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections import deque
@@ -10,16 +11,26 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 
+from penstock.control_groups import cpu_quota
 from penstock.validation import whole
 
 Task = Callable[[], bool]
 
 
 def num_threads(threads: int | None) -> int:
-    """Return the number of threads; None: the CPUs that this process may use. Raises UsageError."""
-    if threads is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return whole("threads", threads, 1)
+    """Return the number of threads; None: the CPUs that this process may use, by affinity and quota. Raises UsageError.
+
+    A part of a CPU counts as a whole one.
+    """
+    if threads is not None:
+        return whole("threads", threads, 1)
+    quota = cpu_quota()
+    return num_cpus() if quota is None else min(num_cpus(), math.ceil(quota))
+
+
+def num_cpus() -> int:
+    """Return the number of CPUs that this process may run on, whatever its quota of their time."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class ThreadTeam:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
-from penstock.errors import UsageError
+from penstock.errors import UsageError, UsageTypeError
 from penstock.filesystem import atomic_files
 from penstock.io.arrow_output import ArrowOutput
 from penstock.io.sources.checksums import (
@@ -27,6 +27,7 @@ from penstock.io.sources.checksums import (
     digits_of,
     find_digits,
 )
+from penstock.io.sources.schema_changes import conformed, difference
 
 
 class LogWriter:
@@ -88,7 +89,7 @@ class LogWriter:
         Parameters
         ----------
         batch : pyarrow.RecordBatch
-            Of the log's schema.
+            Of the log's schema; the columns may be in another order.
 
         Raises
         ------
@@ -99,13 +100,18 @@ class LogWriter:
         """
         if not self._open:
             raise UsageError("the log is closed")
-        if not batch.schema.equals(self.schema):
+        if not isinstance(batch, pa.RecordBatch):
             self._give_up()
-            raise UsageError(f"batch {self.num_batches} of the log has another schema than the log")
-        self._write(batch, {})
+            raise UsageTypeError(f"expected a pyarrow.RecordBatch, got {type(batch).__name__}")
+        fitting = conformed(batch, self.schema)
+        if fitting is None:
+            self._give_up()
+            problem = difference(batch, self.schema)
+            raise UsageError(f"batch {self.num_batches} of the log has another schema than the log: {problem}")
+        self._write(fitting, {})
         self.num_batches += 1
         # An empty column with another dictionary would write that dictionary too.
-        for index, column in enumerate(batch.columns):
+        for index, column in enumerate(fitting.columns):
             if pa.types.is_dictionary(column.type):
                 self._empty[index] = column.slice(0, 0)
 

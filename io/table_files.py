@@ -67,7 +67,8 @@ class TablesWriter:
         keys : the ids of all rows, of a dynamic table; None: 0, 1, 2, …
         Raises OSError.
         """
-        file = atomic_files.File(table_path(self._directory, table))
+        path = table_path(self._directory, table)
+        file = atomic_files.File(path)
         self._files.append(file)
         element = pa.field("element", pa.float32(), nullable=False)
         metadata = {"penstock.table": table}
@@ -79,14 +80,15 @@ class TablesWriter:
         if bad:
             self.not_finite[table] = len(bad), int(bad[0] if keys is None else keys[bad[0]])
         file.complete()
+        self.written.append(path)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 for file in self._files:
                     file.publish()
-                    self.written.append(file.path)
-                atomic_files.sync_folder(self._directory)
+                for folder in dict.fromkeys([self._directory, *(file.path.parent for file in self._files)]):
+                    atomic_files.sync_folder(folder)
                 for path in self.written:
                     atomic_files.discard_orphans(path)
         finally:

@@ -40,9 +40,10 @@ class FrameGate:
     def push(
         self,
         gradients: Mapping[str, tuple[Any, Any]],
+        *,
         local_step: int | None = None,
-        contributor: Contributor = None,
         learning_rates: Any = None,
+        contributor: Contributor = None,
         time: int | None = None,
     ) -> bool:
         """Push one frame, from any thread, also while the engine runs: ``Engine.apply``.
@@ -53,10 +54,10 @@ class FrameGate:
             By table: integers, shape (n,), and floats, shape (n, dim).
         local_step : int or None
             The producer's step; if it is behind ``global_step``, the frame is stale. None: never stale.
-        contributor : str, int or None
-            The producer, for ``explain`` and ``stale``.
         learning_rates : mapping of int to float, sequence of float or None
             By tag; take precedence over the schedules.
+        contributor : str, int or None
+            The producer, for ``explain`` and ``stale``.
         time : int or None
             Of the frame, in seconds, for tables with the clock "time", which need it.
 
@@ -75,7 +76,9 @@ class FrameGate:
         Validation runs before the gate's lock is acquired. Admission, sums and the step run under the lock, so that the
         frames of all threads have one order.
         """
-        return self._push(gradients, local_step, learning_rates, contributor, time)
+        return self._push(
+            gradients, local_step=local_step, learning_rates=learning_rates, contributor=contributor, time=time
+        )
 
     def take(self, *_: Any, **__: Any) -> NoReturn:
         """Raise StateError: the gate's sums belong to the tables, and a take would count a step that they never saw.

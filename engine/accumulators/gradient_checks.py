@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from penstock.array_conversion import as_array, is_numeric
+from penstock.config.id_ranges import ANY_INT64, exact_integers, outside
 from penstock.errors import InputError, UsageError
 from penstock.frames import Array, Int64
-from penstock.validation import MASKED, is_masked
 
 # A declared shape: None if the rank is unknown; an unknown dim is None.
 Partial: TypeAlias = tuple[int | None, ...] | None
@@ -94,13 +95,12 @@ def contributor_of(value: Any) -> int | str | None:
 
 def values_of(value: Any, dtype: np.dtype[Any]) -> Array:
     """Return the gradient as an array of dtype; a value that already has a dtype is never cast. Raises InputError."""
-    if is_masked(value):
-        raise InputError(f"gradient: {MASKED}")
-    has_no_dtype = isinstance(value, (list, tuple, int, float))
-    try:
-        array = np.asarray(value, dtype if has_no_dtype else None)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"gradient: expected numbers: {error}") from None
+    array = _array("gradient", value)
+    if isinstance(value, (list, tuple, int, float)):
+        if not is_numeric(array):
+            raise InputError(f"gradient: expected numbers, got {array.dtype}")
+        with np.errstate(over="ignore"):  # as TensorFlow does
+            return array.astype(dtype)
     if array.dtype != dtype:
         raise InputError(f"gradient: expected {dtype}, got {array.dtype}: cast it first")
     return array
@@ -108,17 +108,20 @@ def values_of(value: Any, dtype: np.dtype[Any]) -> Array:
 
 def ids_of(ids: Any) -> Int64:
     """Return ids of any rank as int64. Raises InputError for floats and for ids beyond int64."""
-    if is_masked(ids):
-        raise InputError(f"ids: {MASKED}")
-    try:
-        array = np.asarray(ids)
-    except ValueError as error:
-        raise InputError(f"ids: expected integers: {error}") from None
-    if array.size and not np.issubdtype(array.dtype, np.integer):
+    array = _array("ids", ids)
+    exact = exact_integers(ids, array)
+    if exact is None:
         raise InputError(f"ids: expected integers, got {array.dtype}")
-    if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
-        raise InputError(f"ids: expected int64, got {array.max()}")
-    return array.astype(np.int64, copy=False)
+    if (bad := outside(exact, ANY_INT64)).any():
+        raise InputError(f"ids: expected int64, got {exact[bad][0]}")
+    return exact.astype(np.int64, copy=False)
+
+
+def _array(role: str, value: Any) -> Array:
+    try:
+        return as_array(value)
+    except ValueError as error:
+        raise InputError(f"{role}: {error}") from None
 
 
 def shape_text(shape: Partial) -> str:

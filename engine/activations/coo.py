@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.activations.batch_shape import check_num_samples
+from penstock.array_conversion import as_array
+from penstock.config.id_ranges import exact_integers
 from penstock.errors import InputError, UsageError
 from penstock.frames import Array, Int64
-from penstock.validation import MASKED, is_masked
 
 
 class CooIds(NamedTuple):
@@ -78,23 +79,37 @@ def by_sample(batch: Any, weights: Any, name: str, shape: tuple[int, ...]) -> Pl
     Raises UsageError, InputError.
     """
     coo = _as_coo(batch, name, "ids", shape)
-    ids, rows = np.asarray(coo.ids).reshape(-1), np.asarray(coo.rows)
+    ids, rows = _ids_of(coo.ids, name).reshape(-1), array_of(coo.rows, name)
     samples, positions = _indices(rows, len(ids), name, shape)
     if weights is not None and coo.weights is not None:
         raise UsageError(f"{name}: weights are given twice, with the ids and as an argument")
     by = coo.weights if weights is None else weights
     if is_coo(by):
         by = _as_coo(by, name, "weights", shape)
-        if not np.array_equal(np.asarray(by.rows), rows):
+        if not np.array_equal(array_of(by.rows, name), rows):
             raise UsageError(f"{name}: the weights are of other indices than the ids; give both in the same order")
         by = by.ids
-    values = None if by is None else np.asarray(by).reshape(-1)
+    values = None if by is None else array_of(by, name).reshape(-1)
     if values is not None and len(values) != len(ids):
         raise UsageError(f"{name}: {len(ids)} ids and {len(values)} weights")
     order = np.argsort(samples, kind="stable") if positions is None else np.lexsort((positions, samples))
     samples = samples[order]
     placed = places(np.bincount(samples)) if positions is None else positions[order]
     return PlacedIds(ids[order], samples, placed, None if values is None else values[order])
+
+
+def array_of(values: Any, name: str) -> Array:
+    """Return values as an array. Raises UsageError. name : of the feature, for the message"""
+    try:
+        return as_array(values)
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def _ids_of(ids: Any, name: str) -> Array:
+    array = array_of(ids, name)
+    exact = exact_integers(ids, array)
+    return array if exact is None else exact
 
 
 def places(lengths: Int64) -> Int64:
@@ -106,9 +121,7 @@ def _as_coo(batch: Any, name: str, role: str, shape: tuple[int, ...]) -> CooIds:
     """Return CooIds unchanged, or those of a SparseTensor, whose dense_shape must match the batch."""
     if isinstance(batch, CooIds):
         return batch
-    if is_masked([batch.indices, batch.values]):
-        raise UsageError(f"{name}: {MASKED}")
-    dense = tuple(np.asarray(batch.dense_shape).tolist())
+    dense = tuple(array_of(batch.dense_shape, name).tolist())
     check_num_samples(math.prod(dense[:-1]), math.prod(shape), name, role)
     if len(dense) not in (2, len(shape) + 1) or (len(dense) > 2 and dense[:-1] != shape):
         expected = f"{[*shape, 'k']}".replace("'", "")

@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from penstock.activations.batch_shape import num_samples
 from penstock.activations.nesting import name_of
+from penstock.array_conversion import as_array
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import children
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, expected, outside
 from penstock.errors import InputError, StateError, UsageError
 from penstock.frames import Array, Float32, Int64, UInt32
-from penstock.validation import MASKED, is_masked
 
 Packed = tuple[Array, Float32, npt.NDArray[np.int32]]
 INTEGER, FLOAT = 0, 1  # an element's type in the mask
@@ -267,9 +267,10 @@ def split(elements: Sequence[Array]) -> Packed:
 
 def merge(integers: Any, floats: Any, mask: Any) -> list[Array]:
     """Return the arrays of ``split``, as TensorFlow's MergeDedupData does, with its checks. Raises InputError."""
-    if is_masked([integers, floats, mask]):
-        raise InputError(f"deduplication data: {MASKED}")
-    vectors, mask = (np.asarray(integers), np.asarray(floats)), np.asarray(mask)
+    try:
+        vectors, mask = (as_array(integers), as_array(floats)), as_array(mask)
+    except ValueError as error:
+        raise InputError(f"deduplication data: {error}") from None
     for name, vector, kinds in (("integers", vectors[0], "iu"), ("floats", vectors[1], "f")):
         if vector.ndim != 1 or (vector.dtype.kind not in kinds and vector.dtype.name != "bfloat16"):
             raise InputError(f"deduplication data: expected a vector of {name}, got {vector.dtype} {vector.shape}")

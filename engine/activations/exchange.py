@@ -27,13 +27,13 @@ from penstock.activations.deduplication import (
 )
 from penstock.activations.inputs import lookups
 from penstock.activations.nesting import features_of, leaves, name_of, structure_for
+from penstock.array_conversion import as_array
 from penstock.bridge.tracing import is_staging
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
 from penstock.errors import InputError, StateError, UsageError, UsageTypeError
 from penstock.frames import Float32, Frame, Int64, Rows, time_given
 from penstock.gate import Gate
-from penstock.validation import MASKED, is_masked
 
 Seen = Callable[[Mapping[str, Int64]], tuple[dict[str, Float32], int]]
 
@@ -123,9 +123,10 @@ class Exchange:
         if gradient is None:
             return None
         shape = (*feature.input_shape, self._config.sizes[feature.table][1])
-        if is_masked(gradient):
-            raise UsageError(f"gradient of {name}: {MASKED}")
-        array = np.asarray(gradient)
+        try:
+            array = as_array(gradient)
+        except ValueError as error:
+            raise UsageError(f"gradient of {name}: {error}") from None
         if array.dtype != np.float32:
             raise UsageTypeError(f"gradient of {name}: expected float32, got {array.dtype}; cast it")
         if array.shape != shape:

@@ -12,12 +12,12 @@ import numpy as np
 
 from penstock.activations.batch_shape import PAD, check_num_samples, num_samples, positions_of_lists, samples_shape
 from penstock.activations.combiners import Lookups, gains
-from penstock.activations.coo import by_sample, is_coo, places
-from penstock.config.id_ranges import ANY_UINT64, expected, key_type_hint, outside
+from penstock.activations.coo import array_of, by_sample, is_coo, places
+from penstock.array_conversion import as_arrow, is_arrow
+from penstock.config.id_ranges import ANY_UINT64, exact_integers, expected, key_type_hint, outside
 from penstock.config.specs import FeatureSpec
 from penstock.errors import InputError, UsageError
 from penstock.frames import Array, Float32, Int64
-from penstock.validation import MASKED, is_masked
 
 DEFAULT_COMBINER = "sum"  # as in TensorFlow's enqueue ops, if the configuration specifies none
 
@@ -31,8 +31,6 @@ def lookups(feature: FeatureSpec, name: str, vocabulary_size: int, batch: Any, w
     weights : floats, shaped like ``batch``
     Raises InputError for bad values, UsageError for wrong types and shapes.
     """
-    if is_masked(batch) or is_masked(weights):
-        raise UsageError(f"{name}: {MASKED}")
     if is_coo(batch):
         raw_ids, samples, positions, weights = by_sample(batch, weights, name, samples_shape(feature))
         length, lengths = feature.sequence_length, None
@@ -55,18 +53,16 @@ def lookups(feature: FeatureSpec, name: str, vocabulary_size: int, batch: Any, w
 
 def _ragged(batch: Any, name: str, role: str, feature: FeatureSpec) -> tuple[Array, Int64]:
     """Return flat values and the number of values of each row, int64."""
-    if hasattr(batch, "combine_chunks"):  # a pyarrow.ChunkedArray
-        batch = batch.combine_chunks()
-    if hasattr(batch, "null_count"):
-        return _of_arrow(batch, name, role, feature)
+    if is_arrow(batch):
+        try:
+            column = as_arrow(batch)
+        except ValueError as error:
+            raise UsageError(f"{name}: {error}") from None
+        return _of_arrow(column, name, role, feature)
     if hasattr(batch, "row_splits") and hasattr(batch, "flat_values"):
-        if is_masked([batch.row_splits, batch.flat_values]):
-            raise UsageError(f"{name}: {MASKED}")
-        return _of_splits(np.asarray(batch.row_splits), np.asarray(batch.flat_values), name, role)
-    array = _as_array(batch)
+        return _of_splits(array_of(batch.row_splits, name), array_of(batch.flat_values, name), name, role)
+    array = _as_array(batch, name)
     if array is None:
-        if not hasattr(batch, "__iter__"):
-            raise UsageError(f"{name}: expected {role} as an array or a list per sample, got {type(batch).__name__}")
         values = [_of_sample(row, name, role) for row in _samples(batch, samples_shape(feature))]
         full = [row for row in values if row.size]  # an empty list is float64 to numpy
         lengths = np.array([len(row) for row in values], np.int64)
@@ -89,10 +85,8 @@ def _samples(batch: Any, shape: tuple[int, ...]) -> list[Any]:
 
 
 def _of_sample(row: Any, name: str, role: str) -> Array:
-    try:
-        values = _array(row)
-    except ValueError:  # lists of different lengths
-        values = np.zeros((0, 0))
+    is_nested = isinstance(row, list | tuple) and any(isinstance(value, list | tuple) for value in row)
+    values = np.zeros((0, 0)) if is_nested else _array(row, name)
     if values.ndim > 1:
         raise UsageError(f"{name}: expected {role} of a sample as a flat list, got {row}")
     return values.reshape(-1)
@@ -107,19 +101,20 @@ def _of_splits(splits: Array, values: Array, name: str, role: str) -> tuple[Arra
     return values, lengths
 
 
-def _as_array(batch: Any) -> Array | None:
+def _as_array(batch: Any, name: str) -> Array | None:
     """Return a rectangular array of numbers; None if the input is ragged, as are lists with a list per row."""
     if isinstance(batch, list | tuple) and any(isinstance(row, list | tuple) or np.ndim(row) for row in batch):
         return None
-    array = _array(batch)
+    array = _array(batch, name)
     return None if array.dtype == object else array
 
 
-def _array(values: Any) -> Array:
+def _array(values: Any, name: str) -> Array:
     """Return numbers as an array; integers that NumPy would round, because some exceed int64, as Python's."""
-    array = np.asarray(values)
+    array = array_of(values, name)
     if array.dtype == np.float64 and array.ndim == 1 and array.size and isinstance(values, list | tuple):
-        return np.asarray(values, object) if all(isinstance(value, int) for value in values) else array
+        exact = exact_integers(values, array)
+        return array if exact is None else exact
     return array
 
 
@@ -143,6 +138,9 @@ def _of_arrow(batch: Any, name: str, role: str, feature: FeatureSpec) -> tuple[A
     """
     import pyarrow as pa
 
+    if isinstance(batch, pa.ExtensionArray) or pa.types.is_struct(batch.type):  # a tensor, or the columns of a frame
+        array = array_of(batch, name)
+        return array.reshape(-1), _of_array(array, name, role, samples_shape(feature))
     if not (pa.types.is_list(batch.type) or pa.types.is_large_list(batch.type)):
         if not pa.types.is_fixed_size_list(batch.type):
             check_num_samples(len(batch), math.prod(samples_shape(feature)), name, role)
@@ -160,22 +158,14 @@ def _without_nulls(values: Any, name: str, role: str) -> Array:
 
 
 def _checked_ids(ids: Array, name: str, vocabulary_size: int) -> Int64:
-    if not ids.size:
-        return np.zeros(0, np.int64)
-    # numpy holds integers beyond int64 as objects
-    if not np.issubdtype(ids.dtype, np.integer) and not all(isinstance(number, int) for number in ids):
+    exact = exact_integers(ids, ids)
+    if exact is None:
         raise UsageError(f"{name}: expected integer ids, got {ids.dtype}")
-    if ids.dtype == object:
-        least, kind = (0, np.uint64) if vocabulary_size == ANY_UINT64 else (-(2**63), np.int64)
-        bad = np.array([not least <= number <= np.iinfo(kind).max for number in ids])
-        ids = ids if bad.any() else ids.astype(kind)
-    if ids.dtype != object:
-        bad = outside(ids, vocabulary_size)
-    if bad.any():
-        got = int(ids[bad][0])
+    if (bad := outside(exact, vocabulary_size)).any():
+        got = int(exact[bad][0])
         problem = f"{name}: expected {expected(vocabulary_size)}, got {got}{key_type_hint(vocabulary_size, got)}"
         raise InputError(problem, reason="id_out_of_range")
-    return ids.astype(np.int64)
+    return exact.astype(np.uint64 if vocabulary_size == ANY_UINT64 else np.int64).view(np.int64)
 
 
 def _weights(weights: Any, name: str, feature: FeatureSpec, lengths: Int64) -> Array:

@@ -11,8 +11,9 @@ import resource
 import sys
 from pathlib import Path
 
+from penstock.control_groups import lines_of
 from penstock.errors import CapacityError
-from penstock.threads import num_threads
+from penstock.threads import num_cpus
 
 MB = 10**6
 
@@ -21,7 +22,7 @@ def check_thread_memory() -> None:
     """Raise CapacityError if RLIMIT_DATA or RLIMIT_AS leave too little to load jax, unless it is loaded."""
     if "jax" in sys.modules:
         return
-    width = num_threads(None)
+    width = num_cpus()
     needs = (
         (resource.RLIMIT_DATA, "ulimit -d", "VmData", (60 + 18 * width + 16 * min(width, 3)) * MB),
         (resource.RLIMIT_AS, "ulimit -v", "VmSize", (1000 + 50 * width) * MB),
@@ -39,11 +40,3 @@ def status_bytes(field: str) -> int:
     """Return the bytes of a field of /proc/self/status, such as VmData; 0 where there is none."""
     values = (line.split()[1] for line in lines_of(Path("/proc/self/status")) if line.startswith(f"{field}:"))
     return int(next(values, "0")) << 10
-
-
-def lines_of(path: Path) -> list[str]:
-    """Return the lines of a file; none if it cannot be read."""
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

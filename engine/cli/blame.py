@@ -93,14 +93,26 @@ def run(args: argparse.Namespace, out: Output) -> None:
     if args.flush and gate.num_accumulated:
         gate.open_early()
     _say(out, args, blamed, read.total(), rows)
-    out.say_all("note      ", reader.notes())
+    notes = reader.notes()
+    if reader.without_table:
+        guess = f"rows of {listed(reader.without_table)} name no table, and count as those of '{table}'"
+        notes.append(f"{guess}: right only if it was replayed with --table {table}")
+    out.say_all("note      ", notes)
     if (problem := too_stale(stale_rows, rows, args.max_stale)) is not None:
         out.say(f"note      {problem}")
     if args.out is not None:
         _write(args.out, blamed)
         out.say(f"wrote     {args.out}")
     frames = [{**asdict(frame), "norm": str(frame.norm)} for frame in blamed]
-    out.result({"table": table, "id": args.id, "read": {"frames": read.total(), "rows": rows}, "frames": frames})
+    out.result(
+        {
+            "table": table,
+            "id": args.id,
+            "read": {"frames": read.total(), "rows": rows},
+            "frames": frames,
+            "notes": notes,
+        }
+    )
 
 
 def _table_of(config: EmbeddingConfig, name: str | None) -> str:

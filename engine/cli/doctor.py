@@ -18,6 +18,7 @@ import penstock
 from penstock.cli.command_line import Parser, make_devices
 from penstock.cli.compile_cache import SETTING, compile_cache
 from penstock.cli.output import Output, count, nearest
+from penstock.control_groups import cpu_quota
 from penstock.errors import PenstockError
 from penstock.threads import num_threads
 
@@ -107,7 +108,7 @@ def examine(place: Path) -> Iterator[CheckResult]:
     from penstock.pyx.accumulator import targets  # here, so that what stands above is printed where kernels cannot load
 
     yield kernels(targets())
-    yield threads(num_threads(None))
+    yield threads(num_threads(None), cpu_quota())
     yield memory()
     yield huge_pages(HUGE_PAGES.read_text() if HUGE_PAGES.exists() else "")
     yield cache(compile_cache())
@@ -262,9 +263,11 @@ def kernels(able: list[str]) -> CheckResult:
     return CheckResult("kernels", f"{able[0]} (of {', '.join(able)})", advice)
 
 
-def threads(usable: int) -> CheckResult:
+def threads(usable: int, quota: float | None = None) -> CheckResult:
+    """Report how many threads work. quota : CPUs that the control groups of this process grant it; None: no limit"""
     advice = "" if usable > 1 else "with one CPU, reading, sums and steps take turns: give the process more"
-    return CheckResult("threads", f"{usable} of {os.cpu_count()} CPUs are ours", advice)
+    limit = "" if quota is None else f"; its control group has a quota of {quota:g}"
+    return CheckResult("threads", f"{usable} of {os.cpu_count()} CPUs are ours{limit}", advice)
 
 
 def memory() -> CheckResult:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.array_conversion import as_array
 from penstock.errors import UsageError
 from penstock.frames import Int64
-from penstock.validation import MASKED, is_masked
 
 # In place of a vocabulary_size: every int64, or every uint64, is a key. A uint64 key is stored as an int64 of its bits.
 ANY_INT64, ANY_UINT64 = 0, -1
@@ -48,10 +48,12 @@ def exact_integers(values: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any] | N
     """
     if array.dtype.kind in "iu":
         return array
-    if array.dtype.kind not in "fO":
-        return None if array.size else array.astype(np.int64)
-    exact = np.asarray(values, object)
-    return exact if all(isinstance(value, int) for value in exact.reshape(-1)) else None
+    if not array.size:
+        return np.zeros(array.shape, np.int64)
+    if array.dtype.kind == "f" and isinstance(values, list | tuple):
+        array = np.asarray(values, object)
+    is_exact = array.dtype == object and all(isinstance(value, int | np.integer) for value in array.reshape(-1))
+    return array if is_exact else None
 
 
 def expected(vocabulary_size: int, name: str = "id") -> str:
@@ -80,12 +82,10 @@ def key_type_hint(vocabulary_size: int, value: int) -> str:
 
 def integer_ids(table: str, ids: Any, flat: bool = False) -> npt.NDArray[Any]:
     """Return ids as an array of integers, of shape (n,) if they must be ``flat``. Raises UsageError."""
-    if is_masked(ids):
-        raise UsageError(f"table '{table}', ids: {MASKED}")
     try:
-        array = np.asarray(ids)
+        array = as_array(ids)
     except ValueError as error:
-        raise UsageError(f"table '{table}': expected integer ids: {error}") from None
+        raise UsageError(f"table '{table}', ids: {error}") from None
     exact = exact_integers(ids, array)
     if exact is None or (flat and exact.ndim != 1):
         shapes = (" of shape (n,)", f" of {array.shape}") if flat else ("", "")

@@ -203,7 +203,7 @@ def write(message: EngineConfig, path: str | os.PathLike[str]) -> None:
     to_write: Message = message if settings.ByteSize() else message.tpu_embedding_configuration
     is_text = Path(name).suffix.lower() in TEXT_SUFFIXES
     content = _text(name, to_write).encode() if is_text else to_write.SerializeToString(deterministic=True)
-    with atomic_files.publishing(Path(os.path.realpath(name))) as file:  # a link stays, and its target is replaced
+    with atomic_files.publishing(Path(name)) as file:
         file.write(content)
 
 

@@ -145,12 +145,14 @@ class _Unbuffered(io.RawIOBase):
 class File(io.BufferedWriter):
     """A binary file that gets its name, complete and durable, with ``finish``. Raises OSError, which names ``path``.
 
-    part : its path until then
+    part : its path until then; None: the default one, and a ``path`` that is a symbolic link stays: the file that it
+        leads to is replaced
     kept_bytes : length to which an existing part is truncated; None for a new file
     """
 
     def __init__(self, path: Path, part: Path | None = None, kept_bytes: int | None = None) -> None:
-        self.path, self.part = path, part or unfinished(path)
+        self.path = _target(path) if part is None else path
+        self.part = part or unfinished(self.path)
         self._unbuffered = _Unbuffered(self.part, path, kept_bytes)
         super().__init__(self._unbuffered, BUFFER_BYTES)
 
@@ -205,8 +207,20 @@ def unfinished(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
 
 
+def _target(path: Path) -> Path:
+    """Return the file that a path leads to. Raises OSError for a folder, a pipe or a device: none may be replaced."""
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if target.exists() and not target.is_file():
+        problem = "is a pipe or a device; give a file, which appears only when it is complete"
+        raise OSError(errno.EINVAL, problem, str(path))
+    return target
+
+
 def discard_orphans(path: Path) -> None:
     """Remove the unfinished files that killed processes of this machine left."""
+    path = Path(os.path.realpath(path))
     for part in path.parent.glob(f".{escape(path.name)}.*-*.part"):
         process = part.name.rsplit(".", 2)[1].partition("-")[0]
         if process.isdecimal() and not _lives(int(process)):

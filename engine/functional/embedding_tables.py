@@ -206,8 +206,9 @@ class EmbeddingTables:
         self._parts(name)
         try:
             wanted = valid_ids(name, ids, self._specs[name].vocabulary_size)
-        except jax.errors.JAXTypeError:
-            raise _in_jit("lookup") from None
+        except UsageError:
+            _check_not_traced("lookup", ids)
+            raise
         return DeviceTable(self._store(name, tables)).read(wanted)
 
     def preprocess(self, features: Any, weights: Any = None) -> dict[str, Uses]:
@@ -427,8 +428,9 @@ class EmbeddingTables:
         """Return the plan of every table with features, and note the sizes that it needs."""
         try:
             unique, uses = deduplicated(self.config, features, weights)
-        except jax.errors.JAXTypeError:
-            raise _in_jit("preprocess") from None
+        except UsageError:
+            _check_not_traced("preprocess", (features, weights))
+            raise
         plans = {}
         for name, features_of_table in self.features.items():
             table_uses = [uses[index] for index in self._indices[name]]
@@ -468,9 +470,11 @@ class EmbeddingTables:
         return Table(tuple(arrays), tuple(jax.device_put(number, same) for number in numbers), form)
 
 
-def _in_jit(method: str) -> UsageTypeError:
-    """Return the error for a call of a method of the host inside of a jitted function."""
-    return UsageTypeError(
+def _check_not_traced(method: str, values: Any) -> None:
+    """Raise UsageTypeError for a call of a method of the host inside of a jitted function."""
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values)):
+        return
+    raise UsageTypeError(
         f"{method}: runs on the host, and was called with traced values; call it outside of the jitted function, and "
         "give that what it returns"
     )

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.bridge.thread_memory import lines_of, status_bytes
+from penstock.bridge.thread_memory import status_bytes
 from penstock.checkpoint.incremental import ring_bytes
 from penstock.config.specs import TableSpec
+from penstock.control_groups import groups_of, lines_of
 from penstock.errors import CapacityError
 from penstock.flag_values import MOST_PASSES
 from penstock.tables.key_directory import bytes_of_directories
@@ -90,15 +91,8 @@ def available_bytes() -> int:
 
 def _cgroups() -> Iterable[tuple[int, int]]:
     """Yield the limit of every cgroup that contains this process, and the memory used in it."""
-    for line in lines_of(Path("/proc/self/cgroup")):
-        _, kinds, name = line.split(":", 2)
-        root, limit, used = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
-        if kinds == "memory":
-            root, limit, used = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        elif kinds:
-            continue
-        folder = root / name.lstrip("/")
-        for ancestor in (folder, *folder.parents):
-            if ancestor.is_relative_to(root):
-                with suppress(IndexError, ValueError):  # none, or "max"
-                    yield int(lines_of(ancestor / limit)[0]), int(lines_of(ancestor / used)[0])
+    names = {True: ("memory.limit_in_bytes", "memory.usage_in_bytes"), False: ("memory.max", "memory.current")}
+    for folder, is_first_version in groups_of("memory"):
+        limit, used = names[is_first_version]
+        with suppress(IndexError, ValueError):  # none, or "max"
+            yield int(lines_of(folder / limit)[0]), int(lines_of(folder / used)[0])

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.array_conversion import as_array, is_numeric
 from penstock.config.specs import WEIGHTS
 from penstock.errors import UsageError
 from penstock.frames import Float32
-from penstock.validation import MASKED, is_masked
 
 
 def checked_parts(
@@ -25,13 +25,22 @@ def checked_parts(
         raise UsageError(f"table '{table}': expected the slots {wanted}; got {got}")
     values = {}
     for part, (name, dim) in enumerate(zip(parts, part_dims, strict=True)):
-        if is_masked(by_name[name]):
-            raise UsageError(f"table '{table}', {name}: {MASKED}")
-        try:
-            value = np.array(by_name[name], np.float32, order="C")
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"table '{table}', {name}: expected floats of shape {(num_rows, dim)}: {error}") from None
-        if value.shape != (num_rows, dim):
-            raise UsageError(f"table '{table}', {name}: expected shape {(num_rows, dim)}, got {value.shape}")
-        values[part] = value
+        values[part] = checked_rows(f"table '{table}', {name}", by_name[name], num_rows, dim)
     return values
+
+
+def checked_rows(place: str, rows: Any, num_rows: int, dim: int) -> Float32:
+    """Return a contiguous copy of rows, float32 (num_rows, dim). Raises UsageError. place : for messages"""
+    try:
+        array = as_array(rows)
+    except ValueError as error:
+        raise UsageError(f"{place}: {error}") from None
+    if not is_numeric(array):
+        raise UsageError(f"{place}: expected floats of shape {(num_rows, dim)}, got {array.dtype}")
+    if array.shape != (num_rows, dim):
+        raise UsageError(f"{place}: expected shape {(num_rows, dim)}, got {array.shape}")
+    try:
+        with np.errstate(over="raise"):
+            return np.array(array, np.float32, order="C")
+    except FloatingPointError:
+        raise UsageError(f"{place}: expected values that are finite as float32, got larger ones") from None

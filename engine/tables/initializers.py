@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from penstock.array_conversion import as_array, is_numeric
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Constant, RowIdInitializer, TruncatedNormal, Uniform
 from penstock.errors import ConfigError
@@ -33,7 +34,14 @@ def start_of(spec: TableSpec, seed: int) -> Callable[[Int64], Float32]:
             return out
 
         return draw
-    rows = np.array(start(shape, np.float32), np.float32, order="C")
+    values = start(shape, np.float32)
+    try:
+        array = as_array(values)
+    except ValueError as error:
+        raise ConfigError(f"table '{spec.name}': its initializer: {error}") from None
+    if not is_numeric(array):
+        raise ConfigError(f"table '{spec.name}': its initializer: expected floats, got {array.dtype}")
+    rows = np.array(array, np.float32, order="C")
     if rows.shape != shape:
         raise ConfigError(f"table '{spec.name}': its initializer gave shape {rows.shape}")
     return lambda ids: rows[ids]

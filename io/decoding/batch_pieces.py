@@ -45,9 +45,10 @@ class BatchPieces:
         self._has_boundaries = part.has_boundaries or (continues and part.had_boundaries)
         self._roles = roles = self._resolved()
         self.names = roles.names
-        self.unread = [name for name in part.schema.names if name not in self.names]
+        unread = [field for field in part.schema if field.name not in self.names]  # several may have one name
+        self.unread = [field.name for field in unread]
         has_step, rows = roles.step is not None, options.contribution_rows
-        integers = [name for name in self.unread if pa.types.is_integer(part.schema.field(name).type)]
+        integers = [field.name for field in unread if pa.types.is_integer(field.type)]
         self.maybe_step = [] if has_step else integers
         self._needs_boundaries = rows is None and not has_step
         takes_batches = self._needs_boundaries and self._has_boundaries and not part.ends_are_marked
@@ -142,6 +143,12 @@ class BatchPieces:
                 return next((batch.data for batch in batches if batch.data.num_rows), None)
         except InputError:
             return None
+
+    @property
+    def needs_table(self) -> bool:
+        """Return whether rows name no table, nor does the schema, and the configuration has several."""
+        roles = self._roles
+        return roles.table is None and roles.default_table is None and len(self._options.sizes) > 1
 
     def _default_table(self, roles: Roles) -> str | None:
         """Return the table of rows that name none."""

@@ -244,8 +244,8 @@ def _null(column: pa.Array) -> Bool | None:
 
 
 def _without_views(column: pa.Array) -> pa.Array:
-    """Convert string_view to large_string. The view under a null may point anywhere, and Arrow's cast reads it."""
-    if not pa.types.is_string_view(column.type):
+    """Convert views to large_string or large_binary. The view under a null may point anywhere, and Arrow reads it."""
+    if not pa.types.is_string_view(column.type) and not pa.types.is_binary_view(column.type):
         return column
     null = _null(column)
     if null is not None:
@@ -255,7 +255,7 @@ def _without_views(column: pa.Array) -> pa.Array:
         cleared[column.offset :][null] = 0
         buffers = [validity, pa.py_buffer(cleared), *texts]
         column = pa.Array.from_buffers(column.type, len(column), buffers, column.null_count, column.offset)
-    return column.cast(pa.large_string())
+    return column.cast(pa.large_string() if pa.types.is_string_view(column.type) else pa.large_binary())
 
 
 def _numpy(column: pa.Array) -> npt.NDArray[Any]:

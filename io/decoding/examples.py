@@ -114,6 +114,11 @@ def _is_feature(kind: pa.DataType) -> bool:
 
 def _check(feature: FeatureSpec, field: pa.Field, options: ReadOptions, source: str) -> None:
     """Check the types of a feature's struct, and that it can be combined."""
+    names = [child.name for child in field.type]
+    for child in CHILDREN:
+        if names.count(child) > 1:
+            problem = f"{names.count(child)} values of the struct have the name '{child}'; keep one"
+            raise InputError(problem, source=source, column=field.name)
     kinds = {child.name: storage_type(child.type) for child in field.type}
     for child, kind in kinds.items():
         if child == "ids":

@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.array_conversion import as_array, as_arrow
 from penstock.config.id_ranges import ANY_UINT64, exact_integers, expected, outside
 from penstock.errors import InputError, UsageError, listed
 from penstock.frames import Frame, Rows
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.decoding.role_types import suggestion
-from penstock.validation import MASKED, is_masked
+from penstock.validation import is_masked
 
 # Created once: comparing with a type creates one each time, as ``int | str`` does.
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
@@ -106,10 +107,8 @@ def _checked(table: str, ids: Any, values: Any, sizes: Mapping[str, tuple[int, i
 
 
 def _ids(ids: Any, size: int, source: str) -> pa.Array:
-    if isinstance(ids, pa.ChunkedArray):
-        return ids.combine_chunks()
-    if isinstance(ids, pa.Array):
-        return ids
+    if isinstance(ids, pa.Array | pa.ChunkedArray):
+        return _arrow(ids, source)
     array = _array(ids, source)
     exact = exact_integers(ids, array)
     if exact is None or array.ndim != 1:
@@ -123,13 +122,13 @@ def _ids(ids: Any, size: int, source: str) -> pa.Array:
 
 
 def _gradients(values: Any, source: str) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):
-        return values.combine_chunks()
-    if isinstance(values, pa.Array):
-        return values
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return _arrow(values, source)
     array = _array(values, source)
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)
+    if array.shape == (0,) and isinstance(values, list | tuple):
+        array = array.reshape(0, 1)  # no rows, of any length
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating) or array.shape[1] < 1:
         got = f"{array.dtype} of shape {array.shape}"
         raise InputError(f"expected floats of shape (n, dim), got {got}", source=source)
@@ -140,12 +139,16 @@ def _gradients(values: Any, source: str) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
 
 
-def _array(values: Any, source: str) -> npt.NDArray[Any]:
-    """Convert to this machine's byte order: Arrow supports no other."""
-    if is_masked(values):
-        raise InputError(MASKED, source=source)
+def _arrow(values: pa.Array | pa.ChunkedArray, source: str) -> pa.Array:
     try:
-        array = np.asarray(values)
-    except (TypeError, ValueError) as error:  # lists of several lengths
-        raise InputError(f"expected an array: {error}", source=source) from None
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+        column = as_arrow(values)
+        return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    except ValueError as error:
+        raise InputError(str(error), source=source) from None
+
+
+def _array(values: Any, source: str) -> npt.NDArray[Any]:
+    try:
+        return as_array(values)
+    except ValueError as error:
+        raise InputError(str(error), source=source) from None

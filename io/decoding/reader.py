@@ -59,6 +59,7 @@ class FrameReader:
         self._reading = 0
         self._unread: dict[str, None] = {}  # names of columns, in order
         self._maybe_step: dict[str, None] = {}
+        self.without_table: dict[str, None] = {}  # parts whose rows name no table, of several
         self._verified: list[bool] = []  # of the sources read to their end
         self.checksums: set[bool] = set()
 
@@ -190,6 +191,8 @@ class FrameReader:
                 part.verifies = self.options.verifies and not self.options.ids_only
                 part.plain = columns.plain
                 self._unread.update(dict.fromkeys(columns.unread))
+                if columns.needs_table:
+                    self.without_table[part.name] = None
                 with closing(part.batches(columns.names)) as batches:
                     for batch in batches:
                         interrupts.check()

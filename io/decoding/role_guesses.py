@@ -66,7 +66,7 @@ def guess_roles(
 ) -> dict[str, str]:
     """Return role → the column that most likely plays it; no column plays two. Arguments as of ``missing_roles``"""
     taken = {columns.get(role, role) for role in ROLES if role not in missing} | set(columns.values())
-    free = [field for field in schema if field.name not in taken]
+    free = [field for field in schema if field.name not in taken and schema.names.count(field.name) == 1]
     guesses: dict[str, str] = {}
 
     def by_value(role: str, field: pa.Field) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from penstock.array_conversion import is_permuted
 from penstock.errors import close_names
 
 WANTED = {
@@ -20,8 +21,16 @@ WANTED = {
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:
-    """Return the storage type of an extension type (``arrow.fixed_shape_tensor``)."""
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    """Return the storage type of an extension type (``arrow.fixed_shape_tensor``).
+
+    A tensor whose values are in another order than its axes stays: it cannot be read as a list.
+    """
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) and not is_permuted(kind) else kind
+
+
+def permutation_hint(kind: pa.DataType) -> str:
+    """Return what to do about a tensor whose values are in another order than its axes."""
+    return "; store its values in the order of its axes, without a permutation" if is_permuted(kind) else ""
 
 
 def is_list(kind: pa.DataType) -> bool:

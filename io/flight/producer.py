@@ -13,7 +13,7 @@ import pyarrow.flight as flight
 from penstock.errors import ServiceError, StateError, UsageError
 from penstock.io.flight.connection import Connection
 from penstock.io.flight.messages import END, FRAME, Ack, PutRequest, decoded, encoded
-from penstock.io.flight.put_frames import Frame, batches_of, check_schema, split_batch
+from penstock.io.flight.put_frames import Frame, batches_of, split_batch, with_schema
 from penstock.io.patience import Patience
 from penstock.io.sources.batch import data_bytes
 
@@ -90,7 +90,7 @@ class Producer:
         """
         batches = batches_of(frame)
         self._schema = self._schema or batches[0].schema
-        check_schema(batches, self._schema)
+        batches = with_schema(batches, self._schema)
         pieces = [piece for batch in batches for piece in split_batch(batch)]
         size = sum(map(data_bytes, batches))
         while not self._is_done() and self._buffered_bytes + size > self._window_bytes:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import InputError, UsageTypeError
 from penstock.io.sources.batch import arrow_errors, data_bytes
+from penstock.io.sources.schema_changes import conformed, difference
 
 
 class ArrowStream(Protocol):
@@ -49,10 +50,9 @@ def _frames_in(table: pa.Table) -> Iterator[pa.Table]:
         return
     begins = np.zeros(table.num_rows, np.bool_)
     begins[0] = True
-    for column in _KEYS:
-        if column in table.column_names:
-            codes = _codes(table.column(column))
-            begins[1:] |= codes[1:] != codes[:-1]
+    for column in _keys(table.schema):
+        codes = _codes(table.column(column))
+        begins[1:] |= codes[1:] != codes[:-1]
     starts = np.flatnonzero(begins).tolist()
     for start, stop in zip(starts, [*starts[1:], table.num_rows], strict=True):
         yield table.slice(start, stop - start)
@@ -90,21 +90,28 @@ def _table(source: Any) -> pa.Table:
 
 def _check_one_frame(batches: Sequence[pa.RecordBatch]) -> None:
     """Refuse a change of step or contributor: the service would split the frame there, and count more frames."""
+    for column in _keys(batches[0].schema):
+        seen = pa.chunked_array([batch.column(column) for batch in batches])
+        if len(pc.unique(seen)) > 1:
+            raise InputError("expected one frame: all its rows have one value", column=column)
+
+
+def _keys(schema: pa.Schema) -> list[str]:
+    """Return the columns that delimit frames. Raises InputError if two have one name."""
     for column in _KEYS:
-        if column in batches[0].schema.names:
-            seen = pa.chunked_array([batch.column(column) for batch in batches])
-            if len(pc.unique(seen)) > 1:
-                raise InputError("expected one frame: all its rows have one value", column=column)
+        if (number := schema.names.count(column)) > 1:
+            raise InputError(f"{number} columns have this name; keep one", column=column)
+    return [column for column in _KEYS if column in schema.names]
 
 
-def check_schema(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> None:
-    """Raise InputError if the columns differ from those of earlier frames."""
+def with_schema(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> list[pa.RecordBatch]:
+    """Return batches with the columns of earlier frames. Raises InputError if that would lose something."""
+    fitting = []
     for batch in batches:
-        if not batch.schema.equals(schema):
-            columns = [", ".join(f"{field.name}: {field.type}" for field in each) for each in (schema, batch.schema)]
-            raise InputError(
-                f"expected the columns of the frames before ({columns[0]}), got {columns[1]}; take another producer"
-            )
+        if (converted := conformed(batch, schema)) is None:
+            raise InputError(f"{difference(batch, schema)}; or take another producer")
+        fitting.append(converted)
+    return fitting
 
 
 def split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

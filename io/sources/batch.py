@@ -188,6 +188,8 @@ def input_error(
 
 def reason(error: BaseException) -> str:
     """Return the error's text, without the Python traceback that Arrow appends if a producer in Python failed."""
+    if isinstance(error, UnicodeEncodeError):
+        return "its name is not UTF-8, and Arrow knows no other names; rename it"
     return str(error).split(". Detail: Python exception", 1)[0].strip() or type(error).__name__
 
 

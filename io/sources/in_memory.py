@@ -12,6 +12,7 @@ import pyarrow.ipc
 
 from penstock.errors import InputError, PenstockError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
+from penstock.io.sources.schema_changes import conformed, difference
 
 _FAILED = "the stream failed"
 
@@ -49,10 +50,13 @@ def scan_of(source: Any) -> Callable[[str], Part] | None:
 
     Only the needed columns of datasets and lazy frames are read.
     """
-    module = sys.modules.get("pyarrow.dataset")  # slow to load; the owner of a dataset has loaded it
-    if module is not None and isinstance(source, module.Scanner):
+    # Slow to load; the owner of a dataset has loaded it. While another thread loads it, it may lack the classes.
+    module = sys.modules.get("pyarrow.dataset")
+    scanner: Any = getattr(module, "Scanner", ())
+    dataset: Any = getattr(module, "Dataset", ())
+    if isinstance(source, scanner):
         return lambda name: scanned_part(name, source.projected_schema, lambda columns: source.to_reader())
-    if module is not None and isinstance(source, module.Dataset):
+    if isinstance(source, dataset):
         return lambda name: scanned_part(name, source.schema, lambda columns: source.scanner(columns).to_reader())
     if all(callable(getattr(source, method, None)) for method in ("collect", "collect_schema", "head", "select")):
         return lambda name: _lazy_frame_part(source, name)
@@ -112,11 +116,11 @@ def parts_of_batches(batches: Iterable[Any], name: str) -> Generator[Part, None,
         first_row = first.num_rows
         for index, batch in enumerate(incoming, 1):
             _check_batch(batch, name, index)
-            if not batch.schema.equals(schema):
-                changed = f"the schema changed: expected {_one_line(schema)}; got {_one_line(batch.schema)}"
-                raise InputError(changed, source=name, batch=index)
-            yield Batch(name, batch, index, first_row)
-            first_row += batch.num_rows
+            fitting = conformed(batch, schema, columns)
+            if fitting is None:
+                raise InputError(difference(batch, schema), source=name, batch=index)
+            yield Batch(name, fitting, index, first_row)
+            first_row += fitting.num_rows
 
     yield Part(name, schema, True, read, container="record batches")
 
@@ -124,7 +128,3 @@ def parts_of_batches(batches: Iterable[Any], name: str) -> Generator[Part, None,
 def _check_batch(batch: Any, name: str, index: int) -> None:
     if not isinstance(batch, pa.RecordBatch):
         raise InputError(f"expected a pyarrow.RecordBatch, got {type(batch).__name__}", source=name, batch=index)
-
-
-def _one_line(schema: pa.Schema) -> str:
-    return ", ".join(f"{f.name}: {f.type}{'' if f.nullable else ' not null'}" for f in schema)

@@ -131,9 +131,13 @@ def _named_source(text: str, allow_missing_end: bool, as_files: bool) -> Source:
         kind = fs.get_file_info(path).type
         if kind == pa.fs.FileType.NotFound:
             raise InputError(f"no such file or directory{_near(text)}", source=text)
-        if kind == pa.fs.FileType.Directory and not as_files:
-            _check_no_table(fs, path, text)
-        files = _files_of(fs, path, text) if kind == pa.fs.FileType.Directory else [(text, path)]
+        try:
+            if kind == pa.fs.FileType.Directory and not as_files:
+                _check_no_table(fs, path, text)
+            files = _files_of(fs, path, text) if kind == pa.fs.FileType.Directory else [(text, path)]
+        except UnicodeDecodeError:
+            problem = "the name of a file in it is not UTF-8, and Arrow knows no other names; rename it"
+            raise InputError(problem, source=text) from None
 
     keys = keys_of([name for name, _ in files])
 

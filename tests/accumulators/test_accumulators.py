@@ -144,7 +144,7 @@ def test_the_shape_may_change_from_take_to_take_where_none_was_declared():
         (lambda acc: acc.apply_gradient([1], rows(1, dtype=np.int32)), ps.InputError, "expected float32, got int32"),
         (lambda acc: acc.apply_gradient([1], [["a", "b"]]), ps.InputError, "gradient: expected numbers"),
         (lambda acc: acc.apply_gradient([1.5], rows(1)), ps.InputError, "ids: expected integers, got float64"),
-        (lambda acc: acc.apply_gradient([[1], [2, 3]], rows(1)), ps.InputError, "ids: expected integers"),
+        (lambda acc: acc.apply_gradient([[1], [2, 3]], rows(1)), ps.InputError, "ids: .*got lists of several"),
         (
             lambda acc: acc.apply_gradient(np.array([2**63], np.uint64), rows(1)),
             ps.InputError,

@@ -22,7 +22,7 @@ import penstock as ps
         ([pa.array([[1], [None], [], []])], "feature 'f': ids hold 1 nulls"),
         ([RAGGED, RAGGED], "features: expected 1 entries, nested like the features, got 2"),
         ({"g": RAGGED}, r"features: expected a mapping with the features' keys \(f\), got keys g"),
-        ([None], "feature 'f': expected ids as an array or a list per sample, got NoneType"),
+        ([None], "feature 'f': expected an array, got NoneType"),
         (7, "features: expected a sequence of 1, nested like the features, got int"),
     ],
 )

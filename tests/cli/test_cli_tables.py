@@ -210,3 +210,26 @@ def test_an_error_names_ten_tables_at_most(many, capsys):
     code, result, _ = outcome(capsys, "replay", config, log, "--table", "t5")
     assert code == 2
     assert "t08, t09, … 13 more)" in result["error"]
+
+
+def test_files_that_are_symbolic_links_stay_and_their_targets_are_replaced(saved, tmp_path, capsys):
+    folder, engine = saved
+    stored, exported = tmp_path / "stored", tmp_path / "exported"
+    stored.mkdir()
+    exported.mkdir()
+    (exported / "user.parquet").symlink_to("../stored/rows")
+    for _ in range(2):
+        assert outcome(capsys, "export", folder, exported)[0] == 0
+    assert (exported / "user.parquet").is_symlink()
+    assert sorted(file.name for file in stored.iterdir()) == ["rows"]
+    assert pyarrow.parquet.read_table(stored / "rows").num_rows == ROWS
+    assert engine.write_tables(exported)[0] == exported / "user.parquet"
+
+
+@pytest.mark.parametrize("output", ["deltas", "on_bad_row"])
+def test_deltas_and_bad_rows_do_not_replace_a_symbolic_link(tmp_path, output):
+    (tmp_path / "link").symlink_to("target")
+    name = str(tmp_path / "link")
+    with pytest.raises(ps.UsageError, match="link: exists; it is never written over"):
+        engine_of().run(iter(LOG), **{output: name if output == "deltas" else f"quarantine={name}"})
+    assert [file.name for file in tmp_path.iterdir()] == ["link"]

@@ -148,6 +148,7 @@ def test_doctor_reports_a_cpu_without_avx2_and_a_single_cpu(monkeypatch):
     assert doctor.kernels(["avx2", "baseline"]).advice == ""
     assert doctor.threads(1).advice
     assert not doctor.threads(8).advice
+    assert doctor.threads(2, 1.5).found.endswith("CPUs are ours; its control group has a quota of 1.5")
 
 
 MOUNTS = """/dev/vda / ext4 rw 0 0

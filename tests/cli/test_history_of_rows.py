@@ -105,6 +105,18 @@ def test_blame_reads_as_replay_does(config, tmp_path, call):
     text, result = call(0, *line)
     assert [(frame["rows"], frame["opening"], frame["step"]) for frame in result["frames"]] == [(2, None, None)] * 2
     assert "  pending " in text
+    note = f"rows of {log} name no table, and count as those of 'item': right only if it was replayed with --table item"
+    assert f"note      {note}" in text
+    assert note in result["notes"]
+
+
+def test_blame_of_rows_that_name_their_table_needs_no_doubt(config, tmp_path, call):
+    log = write(tmp_path / "log.arrows", LOG[:2])
+    of_schema = batch([1], step=None).replace_schema_metadata({"penstock.table": "item"})
+    named = write(tmp_path / "named.arrows", [of_schema])
+    result = call(0, "blame", config, log, named, "--table", "user", "--id", 1)[1]
+    assert not any("table" in note for note in result["notes"])
+    assert all(frame["source"] == str(log) for frame in result["frames"])
 
 
 def test_blame_of_a_log_with_a_wrong_checksum_still_reads_it(config, tmp_path, call):

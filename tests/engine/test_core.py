@@ -11,7 +11,7 @@ from penstock.core import StepObserver
 
 
 def apply(engine, ids, local_step=None):
-    return engine.apply({"t": frame(ids)}, local_step)
+    return engine.apply({"t": frame(ids)}, local_step=local_step)
 
 
 class Recorder(StepObserver):

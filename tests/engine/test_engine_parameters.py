@@ -48,9 +48,11 @@ def test_parameters_that_do_not_fit_are_refused_by_name():
         engine.load_parameters("t", rows)
     with pytest.raises(ps.UsageError, match=r"accumulators: expected shape \(10, 2\), got \(9, 2\)"):
         engine.load_parameters("t", rows, accumulators=rows[1:])
-    with pytest.raises(ps.UsageError, match=r"accumulators: expected floats of shape \(10, 2\): could not convert"):
+    with pytest.raises(ps.UsageError, match=r"accumulators: expected floats of shape \(10, 2\), got <U1"):
         engine.load_parameters("t", rows, accumulators=[["x"]])
-    with pytest.raises(ps.UsageError, match="table 't': expected integer ids"):
+    with pytest.raises(ps.UsageError, match="table 't', parameters: expected values that are finite as float32"):
+        engine.load_parameters("t", rows + 1e39, accumulators=rows)
+    with pytest.raises(ps.UsageError, match="table 't', ids: expected an array, got lists of several lengths"):
         engine.lookup("t", [[1], [1, 2]])
     with pytest.raises(ps.UsageError, match="occurs twice"):
         engine.load_parameters("t", rows[:2], ids=[1, 1], accumulators=rows[:2])

@@ -1,5 +1,6 @@
 """The gate by itself, and the engine's gate with frames from several threads."""
 
+import inspect
 import subprocess
 import sys
 import threading
@@ -282,3 +283,13 @@ def test_the_example_of_synchronous_replicas_equals_the_sequential_computation()
     assert (done.returncode, done.stderr) == (0, "")
     assert "12 steps, 16 stale frames" in done.stdout
     assert "the tables equal those of the sequential computation" in done.stdout
+
+
+def test_apply_and_push_take_the_same_arguments_all_but_the_first_by_keyword():
+    engine = engine_of()
+    expected = {"gradients": "POSITIONAL_OR_KEYWORD", "local_step": "KEYWORD_ONLY", "learning_rates": "KEYWORD_ONLY"}
+    expected |= {"contributor": "KEYWORD_ONLY", "time": "KEYWORD_ONLY"}
+    for call in (engine.apply, engine.gate.push):
+        assert {name: each.kind.name for name, each in inspect.signature(call).parameters.items()} == expected
+    with pytest.raises(TypeError, match="positional"):
+        engine.apply({"t": ([1], [[2.0, 2.0]])}, 0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from engines import engine_of, frame
 
+from penstock import control_groups, threads
 from penstock.pipeline import ROWS_WORTH_SPLITTING
 from penstock.threads import ThreadTeam
 
@@ -116,3 +117,32 @@ def test_a_large_frame_is_divided_among_threads_by_tables_and_a_large_table_by_r
     engine = engine_of(tables=("t", "u"), threads=4)
     assert engine.apply({table: frame(np.arange(n) % 10) for table, n in rows.items()})
     assert divided == tasks
+
+
+V1, V2 = "4:memory:/a\n3:cpu,cpuacct:/a/b\n0::/\n", "0::/a/b\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "quota"),
+    [
+        (V2, {"a/b/cpu.max": "150000 100000"}, 1.5),
+        (V2, {"a/b/cpu.max": "max 100000", "a/cpu.max": "50000 100000", "cpu.max": "800000 100000"}, 0.5),
+        (V2, {"cpu.max": "200000 100000"}, 2.0),  # in a container
+        (V2, {"a/b/cpu.max": "max 100000"}, None),
+        (V2, {}, None),
+        (V1, {"cpu,cpuacct/a/b/cpu.cfs_quota_us": "300000", "cpu,cpuacct/a/b/cpu.cfs_period_us": "100000"}, 3.0),
+        (V1, {"cpu,cpuacct/cpu.cfs_quota_us": "300000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 3.0),
+        (V1, {"cpu,cpuacct/a/b/cpu.cfs_quota_us": "-1", "cpu,cpuacct/a/b/cpu.cfs_period_us": "100000"}, None),
+        (V1, {"memory/a/cpu.cfs_quota_us": "1", "memory/a/cpu.cfs_period_us": "1"}, None),
+        ("", {"cpu.max": "100000 100000"}, None),
+    ],
+)
+def test_the_quota_of_control_groups_limits_the_threads(groups, files, quota, monkeypatch):
+    texts = {f"/sys/fs/cgroup/{name}": text for name, text in files.items()} | {"/proc/self/cgroup": groups}
+    monkeypatch.setattr(control_groups, "lines_of", lambda path: texts.get(str(path), "").splitlines())
+    assert control_groups.cpu_quota() == quota
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert threads.num_threads(None) == {None: 8, 0.5: 1, 1.5: 2}.get(quota, quota)
+    assert threads.num_threads(5) == 5
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
+    assert threads.num_threads(None) == 1

@@ -115,3 +115,36 @@ def test_a_file_in_place_of_a_folder_is_an_error(tmp_path):
 
 def test_removing_a_missing_file_is_no_error(tmp_path):
     atomic_files.remove(tmp_path / "nothing")
+
+
+def test_a_symbolic_link_stays_and_its_target_is_replaced(tmp_path):
+    for folder in ("named", "stored"):
+        (tmp_path / folder).mkdir()
+    link, target = tmp_path / "named" / "file", tmp_path / "stored" / "data"
+    link.symlink_to("../stored/data")
+    for data in (b"new", b"newer"):  # the link dangles first
+        write(link, data)
+        assert (link.is_symlink(), target.is_symlink(), target.read_bytes()) == (True, False, data)
+    assert os.listdir(tmp_path / "named") == ["file"]
+    assert os.listdir(tmp_path / "stored") == ["data"]
+
+
+def test_a_failure_at_a_symbolic_link_leaves_its_target(tmp_path, use):
+    (tmp_path / "data").write_bytes(b"old")
+    (tmp_path / "file").symlink_to("data")
+    use(failing(4, errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        write(tmp_path / "file")
+    assert (tmp_path / "data").read_bytes() == b"old"
+    assert sorted(os.listdir(tmp_path)) == ["data", "file"]
+
+
+def test_a_folder_a_pipe_or_a_device_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("pipe")
+    for name, problem in (("pipe", "is a pipe or a device"), ("link", "is a pipe"), ("folder", "Is a directory")):
+        with pytest.raises(OSError, match=problem) as caught:
+            write(tmp_path / name)
+        assert caught.value.filename == str(tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["folder", "link", "pipe"]

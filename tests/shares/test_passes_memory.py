@@ -10,6 +10,7 @@ import pytest
 from commands_below import below
 
 import penstock as ps
+from penstock import control_groups
 from penstock.bridge import thread_memory
 from penstock.shares import pass_memory as memory
 
@@ -25,7 +26,7 @@ def machine(tmp_path, monkeypatch):
 
     def set_up(**files):
         actual = usual | {name.replace("__", "/"): text for name, text in files.items()}
-        for module in (memory, thread_memory):
+        for module in (memory, thread_memory, control_groups):
             monkeypatch.setattr(module, "lines_of", lambda path: actual.get(str(path), "").splitlines())
 
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

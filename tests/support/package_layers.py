@@ -4,8 +4,8 @@
 ALLOWED = {
     "jax": {"bench", "bridge", "functional", "updates.optax_transforms"},
     "jaxlib": set(),
-    "pyarrow": {"activations.inputs", "bench", "cli", "dataflow", "filesystem.file_stores", "io", "run"}
-    | {"service", "shares", "table_access", "torch.service_store"},
+    "pyarrow": {"activations.inputs", "array_conversion", "bench", "cli", "dataflow", "filesystem.file_stores", "io"}
+    | {"run", "service", "shares", "table_access", "torch.service_store"},
     "google": {"config", "updates.optimizer_class"},
     "flax": {"functional.nnx_embedding"},
     "keras": {"functional.keras_embedding"},
@@ -27,6 +27,6 @@ service   ray   shares   dataflow   functional   torch   metrics
 engine   activation_access   table_access   run   lockstep   live_reads   deltas   checkpoint   telemetry   planning
 core   tables   io   shared
 keywords   options   activations   accumulators   pipeline   sampling   gate   stats
-bridge   config   learning_rates   threads
+bridge   config   learning_rates   threads   array_conversion   control_groups
 validation   flag_values   lineage   filesystem   svg   updates   frames   pyx   interrupts   errors   events
 """

@@ -22,7 +22,7 @@ def test_keys_of_the_whole_range_by_type():
         unsigned.lookup("user", [2**64 - 1, -1])
     with pytest.raises(ps.UsageError, match="table 'user': expected integer ids, got float64"):
         unsigned.lookup("user", [0.5])
-    with pytest.raises(ps.UsageError, match="table 'user': expected integer ids, got object"):
+    with pytest.raises(ps.UsageError, match="table 'user', ids: expected an array, got set"):
         unsigned.lookup("user", {1, 2})
 
 

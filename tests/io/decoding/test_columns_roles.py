@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from columns import (
     FLOATS,
@@ -21,6 +22,7 @@ from columns import (
     rows_of,
 )
 
+import penstock as ps
 from penstock.errors import ConfigError, UsageError
 from penstock.io.decoding.reader import ReadOptions
 
@@ -232,3 +234,28 @@ def test_a_role_that_does_not_exist_is_refused_with_the_nearest():
 def test_options_out_of_range_are_refused(bad):
     with pytest.raises(UsageError, match=f"{next(iter(bad))}: expected"):
         ReadOptions(SIZES, **bad)
+
+
+def test_a_tensor_whose_values_are_in_another_order_than_its_axes_is_refused(tmp_path):
+    def tensors(permutation):
+        kind = pa.fixed_shape_tensor(pa.float32(), [2, 3], permutation=permutation)
+        storage = pa.FixedSizeListArray.from_arrays(pa.array(range(6), pa.float32()), 6)
+        return pa.ExtensionArray.from_storage(kind, storage)
+
+    table = ps.TableConfig(4, 6, ps.Constant(0.0), ps.SGD(1.0), combiner="sum", name="t")
+    engine = ps.Engine(ps.EmbeddingConfig.from_features({"f": ps.FeatureConfig(table, name="f")}, batch_size=1))
+    permuted, straight = tensors([1, 0]), tensors([0, 1])
+    message = "got extension<arrow.fixed_shape_tensor.*permutation=.1,0.*; store its values in the order of its axes"
+    with pytest.raises(ps.InputError, match=f"column 'gradient': expected .*{message}"):
+        engine.run(pa.table({"step": [0], "id": [1], "gradient": permuted}))
+    with pytest.raises(ps.InputError, match=message):
+        engine.apply({"t": ([1], permuted)})
+    struct = pa.StructArray.from_arrays([pa.array([[1]]), permuted], names=["ids", "gradient"])
+    with pytest.raises(ps.InputError, match=r"expected a list of floats in 'gradient', got .*permutation=\[1,0\]"):
+        engine.run(pa.table({"step": [0], "f": struct}))
+    pq.write_table(pa.table({"id": [1], "row": permuted}), tmp_path / "t.parquet")
+    with pytest.raises(ps.InputError, match=r"expected a list of 6 floats, got .*permutation=\[1,0\]"):
+        engine.read_tables(tmp_path)
+    assert not engine.lookup("t", range(4)).any()
+    engine.run(pa.table({"step": [0], "id": [1], "gradient": straight}))
+    assert engine.lookup("t", [1]).tolist() == [[0, -1, -2, -3, -4, -5]]

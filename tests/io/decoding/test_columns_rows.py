@@ -103,6 +103,11 @@ def test_a_bad_row_of_an_array_is_reported_with_its_table_and_row():
     assert caught.value.reason == "id_out_of_range"
 
 
+def test_empty_lists_are_a_frame_without_rows():
+    for ids, values in (([], []), (np.zeros(0, np.int64), []), ([], np.zeros((0, 2)))):
+        assert one_frame({"user": (ids, values)}, SIZES, 7).audited().num_rows == 0
+
+
 @pytest.mark.parametrize(
     ("ids", "values", "message"),
     [

@@ -189,6 +189,17 @@ def test_unknown_schemes_and_missing_paths_are_input_errors(name):
     until_error(name)
 
 
+def test_a_name_that_is_not_utf_8_is_a_limit_of_arrow(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / os.fsdecode(b"log\xff")
+    path.write_bytes(CONTAINERS["stream"])
+    limit = "name is not UTF-8, and Arrow knows no other names; rename it"
+    for source in (path, str(path), str(folder / "lo*")):
+        assert f"log\udcff: cannot open: its {limit}" in until_error(source)[1]
+    assert f"{folder}: the name of a file in it is not UTF-8" in until_error(folder)[1]
+
+
 def test_a_file_that_may_not_be_read(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(CONTAINERS["stream"])
