@@ -162,7 +162,7 @@ class Engine(TableAccess, ActivationAccess):
         ([[1.0, 1.0], [1.0, 1.0]], 0)
         """
         if self._reads is None:
-            with self.core.still():
+            with self.core.reading():
                 if self._reads is None:
                     last, lineage = self.session.last, self.session.positions.lineage
                     durable_step = 0 if last is None else int(last[0].contents["global_step"])
