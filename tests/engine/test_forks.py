@@ -1,5 +1,6 @@
 """Children that a process with engines, files and connections forks."""
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -47,7 +48,7 @@ class Child:
         self.process = os.fork()
         if not self.process:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(HANG_S)
+            faulthandler.dump_traceback_later(8, exit=True)
             try:
                 os.write(say, str(work()).encode())
             except BaseException:
