@@ -1,8 +1,8 @@
 """What a child that this process forks may not use: descriptors of locks and of files being written.
 
 A lock by ``flock`` belongs to an open file, which both processes have: a child would keep it after its parent was
-killed. In a child, these descriptors lead to /dev/null from the fork on. Whatever writes to a path or waits for a thread
-notes ``this_process`` when it is created, and compares.
+killed. In a child, these descriptors lead to /dev/null from the fork on. Whatever writes to a path or waits for a
+thread notes ``this_process`` when it is created, and compares.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def close(file: int) -> None:
 def check(process: int, owned: str) -> None:
     """Raise StateError unless this process is the one given. owned : what belongs to that one, for the message"""
     if process != this_process:
-        raise StateError(f"{owned} belongs to process {process}, and this process is a fork of it; open another one here")
+        problem = f"belongs to process {process}, and this process is a fork of it; open another one here"
+        raise StateError(f"{owned} {problem}")
 
 
 def _leave() -> None:

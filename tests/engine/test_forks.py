@@ -244,7 +244,9 @@ def test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed(tmp_path):
     )
     try:
         assert running.stdout.readline() == b"forked\n"
-        with pytest.raises(ps.UsageError, match=rf"another run is writing checkpoints there \(process {running.pid} on"):
+        with pytest.raises(
+            ps.UsageError, match=rf"another run is writing checkpoints there \(process {running.pid} on"
+        ):
             engine_of().save(tmp_path)
         running.kill()
         running.wait(HANG_S)
