@@ -383,8 +383,8 @@ class EngineCore:
                 "penstock.Reader, or make a new engine"
             )
         return (
-            f"process {process} has the tables of this engine, and this process is a fork of it, which may only look up "
-            "rows on the host, as they were at the fork; change and save them there, or make a new engine"
+            f"process {process} has the tables of this engine, and this process is a fork of it, which may only look "
+            "up rows on the host, as they were at the fork; change and save them there, or make a new engine"
         )
 
     def check_whole(self) -> None:

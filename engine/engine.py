@@ -452,9 +452,11 @@ class Engine(TableAccess, ActivationAccess):
         changes = TableChanges(**keywords)
         if shared is None:
             return restore(cls, path, config, mesh, threads, num_required, reduction, share, version, changes)
-        make = partial(cls, shared=SharedFolder(shared))
+        folder = shared if isinstance(shared, SharedFolder) else SharedFolder(shared)
+        make = partial(cls, shared=folder)
         engine = restore(make, path, config, mesh, threads, num_required, reduction, share, version, changes)
-        _ = engine.reads  # publishes the rows
+        if folder is not shared:
+            _ = engine.reads  # publishes the rows, as in __init__
         return engine
 
     def tag(self, name: str, *, note: str = "", move: bool = False) -> None:

@@ -361,6 +361,13 @@ class Folder:
             forks.close(self._lock)
             self._lock = None
 
+    def check_unlocked(self) -> None:
+        """Raise UsageError if another writer has locked the folder: before work that would be in vain."""
+        with contextlib.suppress(OSError):  # which the writer reports once it locks the folder
+            if self.files.is_folder():
+                with self.locked():
+                    pass
+
     @contextlib.contextmanager
     def locked(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
         """Hold the folder's lock in the block. Raises as ``lock``."""

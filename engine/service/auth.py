@@ -11,6 +11,7 @@ import os
 import ssl
 import threading
 import time
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -91,7 +92,7 @@ def tokens_of(file: Path | None) -> Tokens:
         return {}
     tokens: dict[bytes, Role] = {}
     roles = {role.word.encode(): role for role in Role}
-    for number, line in enumerate(_read(file, "--token-file").splitlines(), start=1):
+    for number, line in enumerate(_read(file, "--token-file").removeprefix(BOM_UTF8).splitlines(), start=1):
         *words, token = line.split() or [b""]
         place = f"--token-file {file}, line {number}"
         if not token:
@@ -225,7 +226,8 @@ class AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]
         """Raise FlightUnauthorizedError, PERMISSION_DENIED for the caller, if its role lacks a right."""
         if right not in self._role.value:
             roles = " or ".join(role.word for role in Role if right in role.value)
-            problem = f"the token is a {self._role.word}'s, and this call needs a {roles}'s"
+            article = "an" if roles.startswith("o") else "a"
+            problem = f"the token is a {self._role.word}'s, and this call needs {article} {roles}'s"
             raise self._admission.refused(flight.FlightUnauthorizedError(problem), self._peer)
 
     def call_completed(self, exception: BaseException | None) -> None:

@@ -21,6 +21,7 @@ from penstock.events import FrequentEvent, report
 from penstock.frames import Frame
 from penstock.io.flight.messages import Ack, PutRequest
 from penstock.learning_rates import LearningRates
+from penstock.live_reads import check_on_host
 from penstock.service.delta_log import DeltaLog
 from penstock.service.streams import Stream, Streams
 from penstock.stats import Counters
@@ -61,6 +62,8 @@ class Sequencer(CommitListener):
         saving: Saving | None,
     ) -> None:
         engine.core.check_ready()
+        if engine.is_shared:
+            check_on_host(engine.core)
         self._engine, self._rates, self._log, self._on_failure = engine, rates, log, failed
         self.counters = Counters()
         self.first_bad: dict[str, str] = {}  # the first row dropped, or frame rejected, for each reason
@@ -81,7 +84,7 @@ class Sequencer(CommitListener):
         if saving is not None:
             self._commits = engine.session.commits(saving.folder, saving.every, saving.resume, self)
             self._commits.commit_start()
-        if engine.is_shared:
+        if engine.is_shared:  # only now there is an epoch whose commit is on disk; the first use publishes the rows
             lineage = self.streams.lineage
             with engine.gate.still():
                 engine.reads.set_history(lineage.id, lineage.current.id)

@@ -148,7 +148,7 @@ def test_a_replica_needs_the_token(store):
                 reading.lookup({"item": [1]})
             with client_of(replica, token="s3cret") as reading:
                 assert reading.lookup({"item": [1]}).step == 0
-                with pytest.raises(ps.ServiceError, match="the token is a reader's, and this call needs a operator's"):
+                with pytest.raises(ps.ServiceError, match="the token is a reader's, and this call needs an operator's"):
                     reading.drain()
             refused = pytest.raises(
                 ps.ServiceError, match="the token is a producer's, and this call needs a reader or operator's"
