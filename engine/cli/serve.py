@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import ssl
 import sys
@@ -38,6 +39,7 @@ from penstock.flag_values import whole
 from penstock.io.connectors.partition_source import partitions_of, topic_kinds
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
+from penstock.io.patience import Patience
 from penstock.learning_rates import LearningRates
 from penstock.options import ReadingKeywords, WatchingKeywords, options_of
 from penstock.service.auth import Tokens, certificates, check_protected, may_read, tokens_of
@@ -46,7 +48,7 @@ from penstock.service.received_memory import keep_freed_memory
 from penstock.service.replica import ReplicaService
 from penstock.service.sequencer import Saving
 from penstock.service.server import Service
-from penstock.shared.table_reader import Reader
+from penstock.shared.table_reader import NoTablesError, Reader
 from penstock.validation import is_loopback
 
 EXAMPLE = "penstock serve tables.pbtxt --listen grpc://127.0.0.1:8815 --checkpoint state --every 100 --resume"
@@ -83,7 +85,8 @@ def add(command: Parser) -> None:
         "--replica",
         type=Path,
         metavar="DIR",
-        help="in place of CONFIG: answer lookups from the files of penstock follow --into shared:DIR",
+        help="in place of CONFIG: answer lookups from the files of penstock follow --into shared:DIR, once it has "
+        "written them",
     )
     command.add_argument(
         "--listen",
@@ -207,7 +210,7 @@ def serve_replica(args: argparse.Namespace, out: Output) -> None:
             raise UsageError(f"{(action.option_strings or [action.metavar])[0]}: has no effect with --replica; omit it")
     address, tokens, tls, pages = access_of(args)
     check_library(args)
-    reader = Reader(args.replica)
+    reader = _reader_of(args.replica)
     service = ReplicaService(reader, address, limits=_limits(args), tls=tls, tokens=tokens)
     try:
         with Watching(args, service, pages) as watching:
@@ -218,6 +221,19 @@ def serve_replica(args: argparse.Namespace, out: Output) -> None:
         if not service.close(args.grace):
             args.leave_at_once()
     out.result(status)
+
+
+def _reader_of(folder: Path) -> Reader:
+    """Return a reader of shared tables, once their writer has published them. Raises KeyboardInterrupt for a signal."""
+    patience = Patience(math.inf)
+    while True:
+        try:
+            reader = Reader(folder)
+        except NoTablesError as error:
+            patience.wait(error)
+        else:
+            patience.good()
+            return reader
 
 
 def access_of(args: argparse.Namespace) -> tuple[Address, Tokens, list[tuple[bytes, bytes]], PageAccess | None]:

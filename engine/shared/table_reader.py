@@ -43,6 +43,10 @@ _LOOK_S = 1.0
 _ATTEMPTS = 20
 
 
+class NoTablesError(StateError):
+    """There are no shared tables in the folder yet, or only those of an earlier run of the machine."""
+
+
 class Reader:
     """Reads rows of tables that another program updates, such as ``penstock replay --shared`` (docs/readers.md).
 
@@ -351,7 +355,7 @@ def _opened(path: Path) -> _Generation:
         except FileNotFoundError as error:
             # The files of a header that has just lost its name.
             if attempt == _ATTEMPTS - 1 or os.path.basename(str(error.filename)) == HEADER:
-                raise StateError(
+                raise NoTablesError(
                     f"{path}: has no shared tables; start their writer first, such as penstock replay --shared {path}"
                 ) from None
         except PermissionError as error:
@@ -367,7 +371,7 @@ def _mapped(path: Path) -> _Generation:
         description = unpacked(data, path / HEADER)
         header = np.frombuffer(mmap.mmap(file.fileno(), DESCRIPTION_BEGIN, access=mmap.ACCESS_READ), np.uint8)
     if description.boot != boot_id():
-        raise StateError(
+        raise NoTablesError(
             f"{path}: its tables were written before this machine started, or on another one; start their writer again"
         )
     arrays = {}
