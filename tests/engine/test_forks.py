@@ -2,7 +2,6 @@
 
 import faulthandler
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -12,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from limits import HANG_S
+from services import Process, config_of
 from services import frame as service_frame
-from services import service_of
 
 import penstock as ps
 import penstock.forks as forks
@@ -41,14 +40,13 @@ def frame(row_id):
 
 
 class Child:
-    """A forked child that answers with one text, or ends by a signal of its alarm if it hangs."""
+    """A forked child that answers with one text, or with an exit code of its own if it hangs."""
 
     def __init__(self, work):
         self._answer, say = os.pipe()
         self.process = os.fork()
         if not self.process:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            faulthandler.dump_traceback_later(8, exit=True)
+            faulthandler.dump_traceback_later(HANG_S / 10, exit=True)
             try:
                 os.write(say, str(work()).encode())
             except BaseException:
@@ -288,9 +286,9 @@ def test_a_child_removes_no_unfinished_file_of_its_parent(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_child_opens_a_connection_of_its_own():
-    """In a thread of this process the service would have no threads in the child either, which needs none of them."""
-    with service_of() as service, connect(service.address.uri) as client:
+def test_a_child_opens_a_connection_of_its_own(tmp_path):
+    config_of().save(tmp_path / "tables.pbtxt")
+    with Process(tmp_path / "tables.pbtxt") as service, connect(service.uri) as client:
         client.lookup({"user": [3]})
         with client.producer("w0") as producer:
             producer.send(service_frame(1))
