@@ -30,7 +30,7 @@ from penstock.io.flight.messages import (
     path_of,
 )
 from penstock.io.list_columns import list_type
-from penstock.service.auth import CallAdmission, Right
+from penstock.service.auth import CallAdmission, Certificates, Right
 from penstock.service.lookup_streams import LookupAnswers, request_schema
 from penstock.service.put_streams import Producers
 from penstock.service.sequencer import Sequencer
@@ -77,9 +77,7 @@ class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
 
     actions: Mapping[str, str]
 
-    def __init__(
-        self, service: Answering, address: Address, tls: list[tuple[bytes, bytes]], admission: CallAdmission
-    ) -> None:
+    def __init__(self, service: Answering, address: Address, tls: Certificates, admission: CallAdmission) -> None:
         self._service = service
         super().__init__(address.uri, tls_certificates=tls, middleware={ADMISSION: admission})
 
