@@ -132,6 +132,10 @@ def may_read(tokens: Tokens, authorization: bytes) -> bool:
     return role is not None and Right.READ in role.value
 
 
+# The name of CallAdmission among the middleware of a server.
+ADMISSION = "admission"
+# Calls beyond --max-calls that only actions may use, such as status and drain.
+OPERATOR_CALLS = 8
 # At the end of the service: how often to look whether the calls in progress are idle.
 _LOOK_S = 0.01
 
@@ -168,7 +172,9 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             role = self._role(_authorizations(headers))
             if role is None:
                 raise self.refused(flight.FlightUnauthenticatedError("the token is missing or wrong"))
-            if self.num_calls >= self._max_calls:
+            # Health checks and operators get in, however many producers and readers there are: an action is short.
+            kept = OPERATOR_CALLS if info.method == flight.FlightMethod.DO_ACTION else 0
+            if self.num_calls >= self._max_calls + kept:
                 problem = f"busy with {self.num_calls} calls (--max-calls); try again"
                 raise self.refused(flight.FlightUnavailableError(problem))
             call = AdmittedCall(self, role, _authorizations(headers))
@@ -181,7 +187,7 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             self._tokens = dict(tokens)
             for call in self._calls:
                 if self._role(call.authorizations) is not call.role:
-                    call.ends_at_s = -float("inf")
+                    call.end_within(0)
 
     def wait_until_empty(self, timeout_s: float) -> bool:
         """Wait until all calls in progress are idle, and return whether that happened within ``timeout_s``."""
@@ -221,7 +227,7 @@ class AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]
     idle_since_s : when it began to wait for a request, by the monotonic clock; None: it does not wait. While it does,
         its connection may be closed, and the end of the service does not wait for it. Set without a lock: it changes
         twice with each request
-    ends_at_s : when its connection is closed, by the same clock; None: not yet known
+    silent_until_s : when its connection is closed unless a message arrives, by the same clock; None: it expects none
     """
 
     def __init__(self, admission: CallAdmission, role: Role, authorizations: Sequence[bytes]) -> None:
@@ -229,7 +235,17 @@ class AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]
         self._admission, self.role, self.authorizations = admission, role, authorizations
         self._peer: str | None = None
         self.idle_since_s: float | None = None
-        self.ends_at_s: float | None = None
+        self.silent_until_s: float | None = None
+        self._ends_at_s = float("inf")
+
+    @property
+    def ends_at_s(self) -> float:
+        """Return when its connection is closed, by the monotonic clock."""
+        return self._ends_at_s if (until_s := self.silent_until_s) is None else min(self._ends_at_s, until_s)
+
+    def end_within(self, seconds: float) -> None:
+        """Close its connection after so many seconds."""
+        self._ends_at_s = min(self._ends_at_s, time.monotonic() + seconds)
 
     def set_peer(self, peer: str) -> None:
         """Set the peer of the call's connection, which ``start_call`` does not receive."""

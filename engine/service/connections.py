@@ -36,11 +36,13 @@ Peer = tuple[str, int]  # address and port
 class Call(Protocol):
     """A call in progress. idle_since_s : since when it waits for a request; None: it does not wait
 
-    ends_at_s : when its connection is closed; None: not yet known
+    ends_at_s : when its connection is closed
     """
 
     idle_since_s: float | None
-    ends_at_s: float | None
+
+    @property
+    def ends_at_s(self) -> float: ...
 
 
 @dataclass
@@ -53,7 +55,7 @@ class _Connection:
 
     @property
     def ends_at_s(self) -> float:
-        return min((call.ends_at_s for call in list(self.calls) if call.ends_at_s is not None), default=float("inf"))
+        return min((call.ends_at_s for call in self.calls), default=float("inf"))
 
     @property
     def idle_since_s(self) -> float | None:

@@ -20,8 +20,8 @@ from penstock.events import report
 from penstock.frames import Float32
 from penstock.io.flight.connection import Address
 from penstock.io.flight.messages import LOOKUP, TABLE, decoded, encoded, path_of
-from penstock.service.auth import Certificates, Right, Tokens
-from penstock.service.flight_server import ADMISSION, AnsweringServer, answered
+from penstock.service.auth import ADMISSION, Certificates, Right, Tokens
+from penstock.service.flight_server import AnsweringServer, answered
 from penstock.service.limits import Limits
 from penstock.service.listener import Listener
 from penstock.service.lookup_streams import (

@@ -96,15 +96,17 @@ class Sequencer(CommitListener):
         with self._engine.gate.still():
             return self.streams.position(contributor)
 
-    def open(self, request: PutRequest, notify: Callable[[Ack], None]) -> Stream:
-        """Open a stream. An earlier stream of the same contributor ends at its next frame.
+    def open(
+        self, request: PutRequest, notify: Callable[[Ack], None], replaced: Callable[[], object] = lambda: None
+    ) -> Stream:
+        """Open a stream. An earlier stream of the same contributor ends.
 
-        notify : sends an acknowledgement to the producer; must not block
+        notify : sends an acknowledgement to the producer; replaced : called when a later stream begins. Neither blocks
         Raises UsageError or InputError if the stream cannot begin at its first frame, ServiceError if the service ends.
         """
         with self._engine.gate.still():
             self._check_open()
-            return self.streams.open(request, notify)
+            return self.streams.open(request, notify, replaced)
 
     def push(self, stream: Stream, frame: Frame, number: int | None = None) -> None:
         """Apply one frame, or skip it if it was applied before.
@@ -143,8 +145,13 @@ class Sequencer(CommitListener):
             self.first_bad.setdefault(error.reason or "refused", str(error))
 
     def finish(self, stream: Stream) -> bool:
-        """Request a commit after a stream's last frame. Return whether there is an acknowledgement to wait for."""
+        """Request a commit after a stream's last frame. Return whether there is an acknowledgement to wait for.
+
+        Raises UsageError if another stream of the producer has begun before its end.
+        """
         with self._engine.gate.still():
+            self.streams.check_newest(stream)
+            stream.is_finished = True
             return stream.acked.position < stream.position and (self._commits is None or self._commits.ask())
 
     def close(self, stream: Stream) -> None:
