@@ -389,6 +389,8 @@ class EngineCore:
 
     def check_whole(self) -> None:
         """Raise StateError after a step that failed half way, and in a fork of the process of the engine."""
+        if self._failure is None and self.gate.process == forks.this_process:
+            return
         if self._failure is not None:
             raise StateError(f"an earlier step failed half way ({self._failure}); make a new engine from saved tables")
         if problem := self._fork_problem:

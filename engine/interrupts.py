@@ -15,8 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# Handled in any case. Of the others, those that are handled by nobody: ``nohup`` ignores SIGHUP, a timer of the program
-# that runs the command is its own.
+# Handled in any case. Of the others, those with their default: ``nohup`` ignores SIGHUP, and a timer of the program
+# that runs the command has a handler.
 ALWAYS = (signal.SIGINT, signal.SIGTERM)
 # Not handled: the system stops or continues the process by them, they end no process, or a crash is their cause.
 _NOT_HANDLED = "KILL STOP TSTP TTIN TTOU CONT CHLD URG WINCH INFO PIPE XFSZ SEGV BUS FPE ILL ABRT TRAP SYS EMT"

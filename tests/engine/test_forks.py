@@ -40,7 +40,7 @@ def frame(row_id):
 
 
 class Child:
-    """A forked child that answers with one text, or with an exit code of its own if it hangs."""
+    """A forked child that answers with one text, or with another exit code if it hangs."""
 
     def __init__(self, work):
         self._answer, say = os.pipe()
@@ -168,7 +168,7 @@ def test_a_child_of_an_unfinished_step_is_refused_instead_of_hanging(monkeypatch
         holder.join()
 
 
-@pytest.mark.parametrize("leaves", ["raises", "ends the source", "goes on"])
+@pytest.mark.parametrize("leaves", ["raises", "ends the source", "continues"])
 def test_a_child_that_leaves_a_run_writes_nothing_to_its_files(tmp_path, leaves):
     """The files after a run in which a child was forked are those of a run without."""
     parent = os.getpid()
@@ -286,7 +286,7 @@ def test_a_child_removes_no_unfinished_file_of_its_parent(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_child_opens_a_connection_of_its_own(tmp_path):
+def test_a_child_may_not_use_a_connection_of_its_parent(tmp_path):
     config_of().save(tmp_path / "tables.pbtxt")
     with Process(tmp_path / "tables.pbtxt") as service, connect(service.uri) as client:
         client.lookup({"user": [3]})
