@@ -396,7 +396,7 @@ class Engine(TableAccess, ActivationAccess):
         reduction: str | None = None,
         share: tuple[int, int] | None = None,
         version: str | int | None = None,
-        shared: AnyPath | None = None,
+        shared: AnyPath | SharedFolder | None = None,
         **keywords: Unpack[TableChangeKeywords],
     ) -> Engine:
         """Return an engine in the state of a commit of a checkpoint folder, on any mesh.

@@ -9,7 +9,7 @@ import os
 import signal
 import ssl
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -265,8 +265,9 @@ class Access:
         if self.pages is not None and self.pages.tls is not None and has_new_tls:
             self.pages.tls.load_cert_chain(self._args.tls_cert, self._args.tls_key)
         report(logging.INFO, "reloaded", tokens=len(tokens), new_certificate=has_new_tls)
-        out.say(f"reloaded  {several(len(tokens), 'token')}" + (", a new certificate" if has_new_tls else ""))
-        (sys.stderr if self._args.json else sys.stdout).flush()
+        with suppress(OSError):  # a terminal that was closed sends the signal too
+            out.say(f"reloaded  {several(len(tokens), 'token')}" + (", a new certificate" if has_new_tls else ""))
+            (sys.stderr if self._args.json else sys.stdout).flush()
 
     def _read(self) -> tuple[Tokens, Certificates]:
         args = self._args

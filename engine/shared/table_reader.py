@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+import penstock.forks as forks
 from penstock.errors import StateError, UsageError, listed
 from penstock.filesystem.state_files import open_regular
 from penstock.frames import Float32
@@ -82,7 +83,7 @@ class Reader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = place("path", path)
-        self._reopening = threading.Lock()
+        self._reopening, self._process = threading.Lock(), forks.this_process
         self._tables: _Generation | None = _opened(self._path)
         self._looked_s = time.monotonic()
 
@@ -270,6 +271,8 @@ class Reader:
             raise UsageError(f"{self._path}: this reader is closed")
         state = generation.words.state
         if state == CLOSED or self._is_replaced(generation):
+            if self._process != forks.this_process:  # at the fork, a thread of the other process may have had the lock
+                self._reopening, self._process = threading.Lock(), forks.this_process
             with self._reopening:
                 if self._tables is generation:
                     self._tables = generation = _opened(self._path)

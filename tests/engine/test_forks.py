@@ -168,6 +168,16 @@ def test_a_child_of_an_unfinished_step_is_refused_instead_of_hanging(monkeypatch
         holder.join()
 
 
+def test_a_child_of_a_reader_opens_the_next_tables_of_the_writer(tmp_path):
+    engine_of(shared=tmp_path)
+    reader = ps.Reader(tmp_path)
+    engine = engine_of(shared=tmp_path)
+    engine.apply({"t": ([3], [[1.0, 1.0]])})
+    with reader._reopening:  # as if another thread were about to open them
+        child = Child(lambda: reader.lookup("t", [3]).tolist())
+    assert child.answer() == "[[0.5, 0.5]]"
+
+
 @pytest.mark.parametrize("leaves", ["raises", "ends the source", "continues"])
 def test_a_child_that_leaves_a_run_writes_nothing_to_its_files(tmp_path, leaves):
     """The files after a run in which a child was forked are those of a run without."""
