@@ -32,7 +32,7 @@ from penstock.cli.replay import make_engine
 from penstock.cli.replay_flags import check_checkpoint
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
-from penstock.errors import ConfigError, UsageError
+from penstock.errors import ConfigError, ListenError, UsageError
 from penstock.events import report
 from penstock.filesystem.descriptors import raise_limit
 from penstock.flag_values import whole
@@ -323,12 +323,17 @@ def _wait(
 def _serve(args: argparse.Namespace, service: Service, access: Access, watching: Watching, out: Output) -> None:
     """Serve until a caller requests a drain, or a signal arrives. Raises KeyboardInterrupt for SIGINT."""
     engine, interrupted = service.engine, False
+    lost: ListenError | None = None  # the port, between two certificates
     try:
         _wait(args, service, access, engine.global_step, watching, out)
     except KeyboardInterrupt:
         interrupted = True
+    except ListenError as error:
+        lost = error
     interrupts.ignore()
     _end(args, service, out)
+    if lost is not None:
+        raise lost
     if interrupted:
         kept = "nothing was committed"
         if args.checkpoint:

@@ -5,10 +5,11 @@ import urllib.error
 import urllib.request
 
 import pytest
-from limits import until
-from services import Process, client_of, config_of, frame, self_signed, service_of
+from limits import in_thread, until
+from services import Process, client_of, config_of, frame, free_port, self_signed, service_of
 
 import penstock as ps
+from penstock.cli import main
 from penstock.cli.pages.http_server import JSON, PageAccess, Server
 from penstock.io.flight import connect
 from penstock.service.auth import Role, may_read
@@ -89,6 +90,28 @@ def test_a_call_by_a_token_that_is_gone_ends():
         other.lookup({"user": [3]})
         with pytest.raises(ps.ServiceError, match="the token is missing or wrong"):
             leaked.lookup({"user": [3]})
+
+
+def test_a_service_that_loses_its_port_between_two_certificates_commits_and_ends(config, tmp_path, monkeypatch):
+    uri = f"grpc+tls://127.0.0.1:{free_port()}"
+    self_signed(tmp_path)
+    words = ["serve", config, "--listen", uri, "--checkpoint", tmp_path / "state"]
+    words += ["--tls-cert", tmp_path / "cert.pem", "--tls-key", tmp_path / "key.pem", "--grace", 0]
+    monkeypatch.setattr("penstock.service.listener.CUT_S", 0.1)
+    signals = []
+    monkeypatch.setattr("penstock.interrupts.requested", lambda number: bool(signals) and not signals.clear())
+    serving = in_thread(lambda: main([*map(str, words)]))
+    with connect(uri, roots=tmp_path / "cert.pem") as client:
+        client.put([frame(0)], "w0")
+        self_signed(tmp_path)
+        monkeypatch.setattr("penstock.service.flight_server.FlightServer.__init__", taken)
+        signals.append(signal.SIGHUP)
+        assert serving() == 6
+    assert ps.Engine.restore(tmp_path / "state").global_step == 1
+
+
+def taken(*_):
+    raise OSError("cannot bind")
 
 
 def test_the_session_of_a_page_ends_with_its_token():
