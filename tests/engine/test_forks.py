@@ -18,6 +18,7 @@ import penstock as ps
 import penstock.forks as forks
 from penstock.filesystem import atomic_files
 from penstock.io.flight import connect
+from penstock.io.targets.python_function import PythonFunction
 
 # jax warns of any fork.
 pytestmark = [
@@ -313,3 +314,27 @@ def test_a_child_may_not_use_a_connection_of_its_parent(tmp_path):
             producer.send(service_frame(2))
         assert client.position("w0") == 2
         assert client.lookup({"user": [3]}).step == 2
+
+
+STATUSES = []
+
+
+def forking(batch, step):
+    if child := os.fork():
+        STATUSES.append(os.waitpid(child, 0)[1])
+    elif step:
+        raise ValueError("in the child")
+
+
+@pytest.mark.parametrize("step", [0, 1], ids=["returns", "raises"])
+def test_a_child_of_a_function_that_follows_writes_no_state(tmp_path, step):
+    parent, target = os.getpid(), PythonFunction(f"{__name__}:forking", tmp_path / "state")
+    code = 1
+    try:
+        target._call(pa.record_batch({"id": [1]}), step)
+    except ps.StateError as error:
+        code = 0 if "this process is a fork of it" in str(error) else 2
+    finally:
+        if os.getpid() != parent:
+            os._exit(code)
+    assert STATUSES.pop() == 0
