@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
+import penstock.forks as forks
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import CapacityError, ConfigError, StateError, UsageError
 from penstock.events import report
@@ -104,8 +104,8 @@ class EngineCore:
     rates : learning rates of the last run or apply, used by a flush; last_rates : of every tag at the last step
     changed_step : the global step after the last step that changed a row
     clock_offset : the global step less the clock of dynamic tables that count steps; 0 until a rollback
-    failed : the error of a step that failed half way and left the tables inconsistent; else None
-    process : the only one whose rows these are, as other processes read them; None: each fork has a copy of them
+    failed : why the tables cannot change any more: the error of a step that failed half way, or a fork; else None
+    is_shared : whether other processes read the rows
     counters : of frames that belong to no run
     """
 
@@ -119,8 +119,8 @@ class EngineCore:
         seed: int,
     ) -> None:
         self.config, self.tables, self.reduction, self.seed = config, tables, reduction, seed
-        self.failed: str | None = None
-        self.process: int | None = None
+        self._failure: str | None = None
+        self.is_shared = False
         self.rates = self._own_rates = LearningRates(config.num_tags, None, config.schedules)
         self.last_rates: tuple[float, ...] | None = None
         self.changed_step, self.counters = 0, Counters()
@@ -303,9 +303,16 @@ class EngineCore:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Keep frames out and tables unchanged while in the context. Raises StateError after a step failed half way."""
+        """Keep frames out and tables unchanged while in the context. Raises StateError as ``check_whole``."""
         with self.gate.still():
             self.check_whole()
+            yield
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep tables unchanged while their rows are read on the host. Raises StateError as ``check_readable``."""
+        with self.gate.still() if self.is_forked else self.still():
+            self.check_readable()
             yield
 
     def load(self, write: Callable[[], object], ids: Mapping[str, Int64 | None]) -> None:
@@ -364,19 +371,50 @@ class EngineCore:
 
     def fail(self, error: BaseException) -> None:
         """Mark the engine as failed: its tables are no longer those of a whole step."""
-        self.failed = f"{type(error).__name__}: {error}"
+        if self.is_forked:
+            return
+        self._failure = f"{type(error).__name__}: {error}"
         for observer in self.observers:
             observer.core_failed(error)
 
-    def check_whole(self) -> None:
-        """Raise StateError after a step that failed half way, and in a fork of the process that shares the tables."""
-        if self.failed is not None:
-            raise StateError(f"an earlier step failed half way ({self.failed}); make a new engine from saved tables")
-        if self.process is not None and self.process != os.getpid():
-            raise StateError(
-                f"process {self.process} shares the tables of this engine, and this process is a fork of it; read them "
-                "with penstock.Reader, or make a new engine"
+    @property
+    def failed(self) -> str | None:
+        return self._failure or self._fork_problem
+
+    @property
+    def is_forked(self) -> bool:
+        """Return whether this process is a fork of the one that created the engine."""
+        return self.gate.process != forks.this_process
+
+    @property
+    def _fork_problem(self) -> str | None:
+        """Return why a fork of the engine's process does not change its tables; None in that process."""
+        process = self.gate.process
+        if not self.is_forked:
+            return None
+        if self.is_shared:
+            return (
+                f"process {process} shares the tables of this engine, and this process is a fork of it; read them with "
+                "penstock.Reader, or make a new engine"
             )
+        return (
+            f"process {process} has the tables of this engine, and this process is a fork of it, which may only look "
+            "up rows on the host, as they were at the fork; change and save them there, or make a new engine"
+        )
+
+    def check_whole(self) -> None:
+        """Raise StateError after a step that failed half way, and in a fork of the process of the engine."""
+        if self._failure is None and self.gate.process == forks.this_process:
+            return
+        if self._failure is not None:
+            raise StateError(f"an earlier step failed half way ({self._failure}); make a new engine from saved tables")
+        if problem := self._fork_problem:
+            raise StateError(problem)
+
+    def check_readable(self) -> None:
+        """Raise StateError as ``check_whole``; a fork may read rows on the host, if no step was in progress then."""
+        if self._failure is not None or self.is_shared or self.gate.is_torn or not self.tables.are_on_host:
+            self.check_whole()
 
     def check_ready(self) -> None:
         """Raise StateError after a failed step, or ConfigError if the configuration refuses updates."""

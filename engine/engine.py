@@ -163,7 +163,7 @@ class Engine(TableAccess, ActivationAccess):
         ([[1.0, 1.0], [1.0, 1.0]], 0)
         """
         if self._reads is None:
-            with self.core.still():
+            with self.core.reading():
                 if self._reads is None:
                     last, lineage = self.session.last, self.session.positions.lineage
                     durable_step = 0 if last is None else int(last[0].contents["global_step"])
@@ -399,7 +399,7 @@ class Engine(TableAccess, ActivationAccess):
         reduction: str | None = None,
         share: tuple[int, int] | None = None,
         version: str | int | None = None,
-        shared: AnyPath | None = None,
+        shared: AnyPath | SharedFolder | None = None,
         **keywords: Unpack[TableChangeKeywords],
     ) -> Engine:
         """Return an engine in the state of a commit of a checkpoint folder, on any mesh.
@@ -455,9 +455,11 @@ class Engine(TableAccess, ActivationAccess):
         changes = TableChanges(**keywords)
         if shared is None:
             return restore(cls, path, config, mesh, threads, num_required, reduction, share, version, changes)
-        make = partial(cls, shared=SharedFolder(shared))
+        folder = shared if isinstance(shared, SharedFolder) else SharedFolder(shared)
+        make = partial(cls, shared=folder)
         engine = restore(make, path, config, mesh, threads, num_required, reduction, share, version, changes)
-        _ = engine.reads  # publishes the rows
+        if folder is not shared:
+            _ = engine.reads  # publishes the rows, as in __init__
         return engine
 
     def tag(self, name: str, *, note: str = "", move: bool = False) -> None:

@@ -8,6 +8,7 @@ after the lock is released, so that its callbacks may use the gate. The rule and
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -16,7 +17,9 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakSet
 
+import penstock.forks as forks
 from penstock.errors import CancelledError, StateError, UsageError
 from penstock.frames import Contributor, count_by, largest_counts
 from penstock.pyx.gate_counts import GateCounts
@@ -25,6 +28,11 @@ from penstock.stats import Stale
 from penstock.validation import whole
 
 T = TypeVar("T")
+
+# A fork waits so long for the changes of other threads: a child gets their locks, and none of the threads.
+FORK_WAIT_S = 5.0
+_gates: WeakSet[Gate] = WeakSet()
+_forking = threading.local()  # gates: during a fork of this thread, whether each is still
 
 
 class _Ticket(NamedTuple):
@@ -45,6 +53,7 @@ class Gate(GateCounts):
 
     num_accumulated : contributions admitted since the last opening
     steps : the global steps at which it can open
+    process : that created it; is_torn : this process was forked from that one in the middle of a change
 
     Thread-safe.
     """
@@ -69,6 +78,9 @@ class Gate(GateCounts):
         self._stale = Stale()
         self._last_stale = 0.0
         self._closed = False
+        self.process = forks.this_process
+        self.is_torn = False
+        _gates.add(self)
 
     def admit(
         self,
@@ -308,3 +320,26 @@ class Gate(GateCounts):
                     future.set_running_or_notify_cancel()
 
             self._change(change)
+
+
+def _before_fork() -> None:
+    until_s, _forking.gates = time.monotonic() + FORK_WAIT_S, []
+    for gate in list(_gates):
+        is_still = gate._lock.acquire(timeout=max(0.0, until_s - time.monotonic()))
+        _forking.gates.append((gate, is_still))
+
+
+def _after_fork_in_parent() -> None:
+    for gate, is_still in _forking.gates:
+        if is_still:
+            gate._lock.release()
+    del _forking.gates
+
+
+def _after_fork_in_child() -> None:
+    for gate, is_still in _forking.gates:
+        gate._lock, gate.is_torn = threading.RLock(), not is_still
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

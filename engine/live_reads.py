@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -58,7 +57,7 @@ class LiveReads(StepObserver):
             config = hashlib.sha256(encoded(core.config).encode()).hexdigest()
             threads = min(core.pipeline.team.threads + 1, MOST_COUNTING)
             self._words = folder.publish(layouts, threads, core.global_step, durable_step, config, history)
-            core.process = os.getpid()
+            core.is_shared = True
         for spec in core.tables.specs_here.values():
             on_host = core.tables.table(spec.name).on_host
             assert on_host is not None
@@ -71,11 +70,11 @@ class LiveReads(StepObserver):
         """Return the weights of ids of several tables and their step, as ``Reader.lookup_tables`` does."""
         deadline = Deadline(timeout_ms)
         wanted = checked_ids(self._tables, ids, "in the configuration")
-        self._core.check_whole()
+        self._core.check_readable()
         rows = {name: checked_out(name, None, len(wanted[name]), self._tables[name].layout.dim) for name in wanted}
 
         def check(reason: str) -> None:
-            self._core.check_whole()
+            self._core.check_readable()
             deadline.check(reason)
 
         return rows, read_tables(self._tables, self._words, wanted, rows, consistent, check)

@@ -126,7 +126,7 @@ class TableAccess:
         array([[1., 1.],
                [1., 1.]], dtype=float32)
         """
-        with self.core.still():
+        with self.core.reading():
             return self.core.tables.lookup(name, self.core.tables.valid_ids(name, ids), forward)
 
     def view(self, name: str) -> Float32:
@@ -163,6 +163,7 @@ class TableAccess:
         >>> weights[5]
         array([0.9, 0.8], dtype=float32)
         """
+        self.core.check_readable()
         return self.core.tables.view(name)
 
     def still(self) -> AbstractContextManager[None]:
@@ -181,7 +182,7 @@ class TableAccess:
         ...     float(engine.lookup("user", range(8)).sum())
         16.0
         """
-        return self.core.still()
+        return self.core.reading()
 
     def keys(self, name: str) -> pa.Array:
         """Return the keys of a dynamic table that have a row, ascending.
@@ -213,7 +214,7 @@ class TableAccess:
         """
         import pyarrow as pa
 
-        with self.core.still():
+        with self.core.reading():
             table = self.core.tables.dynamic_table(name)
             return pa.array(np.sort(table.as_given(table.directory.state(expired=False)["key"])))
 
@@ -245,7 +246,7 @@ class TableAccess:
         >>> records["present"].tolist(), records["waiting"].tolist()
         ([True, False], [0, 1])
         """
-        with self.core.still():
+        with self.core.reading():
             table = self.core.tables.dynamic_table(name)
             records = table.directory.records(table.valid_keys(keys))
         return {"present": records.pop("row") >= 0, **records}
@@ -317,7 +318,7 @@ class TableAccess:
         >>> engine.rows("user", [2**40, -7]) >= 0
         array([ True, False])
         """
-        with self.core.still():
+        with self.core.reading():
             table = self.core.tables.dynamic_table(name)
             return table.directory.rows(table.valid_keys(keys))
 
@@ -346,7 +347,7 @@ class TableAccess:
         >>> {part: array.shape for part, array in engine.retrieve_parameters("user").items()}
         {'parameters': (8, 2), 'momenta': (8, 2), 'velocities': (8, 2)}
         """
-        with self.core.still():
+        with self.core.reading():
             return self.core.tables.retrieve(name)
 
     def load_parameters(self, name: str, rows: Any, *, ids: Any = None, **slots: Any) -> None:
@@ -408,7 +409,7 @@ class TableAccess:
         >>> engine.state_hash()[:12]
         'b6fe35c32994'
         """
-        with self.core.still():
+        with self.core.reading():
             return self.core.tables.hash(self.global_step)
 
     def write_tables(self, directory: str | os.PathLike[str]) -> list[Path]:
@@ -434,7 +435,7 @@ class TableAccess:
         >>> pyarrow.parquet.read_schema(path).names
         ['id', 'row', 'accumulators']
         """
-        with self.core.still():
+        with self.core.reading():
             return write_tables(self.core.tables, place("directory", directory))
 
     def read_tables(
@@ -526,5 +527,5 @@ class TableAccess:
 
     def _looked_up(self, ids: Mapping[str, Int64]) -> tuple[dict[str, Float32], int]:
         """Return the rows by table as a forward pass sees them, and their global step."""
-        with self.core.still():
+        with self.core.reading():
             return {name: self.core.tables.lookup(name, array, True) for name, array in ids.items()}, self.global_step

@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs
 
+import penstock.forks as forks
 from penstock.errors import StateError, UsageError
 from penstock.filesystem.append_file import GrowingFile, IsCommitted, check_new, existing_path, part_of
 from penstock.filesystem.pipes import open_writer
@@ -135,10 +136,11 @@ class DeltaStream(DeltaWriter):
 
     def __init__(self, name: str, stream: Any, schema: pa.Schema, step: int, own: bool = True) -> None:
         self._stream, self._own, self._broken = stream, own, False
+        self._process = forks.this_process
         super().__init__(name, LogWriter(stream, schema), step)
 
     def close(self) -> None:
-        if self._broken:
+        if self._broken or self._process != forks.this_process:
             return
         with self._all_or_nothing():
             self._log.close()

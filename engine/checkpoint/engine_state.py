@@ -20,7 +20,7 @@ from penstock.bridge.variants import VARIANTS, current
 from penstock.checkpoint.arrays import rows_of
 from penstock.checkpoint.incremental import CommitContents, Saved
 from penstock.checkpoint.manifests import CLOCK_OFFSET, trusting
-from penstock.checkpoint.parts import directories_of, files_for
+from penstock.checkpoint.parts import check_complete, directories_of, files_for
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
@@ -161,12 +161,14 @@ def restore(
                     raise StateError(
                         f"{place}: was made with {name} {commit.contents[name]}, not {value}; give the same"
                     )
-            seed, files, more = commit.contents["seed"], commit.files, {}
+            seed, files, more, shares = commit.contents["seed"], commit.files, {}, {}
             if share is not None:
                 more = {"share": checked_share(share)}
                 if _is_distributed_alike(changed.contents, restored_config):
                     mod = restored_config.sharding_strategy == "MOD"
-                    files = files_for(commit, shares_of(restored_config.tables, mod, seed, *more["share"]))
+                    shares = shares_of(restored_config.tables, mod, seed, *more["share"])
+                    files = files_for(commit, shares)
+            check_complete(commit, shares, place)
             folder.checked(commit, files)
             programs = changed.contents.get("programs", {})
             variants = {name: current(program["variant"]) for name, program in programs.items()}

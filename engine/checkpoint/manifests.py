@@ -101,6 +101,7 @@ def check_manifest(fields: Any) -> None:
         for field in ("digest", "parent"):
             if file[field] is not None and not _DIGEST.fullmatch(file[field]):
                 raise ValueError(f"{place}.{field} is {_shown(file[field])}, not a digest")
+    _check_bases([file["name"] for file in fields["files"]])
     if fields["reduction"] not in ("mean", "sum"):
         raise ValueError(f"reduction is {_shown(fields['reduction'])}")
     for field in ("files", "tables"):
@@ -110,6 +111,20 @@ def check_manifest(fields: Any) -> None:
     for number, table in enumerate(fields["tables"]):
         if min(table["vocabulary_size"], table["dim"]) < 1:
             raise ValueError(f"tables[{number}] has {table['vocabulary_size']} rows of dim {table['dim']}")
+
+
+def _check_bases(names: list[str]) -> None:
+    """Raise ValueError unless there are files, and those of each part of the rows begin with a base."""
+    kinds: dict[str, str] = {}
+    for name in names:
+        part, _, kind = name.partition(".")
+        rank, is_share, count = part.lstrip("0123456789").removeprefix("-").partition("of")
+        if is_share and int(rank) >= int(count):
+            raise ValueError(f"files has share {_shown(int(rank))} of {_shown(int(count))}")
+        kinds.setdefault(part.lstrip("0123456789"), kind.rpartition(".")[2])
+    counts = {part.partition("of")[2] for part in kinds}
+    if {*kinds.values()} != {"base"} or len(counts) > 1:
+        raise ValueError("files has no base of all rows, or of each share")
 
 
 def _check(value: Any, form: Any, place: str) -> None:

@@ -98,6 +98,16 @@ def files_for(commit: Commit, shares: Mapping[str, AnyShare]) -> tuple[DataFile,
     return tuple(file for file in commit.files if file.part in needed)
 
 
+def check_complete(commit: Commit, shares: Mapping[str, AnyShare], place: str) -> None:
+    """Raise StateError if a commit lacks the part of a share that has rows of ours. shares : ours; empty: all rows"""
+    parts = {part_of(part) for part in commit.parts if part}
+    count = max((count for _, count in parts), default=0)
+    lacking = (rank for rank in range(count) if (rank, count) not in parts)
+    rank = next((rank for rank in lacking if not shares or any(_meet(s, rank, count) for s in shares.values())), None)
+    if rank is not None:
+        raise StateError(f"{place}: holds {len(parts)} of {count} shares of the rows, without share {rank}")
+
+
 def _meet(share: AnyShare, rank: int, count: int) -> bool:
     """Return whether a share and another one, of another number of shares, have rows in common."""
     if isinstance(share, Share) and share.mod:

@@ -164,7 +164,7 @@ class RunCommits(CommitListener):
 
     def close(self) -> None:
         """Stop committing, and wait for the background thread."""
-        if self._commits is not None:
+        if self._commits is not None and not self._core.is_forked:
             with self._core.gate.still():
                 self._commits.close()
             self._commits.join()
@@ -186,6 +186,8 @@ class RunCommits(CommitListener):
                 source.acknowledge(position)
 
     def check(self) -> None:
-        """Raise the error of an earlier ``count``, or of the background thread."""
+        """Raise the error of an earlier ``count``, or of the background thread, and StateError in a fork."""
+        if self._core.is_forked:
+            self._core.check_whole()
         if self._error is not None:
             raise self._error

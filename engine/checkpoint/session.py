@@ -168,6 +168,8 @@ class CheckpointSession(StepObserver):
     def _last_commit(self, action: str) -> tuple[str, Commit]:
         """Return the address of this engine's folder, and its last commit. Raises StateError if there is none."""
         with self._core.gate.still():
+            if self._core.is_forked:
+                self._core.check_whole()
             if self._saver is None or self._saver.last is None:
                 raise StateError(f"{action}: this engine has no commit yet; save it, or run it with checkpoint=")
             return self._saver.folder.files.address, self._saver.last
@@ -255,7 +257,7 @@ class CheckpointSession(StepObserver):
         finally:
             if run is not None:
                 run.close()
-            elif saver is not None:
+            elif saver is not None and not self._core.is_forked:
                 with self._core.gate.still():
                     saver.close()
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+import penstock.forks as forks
 from penstock.checkpoint.manifests import (
     CLOCK_OFFSET,
     KEY,
@@ -349,15 +350,23 @@ class Folder:
             try:
                 self._lock = self.files.lock()
                 return
-            except BlockingIOError:
+            except BlockingIOError as error:
                 if time.monotonic() >= until_s:
-                    raise UsageError(f"{self.path}: another run is writing checkpoints there") from None
+                    problem = f"another run is writing checkpoints there ({error.strerror})"
+                    raise UsageError(f"{self.path}: {problem}") from None
             time.sleep(LOCK_PAUSE_S)
 
     def unlock(self) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            forks.close(self._lock)
             self._lock = None
+
+    def check_unlocked(self) -> None:
+        """Raise UsageError if another writer has locked the folder: before work that would be in vain."""
+        with contextlib.suppress(OSError):  # which the writer reports once it locks the folder
+            if self.files.is_folder():
+                with self.locked():
+                    pass
 
     @contextlib.contextmanager
     def locked(self, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:

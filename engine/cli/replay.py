@@ -105,6 +105,8 @@ def replay(args: argparse.Namespace, out: Output) -> None:
     quarantine = checked.quarantine
     keywords = keywords_of(args, "run", *SOURCE) | checked.deltas
     engine = make_engine(args, checked.config)
+    if engine.is_shared:
+        _ = engine.reads
     watching = Watching(args, engine)
     progress = ProgressLine()  # created here because its clock starts now
     try:
@@ -137,18 +139,19 @@ def replay(args: argparse.Namespace, out: Output) -> None:
 
 
 def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
-    """Return an engine restored from the last commit with --resume, else a new one, from --seed and --init."""
+    """Return an engine restored from the last commit with --resume, else a new one, from --seed and --init.
+
+    The rows of --shared appear with the first use of ``engine.reads``.
+    """
     mesh = make_devices(args.devices)
     gate = {"num_required": args.num_required, "reduction": args.reduction}
     changes = keywords_of(args, "restore", TableChangeKeywords)
+    folder = None if args.shared is None else SharedFolder(args.shared)
     if args.resume and Folder(args.checkpoint).numbers():
-        return Engine.restore(args.checkpoint, mesh, args.threads, config=config, shared=args.shared, **gate, **changes)
+        return Engine.restore(args.checkpoint, mesh, args.threads, config=config, shared=folder, **gate, **changes)
     if args.resume:
         TableChanges(**changes).check_commit(place_text(args.checkpoint))
-    folder = None if args.shared is None else SharedFolder(args.shared)
     engine = Engine(config, mesh, seed=args.seed, threads=args.threads, shared=folder, **gate)
     if args.init is not None:
         engine.read_tables(args.init, args.new_tables, learning_rates=pairs_of(args, "learning_rates"))
-    if folder is not None:
-        _ = engine.reads  # publishes the rows
     return engine

@@ -104,7 +104,9 @@ def check_checkpoint(args: argparse.Namespace) -> None:
                 raise UsageError(f"{option.flag_name}: the tables of a commit change when it is resumed: add --resume")
     if args.checkpoint is not None:
         check_no_version(args.checkpoint)
-        Folder(args.checkpoint).check_place(args.resume)
+        folder = Folder(args.checkpoint)
+        folder.check_place(args.resume)
+        folder.check_unlocked()
 
 
 def check_no_passes(args: argparse.Namespace) -> None:

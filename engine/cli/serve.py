@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
+import signal
 import ssl
 import sys
-from contextlib import nullcontext
-from functools import partial
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +32,23 @@ from penstock.cli.replay import make_engine
 from penstock.cli.replay_flags import check_checkpoint
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
-from penstock.errors import UsageError
+from penstock.errors import ConfigError, ListenError, UsageError
 from penstock.events import report
 from penstock.filesystem.descriptors import raise_limit
 from penstock.flag_values import whole
 from penstock.io.connectors.partition_source import partitions_of, topic_kinds
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
+from penstock.io.patience import Patience
 from penstock.learning_rates import LearningRates
 from penstock.options import ReadingKeywords, WatchingKeywords, options_of
-from penstock.service.auth import Tokens, certificates, check_protected, may_read, tokens_of
+from penstock.service.auth import Certificates, Tokens, certificates, check_protected, may_read, tokens_of
 from penstock.service.limits import Limits
 from penstock.service.received_memory import keep_freed_memory
 from penstock.service.replica import ReplicaService
 from penstock.service.sequencer import Saving
 from penstock.service.server import Service
-from penstock.shared.table_reader import Reader
+from penstock.shared.table_reader import NoTablesError, Reader
 from penstock.validation import is_loopback
 
 EXAMPLE = "penstock serve tables.pbtxt --listen grpc://127.0.0.1:8815 --checkpoint state --every 100 --resume"
@@ -71,6 +73,8 @@ DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", "MB", "memory of t
 REPLICA_FLAGS: tuple[str, ...] = ("replica", "listen", "tls_cert", "tls_key", "token_file", "insecure", "grace", "json")
 REPLICA_FLAGS += tuple(options_of("serve", WatchingKeywords))
 REPLICA_FLAGS += tuple(field for field, *_ in LIMITS.values())
+# The signal that reloads tokens and certificates; None: this system has none.
+HANGUP = getattr(signal, "SIGHUP", None)
 # Seconds between two checks for a signal.
 TICK_S = 0.1
 
@@ -83,7 +87,8 @@ def add(command: Parser) -> None:
         "--replica",
         type=Path,
         metavar="DIR",
-        help="in place of CONFIG: answer lookups from the files of penstock follow --into shared:DIR",
+        help="in place of CONFIG: answer lookups from the files of penstock follow --into shared:DIR, once it has "
+        "written them",
     )
     command.add_argument(
         "--listen",
@@ -152,6 +157,8 @@ def _add_limit_flags(group: Any, flags: LimitFlags) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
+    if HANGUP is not None:
+        interrupts.reserve(HANGUP)
     raise_limit()
     keep_freed_memory()
     if args.replica is not None:
@@ -172,7 +179,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
             tags=list(rates.missing),
             advice=f"frames need a 'learning_rates' column, or add --learning-rate {rates.missing[0]}=VALUE",
         )
-    address, tokens, tls, pages = access_of(args)
+    access = Access(args)
     check_checkpoint(args)
     form_of(config.tables, DeltaOptions(last=args.delta_last))
     for place in (args.out, args.checkpoint):
@@ -180,24 +187,24 @@ def run(args: argparse.Namespace, out: Output) -> None:
             check_writable(place)
     partitions = [partition for uri in args.topics for partition in partitions_of(uri, args.patience)]
     engine = make_engine(args, config)
-    watching = Watching(args, engine, pages)  # before the service accepts callers
+    watching = Watching(args, engine, access.pages)  # before the service accepts callers
     with writing(args.checkpoint) if args.checkpoint else nullcontext():  # commits its epoch before it listens
         service = Service(
             engine,
-            address,
+            access.address,
             reading,
             rates,
             saving=None if args.checkpoint is None else Saving(Folder(args.checkpoint), args.every, args.resume),
             limits=_limits(args),
-            tls=tls,
-            tokens=tokens,
+            tls=access.tls,
+            tokens=access.tokens,
             per_steps=args.delta_steps,
             last=args.delta_last,
             partitions=partitions,
             patience_s=args.patience,
         )
     with watching:
-        _serve(args, service, watching, out)
+        _serve(args, service, access, watching, out)
 
 
 def serve_replica(args: argparse.Namespace, out: Output) -> None:
@@ -205,13 +212,13 @@ def serve_replica(args: argparse.Namespace, out: Output) -> None:
     for action in args.serve_command._actions:
         if action.dest not in (*REPLICA_FLAGS, "help") and getattr(args, action.dest) != action.default:
             raise UsageError(f"{(action.option_strings or [action.metavar])[0]}: has no effect with --replica; omit it")
-    address, tokens, tls, pages = access_of(args)
+    access = Access(args)
     check_library(args)
-    reader = Reader(args.replica)
-    service = ReplicaService(reader, address, limits=_limits(args), tls=tls, tokens=tokens)
+    reader = _reader_of(args.replica)
+    service = ReplicaService(reader, access.address, limits=_limits(args), tls=access.tls, tokens=access.tokens)
     try:
-        with Watching(args, service, pages) as watching:
-            _wait(args, service, reader.step, watching, out)
+        with Watching(args, service, access.pages) as watching:
+            _wait(args, service, access, reader.step, watching, out)
     finally:
         interrupts.ignore()
         status = service.status()
@@ -220,40 +227,83 @@ def serve_replica(args: argparse.Namespace, out: Output) -> None:
     out.result(status)
 
 
-def access_of(args: argparse.Namespace) -> tuple[Address, Tokens, list[tuple[bytes, bytes]], PageAccess | None]:
-    """Return the address, the tokens, the certificates, and who may read the pages. Raises UsageError."""
-    address, tokens = Address.of(args.listen), tokens_of(args.token_file)
-    tls = certificates(address, args.tls_cert, args.tls_key)
-    check_protected(address, bool(tokens), args.insecure)
-    return address, tokens, tls, page_access(args, tokens, bool(tls))
+def _reader_of(folder: Path) -> Reader:
+    """Return a reader of shared tables, once their writer has published them. Raises KeyboardInterrupt for a signal."""
+    patience = Patience(math.inf)
+    while True:
+        try:
+            reader = Reader(folder)
+        except NoTablesError as error:
+            patience.wait(error)
+        else:
+            patience.good()
+            return reader
 
 
-def page_access(args: argparse.Namespace, tokens: Tokens, has_tls: bool) -> PageAccess | None:
-    """Return who may read the pages that other machines reach; None: everybody, as ``--insecure`` says.
+class Access:
+    """Who may call a service and read its pages: its address, tokens and certificates. Raises UsageError.
 
-    A service without TLS and tokens has nothing to protect: everybody may already read all of it.
-    Raises UsageError if a page needs a token and there is none.
+    tokens, tls : as of the last time that their files were read
+    pages : who may read the pages that other machines reach; None: everybody, as ``--insecure`` says
     """
-    reachable = [(flag, host) for flag, (host, _) in page_addresses(args).items() if not is_loopback(host)]
-    if args.insecure or not reachable or not (tokens or has_tls):
-        return None
-    if not tokens:
-        flag = reachable[0][0]
-        raise UsageError(
-            f"--{flag} {getattr(args, flag)}: others can reach this address, and the service has no token "
-            "(--token-file); give one, listen on 127.0.0.1, or say --insecure"
-        )
-    context = None
-    if has_tls:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(args.tls_cert, args.tls_key)
-    return PageAccess(partial(may_read, tokens), context)
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args, self.address = args, Address.of(args.listen)
+        self.tokens, self.tls = self._read()
+        check_protected(self.address, bool(self.tokens), args.insecure)
+        self.pages = self._pages()
+
+    def reload(self, service: Service | ReplicaService, out: Output) -> None:
+        """Read the files again. If they are not valid, say why, and keep what there is."""
+        try:
+            tokens, tls = self._read()
+        except (UsageError, ConfigError) as error:
+            report(logging.WARNING, "reload_failed", error=f"{error}; tokens and certificate stay those before")
+            return
+        has_new_tls = service.renew(tokens, tls)
+        self.tokens, self.tls = tokens, tls
+        if self.pages is not None and self.pages.tls is not None and has_new_tls:
+            self.pages.tls.load_cert_chain(self._args.tls_cert, self._args.tls_key)
+        report(logging.INFO, "reloaded", tokens=len(tokens), new_certificate=has_new_tls)
+        with suppress(OSError):  # a terminal that was closed sends the signal too
+            out.say(f"reloaded  {several(len(tokens), 'token')}" + (", a new certificate" if has_new_tls else ""))
+            (sys.stderr if self._args.json else sys.stdout).flush()
+
+    def _read(self) -> tuple[Tokens, Certificates]:
+        args = self._args
+        return tokens_of(args.token_file), certificates(self.address, args.tls_cert, args.tls_key)
+
+    def _pages(self) -> PageAccess | None:
+        """Return who may read the pages. Raises UsageError if a page needs a token and there is none.
+
+        A service without TLS and tokens has nothing to protect: everybody may already read all of it.
+        """
+        args = self._args
+        reachable = [(flag, host) for flag, (host, _) in page_addresses(args).items() if not is_loopback(host)]
+        if args.insecure or not reachable or not (self.tokens or self.tls):
+            return None
+        if not self.tokens:
+            flag = reachable[0][0]
+            raise UsageError(
+                f"--{flag} {getattr(args, flag)}: others can reach this address, and the service has no token "
+                "(--token-file); give one, listen on 127.0.0.1, or say --insecure"
+            )
+        context = None
+        if self.tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(args.tls_cert, args.tls_key)
+        return PageAccess(lambda authorization: may_read(self.tokens, authorization), context)
 
 
 def _wait(
-    args: argparse.Namespace, service: Service | ReplicaService, step: int, watching: Watching, out: Output
+    args: argparse.Namespace,
+    service: Service | ReplicaService,
+    access: Access,
+    step: int,
+    watching: Watching,
+    out: Output,
 ) -> None:
-    """Say that the service listens, and wait until a caller requests a drain, or for SIGTERM.
+    """Say that the service listens, and wait until a caller requests a drain, or for SIGTERM. SIGHUP reloads tokens.
 
     Raises KeyboardInterrupt for SIGINT.
     """
@@ -262,21 +312,28 @@ def _wait(
     try:
         while not service.wants_to_end.wait(TICK_S):
             interrupts.check()
+            if HANGUP is not None and interrupts.requested(HANGUP):
+                access.reload(service, out)
             watching.tick()
     except KeyboardInterrupt:
         if not interrupts.is_terminated():
             raise
 
 
-def _serve(args: argparse.Namespace, service: Service, watching: Watching, out: Output) -> None:
+def _serve(args: argparse.Namespace, service: Service, access: Access, watching: Watching, out: Output) -> None:
     """Serve until a caller requests a drain, or a signal arrives. Raises KeyboardInterrupt for SIGINT."""
     engine, interrupted = service.engine, False
+    lost: ListenError | None = None  # the port, between two certificates
     try:
-        _wait(args, service, engine.global_step, watching, out)
+        _wait(args, service, access, engine.global_step, watching, out)
     except KeyboardInterrupt:
         interrupted = True
+    except ListenError as error:
+        lost = error
     interrupts.ignore()
     _end(args, service, out)
+    if lost is not None:
+        raise lost
     if interrupted:
         kept = "nothing was committed"
         if args.checkpoint:

@@ -45,6 +45,9 @@ class GrowingFile(atomic_files.File):
         """Write the end of the contents and finish; give up if no commit refers to the file, do nothing if closed."""
         if self.closed:
             return
+        if self.is_forked:  # the other process continues to write it
+            self.abandon()
+            return
         if self.is_new and self._is_committed is not None and not self._is_committed():
             self.give_up()
             return
@@ -55,7 +58,7 @@ class GrowingFile(atomic_files.File):
     def give_up(self) -> None:
         """Close without a name. A part that a failed commit may still refer to stays as ``.FILE.part``."""
         self.abandon()
-        if not self._committed:
+        if not self._committed and not self.is_forked:
             atomic_files.discard(self.part)
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import io
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +22,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any, cast
 
+import penstock.forks as forks
 from penstock.filesystem.descriptors import reserve
 
 # The size of one write to the system: smaller writes are buffered, larger ones pass through.
@@ -105,13 +108,14 @@ class _Unbuffered(io.RawIOBase):
 
     def __init__(self, path: Path, name: Path, kept_bytes: int | None) -> None:
         super().__init__()
-        self._path = name
+        self._path, self.process = name, forks.this_process
         self.num_bytes = self._along = kept_bytes or 0
         self._file = -1  # Python closes also an object whose file could not be opened
         with _naming(name):
             self._file = reserve.open(
                 lambda: operations.create(path) if kept_bytes is None else operations.resume(path, kept_bytes)
             )
+        forks.keep(self._file)
 
     def writable(self) -> bool:
         return True
@@ -120,6 +124,7 @@ class _Unbuffered(io.RawIOBase):
         return self._file
 
     def write(self, data: Any) -> int:
+        forks.check(self.process, str(self._path))
         with _naming(self._path):
             taken = operations.write(self._file, data)
         self.num_bytes += taken
@@ -139,7 +144,7 @@ class _Unbuffered(io.RawIOBase):
         if not self.closed:
             super().close()
             if self._file >= 0:
-                os.close(self._file)
+                forks.close(self._file)
 
 
 class File(io.BufferedWriter):
@@ -167,11 +172,18 @@ class File(io.BufferedWriter):
 
     def complete(self) -> None:
         """Sync, then close."""
+        forks.check(self._unbuffered.process, str(self.path))
         self.sync()
         self.close()
 
+    @property
+    def is_forked(self) -> bool:
+        """Return whether another process, which this one is a fork of, writes the file."""
+        return self._unbuffered.process != forks.this_process
+
     def publish(self) -> None:
         """Give the complete file its name; durable after ``sync_folder``."""
+        forks.check(self._unbuffered.process, str(self.path))
         rename(self.part, self.path)
 
     def finish(self) -> None:
@@ -184,7 +196,8 @@ class File(io.BufferedWriter):
     def give_up(self) -> None:
         """Close without a name, and remove what was written."""
         self.abandon()
-        discard(self.part)
+        if not self.is_forked:
+            discard(self.part)
 
     def abandon(self) -> None:
         """Close, and discard the contents of the buffer."""
@@ -312,10 +325,24 @@ def make_folders(path: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, "is not a directory", str(path))
 
 
-def open_lock(path: Path) -> int:
-    """Open a lock file, or create it; return its descriptor."""
+def lock(path: Path) -> int:
+    """Lock a file, which is created, until ``forks.close`` of the result.
+
+    Raises BlockingIOError, whose text names the process that holds the lock.
+    """
     with _naming(path):
-        return reserve.open(lambda: operations.open_lock(path))
+        file = forks.keep(reserve.open(lambda: operations.open_lock(path)))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # locked, a file system without locks, or a lock that is not a file
+            if isinstance(error, BlockingIOError):
+                error.strerror = os.pread(file, 300, 0).decode("utf-8", "replace").strip() or "of an unknown process"
+            forks.close(file)
+            raise
+        with suppress(OSError):  # only for messages
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    return file
 
 
 @contextmanager

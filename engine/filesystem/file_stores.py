@@ -7,7 +7,6 @@ Cloud Storage when all of it was uploaded, on HDFS while it is written. So what 
 from __future__ import annotations
 
 import errno
-import fcntl
 import io
 import os
 from abc import ABC, abstractmethod
@@ -102,7 +101,7 @@ class FileStore(ABC):
 
     @abstractmethod
     def lock(self) -> int | None:
-        """Create the folder if it is missing, and lock it until ``os.close`` of the result.
+        """Create the folder if it is missing, and lock it until ``forks.close`` of the result.
 
         Raises BlockingIOError if another process has locked it. A store without locks returns None.
         """
@@ -186,14 +185,7 @@ class LocalStore(FileStore):
 
     def lock(self) -> int:
         atomic_files.make_folders(self._path)
-        file = atomic_files.open_lock(self._path / ".lock")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:  # locked, a file system without locks, or a lock that is not a file
-            os.close(file)
-            error.filename = str(self._path / ".lock")
-            raise
-        return file
+        return atomic_files.lock(self._path / ".lock")
 
 
 class RemoteStore(FileStore):

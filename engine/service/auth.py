@@ -11,7 +11,8 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from codecs import BOM_UTF8
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ class Role(Enum):
 
 
 Tokens = Mapping[bytes, Role]
+Certificates = list[tuple[bytes, bytes]]  # (certificate, key), as PEM
 
 
 def check_protected(address: Address, has_token: bool, insecure: bool) -> None:
@@ -62,7 +64,7 @@ def check_protected(address: Address, has_token: bool, insecure: bool) -> None:
         )
 
 
-def certificates(address: Address, cert: Path | None, key: Path | None) -> list[tuple[bytes, bytes]]:
+def certificates(address: Address, cert: Path | None, key: Path | None) -> Certificates:
     """Return [(certificate, key)] for gRPC, [] without TLS. Raises UsageError if scheme and files do not match."""
     if not address.tls:
         if cert is not None or key is not None:
@@ -91,7 +93,7 @@ def tokens_of(file: Path | None) -> Tokens:
         return {}
     tokens: dict[bytes, Role] = {}
     roles = {role.word.encode(): role for role in Role}
-    for number, line in enumerate(_read(file, "--token-file").splitlines(), start=1):
+    for number, line in enumerate(_read(file, "--token-file").removeprefix(BOM_UTF8).splitlines(), start=1):
         *words, token = line.split() or [b""]
         place = f"--token-file {file}, line {number}"
         if not token:
@@ -130,6 +132,10 @@ def may_read(tokens: Tokens, authorization: bytes) -> bool:
     return role is not None and Right.READ in role.value
 
 
+# The name of CallAdmission among the middleware of a server.
+ADMISSION = "admission"
+# Calls beyond --max-calls that only actions may use, such as status and drain.
+OPERATOR_CALLS = 8
 # At the end of the service: how often to look whether the calls in progress are idle.
 _LOOK_S = 0.01
 
@@ -163,15 +169,25 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def start_call(self, info: flight.CallInfo, headers: Mapping[str, list[Any]]) -> AdmittedCall:
         with self._changed:
-            role = self._role(headers)
+            role = self._role(_authorizations(headers))
             if role is None:
                 raise self.refused(flight.FlightUnauthenticatedError("the token is missing or wrong"))
-            if self.num_calls >= self._max_calls:
+            # Health checks and operators get in, however many producers and readers there are: an action is short.
+            kept = OPERATOR_CALLS if info.method == flight.FlightMethod.DO_ACTION else 0
+            if self.num_calls >= self._max_calls + kept:
                 problem = f"busy with {self.num_calls} calls (--max-calls); try again"
                 raise self.refused(flight.FlightUnavailableError(problem))
-            call = AdmittedCall(self, role)
+            call = AdmittedCall(self, role, _authorizations(headers))
             self._calls.add(call)
         return call
+
+    def replace_tokens(self, tokens: Tokens) -> None:
+        """Admit calls by other tokens from now on; those in progress end if their tokens have not the same role."""
+        with self._changed:
+            self._tokens = dict(tokens)
+            for call in self._calls:
+                if self._role(call.authorizations) is not call.role:
+                    call.end_within(0)
 
     def wait_until_empty(self, timeout_s: float) -> bool:
         """Wait until all calls in progress are idle, and return whether that happened within ``timeout_s``."""
@@ -195,11 +211,14 @@ class CallAdmission(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._refused_event.report(peer=peer, error=str(error))
         return error
 
-    def _role(self, headers: Mapping[str, list[Any]]) -> Role | None:
+    def _role(self, authorizations: Sequence[bytes]) -> Role | None:
         if not self._tokens:
             return Role.OPERATOR
-        sent = [value.encode() if isinstance(value, str) else value for value in headers.get("authorization", [])]
-        return next((role for value in sent if (role := role_of(self._tokens, value)) is not None), None)
+        return next((role for value in authorizations if (role := role_of(self._tokens, value)) is not None), None)
+
+
+def _authorizations(headers: Mapping[str, list[Any]]) -> list[bytes]:
+    return [value.encode() if isinstance(value, str) else value for value in headers.get("authorization", [])]
 
 
 class AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]
@@ -208,13 +227,25 @@ class AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]
     idle_since_s : when it began to wait for a request, by the monotonic clock; None: it does not wait. While it does,
         its connection may be closed, and the end of the service does not wait for it. Set without a lock: it changes
         twice with each request
+    silent_until_s : when its connection is closed unless a message arrives, by the same clock; None: it expects none
     """
 
-    def __init__(self, admission: CallAdmission, role: Role) -> None:
+    def __init__(self, admission: CallAdmission, role: Role, authorizations: Sequence[bytes]) -> None:
         super().__init__()
-        self._admission, self._role = admission, role
+        self._admission, self.role, self.authorizations = admission, role, authorizations
         self._peer: str | None = None
         self.idle_since_s: float | None = None
+        self.silent_until_s: float | None = None
+        self._ends_at_s = float("inf")
+
+    @property
+    def ends_at_s(self) -> float:
+        """Return when its connection is closed, by the monotonic clock."""
+        return self._ends_at_s if (until_s := self.silent_until_s) is None else min(self._ends_at_s, until_s)
+
+    def end_within(self, seconds: float) -> None:
+        """Close its connection after so many seconds."""
+        self._ends_at_s = min(self._ends_at_s, time.monotonic() + seconds)
 
     def set_peer(self, peer: str) -> None:
         """Set the peer of the call's connection, which ``start_call`` does not receive."""
@@ -223,9 +254,10 @@ class AdmittedCall(flight.ServerMiddleware):  # type: ignore[misc]
 
     def check(self, right: Right) -> None:
         """Raise FlightUnauthorizedError, PERMISSION_DENIED for the caller, if its role lacks a right."""
-        if right not in self._role.value:
+        if right not in self.role.value:
             roles = " or ".join(role.word for role in Role if right in role.value)
-            problem = f"the token is a {self._role.word}'s, and this call needs a {roles}'s"
+            article = "an" if roles.startswith("o") else "a"
+            problem = f"the token is a {self.role.word}'s, and this call needs {article} {roles}'s"
             raise self._admission.refused(flight.FlightUnauthorizedError(problem), self._peer)
 
     def call_completed(self, exception: BaseException | None) -> None:

@@ -34,9 +34,15 @@ Peer = tuple[str, int]  # address and port
 
 
 class Call(Protocol):
-    """A call in progress. idle_since_s : since when it waits for a request; None: it does not wait"""
+    """A call in progress. idle_since_s : since when it waits for a request; None: it does not wait
+
+    ends_at_s : when its connection is closed
+    """
 
     idle_since_s: float | None
+
+    @property
+    def ends_at_s(self) -> float: ...
 
 
 @dataclass
@@ -46,6 +52,10 @@ class _Connection:
     since_s: float
     was_admitted: bool = False
     calls: set[Call] = field(default_factory=set)
+
+    @property
+    def ends_at_s(self) -> float:
+        return min((call.ends_at_s for call in self.calls), default=float("inf"))
 
     @property
     def idle_since_s(self) -> float | None:
@@ -116,7 +126,8 @@ class Connections:
                 self._sockets.shut_down(descriptors[peer], peer)
 
     def _excess(self, peers: Iterable[Peer]) -> list[Peer]:
-        """Return the connections to shut down: idle for too long, or above the limit, those without any call first."""
+        """Return the connections to shut down: idle for too long, or above the limit, those without any call first; and
+        those with a call that has to end."""
         now_s = time.monotonic()
         with self._lock:
             known = {peer: self._known.get(peer) or _Connection(now_s) for peer in peers}
@@ -129,7 +140,8 @@ class Connections:
                 if (since_s := each.idle_since_s) is not None
             )
         first_call_s = min(FIRST_CALL_S, self._idle_s)
-        return [
+        overdue = [peer for peer, each in known.items() if each.ends_at_s <= now_s]
+        return overdue + [
             peer
             for index, (was_admitted, since_s, peer) in enumerate(idle)
             if index < surplus or now_s - since_s > (self._idle_s if was_admitted else first_call_s)

@@ -30,7 +30,7 @@ from penstock.io.flight.messages import (
     path_of,
 )
 from penstock.io.list_columns import list_type
-from penstock.service.auth import CallAdmission, Right
+from penstock.service.auth import ADMISSION, CallAdmission, Certificates, Right
 from penstock.service.lookup_streams import LookupAnswers, request_schema
 from penstock.service.put_streams import Producers
 from penstock.service.sequencer import Sequencer
@@ -48,7 +48,6 @@ ACTIONS = {
     "rollback": 'step forward to the rows of an earlier commit: {"to": TAG or STEP}; answers when it is on disk',
     "drain": 'take no frames any more, commit, and end; {"wait": true} answers once that is on disk',
 }
-ADMISSION = "admission"
 
 
 class Answering(Protocol):
@@ -77,9 +76,7 @@ class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
 
     actions: Mapping[str, str]
 
-    def __init__(
-        self, service: Answering, address: Address, tls: list[tuple[bytes, bytes]], admission: CallAdmission
-    ) -> None:
+    def __init__(self, service: Answering, address: Address, tls: Certificates, admission: CallAdmission) -> None:
         self._service = service
         super().__init__(address.uri, tls_certificates=tls, middleware={ADMISSION: admission})
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -16,9 +18,10 @@ import pyarrow.flight as flight
 from penstock.errors import InputError, PenstockError, ServiceError
 from penstock.events import FrequentEvent, report
 from penstock.io.decoding.reader import FrameReader, ReadOptions
-from penstock.io.flight.messages import Ack, PutRequest, read_metadata, schema_of
+from penstock.io.flight.messages import EXCHANGE, Ack, PutRequest, read_metadata, schema_of
 from penstock.io.flight.source import Chunk, chunks_part
 from penstock.io.sources.opening import Source
+from penstock.service.auth import ADMISSION, AdmittedCall
 from penstock.service.limits import Budget, Limits, Queue
 from penstock.service.sequencer import Sequencer
 from penstock.service.streams import Stream
@@ -27,6 +30,8 @@ Send = Callable[[bytes], None]
 
 # gRPC reports a broken connection and the end of its stream in no fixed order.
 BREAK_IS_REPORTED_AFTER_S = 0.05
+# How long a stream whose producer has begun another one has to end by itself: its host may have vanished.
+REPLACED_S = 5.0
 ACK_PAUSE_S = 0.01
 
 
@@ -54,10 +59,11 @@ class Producers:
         peer = context.peer()
         name = f"producer '{request.contributor}'" if request.contributor is not None else f"producer {peer}"
         with Acks(send) as acks:
-            stream = self._sequencer.open(request, acks.put)
+            call = context.get_middleware(ADMISSION)
+            stream = self._sequencer.open(request, acks.put, partial(call.end_within, REPLACED_S))
             report(logging.INFO, "producer_connected", contributor=stream.contributor, peer=peer, first=stream.next)
             try:
-                self._apply_all(context, stream, reader, name, request.ends)
+                self._apply_all(context, stream, reader, name, request)
                 self._sequencer.check_not_failed()  # which would have ended the stream
                 if self._sequencer.finish(stream):
                     acks.wait_for(stream.position)
@@ -74,11 +80,16 @@ class Producers:
                 self._sequencer.close(stream)
                 report(logging.INFO, "producer_left", contributor=stream.contributor, peer=peer, **stream.counts())
 
-    def _apply_all(self, context: flight.ServerCallContext, stream: Stream, reader: Any, name: str, ends: bool) -> None:
+    def _apply_all(
+        self, context: flight.ServerCallContext, stream: Stream, reader: Any, name: str, request: PutRequest
+    ) -> None:
         queue = Queue(self.budget, name)
         try:
+            ends, call = request.ends, context.get_middleware(ADMISSION)
+            idle_s = math.inf if request.kind == EXCHANGE else self.budget.limits.idle_s  # which also reads deltas
+            call.silent_until_s = time.monotonic() + idle_s
             every = not ends and self._batches_are_frames(schema_of(reader, name))
-            checked = _CheckedReader(context, stream, reader, queue, every, ends)
+            checked = _CheckedReader(context, call, idle_s, stream, reader, queue, every, ends)
             part = chunks_part(reader, name, checked.read_chunk, ends)
             frames = FrameReader(Source(name, lambda: (each for each in (part,))), self._options)
             frames.first_bad = self._sequencer.first_bad
@@ -101,10 +112,13 @@ class Producers:
 class _CheckedReader:
     """Reads a producer's stream, and checks batches before the frame reader gets them.
 
+    call : the connection of which is closed if no message arrives for idle_s seconds
     every_batch : whether every batch ends its frame; marks_ends : whether metadata marks the ends of frames
     """
 
     context: flight.ServerCallContext
+    call: AdmittedCall
+    idle_s: float
     stream: Stream
     reader: Any
     queue: Queue
@@ -113,11 +127,14 @@ class _CheckedReader:
 
     def read_chunk(self, columns: list[str]) -> Chunk:
         """Return the next batch, with the columns in use. Raises StopIteration at the end."""
+        self.call.silent_until_s = time.monotonic() + self.idle_s
         try:
             chunk = self.reader.read_chunk()
         except StopIteration:
             self._check_end()
             raise
+        finally:
+            self.call.silent_until_s = None
         metadata = read_metadata(chunk.app_metadata)
         if metadata.number is not None and self.stream.contributor is not None and metadata.number != self.stream.next:
             raise InputError(
@@ -134,6 +151,9 @@ class _CheckedReader:
             time.sleep(BREAK_IS_REPORTED_AFTER_S)
         left = f"; {self.queue.num_rows} rows of an incomplete frame are dropped"
         if self.context.is_cancelled():
+            if self.call.ends_at_s <= time.monotonic() and math.isfinite(self.idle_s):
+                silence = f"no message came for {self.idle_s:g} s (--idle-timeout), or another stream has begun"
+                raise ServiceError(f"{self.queue.name}: {silence}: its connection was closed")
             raise ServiceError(f"{self.queue.name}: the connection broke off{left if self.queue.num_rows else ''}")
         if self.marks_ends and self.queue.num_rows:
             raise InputError(f"the stream ended inside a frame{left}", source=self.queue.name)

@@ -20,8 +20,8 @@ from penstock.events import report
 from penstock.frames import Float32
 from penstock.io.flight.connection import Address
 from penstock.io.flight.messages import LOOKUP, TABLE, decoded, encoded, path_of
-from penstock.service.auth import Right, Tokens
-from penstock.service.flight_server import ADMISSION, AnsweringServer, answered
+from penstock.service.auth import ADMISSION, Certificates, Right, Tokens
+from penstock.service.flight_server import AnsweringServer, answered
 from penstock.service.limits import Limits
 from penstock.service.listener import Listener
 from penstock.service.lookup_streams import (
@@ -162,6 +162,7 @@ class ReplicaService:
     """A replica that listens once it is constructed. Arguments as of Service.
 
     reader : of the files; wants_to_end : set when a caller requests the end; then call ``close``
+    renew : as of a Listener
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class ReplicaService:
         address: Address,
         *,
         limits: Limits | None = None,
-        tls: list[tuple[bytes, bytes]] | None = None,
+        tls: Certificates | None = None,
         tokens: Tokens = MappingProxyType({}),
     ) -> None:
         limits = limits or Limits()
@@ -178,8 +179,8 @@ class ReplicaService:
         self.rows, self._lookup_counts = ReplicaRows(reader), LookupCounts()
         self.lookups: Callable[[], LookupAnswers] = partial(LookupAnswers, self.rows, limits, self._lookup_counts)
         self._started_s = time.monotonic()
-        self._listener = Listener(address, tokens, limits, partial(ReplicaServer, self, address, tls or []))
-        self.address = self._listener.address
+        self._listener = Listener(address, tokens, limits, tls or [], partial(ReplicaServer, self))
+        self.address, self.renew = self._listener.address, self._listener.renew
         report(logging.INFO, "listening", address=self.address.uri, step=reader.step)
 
     def close(self, grace_s: float) -> bool:

@@ -21,6 +21,7 @@ from penstock.events import FrequentEvent, report
 from penstock.frames import Frame
 from penstock.io.flight.messages import Ack, PutRequest
 from penstock.learning_rates import LearningRates
+from penstock.live_reads import check_on_host
 from penstock.service.delta_log import DeltaLog
 from penstock.service.streams import Stream, Streams
 from penstock.stats import Counters
@@ -61,6 +62,8 @@ class Sequencer(CommitListener):
         saving: Saving | None,
     ) -> None:
         engine.core.check_ready()
+        if engine.is_shared:
+            check_on_host(engine.core)
         self._engine, self._rates, self._log, self._on_failure = engine, rates, log, failed
         self.counters = Counters()
         self.first_bad: dict[str, str] = {}  # the first row dropped, or frame rejected, for each reason
@@ -81,7 +84,7 @@ class Sequencer(CommitListener):
         if saving is not None:
             self._commits = engine.session.commits(saving.folder, saving.every, saving.resume, self)
             self._commits.commit_start()
-        if engine.is_shared:
+        if engine.is_shared:  # only now there is an epoch whose commit is on disk; the first use publishes the rows
             lineage = self.streams.lineage
             with engine.gate.still():
                 engine.reads.set_history(lineage.id, lineage.current.id)
@@ -93,15 +96,17 @@ class Sequencer(CommitListener):
         with self._engine.gate.still():
             return self.streams.position(contributor)
 
-    def open(self, request: PutRequest, notify: Callable[[Ack], None]) -> Stream:
-        """Open a stream. An earlier stream of the same contributor ends at its next frame.
+    def open(
+        self, request: PutRequest, notify: Callable[[Ack], None], replaced: Callable[[], object] = lambda: None
+    ) -> Stream:
+        """Open a stream. An earlier stream of the same contributor ends.
 
-        notify : sends an acknowledgement to the producer; must not block
+        notify : sends an acknowledgement to the producer; replaced : called when a later stream begins. Neither blocks
         Raises UsageError or InputError if the stream cannot begin at its first frame, ServiceError if the service ends.
         """
         with self._engine.gate.still():
             self._check_open()
-            return self.streams.open(request, notify)
+            return self.streams.open(request, notify, replaced)
 
     def push(self, stream: Stream, frame: Frame, number: int | None = None) -> None:
         """Apply one frame, or skip it if it was applied before.
@@ -140,8 +145,13 @@ class Sequencer(CommitListener):
             self.first_bad.setdefault(error.reason or "refused", str(error))
 
     def finish(self, stream: Stream) -> bool:
-        """Request a commit after a stream's last frame. Return whether there is an acknowledgement to wait for."""
+        """Request a commit after a stream's last frame. Return whether there is an acknowledgement to wait for.
+
+        Raises UsageError if another stream of the producer has begun before its end.
+        """
         with self._engine.gate.still():
+            self.streams.check_newest(stream)
+            stream.is_finished = True
             return stream.acked.position < stream.position and (self._commits is None or self._commits.ask())
 
     def close(self, stream: Stream) -> None:

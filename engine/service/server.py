@@ -18,7 +18,7 @@ from penstock.io.connectors.broker_partition import Partition
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
 from penstock.learning_rates import LearningRates
-from penstock.service.auth import Tokens
+from penstock.service.auth import Certificates, Tokens
 from penstock.service.broker_intake import BrokerIntake
 from penstock.service.delta_log import DeltaLog
 from penstock.service.flight_server import FlightServer
@@ -45,7 +45,7 @@ class Service:
     partitions : of brokers, which are producers from the start; patience_s : how long to retry while a broker is gone
 
     wants_to_end : set when a caller requests the end or the service cannot continue; then call ``end`` and ``close``
-    close : as of a Listener
+    close, renew : as of a Listener
     Raises ListenError if it cannot listen at the address, OSError if it cannot commit its start.
     """
 
@@ -58,7 +58,7 @@ class Service:
         *,
         saving: Saving | None = None,
         limits: Limits | None = None,
-        tls: list[tuple[bytes, bytes]] | None = None,
+        tls: Certificates | None = None,
         tokens: Tokens = MappingProxyType({}),
         per_steps: int | None = None,
         last: bool = False,
@@ -79,12 +79,12 @@ class Service:
         self._watched.enter_context(engine.watch.run(self.sequencer.counters, lambda: None, self.sequencer.first_bad))
         engine.watch.of_service = self._counts
         try:
-            self._listener = Listener(address, tokens, limits, partial(FlightServer, self, address, tls or []))
+            self._listener = Listener(address, tokens, limits, tls or [], partial(FlightServer, self))
         except BaseException:
             self.sequencer.end()
             self._watched.close()
             raise
-        self.address, self.close = self._listener.address, self._listener.close
+        self.address, self.close, self.renew = self._listener.address, self._listener.close, self._listener.renew
         self.admission, self.connections = self._listener.admission, self._listener.connections
         report(logging.INFO, "listening", address=self.address.uri, step=engine.global_step)
         messages = replace(reading, max_message=limits.message_bytes)

@@ -23,6 +23,8 @@ class Stream:
 
     next : the number of the next frame; tally : counts of this stream
     creation : of the topic that the frames are of; None: of none that has one
+    replaced : called when another stream of the producer begins; must not block
+    is_finished : whether all of its frames have come
     acked : the last acknowledgement sent; promised : the one to send once the commit in flight is durable
     """
 
@@ -33,6 +35,8 @@ class Stream:
     acked: Ack = field(init=False)
     promised: Ack = field(init=False)
     creation: str | None = None
+    replaced: Callable[[], object] = lambda: None
+    is_finished: bool = False
 
     @property
     def position(self) -> int:
@@ -125,8 +129,13 @@ class Streams:
 
     # ---- a stream
 
-    def open(self, request: PutRequest, notify: Callable[[Ack], None]) -> Stream:
-        """Open a stream and send its first acknowledgement. Raises UsageError and InputError."""
+    def open(
+        self, request: PutRequest, notify: Callable[[Ack], None], replaced: Callable[[], object] = lambda: None
+    ) -> Stream:
+        """Open a stream and send its first acknowledgement; an earlier one of its name ends.
+
+        Raises UsageError and InputError.
+        """
         name, now = request.contributor, self._now()
         stream = Stream(name, self._first(request), notify, now.tally(name, request.stream))
         # The first acknowledgement tells a producer which frames to resend.
@@ -135,7 +144,12 @@ class Streams:
             for snapshot in (self._durable if self.is_durable else now, self._promised)
         )
         self._open.add(stream)
+        stream.replaced = replaced
         if name is not None:
+            earlier = self._newest.get(name)
+            if earlier is not None and not earlier.is_finished:
+                earlier.notify(replace(earlier.acked, closing=True))
+                earlier.replaced()
             self._newest[name] = stream
             stream.creation = self._positions.creations.get(name)
         notify(stream.acked)
@@ -151,15 +165,20 @@ class Streams:
         name = stream.contributor
         if name is None:
             return False
-        if self._newest.get(name) is not stream:
-            raise UsageError(
-                f"another stream of producer '{name}' has begun: this one ends; processes that push at the same time "
-                "need different names"
-            )
+        self.check_newest(stream)
         if stream.next <= self.position(name):
             return True
         self._check_room(name)
         return False
+
+    def check_newest(self, stream: Stream) -> None:
+        """Raise UsageError if another stream of the producer has begun."""
+        name = stream.contributor
+        if name is not None and self._newest.get(name) is not stream:
+            raise UsageError(
+                f"another stream of producer '{name}' has begun: this one ends; processes that push at the same time "
+                "need different names"
+            )
 
     def count(self, stream: Stream, frame: Frame, was_stale: bool) -> None:
         """Count a frame that was applied or dropped as stale."""

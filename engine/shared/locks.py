@@ -13,10 +13,10 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
+import penstock.forks as forks
 from penstock.errors import StateError, UsageError
 
 LOCK = ".lock"
-_held = set[int]()  # the locks of this process
 _FLOCK = struct.Struct("@hhqqi4x")  # type, whence, start, length, process
 
 
@@ -36,24 +36,12 @@ def lock(path: Path) -> int:
             ) from None
         error.filename = place
         raise
-    _held.add(file)
-    return file
+    return forks.keep(file)
 
 
 def unlock(file: int) -> None:
     """Unlock the folder."""
-    _held.discard(file)
-    os.close(file)
-
-
-def _leave() -> None:
-    """Close the locks of the process that has forked this one: they would outlive it."""
-    while _held:
-        os.close(_held.pop())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave)
+    forks.close(file)
 
 
 def note_generation(file: int, generation: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+import penstock.forks as forks
 from penstock.errors import StateError, UsageError, listed
 from penstock.filesystem.state_files import open_regular
 from penstock.frames import Float32
@@ -41,6 +42,10 @@ from penstock.validation import place
 _LOOK_S = 1.0
 # How often a folder is opened whose files go while they are opened: a writer publishes the next generation.
 _ATTEMPTS = 20
+
+
+class NoTablesError(StateError):
+    """There are no shared tables in the folder yet, or only those of an earlier run of the machine."""
 
 
 class Reader:
@@ -78,7 +83,7 @@ class Reader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = place("path", path)
-        self._reopening = threading.Lock()
+        self._reopening, self._process = threading.Lock(), forks.this_process
         self._tables: _Generation | None = _opened(self._path)
         self._looked_s = time.monotonic()
 
@@ -266,6 +271,8 @@ class Reader:
             raise UsageError(f"{self._path}: this reader is closed")
         state = generation.words.state
         if state == CLOSED or self._is_replaced(generation):
+            if self._process != forks.this_process:  # at the fork, a thread of the other process may have had the lock
+                self._reopening, self._process = threading.Lock(), forks.this_process
             with self._reopening:
                 if self._tables is generation:
                     self._tables = generation = _opened(self._path)
@@ -351,7 +358,7 @@ def _opened(path: Path) -> _Generation:
         except FileNotFoundError as error:
             # The files of a header that has just lost its name.
             if attempt == _ATTEMPTS - 1 or os.path.basename(str(error.filename)) == HEADER:
-                raise StateError(
+                raise NoTablesError(
                     f"{path}: has no shared tables; start their writer first, such as penstock replay --shared {path}"
                 ) from None
         except PermissionError as error:
@@ -367,7 +374,7 @@ def _mapped(path: Path) -> _Generation:
         description = unpacked(data, path / HEADER)
         header = np.frombuffer(mmap.mmap(file.fileno(), DESCRIPTION_BEGIN, access=mmap.ACCESS_READ), np.uint8)
     if description.boot != boot_id():
-        raise StateError(
+        raise NoTablesError(
             f"{path}: its tables were written before this machine started, or on another one; start their writer again"
         )
     arrays = {}

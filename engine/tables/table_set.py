@@ -107,6 +107,11 @@ class TableSet:
             if name not in self.dynamic:
                 self._tables[name].fill(self.start_of(spec, seed))
 
+    @property
+    def are_on_host(self) -> bool:
+        """Return whether all rows are in the host's memory, which no thread of a device has to copy from."""
+        return all(table.on_host is not None for table in self._tables.values())
+
     def _check_process(self) -> None:
         """Raise UsageError for a share, or a dynamic or host-placed table, if the mesh spans several processes."""
         if self.processes is None:

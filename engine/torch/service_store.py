@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+import penstock.forks as forks
 from penstock.errors import InputError, PenstockError, StateError, UsageError
 from penstock.io.flight import Client
 from penstock.io.flight.messages import Ack
@@ -56,6 +57,10 @@ class ServiceStore(Store):
         self._last_step: int | None = None  # of the last frame
         self._closing = threading.Event()
         self._watch: threading.Thread | None = None
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        forks.check(self._process, f"the store of {self._pusher.connection.uri}")
 
     def __repr__(self) -> str:
         return f"Store({self._pusher.connection.uri})"

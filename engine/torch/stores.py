@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+import penstock.forks as forks
 from penstock.errors import StateError, UsageError, listed
 from penstock.pyx.id_table import IdTable
 
@@ -122,6 +123,7 @@ class Store(ABC):
         self._missed: deque[tuple[int, dict[str, Ids]]] = deque(maxlen=_MOST_MISSED)  # step after a frame, and its ids
         self._prefetcher: ThreadPoolExecutor | None = None
         self._is_closed = False
+        self._process = forks.this_process
 
     # ---- rows out
 
@@ -133,6 +135,7 @@ class Store(ABC):
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run work on the thread of prefetches."""
         self._check_open()
+        forks.check(self._process, "the store with this prefetch")
         if self._prefetcher is None:
             self._prefetcher = ThreadPoolExecutor(1, "penstock-prefetch")
         return self._prefetcher.submit(work)
@@ -206,6 +209,8 @@ class Store(ABC):
             return
         self._is_closed = True
         self.pending.clear()
+        if self._process != forks.this_process:
+            return
         if self._prefetcher is not None:
             self._prefetcher.shutdown(cancel_futures=True)
         self._close()

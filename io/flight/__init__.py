@@ -306,6 +306,7 @@ class Client:
                     position = position.after(delta.step, delta.epoch)
                     patience.good()
                     yield delta
+                    self.connection.check_process()
                 if not follow:
                     return
                 # The service has ended in order, and may be back.
@@ -467,6 +468,8 @@ class Client:
 
     def close(self) -> None:
         """Close the connection."""
+        if self.connection.is_forked:
+            return
         for stream in self._lookups.values():
             stream.close()
         self._lookups.clear()
@@ -481,6 +484,7 @@ class Client:
     # ---- inside
 
     def _looked_up(self, request: LookupRequest) -> LookupResult:
+        self.connection.check_process()
         stream = self._lookups.pop(request.id_type, None)
         if stream is None or stream.client is not self.connection.opened()[0]:
             stream = LookupStream(self.connection, request.batch.schema)

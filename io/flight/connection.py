@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.flight as flight
 
+import penstock.forks as forks
 from penstock.errors import InputError, PenstockError, ServiceError, UsageError
 from penstock.io.flight.messages import encoded, flight_errors, from_flight, json_object
 from penstock.io.patience import Patience
@@ -119,19 +120,29 @@ class Connection:
     ) -> None:
         self._address, self._token, self._roots, self.patience_s = address, token, roots, patience_s
         self._timeout_s = timeout_s
-        self.uri = address.uri
+        self.uri, self._process = address.uri, forks.this_process
         self._open: tuple[flight.FlightClient, flight.FlightCallOptions] | None = None
 
     def opened(self) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
+        self.check_process()
         if self._open is None:
             self._open = dial(self._address, self._token, self._roots, self._timeout_s)
         return self._open
 
     def close(self) -> None:
         """Close the connection; the next call opens another one."""
-        if self._open is not None:
+        if self._open is not None and not self.is_forked:
             self._open[0].close()
             self._open = None
+
+    @property
+    def is_forked(self) -> bool:
+        """Return whether this process is a fork of the one that connects: gRPC has no thread in it."""
+        return self._process != forks.this_process
+
+    def check_process(self) -> None:
+        """Raise StateError in a fork."""
+        forks.check(self._process, f"the connection to {self.uri}")
 
     def act(self, kind: str, **arguments: Any) -> dict[str, Any]:
         """Call an action and return its answer."""

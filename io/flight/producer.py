@@ -169,6 +169,7 @@ class Producer:
 
     def _send_buffer(self) -> _PutStream:
         """Send all buffered frames, over a new connection if the old one broke."""
+        self._connection.check_process()
         while True:
             try:
                 stream = self._stream = self._stream or self._begin()
@@ -223,6 +224,8 @@ class Producer:
             self._buffered_bytes -= self._buffer.pop(number).num_bytes
 
     def _drop(self) -> None:
+        if self._connection.is_forked:
+            return
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()

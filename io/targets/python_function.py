@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+import penstock.forks as forks
 from penstock.errors import PenstockError, StateError, TargetError, UsageError, short
 from penstock.filesystem import atomic_files
 from penstock.filesystem.state_files import read_json
@@ -86,13 +87,16 @@ class PythonFunction(Target):
             yield
 
     def _call(self, batch: pa.RecordBatch, step: int) -> None:
+        process = forks.this_process
         try:
             self._function(batch, step)
         except PenstockError:
             raise
         except Exception as error:
+            forks.check(process, self.name)
             text = " ".join(str(error).split())
             raise TargetError(f"{self.name}: step {step}: {type(error).__name__}: {short(text)}") from error
+        forks.check(process, self.name)
 
     def _keep(self, stored: Stored) -> None:
         with atomic_files.publishing(self._state) as file:

@@ -7,7 +7,6 @@ stores with what the follower left there, so that two followers, or one and a ba
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from abc import ABC, abstractmethod
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+import penstock.forks as forks
 from penstock.errors import PenstockError, StateError, TargetError, listed, short
 from penstock.filesystem import atomic_files
 from penstock.filesystem.state_files import parsed_json
@@ -323,14 +323,13 @@ def failures(name: str, *kinds: type[BaseException]) -> Iterator[None]:
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a file in the block, which is created. Raises TargetError if another process holds it."""
     while True:
-        file = atomic_files.open_lock(path)
         try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise TargetError(f"{path}: another process is writing there") from None
+            file = atomic_files.lock(path)
+        except BlockingIOError as error:
+            raise TargetError(f"{path}: another process is writing there ({error.strerror})") from None
+        try:
             if os.path.samestat(os.fstat(file), path.stat()):  # else the file was replaced
                 yield
                 return
         finally:
-            os.close(file)
+            forks.close(file)

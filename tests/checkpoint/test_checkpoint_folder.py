@@ -137,7 +137,7 @@ def test_a_lock_that_cannot_be_had_is_not_another_run(folder, monkeypatch):
     def no_locks(file, how):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("penstock.filesystem.file_stores.fcntl.flock", no_locks)
+    monkeypatch.setattr("penstock.filesystem.atomic_files.fcntl.flock", no_locks)
     with pytest.raises(OSError, match="No locks available") as caught:
         Folder(folder).lock()
     assert caught.value.filename == str(folder / ".lock")

@@ -153,6 +153,36 @@ def test_two_entries_with_the_same_name_are_refused(folder, entries, call):
     assert f"{entries} has two entries of one name" in error
 
 
+def renamed(file, name):
+    return {**file, "name": name}
+
+
+INCOMPLETE = {
+    "no file": lambda files: [],
+    "only a delta": lambda files: [renamed(files[0], "00000001.delta")],
+    "all rows and a share": lambda files: [*files, renamed(files[0], "00000001-0of1.0.base")],
+    "shares of two jobs": lambda files: [renamed(files[0], f"00000001-0of{count}.0.base") for count in (1, 2)],
+}
+
+
+@pytest.mark.parametrize("files", INCOMPLETE.values(), ids=INCOMPLETE)
+def test_files_without_a_base_are_refused_by_every_reader(folder, files, call):
+    forge_manifest(folder, lambda fields: fields.update(files=files(fields["files"])))
+    errors = errors_of_readers(folder, call)
+    assert all("files has no base of all rows, or of each share" in error for error in errors), errors
+    with pytest.raises(ps.StateError, match="files has no base"):
+        ps.Engine.restore(folder)
+
+
+def test_a_commit_that_lacks_a_share_restores_no_initial_rows(folder):
+    (folder / "00000001.base").rename(folder / "00000001-0of3.0.base")
+    forge_manifest(folder, lambda fields: fields.update(files=[renamed(fields["files"][0], "00000001-0of3.0.base")]))
+    for share in (None, (1, 3), (0, 2)):
+        with pytest.raises(ps.StateError, match=r"commit 1: holds 1 of 3 shares of the rows, without share [12]"):
+            ps.Engine.restore(folder, share=share)
+    ps.Engine.restore(folder, share=(0, 3))
+
+
 HEADERS = {
     "a number": b"1",
     "a list": b"[]",

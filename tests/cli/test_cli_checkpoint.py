@@ -1,5 +1,6 @@
 """``replay --checkpoint``: committed whatever ends the run, and continued by the same command."""
 
+import os
 import re
 import signal
 
@@ -11,6 +12,7 @@ from limits import HANG_S, until
 
 import penstock as ps
 from penstock import pipeline
+from penstock.checkpoint.store import Folder
 from penstock.cli import main
 
 CONFIG = config_of()
@@ -111,3 +113,17 @@ def test_a_signal_finishes_the_frame_commits_and_reports_it(config, tmp_path, re
     assert ps.Engine.restore(folder).global_step == int(match[1])
     resumed = replay("--checkpoint", folder, "--resume", source=log)
     assert resumed["state_hash"] == replay()["state_hash"]
+
+
+def test_a_start_on_a_folder_in_use_ends_before_it_restores_anything(config, tmp_path, replay, refused, monkeypatch):
+    replay("--checkpoint", tmp_path / "c")
+
+    def restore(*_, **__):
+        raise AssertionError("restored, in vain")
+
+    monkeypatch.setattr(ps.Engine, "restore", restore)
+    words = ["--checkpoint", tmp_path / "c", "--resume"]
+    with Folder(tmp_path / "c").locked():
+        for command in (["replay", config, tmp_path / "log.arrows"], ["serve", config]):
+            line = refused(2, *command, *words)
+            assert re.search(rf"another run is writing checkpoints there \(process {os.getpid()} on \S+\)", line)

@@ -1,4 +1,4 @@
-"""A running command: SIGINT and SIGTERM, also while it loads, and the progress line on a terminal."""
+"""A running command: signals, also while it loads, and the progress line on a terminal."""
 
 import contextlib
 import io
@@ -15,11 +15,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from cli import frame, started, table
+from cli import COMMAND, frame, started, table
 from faults.signals import Harness, catches
 from ipc import stream
 from limits import HANG_S, until
 
+import penstock as ps
 from penstock.cli.output import ProgressLine, progress_text
 from penstock.gate import Gate
 from penstock.stats import Counters
@@ -66,6 +67,53 @@ def test_interrupted_while_it_waits_for_input(number, config, tmp_path):
     assert (code, out) == (130, "")
     assert re.fullmatch(r"penstock: interrupted after step \d+; nothing was written\n", err)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_closed_terminal_loses_no_frame_and_nohup_is_kept(config, tmp_path):
+    words = [*COMMAND, "replay", config, "-", "--checkpoint"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    nohup = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh"]
+    with (
+        subprocess.Popen([*words, tmp_path / "state"], **pipes) as ends,
+        subprocess.Popen([*nohup, *words, tmp_path / "nohup"], **pipes) as goes_on,
+    ):
+        for process in (ends, goes_on):
+            process.stdin.write(stream([frame(step, IDS) for step in range(12)], end=False))
+            process.stdin.flush()
+            process.send_signal(signal.SIGHUP)
+        _, err = ends.communicate(timeout=HANG_S)
+        assert ends.returncode == 130
+        assert re.fullmatch(rb"penstock: interrupted after step \d+; committed to [^\n]+\n", err), err
+        goes_on.stdin.write(END)
+        _, err = goes_on.communicate(timeout=HANG_S)
+        assert (goes_on.returncode, err) == (0, b"")
+    assert ps.Engine.restore(tmp_path / "state").global_step > 0
+    assert ps.Engine.restore(tmp_path / "nohup").global_step == 12
+
+
+def test_every_signal_that_would_end_a_command_interrupts_it():
+    """In a process that exists only for this: one that handles none of them by itself."""
+    script = """
+import os, signal
+import penstock.interrupts as interrupts
+names = "HUP INT QUIT TERM USR1 USR2 ALRM VTALRM PROF XCPU".split()
+for number in [*(getattr(signal, f"SIG{name}") for name in names), getattr(signal, "SIGRTMIN", signal.SIGHUP)]:
+    interrupts.install()
+    os.kill(os.getpid(), number)
+    try:
+        interrupts.check()
+    except KeyboardInterrupt:
+        interrupts.remove()
+        assert number == signal.SIGINT or signal.getsignal(number) == signal.SIG_DFL
+    else:
+        print("not interrupted by", number)
+signal.signal(signal.SIGUSR1, lambda *_: print("its own"))
+interrupts.install()
+os.kill(os.getpid(), signal.SIGUSR1)
+interrupts.check()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("its own\n", "")
 
 
 @pytest.mark.sampled("1")

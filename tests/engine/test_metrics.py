@@ -179,7 +179,7 @@ def test_health_is_503_and_says_why_once_no_step_can_be_made():
     engine = ps.Engine(config_of())
     with Watching(argparse.Namespace(**words), engine) as watching:
         assert fetched(watching.servers[0]) == "ok, step 0\n"
-        engine.core.failed = "OSError: the device has gone"
+        engine.core.fail(OSError("the device has gone"))
         with pytest.raises(urllib.error.HTTPError, match="503") as refused:
             fetched(watching.servers[0])
         with refused.value as answer:

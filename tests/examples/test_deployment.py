@@ -18,7 +18,7 @@ from services import config_of, frame, free_port, self_signed
 
 from penstock.io.flight import connect
 
-UNITS = ("penstock-serve.service", "penstock-follow.service")
+UNITS = ("penstock-serve.service", "penstock-follow.service", "penstock-replica.service")
 EXAMPLES = ROOT / "examples"
 
 
@@ -56,8 +56,8 @@ def test_systemd_accepts_the_unit(name, tmp_path):
 
 
 def test_the_units_start_in_any_order_and_end_with_0(tmp_path):
-    serve, follow = (unit_of(name)["Service"] for name in UNITS)
-    for service in (serve, follow):
+    serve, follow, replica = (unit_of(name)["Service"] for name in UNITS)
+    for service in (serve, follow, replica):
         assert service["Restart"] == "on-failure"  # so that an end in order, exit code 0, is none
         assert service.get("KillSignal", "SIGTERM") == "SIGTERM"
     config_of().save(tmp_path / "tables.pbtxt")

@@ -7,10 +7,12 @@ import numpy as np
 import pyarrow.flight as flight
 import pytest
 from cli import outcome
-from services import LOOPBACK, Process, client_of, service_of
+from limits import in_thread, until
+from services import LOOPBACK, Process, client_of, free_port, service_of
 from stores import ITEMS, Shared, config_of, frame, rows_of
 
 import penstock as ps
+from penstock.cli import main
 from penstock.io.flight import connect
 from penstock.io.targets.follower import Follower
 from penstock.service.auth import Role
@@ -148,7 +150,7 @@ def test_a_replica_needs_the_token(store):
                 reading.lookup({"item": [1]})
             with client_of(replica, token="s3cret") as reading:
                 assert reading.lookup({"item": [1]}).step == 0
-                with pytest.raises(ps.ServiceError, match="the token is a reader's, and this call needs a operator's"):
+                with pytest.raises(ps.ServiceError, match="the token is a reader's, and this call needs an operator's"):
                     reading.drain()
             refused = pytest.raises(
                 ps.ServiceError, match="the token is a producer's, and this call needs a reader or operator's"
@@ -173,11 +175,22 @@ def test_the_command_serves_a_folder_until_a_drain_or_a_signal(store):
                     assert (code, err) == ((0, "") if end == signal.SIGTERM else (130, "penstock: interrupted\n"))
 
 
+def test_a_replica_waits_for_its_follower_and_says_so(store, caplog):
+    uri = f"grpc://127.0.0.1:{free_port()}"
+    serving = in_thread(lambda: main(["serve", "--replica", str(store.path), "--listen", uri]))
+    until(lambda: "has no shared tables; start their writer first" in caplog.text)
+    with service_of(ps.Engine(config_of())) as service:
+        follow(service, store)
+        with connect(uri) as reading:
+            assert reading.status()["lineage"] == service.status()["lineage"]
+            reading.drain()
+    assert serving() == 0
+
+
 @pytest.mark.parametrize(
     ("words", "code", "problem"),
     [
         ([], 2, "give CONFIG, or --replica DIR"),
-        (["--replica", "missing"], 5, "missing: has no shared tables; start their writer first"),
         (["tables.pbtxt", "--replica", "x"], 2, "CONFIG: has no effect with --replica; omit it"),
         (["--replica", "x", "--checkpoint", "c"], 2, "--checkpoint: has no effect with --replica; omit it"),
         (["--replica", "x", "--listen", "grpc://0.0.0.0:1"], 2, "others can reach this address"),

@@ -104,6 +104,52 @@ def test_a_hundred_clients_at_once_are_served_or_retry():
         until(lambda: service.admission.num_calls == 0)
 
 
+def hold(client, name, frames=()):
+    """A put of any Flight client that sends these frames and then nothing more, as one whose host vanishes."""
+    writer, reader = client.do_put(PutRequest(contributor=name).descriptor(), FRAMES[0].schema)
+    for each in frames:
+        writer.write_batch(each)
+    return writer, reader
+
+
+def test_another_stream_of_a_producer_ends_one_that_sends_nothing_more(monkeypatch):
+    monkeypatch.setattr("penstock.service.put_streams.REPLACED_S", 0.0)
+    with service_of() as service, flight.connect(service.address.uri) as gone, client_of(service) as client:
+        held = hold(gone, "w0", FRAMES[:2])
+        until(lambda: service.engine.global_step == 2)
+        with client.producer("w0") as producer:
+            producer.send(FRAMES[2])
+            producer.wait()
+            until(lambda: service.sequencer.streams.num_open == 1)
+        until(lambda: service.admission.num_calls == 0)
+        assert service.engine.state_hash() == replayed(FRAMES[:3]).state_hash()
+        del held
+
+
+def test_a_put_without_a_message_ends_and_its_producer_continues(caplog):
+    with service_of(limits=Limits(idle_s=0.1)) as service, client_of(service) as client:
+        with client.producer("w0") as producer:
+            producer.send(FRAMES[0])
+            producer.wait()
+            until(lambda: service.sequencer.streams.num_open == 0)
+            producer.send(FRAMES[1])
+        assert client.position("w0") == 2
+    assert "no message came for 0.1 s (--idle-timeout)" in caplog.text
+
+
+def test_actions_get_in_while_producers_have_all_calls():
+    with service_of(limits=Limits(calls=2)) as service, flight.connect(service.address.uri) as raw:
+        held = [hold(raw, f"w{number}", FRAMES[:1]) for number in range(2)]
+        until(lambda: service.admission.num_calls == 2)
+        with client_of(service, patience_s=0) as client:
+            assert client.status()["calls"] == 3
+            with pytest.raises(ps.ServiceError, match=r"busy with 2 calls \(--max-calls\); try again"):
+                client.lookup({"user": [3]})
+            client.drain()
+        assert service.wants_to_end.is_set()
+        del held
+
+
 def test_a_slow_reader_is_disconnected_and_does_not_block_others():
     rows, wide = 4000, 64
     config = ps.EmbeddingConfig.from_tables([ps.TableConfig(rows, wide, name="user", optimizer=ps.SGD(0.1))])

@@ -106,8 +106,15 @@ class _Server6(_Server4):
 
 def _handler(routes: Routes, hosts: set[str] | None, access: PageAccess | None) -> type[BaseHTTPRequestHandler]:
     """Return the class that answers requests. hosts : that a request may name; None: any"""
-    # Cookies are sent to every port of a host, so this one is no token, and its name contains the port.
-    session = secrets.token_urlsafe(32)
+    # Cookies are sent to every port of a host, so this one is no token, and its name contains the port. A session ends
+    # with its token, which the service may read no longer from its file. cookie → value of the header authorization
+    key, sessions = secrets.token_bytes(32), dict[bytes, bytes]()
+
+    def session_of(authorization: bytes) -> str:
+        cookie = hmac.new(key, authorization, "sha256").hexdigest()
+        sessions[cookie.encode()] = authorization
+        return cookie
+
     secure = "; Secure" if access is not None and access.tls is not None else ""
 
     class Handler(BaseHTTPRequestHandler):
@@ -122,7 +129,9 @@ def _handler(routes: Routes, hosts: set[str] | None, access: PageAccess | None) 
             more = {}
             if access is not None:
                 token = parse_qs(query).get("token")
-                if token is not None and access.admits(b"Bearer " + token[0].encode("utf-8", "replace")):
+                bearer = b"Bearer " + token[0].encode("utf-8", "replace") if token is not None else b""
+                if token is not None and access.admits(bearer):
+                    session = session_of(bearer)
                     more["Set-Cookie"] = f"{self._cookie}={session}; Path=/; HttpOnly; SameSite=Strict{secure}"
                 elif not self._is_admitted(access):
                     more["WWW-Authenticate"] = 'Bearer realm="penstock"'
@@ -156,8 +165,10 @@ def _handler(routes: Routes, hosts: set[str] | None, access: PageAccess | None) 
                 cookie = SimpleCookie(self.headers.get("Cookie", "")).get(self._cookie)
             except CookieError:
                 cookie = None
-            if cookie is not None and hmac.compare_digest(cookie.value.encode(), session.encode()):
-                return True
+            value = b"" if cookie is None else cookie.value.encode()
+            for session, authorization in list(sessions.items()):
+                if hmac.compare_digest(value, session) and access.admits(authorization):
+                    return True
             sent = self.headers.get_all("Authorization", [])
             return any(access.admits(value.encode("utf-8", "replace")) for value in sent)
 
