@@ -8,8 +8,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as functional
@@ -71,20 +73,22 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
         return result._replace(pulled=self.store.refreshed(result.ids, result.pulled))
 
     def _leaf(self, looked_up: Planned, names: list[str], padding: int | None = None) -> torch.Tensor:
-        """Return the rows of tables in one tensor, which the next step pushes if this is training."""
+        """Return the rows of tables in one tensor. If it gets a gradient, the next step pushes that."""
         rows = [looked_up.pulled.rows[name] for name in names]
         needs_grad = self.training and not self._is_frozen and torch.is_grad_enabled()
         leaf = leaf_of(rows, self._like, needs_grad, padding)
-        ids = {name: looked_up.ids[name] for name in names}
         if leaf.requires_grad:
             self._warn_without_step()
-            self.store.pending.append(PulledRows(ids, leaf, looked_up.pulled.step, padding))
+            ids = {name: looked_up.ids[name] for name in names}
+            # Pending once a backward pass reaches it: until then, only the graph refers to it, and zero_grad drops
+            # nothing whose backward pass is still to come.
+            add = partial(_add_pending, self.store, next(self.store.passes), ids, looked_up.pulled.step, padding)
+            leaf.register_post_accumulate_grad_hook(add)
         return leaf
 
     def _warn_without_step(self) -> None:
         """Warn if rows have gradients that nothing pushes."""
-        pending = self.store.pending
-        if self.store.step_owner is None and pending and pending[-1].rows.grad is not None:
+        if self.store.step_owner is None and self.store.pending:
             warnings.warn(
                 "rows have gradients, but no Step pushes them, so that they do not change; create "
                 "penstock.torch.Step(model, optimizer), and call its zero_grad() and step() instead of the optimizer's",
@@ -129,6 +133,14 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
         )
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _add_pending(
+    store: Store, number: int, ids: dict[str, Ids], step: int, padding: int | None, rows: torch.Tensor
+) -> None:
+    """Add rows that have a gradient to those that the next step pushes. Another backward pass adds to the gradient."""
+    store.pending[number] = PulledRows(ids, rows, step, padding)
+
+
 def checked_table(store: Store, table: str | None, num_embeddings: int, embedding_dim: int) -> str:
     """Return the name of a module's table. Raises UsageError if the sizes are others."""
     name, info = store.info(table)
@@ -157,10 +169,12 @@ class _SingleTable(StoreModule):
         table: str | None,
         max_norm: float | None,
         padding_idx: int | None,
+        scale_grad_by_freq: bool,
         device: Any,
         dtype: Any,
     ) -> None:
         super().__init__(store, device, dtype)
+        self.scale_grad_by_freq = scale_grad_by_freq
         if max_norm is not None:
             raise UsageError("max_norm: a lookup changes no row of an engine; clip with its configuration instead")
         if padding_idx is not None:
@@ -197,6 +211,10 @@ class _SingleTable(StoreModule):
             (places,) = (looked_up.ids[self.table] == self.padding_idx).nonzero()
             padding = int(places[0]) if len(places) else None
         rows = self._leaf(looked_up, [self.table], padding)
+        if self.scale_grad_by_freq and rows.requires_grad:
+            # Not left to torch, whose embedding_bag on a CPU divides by the counts of other ids.
+            counts = np.bincount(looked_up.plan, minlength=len(rows))[:, None]
+            rows.register_hook(partial(torch.mul, torch.from_numpy(1 / counts).to(self._like)))
         return rows, tensor_of(looked_up.plan, self._like).reshape(ids.shape), padding
 
 
@@ -259,10 +277,14 @@ class EmbeddingBag(_SingleTable):
         table: str | None = None,
         store: Store,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, store, table, max_norm, padding_idx, device, dtype)
+        super().__init__(
+            num_embeddings, embedding_dim, store, table, max_norm, padding_idx, scale_grad_by_freq, device, dtype
+        )
         if mode not in ("sum", "mean", "max"):
             raise UsageError("mode has to be one of sum, mean or max")
-        self.mode, self.include_last_offset, self.scale_grad_by_freq = mode, include_last_offset, scale_grad_by_freq
+        if mode == "max" and scale_grad_by_freq:
+            raise UsageError("max mode does not support scaling the gradient by the frequency")
+        self.mode, self.include_last_offset = mode, include_last_offset
 
     def forward(
         self,
@@ -287,7 +309,6 @@ class EmbeddingBag(_SingleTable):
             index,
             rows,
             None if offsets is None else offsets.to(index.device, index.dtype),
-            scale_grad_by_freq=self.scale_grad_by_freq,
             mode=self.mode,
             per_sample_weights=per_sample_weights,
             include_last_offset=self.include_last_offset,
@@ -354,8 +375,9 @@ class Embedding(_SingleTable):
         table: str | None = None,
         store: Store,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, store, table, max_norm, padding_idx, device, dtype)
-        self.scale_grad_by_freq = scale_grad_by_freq
+        super().__init__(
+            num_embeddings, embedding_dim, store, table, max_norm, padding_idx, scale_grad_by_freq, device, dtype
+        )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         """Return the embeddings of ids.
@@ -371,7 +393,7 @@ class Embedding(_SingleTable):
             The shape of ``input``, followed by embedding_dim.
         """
         rows, index, padding = self._pull(input)
-        return functional.embedding(index, rows, padding, scale_grad_by_freq=self.scale_grad_by_freq)
+        return functional.embedding(index, rows, padding)
 
     def materialize(self) -> torch.nn.Embedding:
         """Return a ``torch.nn.Embedding`` with the rows of the table as its weight: a copy of the whole table."""

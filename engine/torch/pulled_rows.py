@@ -21,7 +21,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, tor
 
 @dataclass(eq=False)
 class PulledRows:
-    """The rows of one forward pass, in one tensor.
+    """The rows of one forward pass, in one tensor, once they have a gradient.
 
     ids : table → its distinct ids, in the order of the rows
     rows : shape (n, dim), a leaf; step : that the rows were read at

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -115,7 +116,8 @@ class Store(ABC):
     report: StepReport
 
     def __init__(self) -> None:
-        self.pending: list[Any] = []  # PulledRows of the forward passes since the last step
+        self.pending: dict[int, Any] = {}  # PulledRows that have a gradient since the last step, by forward pass
+        self.passes = count()
         self.step_owner: object = None  # the newest Step, which alone may push
         self.synchronous = False  # whether a push waits for the frames of all other ranks
         self.frames = 0  # number of the contributor's last frame
