@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +23,13 @@ class _Frame(NamedTuple):
 
     blocks: list[Block]
     step: int
+
+
+def _is_new(scaler: Any) -> bool:
+    """Return whether a GradScaler has scaled a loss, and has not been updated yet, so that it is in its first step."""
+    if not scaler.is_enabled() or getattr(scaler, "_scale", None) is None:
+        return False
+    return int(scaler._growth_tracker) == 0 and scaler.get_scale() == scaler._init_scale
 
 
 class Step:
@@ -94,6 +102,7 @@ class Step:
             )
         self.dense_optimizer = dense_optimizer
         self._last_read = 0  # the step that the rows of the last frame were read at
+        self._is_checked = False  # for a scaled loss
         if dense_optimizer is not None:
             with suppress(AttributeError):  # a wrapper of an optimizer may have no hooks
                 dense_optimizer.register_step_post_hook(self._warn_if_rows_wait)
@@ -133,6 +142,16 @@ class Step:
         groups = [] if self.dense_optimizer is None else self.dense_optimizer.param_groups
         return [*groups, {"params": [pulled.rows for pulled in self._pending()]}]
 
+    @property
+    def state(self) -> dict[Any, Any]:
+        """The state of the dense optimizer by parameter; that of rows is in the tables. Lightning asks for it."""
+        return {} if self.dense_optimizer is None else self.dense_optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The default options of the dense optimizer. Lightning asks for them."""
+        return {} if self.dense_optimizer is None else self.dense_optimizer.defaults
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients that rows got so far, and those of the dense optimizer.
 
@@ -141,6 +160,8 @@ class Step:
         set_to_none : bool
             As in torch, for the dense optimizer.
         """
+        if self._is_accumulating:
+            return
         self._drop_pending()
         if self.dense_optimizer is not None:
             self.dense_optimizer.zero_grad(set_to_none)
@@ -174,6 +195,8 @@ class Step:
         """
         if self.store.step_owner is not self:
             raise UsageError("step: a newer Step pushes the gradients of this store")
+        if self._is_accumulating:
+            return None
         num_stale = self.store.report.stale
         if closure is None:
             self._push(self._frame())
@@ -187,6 +210,11 @@ class Step:
         return loss
 
     # ---- inside
+
+    @property
+    def _is_accumulating(self) -> bool:
+        """Whether a dense optimizer that accelerate prepared would ignore a step now, until the last micro-batch."""
+        return not getattr(getattr(self.dense_optimizer, "gradient_state", None), "sync_gradients", True)
 
     def _step_by(self, closure: Callable[[], Any]) -> Any:
         """Step as ``step`` does with a closure. Rows change once it has been called for the last time."""
@@ -225,7 +253,21 @@ class Step:
     def _frame(self) -> _Frame:
         """Return the gradients of rows so far. Raises InputError if one is not finite."""
         pulled = self._pending()
+        if pulled and not self._is_checked:
+            self._check_unscaled()
+            self._is_checked = True
         return _Frame(blocks_of(pulled), min((part.step for part in pulled), default=0))
+
+    def _check_unscaled(self) -> None:
+        """Raise UsageError if a GradScaler has begun to scale losses, but does not unscale the gradients of rows."""
+        kinds = torch.amp.GradScaler, torch.cuda.amp.GradScaler
+        for scaler in gc.get_referrers(*kinds):  # torch lists them nowhere; once, this takes some 30 ms
+            if isinstance(scaler, kinds) and _is_new(scaler) and id(self) not in scaler._per_optimizer_states:
+                raise UsageError(
+                    f"step: a GradScaler has scaled a loss by {scaler.get_scale():g}, and the gradients of rows were "
+                    "not divided by it; call scaler.step(opt) with this Step instead of opt.step(), or "
+                    "scaler.unscale_(opt) before it; nothing was sent"
+                )
 
     def _push(self, frame: _Frame) -> None:
         self._drop_pending()  # before the push, so that an interrupted one is not repeated
