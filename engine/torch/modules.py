@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -19,6 +18,7 @@ import torch.nn.functional as functional
 from penstock.errors import UsageError, UsageTypeError
 from penstock.torch.pulled_rows import PulledRows, ids_of, leaf_of, planned
 from penstock.torch.stores import Ids, Pulled, Store
+from penstock.torch.worker import Work
 
 
 class Planned(NamedTuple):
@@ -38,7 +38,7 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
             raise UsageTypeError(f"store: expected what penstock.torch.store returns, got {type(store).__name__}")
         self.store = store
         self._like = torch.empty(0, device=device, dtype=dtype)  # no buffer: neither saved nor sent by DDP
-        self._prefetched: tuple[object, Future[Planned]] | None = None
+        self._prefetched: tuple[object, Work[Planned]] | None = None
         self._is_frozen = False
 
     def prefetch(self, features: Any) -> None:
@@ -69,7 +69,7 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
         prefetched, self._prefetched = self._prefetched, None
         if prefetched is None or prefetched[0] is not features:
             return self._looked_up(features)
-        result = prefetched[1].result()
+        result = self.store.outcome(prefetched[1])
         return result._replace(pulled=self.store.refreshed(result.ids, result.pulled))
 
     def _leaf(self, looked_up: Planned, names: list[str], padding: int | None = None) -> torch.Tensor:

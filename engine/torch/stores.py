@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from penstock.errors import StateError, UsageError, listed
 from penstock.pyx.id_table import IdTable
+from penstock.torch.worker import Work, Worker
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
@@ -122,7 +122,7 @@ class Store(ABC):
         self.synchronous = False  # whether a push waits for the frames of all other ranks
         self.frames = 0  # number of the contributor's last frame
         self._missed: deque[tuple[int, dict[str, Ids]]] = deque(maxlen=_MOST_MISSED)  # step after a frame, and its ids
-        self._prefetcher: ThreadPoolExecutor | None = None
+        self._prefetcher: Worker | None = None
         self._is_closed = False
 
     # ---- rows out
@@ -132,12 +132,16 @@ class Store(ABC):
         self._check_open()
         return self._pull(ids)
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run work on the thread of prefetches."""
+    def submit(self, call: Callable[[], T]) -> Work[T]:
+        """Run a call on the thread of prefetches."""
         self._check_open()
         if self._prefetcher is None:
-            self._prefetcher = ThreadPoolExecutor(1, "penstock-prefetch")
-        return self._prefetcher.submit(work)
+            self._prefetcher = Worker("penstock-prefetch")
+        return self._prefetcher.submit(call, "the rows of a prefetched batch")
+
+    def outcome(self, work: Work[T]) -> T:
+        """Return the result of work, or raise its error."""
+        return work.result()
 
     def refreshed(self, ids: Mapping[str, Ids], pulled: Pulled) -> Pulled:
         """Return rows that were pulled earlier as they are now: only those that our frames changed are pulled again.
@@ -208,9 +212,11 @@ class Store(ABC):
             return
         self._is_closed = True
         self.pending.clear()
-        if self._prefetcher is not None:
-            self._prefetcher.shutdown(cancel_futures=True)
         self._close()
+
+    def _end_prefetches(self) -> None:
+        if self._prefetcher is not None:
+            self._prefetcher.close()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -314,4 +320,5 @@ class EngineStore(Store):
         return ""
 
     def _close(self) -> None:
-        """Do nothing: the engine belongs to the caller."""
+        """Leave the engine open, which belongs to the caller."""
+        self._end_prefetches()

@@ -47,6 +47,8 @@ class Producer:
 
     Attributes
     ----------
+    num_in_gate : int
+        Its frames in the gate, which has not opened with them yet, at the last ``poll``.
     acked : Ack
         The last acknowledgement; ``applied``, ``stale`` and ``dropped`` count what this producer sent, also over broken
         connections and restarts of the service.
@@ -61,6 +63,7 @@ class Producer:
         self._stream: _PutStream | None = None
         self._schema: pa.Schema | None = None
         self.acked = Ack(0, False, 0)
+        self.num_in_gate = 0
         position = self._position("durable_position")
         if first is not None and not 1 <= first <= position + 1:
             raise UsageError(
@@ -139,6 +142,7 @@ class Producer:
         if not self._is_done():
             self._send_buffer()
         now = self._connection.act("position", contributor=self._contributor, stream=self._identifier)
+        self.num_in_gate = now["in_gate"]
         return Ack(now["position"], False, now["step"], False, now["applied"], now["stale"], now["pending"])
 
     def close(self) -> None:
