@@ -20,6 +20,9 @@ from penstock.torch.pulled_rows import PulledRows, ids_of, leaf_of, planned
 from penstock.torch.stores import Ids, Pulled, Store
 from penstock.torch.worker import Work
 
+# What torch says where a whole graph is required.
+NOT_COMPILED = "penstock pulls rows outside of compiled graphs; compile without fullgraph=True"
+
 
 class Planned(NamedTuple):
     """The lookups of one forward pass, and their rows. plan : what the module needs besides the rows"""
@@ -202,7 +205,7 @@ class _SingleTable(StoreModule):
         ids, index = planned({self.table: ids_of(features)})
         return ids, index[self.table]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(reason=NOT_COMPILED)  # type: ignore[untyped-decorator]
     def _pull(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
         """Return rows, for every id the index of its row, and the index of the padding row."""
         looked_up = self._take(ids)

@@ -150,7 +150,10 @@ class ServiceStore(Store):
             with self._lock:
                 producer = self._opened()
                 waits_for(f"its connection to take frame {self.frames + 1} of '{self.contributor}'")
-                self.frames = producer.send(batches)
+                try:
+                    producer.send(batches)
+                finally:
+                    self.frames = producer.last  # also if the frame stays buffered
             self._settle()
         except InputError:  # the service has refused the frame, and would again
             self._producer = None
@@ -180,9 +183,9 @@ class ServiceStore(Store):
             self._producer, self._first_number = self._pusher.producer(name, first=first), 0
             self.frames = self._base = first - 1
             self._repeated = counts["position"] - self._base
-            if self._watch is None:
-                self._watch = threading.Thread(target=self._resend, name="penstock-resends", daemon=True)
-                self._watch.start()
+        if self._watch is None or not self._watch.is_alive():
+            self._watch = threading.Thread(target=self._resend, name="penstock-resends", daemon=True)
+            self._watch.start()
         return self._producer
 
     def _resend(self) -> None:

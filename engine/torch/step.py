@@ -278,10 +278,10 @@ class Step:
         """Warn of the first stale frame of the store."""
         report = self.store.report
         warnings.warn(
-            f"a frame was dropped as stale, with its gradients: its rows were read at step {self._last_read}, and other "
-            f"frames had opened the gate before it arrived (the global step is {report.step}); {report.stale} of "
-            f"{report.applied + report.stale} frames of this store so far, and opt.report counts further ones; ranks "
-            "lose none if the gate requires a frame of each (--num-required)",
+            f"a frame was dropped as stale, with its gradients: its rows were read at step {self._last_read}, and "
+            f"other frames had opened the gate before it arrived (the global step is {report.step}); {report.stale} "
+            f"of {report.applied + report.stale} frames of this store so far, and opt.report counts further ones; "
+            "ranks lose none if the gate requires a frame of each (--num-required)",
             stacklevel=3,
         )
 

@@ -15,7 +15,7 @@ import torch.nn.functional as functional
 
 from penstock.errors import UsageError, UsageTypeError
 from penstock.torch.jagged import JaggedTensor, KeyedTensor, jagged_features
-from penstock.torch.modules import StoreModule, checked_table, tensor_of, whole_weight
+from penstock.torch.modules import NOT_COMPILED, StoreModule, checked_table, tensor_of, whole_weight
 from penstock.torch.pulled_rows import ids_of, planned
 from penstock.torch.stores import Ids, Store
 
@@ -99,7 +99,7 @@ class _Collection(StoreModule):
             }
         return ids, (jagged, places)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(reason=NOT_COMPILED)  # type: ignore[untyped-decorator]
     def _pull(self, features: Any, is_weighted: bool) -> list[_Lookups]:
         """Return the lookups of every group."""
         looked_up = self._take(features)

@@ -1,6 +1,8 @@
 """Steps: what is pushed and when, in the orders that users happen to call things in."""
 
 import threading
+import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -73,6 +75,65 @@ def test_a_step_without_forward_or_gradient_sends_nothing(bag, opt, engine):
     opt.step()
     assert opt.report == (1, 1, 0, 0)
     assert value(engine, 3) == 0.5
+
+
+@pytest.mark.parametrize("order", ["before", "between", "closure"])
+def test_zero_grad_between_forward_and_backward_drops_nothing(order, bag, opt, engine):
+    def compute():
+        if order == "before":
+            opt.zero_grad()
+        loss = bag(torch.tensor([[5, 3]])).sum()
+        if order != "before":
+            opt.zero_grad()
+        loss.backward()
+        return loss
+
+    for number in range(3):
+        if order == "closure":
+            assert opt.step(compute) == 4 * (2 - number)
+        else:
+            compute()
+            opt.step()
+    assert opt.report == (3, 3, 0, 0)
+    assert value(engine, 5) == START - 1.5
+
+
+def leaf_of(pooled):
+    """A weak reference to the rows that an embedding was computed from."""
+    return weakref.ref(pooled.grad_fn.next_functions[0][0].variable)
+
+
+def test_forward_passes_without_a_step_hold_nothing(bag, opt):
+    leaves = [leaf_of(bag(IDS)) for _ in range(400)]
+    assert not any(leaf() is not None for leaf in leaves)
+    losses = [bag(IDS).sum() for _ in range(3)]
+    for loss in losses:
+        loss.backward()
+    assert len(opt.param_groups[-1]["params"]) == 3
+    opt.step()
+    assert opt.param_groups[-1]["params"] == []
+
+
+def test_gradients_of_an_earlier_step_are_not_added_to_a_later_one(bag, opt, engine):
+    loss = bag(IDS).sum()
+    loss.backward(retain_graph=True)
+    opt.zero_grad()
+    loss.backward(retain_graph=True)
+    opt.step()
+    assert value(engine, 3) == 0.5
+    loss.backward()
+    with pytest.warns(UserWarning, match="dropped as stale"):
+        opt.step()
+    assert value(engine, 3) == 0.5
+
+
+def test_gradients_of_several_forwards_are_summed_in_their_order(bag, opt, engine):
+    """Whatever order the backward passes have: it decides whether the middle one is lost in rounding."""
+    losses = [bag(torch.tensor([[5]])).sum() * factor for factor in (2.0**25, 2.0, -(2.0**25))]
+    for loss in reversed(losses):
+        loss.backward()
+    opt.step()
+    assert value(engine, 5) == START - np.float32(0.5) * (np.float32(2.0**25) + np.float32(2.0) - np.float32(2.0**25))
 
 
 def test_zero_grad_drops_what_an_exception_left(bag, opt, engine):
@@ -272,6 +333,200 @@ def test_a_scaler_unscales_rows_and_skips_a_step_that_overflows(bag, engine):
     assert value(engine, 3) == 0.5
 
 
+@pytest.mark.parametrize("unscales", [False, True])
+def test_scaled_losses_move_rows_exactly_also_over_micro_batches(unscales, bag, engine):
+    dense = torch.nn.Linear(4, 1, bias=False)
+    opt = pt.Step(bag, torch.optim.SGD(dense.parameters(), lr=1.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in range(2):
+        loss = bag(IDS).sum() + dense.weight.sum()
+        opt.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.scale(bag(IDS).sum()).backward()
+        if unscales:
+            scaler.unscale_(opt)
+            everything = [each for group in opt.param_groups for each in group["params"]]
+            assert torch.nn.utils.clip_grad_norm_(everything, 1e9) < 20
+        scaler.step(opt)
+        scaler.update()
+    assert [value(engine, number) for number in (5, 3, 7)] == [START - 4.0, START - 2.0, START]
+
+
+def test_a_scaled_loss_whose_gradients_nobody_unscales_is_refused_at_the_first_step(bag, engine):
+    dense = torch.nn.Linear(4, 1, bias=False)
+    optimizer = torch.optim.SGD(dense.parameters(), lr=1.0)
+    opt, scaler = pt.Step(bag), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(dense(bag(IDS)).sum()).backward()
+    scaler.step(optimizer)
+    with pytest.raises(ps.UsageError, match=r"has scaled a loss by 1024, and .*call scaler.step\(opt\) with this Step"):
+        opt.step()
+    assert engine.global_step == 0
+    scaler.step(opt)
+    scaler.update()
+    assert abs(value(engine, 3) - START) < 1
+    bag(IDS).sum().backward()
+    opt.step()  # a loss that is not scaled, after the first step
+    assert opt.report.applied == 2
+
+
+def test_a_dense_optimizer_evaluates_the_closure_and_rows_get_the_last_evaluation(bag, engine):
+    """LBFGS evaluates it several times, on the same rows; torch's own pair of optimizers does the same."""
+    torch.manual_seed(0)
+    ids, targets, rows = torch.randint(0, 50, (8, 3)), torch.rand(8, 1), torch.rand(50, 4)
+    engine.load_parameters("user", rows.numpy())
+    rows.requires_grad_()
+    dense = torch.nn.Linear(4, 1)
+    start = {name: tensor.clone() for name, tensor in dense.state_dict().items()}
+
+    def train(pooled, optimizer, zero_grad, step):
+        numbers = []
+
+        def closure():
+            zero_grad()
+            loss = ((dense(pooled()) - targets) ** 2).mean()
+            loss.backward()
+            numbers.append(engine.global_step)
+            return loss
+
+        losses = [step(optimizer, closure).item() for _ in range(3)]
+        assert len(numbers) > 6
+        return losses, numbers
+
+    theirs = torch.optim.LBFGS(dense.parameters(), max_iter=4)
+    sgd = torch.optim.SGD([rows], lr=0.5)
+
+    def zero_both():
+        sgd.zero_grad()
+        theirs.zero_grad()
+
+    def step_both(optimizer, closure):
+        loss = optimizer.step(closure)
+        sgd.step()
+        return loss
+
+    expected, _ = train(lambda: torch.nn.functional.embedding_bag(ids, rows, mode="sum"), theirs, zero_both, step_both)
+    dense.load_state_dict(start)
+    opt = pt.Step(bag, torch.optim.LBFGS(dense.parameters(), max_iter=4))
+    losses, numbers = train(lambda: bag(ids), opt, opt.dense_optimizer.zero_grad, pt.Step.step)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert sorted(set(numbers)) == [0, 1, 2]
+    torch.testing.assert_close(bag.materialize().weight, rows, rtol=1e-5, atol=1e-5)
+
+
+def test_a_closure_of_a_gradient_that_is_not_finite_changes_nothing(bag, engine):
+    dense = torch.nn.Linear(4, 1, bias=False)
+    opt, before = pt.Step(bag, torch.optim.Adam(dense.parameters())), dense.weight.detach().clone()
+
+    def closure():
+        opt.zero_grad()
+        loss = dense(bag(IDS)).sum() * float("inf")
+        loss.backward()
+        return loss
+
+    with pytest.raises(ps.InputError, match="expected a finite gradient"):
+        opt.step(closure)
+    assert engine.global_step == 0
+    assert torch.equal(dense.weight, before)
+
+
+def test_micro_batches_before_a_closure_are_in_its_frame(bag, opt, engine):
+    """As Lightning accumulates: all but the last micro-batch before the step, the last one in its closure."""
+    bag(IDS).sum().backward()
+
+    def closure():
+        loss = bag(IDS).sum()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    assert opt.report.applied == 1
+    assert value(engine, 3) == 0.0
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_closure_of_a_dense_optimizer_is_no_step_without_the_rows(bag):
+    dense = torch.nn.Linear(4, 1)
+    opt = pt.Step(bag, torch.optim.SGD(dense.parameters(), lr=0.1))
+
+    def closure():
+        loss = dense(bag(IDS)).sum()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    assert opt.report.applied == 1
+
+
+def test_an_optimizer_that_accelerate_prepared_accumulates_rows_too(bag, engine):
+    class Prepared(torch.optim.SGD):
+        gradient_state = SimpleNamespace(sync_gradients=False)
+
+    dense = torch.nn.Linear(4, 1)
+    opt = pt.Step(bag, Prepared(dense.parameters(), lr=0.1))
+    for is_last in (False, True):
+        Prepared.gradient_state.sync_gradients = is_last
+        bag(IDS).sum().backward()
+        opt.step()
+        opt.zero_grad()
+    assert opt.report == (1, 1, 0, 0)
+    assert value(engine, 3) == 0.0
+
+
+def test_a_step_has_what_lightning_asks_of_an_optimizer(bag):
+    dense = torch.nn.Linear(4, 1)
+    opt = pt.Step(bag, torch.optim.Adam(dense.parameters()))
+    assert opt.defaults["lr"] == 0.001
+    assert opt.state == {}
+    alone = pt.Step(bag)
+    assert (alone.state, alone.defaults) == ({}, {})
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_recomputed_forward_pass_pushes_its_gradients_once(reentrant, bag, opt, engine):
+    from torch.utils.checkpoint import checkpoint
+
+    factor = torch.ones(1, requires_grad=True)
+    checkpoint(lambda ids, factor: bag(ids) * factor, IDS, factor, use_reentrant=reentrant).sum().backward()
+    opt.step()
+    assert opt.report.applied == 1
+    assert value(engine, 3) == 0.5
+
+
+def test_functional_calls_train_rows_and_transforms_are_refused(bag, engine):
+    model = torch.nn.Sequential(bag, torch.nn.Linear(4, 1))
+    opt, parameters = pt.Step(model), dict(model.named_parameters())
+    torch.func.functional_call(model, parameters, (IDS,)).sum().backward()
+    opt.step()
+    assert opt.report.applied == 1
+    constants = {name: parameter.detach() for name, parameter in parameters.items()}
+    for transformed in (
+        lambda: torch.func.grad(lambda each: torch.func.functional_call(model, each, (IDS,)).sum())(constants),
+        lambda: torch.func.vmap(bag)(IDS[:, None]),
+    ):
+        with pytest.raises(ps.UsageError, match=r"torch.func or .* transforms, .*look up the embeddings outside"):
+            transformed()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_module_of_another_type_pushes_float32(dtype, bag, engine):
+    opt = pt.Step(bag.to(dtype))
+    pooled = bag(IDS)
+    assert pooled.dtype == dtype
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (pooled @ torch.ones(4, 1, dtype=dtype)).sum().backward()
+    opt.step()
+    assert [value(engine, number) for number in (5, 3)] == [0.0, 0.5]
+
+
+def test_gradient_penalties_reach_rows(bag, opt, engine):
+    pooled = bag(IDS)
+    (gradient,) = torch.autograd.grad((pooled**2).sum(), pooled, create_graph=True)
+    assert opt.param_groups[-1]["params"] == []
+    (gradient**2).sum().backward()  # of 4 pooled², so 8 pooled
+    opt.step()
+    assert value(engine, 3) == START - 0.5 * 16
+
+
 def test_an_interrupted_step_is_not_applied_twice(bag, opt, engine, monkeypatch):
     def interrupted(*arguments, **keywords):
         apply(*arguments, **keywords)
@@ -362,6 +617,32 @@ def test_an_error_of_a_prefetch_is_raised_by_the_forward_pass(bag):
 
 
 # ---- compiled
+
+
+def test_a_whole_graph_is_refused_with_the_reason(bag):
+    reason = "penstock pulls rows outside of compiled graphs; compile without fullgraph=True"
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=reason):
+        torch.compile(bag, fullgraph=True, backend="eager")(IDS)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # in torch._dynamo
+def test_compiled_backward_passes_give_the_same_rows():
+    results = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        model = Model(pt.EmbeddingBag(50, 4, mode="sum", store=pt.store(engine_of())))
+        opt = pt.Step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        with torch._dynamo.config.patch(compiled_autograd=compiles):
+            run = torch.compile(model, backend="aot_eager") if compiles else model
+            for _ in range(2):
+                loss = run(IDS).sum()
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        results.append(model.bags.materialize().weight)
+        assert opt.report.applied == 2
+    torch.testing.assert_close(*results)
 
 
 class Model(torch.nn.Module):

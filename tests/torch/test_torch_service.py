@@ -1,5 +1,6 @@
 """Tables of a service: the bits of an engine in this process, also over restarts and for ranks that were killed."""
 
+import multiprocessing
 import signal
 import threading
 from itertools import pairwise
@@ -9,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from limits import in_thread  # noqa: E402
+from limits import HANG_S, in_thread  # noqa: E402
 from services import Process, free_port, service_of  # noqa: E402
 from torch_models import BagConfig, config_of, engine_of, zipf_batch  # noqa: E402
 
@@ -385,6 +386,25 @@ def test_every_wait_for_a_service_that_has_stopped_ends(use, tmp_path):
             trained(0, opt, bag, [1])
             assert opt.report.applied + opt.report.stale == 3
         store.close()
+
+
+def test_a_forked_process_cannot_use_the_connections_of_its_parent():
+    def use_store(results):
+        with pytest.raises(ps.UsageError) as raised:
+            bag(IDS)
+        store.close()
+        results.put(str(raised.value))
+
+    with service_of(engine_of()) as service, pt.store(service.address.uri) as store:
+        bag = pt.EmbeddingBag(50, 4, store=store)
+        bag(IDS)
+        context = multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
+        child = context.Process(target=use_store, args=(results,))
+        child.start()
+        child.join(HANG_S)
+        assert "was opened in another process, whose connections a forked one cannot use" in results.get()
+        assert bag(IDS).shape == (2, 4)
 
 
 def test_a_limit_is_a_positive_number():
