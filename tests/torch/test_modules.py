@@ -206,6 +206,8 @@ def test_pickles_and_copies_are_refused_with_the_reason(store):
             copied(torch.nn.Sequential(bag))
 
 
+# jax warns of any fork.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:os.fork:RuntimeWarning")
 def test_workers_of_a_data_loader_read_the_rows_of_an_engine(store):
     bag = pt.EmbeddingBag(50, 4, mode="sum", store=store).eval()
     bag.prefetch(batch := IDS[None])

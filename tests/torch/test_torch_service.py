@@ -388,6 +388,8 @@ def test_every_wait_for_a_service_that_has_stopped_ends(use, tmp_path):
         store.close()
 
 
+# jax warns of any fork.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:os.fork:RuntimeWarning")
 def test_a_forked_process_cannot_use_the_connections_of_its_parent():
     def use_store(results):
         with pytest.raises(ps.UsageError) as raised:
