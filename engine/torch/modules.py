@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as functional
 
 from penstock.errors import UsageError, UsageTypeError
+from penstock.torch.limited_calls import LimitedCall
 from penstock.torch.pulled_rows import PulledRows, ids_of, leaf_of, planned
 from penstock.torch.stores import Ids, Pulled, Store
-from penstock.torch.worker import Work
 
 # What torch says where a whole graph is required.
 NOT_COMPILED = "penstock pulls rows outside of compiled graphs; compile without fullgraph=True"
@@ -41,7 +41,7 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
             raise UsageTypeError(f"store: expected what penstock.torch.store returns, got {type(store).__name__}")
         self.store = store
         self._like = torch.empty(0, device=device, dtype=dtype)  # no buffer: neither saved nor sent by DDP
-        self._prefetched: tuple[object, Work[Planned]] | None = None
+        self._prefetched: tuple[object, LimitedCall[Planned]] | None = None
         self._is_frozen = False
 
     def prefetch(self, features: Any) -> None:

@@ -2,7 +2,7 @@
 
 The service may restart at any moment, from a commit that lacks the last frames. So frames stay buffered until they are
 durable, a thread sends them again meanwhile, and rows of an earlier step than the last known one are read again once
-that has happened. It may also stop to answer, or wait for ranks that are gone: every wait has a limit (``worker``).
+that has happened. It may also stop to answer, or wait for ranks that are gone: ``limited_calls`` limits every wait.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from penstock.io.flight import Client
 from penstock.io.flight.messages import Ack
 from penstock.io.flight.producer import Producer
 from penstock.io.list_columns import list_column, list_type
+from penstock.torch.limited_calls import CallThread, LimitedCall, in_call, waits_for
 from penstock.torch.stores import Block, Float32, Ids, Pulled, StepReport, Store, TableInfo
-from penstock.torch.worker import Work, Worker, waits_for
 
 T = TypeVar("T")
 
@@ -54,10 +54,11 @@ class ServiceStore(Store):
         self._process = os.getpid()
         self._clients: list[Client] = []
         self._of_thread = threading.local()
-        # Of the producer, which the worker and the watching thread use in turn.
+        # Of the producer, which the threads of calls and the watching one use in turn.
         self._lock, self._pusher = threading.RLock(), self._new_client()
         self._uri = self._pusher.connection.uri
-        self._worker, self._work = Worker("penstock-store"), Work[Any]("")  # the last call that was waited for
+        self._threads: list[CallThread] = []
+        self._last_call = LimitedCall[Any]("")
         status, schemas = self._limited(lambda: (self._client.status(), self._client.tables()), "its status")
         self.num_required, self.reduction = status["num_required"], status["reduction"]
         self._lineage, self._epoch = status["lineage"], status["epoch"]
@@ -85,15 +86,22 @@ class ServiceStore(Store):
 
     # ---- waits
 
-    def _limited(self, call: Callable[[], T], purpose: str) -> T:
-        """Return the result of a call. Raises ServiceTimeoutError after the limit. purpose : what it waits for first"""
-        if self._worker.is_current or (self._prefetcher is not None and self._prefetcher.is_current):
-            return call()
-        return self.outcome(self._worker.submit(call, purpose))
+    def _limited(self, function: Callable[[], T], purpose: str) -> T:
+        """Return the result of a function. purpose : what it waits for first
 
-    def outcome(self, work: Work[T]) -> T:
-        self._work = work
-        return work.outcome(self._uri, self._timeout_s)
+        Every thread has another one for its calls. Raises ServiceTimeoutError after the limit.
+        """
+        if in_call():
+            return function()
+        thread: CallThread | None = getattr(self._of_thread, "calls", None)
+        if thread is None:
+            thread = self._of_thread.calls = CallThread("penstock-store")
+            self._threads.append(thread)
+        return self.outcome(thread.submit(function, purpose))
+
+    def outcome(self, call: LimitedCall[T]) -> T:
+        self._last_call = call
+        return call.outcome(self._uri, self._timeout_s)
 
     # ---- rows out
 
@@ -276,12 +284,13 @@ class ServiceStore(Store):
         self._closing.set()
         if os.getpid() != self._process:
             return
-        if self._work.is_abandoned:
-            wait([self._work], _GRACE_S)
-            if not self._work.done():
+        if self._last_call.is_abandoned:
+            wait([self._last_call], _GRACE_S)
+            if not self._last_call.done():
                 return
         self._limited(self._end, f"its acknowledgement of frame {self.frames} of '{self.contributor}'")
-        self._worker.close()
+        for thread in self._threads:
+            thread.close(waits=False)
 
     def _end(self) -> None:
         self._end_prefetches()

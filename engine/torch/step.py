@@ -25,11 +25,15 @@ class _Frame(NamedTuple):
     step: int
 
 
-def _is_new(scaler: Any) -> bool:
-    """Return whether a GradScaler has scaled a loss, and has not been updated yet, so that it is in its first step."""
-    if not scaler.is_enabled() or getattr(scaler, "_scale", None) is None:
+def _is_in_first_step(scaler: Any, opt: Any) -> bool:
+    """Return whether a GradScaler has scaled its first loss, and has not unscaled the gradients of an optimizer.
+
+    torch has no public name for that; where it has other ones than these, the answer is no.
+    """
+    state = vars(scaler)
+    if not scaler.is_enabled() or state.get("_scale") is None or id(opt) in state.get("_per_optimizer_states", {}):
         return False
-    return int(scaler._growth_tracker) == 0 and scaler.get_scale() == scaler._init_scale
+    return int(state.get("_growth_tracker", 1)) == 0 and scaler.get_scale() == state.get("_init_scale")
 
 
 class Step:
@@ -262,7 +266,7 @@ class Step:
         """Raise UsageError if a GradScaler has begun to scale losses, but does not unscale the gradients of rows."""
         kinds = torch.amp.GradScaler, torch.cuda.amp.GradScaler
         for scaler in gc.get_referrers(*kinds):  # torch lists them nowhere; once, this takes some 30 ms
-            if isinstance(scaler, kinds) and _is_new(scaler) and id(self) not in scaler._per_optimizer_states:
+            if isinstance(scaler, kinds) and _is_in_first_step(scaler, self):
                 raise UsageError(
                     f"step: a GradScaler has scaled a loss by {scaler.get_scale():g}, and the gradients of rows were "
                     "not divided by it; call scaler.step(opt) with this Step instead of opt.step(), or "

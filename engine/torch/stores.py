@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from penstock.errors import StateError, UsageError, listed
 from penstock.pyx.id_table import IdTable
-from penstock.torch.worker import Work, Worker
+from penstock.torch.limited_calls import CallThread, LimitedCall
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
@@ -122,7 +122,7 @@ class Store(ABC):
         self.synchronous = False  # whether a push waits for the frames of all other ranks
         self.frames = 0  # number of the contributor's last frame
         self._missed: deque[tuple[int, dict[str, Ids]]] = deque(maxlen=_MOST_MISSED)  # step after a frame, and its ids
-        self._prefetcher: Worker | None = None
+        self._prefetcher: CallThread | None = None
         self._is_closed = False
 
     # ---- rows out
@@ -132,16 +132,16 @@ class Store(ABC):
         self._check_open()
         return self._pull(ids)
 
-    def submit(self, call: Callable[[], T]) -> Work[T]:
-        """Run a call on the thread of prefetches."""
+    def submit(self, function: Callable[[], T]) -> LimitedCall[T]:
+        """Run a function on the thread of prefetches."""
         self._check_open()
         if self._prefetcher is None:
-            self._prefetcher = Worker("penstock-prefetch")
-        return self._prefetcher.submit(call, "the rows of a prefetched batch")
+            self._prefetcher = CallThread("penstock-prefetch")
+        return self._prefetcher.submit(function, "the rows of a prefetched batch")
 
-    def outcome(self, work: Work[T]) -> T:
-        """Return the result of work, or raise its error."""
-        return work.result()
+    def outcome(self, call: LimitedCall[T]) -> T:
+        """Return the result of a call, or raise its error."""
+        return call.result()
 
     def refreshed(self, ids: Mapping[str, Ids], pulled: Pulled) -> Pulled:
         """Return rows that were pulled earlier as they are now: only those that our frames changed are pulled again.
@@ -216,7 +216,7 @@ class Store(ABC):
 
     def _end_prefetches(self) -> None:
         if self._prefetcher is not None:
-            self._prefetcher.close()
+            self._prefetcher.close(waits=True)
 
     def _check_open(self) -> None:
         if self._is_closed:

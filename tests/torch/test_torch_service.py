@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from limits import HANG_S, in_thread  # noqa: E402
+from limits import HANG_S, in_thread, until  # noqa: E402
 from services import Process, free_port, service_of  # noqa: E402
 from torch_models import BagConfig, config_of, engine_of, zipf_batch  # noqa: E402
 
@@ -334,7 +334,7 @@ def test_a_frame_that_is_skipped_but_still_in_the_gate_waits_for_its_opening(tmp
 
 @pytest.mark.parametrize("names", [("rank-0", "rank-1"), ("left", "right")])
 def test_a_wait_for_a_rank_that_is_gone_is_logged_and_ends_with_its_name(names, monkeypatch, caplog):
-    monkeypatch.setattr("penstock.torch.worker.LOG_EVERY_S", 0.2)
+    monkeypatch.setattr("penstock.torch.limited_calls.LOG_EVERY_S", 0.2)
     with service_of(engine_of(num_required=2, reduction="sum")) as service:
         stores = [pt.store(service.address.uri, contributor=name, timeout_s=2.0) for name in names]
         bags = [pt.EmbeddingBag(50, 4, mode="sum", store=store) for store in stores]
@@ -386,6 +386,16 @@ def test_every_wait_for_a_service_that_has_stopped_ends(use, tmp_path):
             trained(0, opt, bag, [1])
             assert opt.report.applied + opt.report.stale == 3
         store.close()
+
+
+def test_other_threads_read_rows_while_one_waits_for_a_rank():
+    with service_of(engine_of(num_required=2, reduction="sum")) as service:
+        opt, bag = synchronous(service.address.uri, 0)
+        waiting = in_thread(lambda: trained(0, opt, bag, [0]))
+        until(lambda: service.engine.gate.num_accumulated)
+        assert bag.eval()(IDS).shape == (2, 4)
+        assert trained(1, *synchronous(service.address.uri, 1), [0])[:3] == (1, 1, 0)
+        assert waiting()[:3] == (1, 1, 0)
 
 
 # jax warns of any fork.

@@ -1,7 +1,7 @@
 """A thread for calls that may never return, and a limit on how long their caller waits. It knows no store.
 
 A call of gRPC to a stopped process cannot be ended from outside. So it runs on a daemon thread, and only its caller's
-wait ends: with an error that says what the work was waiting for.
+wait ends, with an error that says what the call was waiting for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import wait as wait_for
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from penstock.errors import ServiceTimeoutError
@@ -26,8 +27,8 @@ LOG_EVERY_S = 60.0
 _thread = threading.local()
 
 
-class Work(Future[T]):
-    """One call on a worker. purpose : what it waits for now; is_abandoned : whether its caller waits no more"""
+class LimitedCall(Future[T]):
+    """A call on another thread. purpose : what it waits for now; is_abandoned : whether its caller waits no more"""
 
     def __init__(self, purpose: str) -> None:
         super().__init__()
@@ -48,58 +49,59 @@ class Work(Future[T]):
         return self.result()
 
 
+def in_call() -> bool:
+    """Return whether this thread runs a call, so that a limit applies to whatever it waits for."""
+    return getattr(_thread, "call", None) is not None
+
+
 def waits_for(purpose: str | None = None) -> None:
-    """Record what the work of this thread waits for from now on; None: as before.
+    """Record what the call that this thread runs waits for from now on; None: as before.
 
     Raises CancelledError if its caller waits no more.
     """
-    work: Work[Any] | None = getattr(_thread, "work", None)
-    if work is not None:
-        if work.is_abandoned:
+    call: LimitedCall[Any] | None = getattr(_thread, "call", None)
+    if call is not None:
+        if call.is_abandoned:
             raise CancelledError
-        work.purpose = work.purpose if purpose is None else purpose
+        call.purpose = call.purpose if purpose is None else purpose
 
 
-class Worker:
+class CallThread:
     """Runs calls in their order on a daemon thread, which starts with the first one, also in a forked process."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._thread: threading.Thread | None = None
-        self._queue: SimpleQueue[tuple[Work[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[LimitedCall[Any], Callable[[], Any]] | None] = SimpleQueue()
 
-    @property
-    def is_current(self) -> bool:
-        """Return whether the caller runs on this worker."""
-        return threading.current_thread() is self._thread
-
-    def submit(self, call: Callable[[], T], purpose: str) -> Work[T]:
+    def submit(self, function: Callable[[], T], purpose: str) -> LimitedCall[T]:
         if self._thread is None or not self._thread.is_alive():
             self._queue = SimpleQueue()
             self._thread = threading.Thread(target=self._run, args=(self._queue,), name=self._name, daemon=True)
             self._thread.start()
-        work: Work[T] = Work(purpose)
-        self._queue.put((work, call))
-        return work
+        call: LimitedCall[T] = LimitedCall(purpose)
+        self._queue.put((call, function))
+        return call
 
-    def close(self) -> None:
-        """Wait for the call that runs, cancel the others, and end the thread."""
+    def close(self, waits: bool) -> None:
+        """Cancel the calls that have not begun, and end the thread. waits : for the end of the call that runs"""
         if self._thread is not None and self._thread.is_alive():
-            while not self._queue.empty():
-                if (item := self._queue.get()) is not None:
+            with suppress(Empty):
+                while (item := self._queue.get_nowait()) is not None:
                     item[0].cancel()
             self._queue.put(None)
-            self._thread.join()
+            if waits:
+                self._thread.join()
 
     @staticmethod
-    def _run(queue: SimpleQueue[tuple[Work[Any], Callable[[], Any]] | None]) -> None:
+    def _run(queue: SimpleQueue[tuple[LimitedCall[Any], Callable[[], Any]] | None]) -> None:
         while (item := queue.get()) is not None:
-            work, call = item
-            if not work.set_running_or_notify_cancel():
+            call, function = item
+            if not call.set_running_or_notify_cancel():
                 continue
-            _thread.work = work
+            _thread.call = call
             try:
-                work.set_result(call())
+                call.set_result(function())
             except BaseException as error:
-                work.set_exception(error)
-            del item, work, call, _thread.work
+                call.set_exception(error)
+            del item, call, function, _thread.call
