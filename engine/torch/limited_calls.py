@@ -54,16 +54,16 @@ def in_call() -> bool:
     return getattr(_thread, "call", None) is not None
 
 
-def waits_for(purpose: str | None = None) -> None:
-    """Record what the call that this thread runs waits for from now on; None: as before.
+def waits_for(purpose: str) -> None:
+    """Record what the call that this thread runs waits for from now on."""
+    if in_call():
+        _thread.call.purpose = purpose
 
-    Raises CancelledError if its caller waits no more.
-    """
-    call: LimitedCall[Any] | None = getattr(_thread, "call", None)
-    if call is not None:
-        if call.is_abandoned:
-            raise CancelledError
-        call.purpose = call.purpose if purpose is None else purpose
+
+def check_awaited() -> None:
+    """Raise CancelledError if nobody waits any more for the call that this thread runs."""
+    if in_call() and _thread.call.is_abandoned:
+        raise CancelledError
 
 
 class CallThread:

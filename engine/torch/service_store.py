@@ -23,7 +23,7 @@ from penstock.io.flight import Client
 from penstock.io.flight.messages import Ack
 from penstock.io.flight.producer import Producer
 from penstock.io.list_columns import list_column, list_type
-from penstock.torch.limited_calls import CallThread, LimitedCall, in_call, waits_for
+from penstock.torch.limited_calls import CallThread, LimitedCall, check_awaited, in_call, waits_for
 from penstock.torch.stores import Block, Float32, Ids, Pulled, StepReport, Store, TableInfo
 
 T = TypeVar("T")
@@ -113,6 +113,7 @@ class ServiceStore(Store):
         """Return rows that are no older than the last known step. Those of several requests may be of several steps
         if other ranks push meanwhile; the earliest counts."""
         while True:
+            check_awaited()
             waits_for(purpose)
             results = [self._client.lookup(part, True, timeout_ms=_TIMEOUT_MS) for part in _requests(ids)]
             first = min(results, key=lambda result: result.step)
@@ -226,7 +227,7 @@ class ServiceStore(Store):
                     self._check_skipped(answer)
                     self.report = StepReport(answer.step, answer.applied, answer.stale, answer.pending)
                     return
-                waits_for()
+                check_awaited()
                 if time.monotonic() >= explain_at_s:
                     explain_at_s = time.monotonic() + _EXPLAIN_EVERY_S
                     waits_for(self._explained(answer))

@@ -359,33 +359,39 @@ def test_a_wait_for_a_rank_that_is_gone_is_logged_and_ends_with_its_name(names, 
 
 
 @pytest.mark.filterwarnings("ignore:a frame was dropped as stale")
-@pytest.mark.parametrize("use", ["pull", "push", "prefetch", "whole", "state", "close"])
-def test_every_wait_for_a_service_that_has_stopped_ends(use, tmp_path):
+def test_every_wait_for_a_service_that_has_stopped_ends(tmp_path):
     config = config_of(("user", 50, 4), optimizer=ps.SGD(0.5))
+    waits = {
+        "pull": lambda opt: opt.bag(IDS),
+        "push": pt.Step.step,
+        "prefetch": lambda opt: opt.bag(IDS),
+        "whole": lambda opt: opt.bag.materialize(),
+        "state": pt.Step.state_dict,
+        "close": lambda opt: opt.store.close(),
+    }
     with Killable(tmp_path, config) as running:
-        store = pt.store(running.uri, timeout_s=0.5)
-        bag = pt.EmbeddingBag(50, 4, mode="sum", store=store)
-        opt = pt.Step(bag)
-        trained(0, opt, bag, [0])
-        bag(IDS).sum().backward()
+        opts = {}
+        for name in waits:
+            store = pt.store(running.uri, contributor=name, timeout_s=0.5)
+            bag = pt.EmbeddingBag(50, 4, mode="sum", store=store)
+            opt = opts[name] = pt.Step(bag)
+            opt.bag = bag
+            trained(0, opt, bag, [0])
+        opts["push"].bag(IDS).sum().backward()
         running.process.process.send_signal(signal.SIGSTOP)
-        if use == "prefetch":
-            bag.prefetch(IDS)
-        work = {
-            "pull": lambda: bag(IDS),
-            "push": opt.step,
-            "prefetch": lambda: bag(IDS),
-            "whole": bag.materialize,
-            "state": opt.state_dict,
-            "close": store.close,
-        }[use]
-        with pytest.raises(ps.ServiceTimeoutError, match=r"grpc://127.0.0.1:\d+: waited 0.5 s \(timeout_s\) for \w+"):
-            work()
+        opts["prefetch"].bag.prefetch(IDS)
+        for name, wait in waits.items():
+            with pytest.raises(
+                ps.ServiceTimeoutError, match=r"grpc://127.0.0.1:\d+: waited 0.5 s \(timeout_s\) for \w+"
+            ):
+                wait(opts[name])
+        opts["whole"].store.close()  # without another wait
         running.process.process.send_signal(signal.SIGCONT)
-        if use == "push":
-            trained(0, opt, bag, [1])
-            assert opt.report.applied + opt.report.stale == 3
-        store.close()
+        opt = opts["push"]
+        trained(0, opt, opt.bag, [1])
+        assert opt.report.applied + opt.report.stale == 3  # the frame was not lost
+        for opt in opts.values():
+            opt.store.close()
 
 
 def test_other_threads_read_rows_while_one_waits_for_a_rank():
