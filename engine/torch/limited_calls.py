@@ -61,7 +61,7 @@ def waits_for(purpose: str) -> None:
 
 
 def check_awaited() -> None:
-    """Raise CancelledError if nobody waits any more for the call that this thread runs."""
+    """Raise CancelledError if the caller of the call that this thread runs has given up."""
     if in_call() and _thread.call.is_abandoned:
         raise CancelledError
 

@@ -189,7 +189,8 @@ class Step:
         InputError
             If a gradient is not finite; nothing was sent, and the gradients stay until ``zero_grad``.
         ServiceError
-            If the service stays unreachable. The frame is not lost: the next step sends it first.
+            If the service stays unreachable, or a wait reaches its limit (ServiceTimeoutError). The frame is not lost:
+            the next step sends it first.
         UsageError
             If a newer Step pushes for this store, or it is closed.
 
