@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -38,7 +37,12 @@ class LimitedCall(Future[T]):
         """Wait for the result, and log that each minute. Raises ServiceTimeoutError after the limit."""
         begin_s = time.monotonic()
         try:
-            while not wait_for([self], min(LOG_EVERY_S, begin_s + limit_s - time.monotonic())).done:
+            while True:
+                try:
+                    return self.result(max(0.0, min(LOG_EVERY_S, begin_s + limit_s - time.monotonic())))
+                except TimeoutError:
+                    if self.done():  # the call's own error
+                        return self.result()
                 waited_s = time.monotonic() - begin_s
                 if waited_s >= limit_s:
                     raise ServiceTimeoutError(f"{address}: waited {limit_s:g} s (timeout_s) for {self.purpose}")
@@ -46,7 +50,6 @@ class LimitedCall(Future[T]):
         except BaseException:
             self.is_abandoned = True
             raise
-        return self.result()
 
 
 def in_call() -> bool:
