@@ -283,9 +283,9 @@ def test_ranks_of_one_step_wait_for_each_other():
 # ---- waits
 
 
-def synchronous(address, number, **options):
+def synchronous(address, number):
     """A synchronous rank of two, without its data: its step, and its bag."""
-    store = pt.store(address, contributor=f"rank-{number}", **options)
+    store = pt.store(address, contributor=f"rank-{number}")
     bag = pt.EmbeddingBag(50, 4, mode="sum", store=store)
     return pt.Step(bag, synchronous=True), bag
 
@@ -319,10 +319,12 @@ def test_a_synchronous_rank_that_restarts_does_not_wait_for_openings_that_are_ov
 def test_a_frame_that_is_skipped_but_still_in_the_gate_waits_for_its_opening(tmp_path):
     """The rank was killed between its push and the opening. Its next frame would else be in the same step."""
     with service_of(engine_of(num_required=2, reduction="sum"), tmp_path / "run") as service:
-        opt, bag = synchronous(service.address.uri, 0, timeout_s=0.5)
+        opt, bag = synchronous(service.address.uri, 0)
         state = opt.state_dict()
+        opt.store._timeout_s = 0.5
         with pytest.raises(ps.ServiceTimeoutError):
             trained(0, opt, bag, [0])
+        until(lambda: service.engine.gate.num_accumulated)
         again = synchronous(service.address.uri, 0)
         again[0].load_state_dict(state)
         first = in_thread(lambda: trained(0, *again, [0]))
@@ -336,14 +338,16 @@ def test_a_frame_that_is_skipped_but_still_in_the_gate_waits_for_its_opening(tmp
 def test_a_wait_for_a_rank_that_is_gone_is_logged_and_ends_with_its_name(names, monkeypatch, caplog):
     monkeypatch.setattr("penstock.torch.limited_calls.LOG_EVERY_S", 0.2)
     with service_of(engine_of(num_required=2, reduction="sum")) as service:
-        stores = [pt.store(service.address.uri, contributor=name, timeout_s=2.0) for name in names]
+        stores = [pt.store(service.address.uri, contributor=name) for name in names]
         bags = [pt.EmbeddingBag(50, 4, mode="sum", store=store) for store in stores]
         opts = [pt.Step(bag, synchronous=True) for bag in bags]
         both = [in_thread(lambda rank=rank: trained(rank, opts[rank], bags[rank], [0])) for rank in range(2)]
         for result in both:
             result()
+        stores[0]._timeout_s = 2.0
         with pytest.raises(ps.ServiceTimeoutError) as raised:
             trained(0, opts[0], bags[0], [1])
+        stores[0]._timeout_s = HANG_S
         assert isinstance(raised.value, TimeoutError)
         expected = (
             f"{service.address.uri}: waited 2 s (timeout_s) for the opening of step 2 with frame 2 of '{names[0]}'; "
@@ -372,7 +376,7 @@ def test_every_wait_for_a_service_that_has_stopped_ends(tmp_path):
     with Killable(tmp_path, config) as running:
         opts = {}
         for name in waits:
-            store = pt.store(running.uri, contributor=name, timeout_s=0.5)
+            store = pt.store(running.uri, contributor=name)
             bag = pt.EmbeddingBag(50, 4, mode="sum", store=store)
             opt = opts[name] = pt.Step(bag)
             opt.bag = bag
@@ -381,12 +385,15 @@ def test_every_wait_for_a_service_that_has_stopped_ends(tmp_path):
         running.process.process.send_signal(signal.SIGSTOP)
         opts["prefetch"].bag.prefetch(IDS)
         for name, wait in waits.items():
+            opts[name].store._timeout_s = 0.5
             with pytest.raises(
                 ps.ServiceTimeoutError, match=r"grpc://127.0.0.1:\d+: waited 0.5 s \(timeout_s\) for \w+"
             ):
                 wait(opts[name])
         opts["whole"].store.close()  # without another wait
         running.process.process.send_signal(signal.SIGCONT)
+        for opt in opts.values():
+            opt.store._timeout_s = HANG_S
         opt = opts["push"]
         trained(0, opt, opt.bag, [1])
         assert opt.report.applied + opt.report.stale == 3  # the frame was not lost
