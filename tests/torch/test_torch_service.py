@@ -62,8 +62,8 @@ def test_a_service_trains_to_the_bits_of_an_engine(tables, prefetches):
 
 
 def test_modules_check_the_tables_of_a_service():
-    with service_of(engine_of(num_required=2)) as service, pt.store(service.address.uri) as store:
-        assert (store.num_required, store.reduction) == (2, "mean")
+    with service_of(engine_of(num_required=2)) as service, pt.store(service.address.uri, timeout_s=7.0) as store:
+        assert (store.num_required, store.reduction, store._timeout_s) == (2, "mean", 7.0)
         assert repr(store) == f"Store({service.address.uri})"
         with pytest.raises(ps.UsageError, match="its vocabulary_size is 50, got num_embeddings=60"):
             pt.Embedding(60, 4, store=store)
