@@ -36,6 +36,7 @@ from penstock.errors import (
     PenstockError as PenstockError,
     ReadTimeoutError as ReadTimeoutError,
     ServiceError as ServiceError,
+    ServiceTimeoutError as ServiceTimeoutError,
     StateError as StateError,
     TakeTimeoutError as TakeTimeoutError,
     TruncatedInputError as TruncatedInputError,

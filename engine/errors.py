@@ -56,6 +56,17 @@ class ServiceError(PenstockError, ConnectionError):
     """A Flight service cannot be reached, refuses the caller, or is full or shutting down: retry, or use another."""
 
 
+class ServiceTimeoutError(ServiceError, TimeoutError):
+    """A wait for a Flight service ended at its limit; the message says what it waited for.
+
+    Examples
+    --------
+    >>> import penstock as ps
+    >>> issubclass(ps.ServiceTimeoutError, TimeoutError)
+    True
+    """
+
+
 class ListenError(PenstockError, OSError):
     """A service cannot listen at its address."""
 

@@ -202,6 +202,11 @@ class Gate(GateCounts):
         with self._lock:
             return self._stale.copy()
 
+    def contributed(self) -> dict[str, int]:
+        """Return the contributions since the gate last opened, by the name of their contributor."""
+        with self._lock:
+            return {str(who): count for who, count in self._contributors.items() if who is not None}
+
     def explain(self) -> str:
         """Return one line: contributions and how many are required, queued takers, step, stale contributions."""
         with self._lock:

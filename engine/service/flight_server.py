@@ -9,12 +9,13 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import MOST_LISTED, PenstockError, UsageError
 from penstock.filesystem.descriptors import reserve
 from penstock.io.flight.connection import Address
 from penstock.io.flight.messages import (
@@ -43,7 +44,7 @@ RIGHTS = {"status": Right.READ, "explain": Right.READ, "position": Right.PUT}  #
 ACTIONS = {
     "status": "what the service has done and holds, as JSON",
     "explain": "what the gate waits for, in one line",
-    "position": 'how far a producer\'s frames have come: {"contributor": NAME}',
+    "position": 'how far a producer\'s frames have come, and how many are in the gate: {"contributor": NAME}',
     "checkpoint": "commit now; answers when it is on disk",
     "rollback": 'step forward to the rows of an earlier commit: {"to": TAG or STEP}; answers when it is on disk',
     "drain": 'take no frames any more, commit, and end; {"wait": true} answers once that is on disk',
@@ -205,7 +206,7 @@ class FlightServer(AnsweringServer):
         if kind == "status":
             return self._service.status()
         if kind == "explain":
-            return {"gate": self._service.engine.gate.explain()}
+            return self._explained()
         if kind == "position":
             return self._position(decoded(body, "position"))
         if kind == "checkpoint":
@@ -225,6 +226,17 @@ class FlightServer(AnsweringServer):
         error = self._service.sequencer.error
         return {"ending": True, "error": None if error is None else str(error), **self._service.status()}
 
+    def _explained(self) -> dict[str, Any]:
+        """Return what the gate waits for, the frames in it by producer, and known producers that have none in it."""
+        with self._service.engine.gate.still():
+            frames = self._service.engine.core.gate.contributed()
+            others = (name for name in self._service.sequencer.streams.producers if name not in frames)
+            return {
+                "gate": self._service.engine.gate.explain(),
+                "frames": frames,
+                "without_frame": list(islice(others, MOST_LISTED + 1)),
+            }
+
     def _position(self, request: dict[str, Any]) -> dict[str, Any]:
         name, stream = request.get("contributor"), request.get("stream")
         if not isinstance(name, str):
@@ -232,6 +244,7 @@ class FlightServer(AnsweringServer):
         with self._service.engine.gate.still():
             return {
                 **self._service.sequencer.streams.counts(name, stream),
+                "in_gate": self._service.engine.core.gate.contributed().get(name, 0),
                 "position": self._service.sequencer.streams.position(name),
                 "durable_position": self._service.sequencer.streams.durable_position(name),
                 "durable": self._service.sequencer.streams.is_durable,

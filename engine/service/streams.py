@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -108,6 +108,11 @@ class Streams:
     @property
     def num_open(self) -> int:
         return len(self._open)
+
+    @property
+    def producers(self) -> Iterable[str]:
+        """Return the names of all producers whose frames were counted."""
+        return self._positions.producers
 
     @property
     def num_producers(self) -> int:

@@ -95,7 +95,7 @@ def _of_keyed(features: Any) -> dict[str, Jagged]:
 
 
 class KeyedTensor:
-    """Pooled embeddings by feature, as torchrec's class of this name.
+    """Pooled embeddings by feature, with the methods of torchrec's class of this name that read or move.
 
     Parameters
     ----------
@@ -115,6 +115,84 @@ class KeyedTensor:
     def values(self) -> torch.Tensor:
         """Return all embeddings, shape (batch, sum of dims)."""
         return torch.cat(list(self._tensors.values()), dim=1)
+
+    def key_dim(self) -> int:
+        """Return the dimension of ``values`` that the features share."""
+        return 1
+
+    def device(self) -> torch.device:
+        """Return the device of the embeddings."""
+        return self.values().device
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> KeyedTensor:
+        """Return the embeddings on a device.
+
+        Parameters
+        ----------
+        device : torch.device
+            The device.
+        non_blocking : bool
+            As in torch.
+
+        Returns
+        -------
+        KeyedTensor
+        """
+        moved = [tensor.to(device, non_blocking=non_blocking) for tensor in self._tensors.values()]
+        return KeyedTensor(self.keys(), moved)
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Record the stream of the embeddings, as torch does.
+
+        Parameters
+        ----------
+        stream : torch.cuda.Stream
+            That uses them.
+        """
+        for tensor in self._tensors.values():
+            tensor.record_stream(stream)
+
+    @staticmethod
+    def regroup(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]) -> list[torch.Tensor]:
+        """Return the embeddings of groups of features, each group joined along the dims.
+
+        Parameters
+        ----------
+        keyed_tensors : sequence of KeyedTensor
+            Ours or torchrec's, all of one batch.
+        groups : sequence of sequences of str
+            The features of every group, in order.
+
+        Returns
+        -------
+        list of Tensor
+            Of every group: shape (batch, sum of dims).
+        """
+        tensors = {key: tensor for each in keyed_tensors for key, tensor in each.to_dict().items()}
+        for key in (key for group in groups for key in group if key not in tensors):
+            raise KeyError(f"no feature '{key}'; expected one of {listed(tensors)}")
+        return [torch.cat([tensors[key] for key in group], dim=1) for group in groups]
+
+    @staticmethod
+    def regroup_as_dict(
+        keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]], keys: Sequence[str]
+    ) -> dict[str, torch.Tensor]:
+        """Return what ``regroup`` does, by the names of the groups.
+
+        Parameters
+        ----------
+        keyed_tensors, groups
+            As for ``regroup``.
+        keys : sequence of str
+            The names.
+
+        Returns
+        -------
+        dict of str to Tensor
+        """
+        if len(groups) != len(keys):
+            raise UsageError("Groups and keys should have same length")
+        return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
 
     def length_per_key(self) -> list[int]:
         """Return the dim of every feature."""
@@ -138,7 +216,7 @@ class KeyedTensor:
 
 
 class JaggedTensor:
-    """The embeddings of one feature's ids, as torchrec's class of this name.
+    """The embeddings of one feature's ids, with the methods of torchrec's class of this name that read or move.
 
     Parameters
     ----------
@@ -146,10 +224,12 @@ class JaggedTensor:
         Shape (n, dim).
     offsets : Tensor
         int64, shape (batch + 1,): where the rows of every sample begin.
+    weights : Tensor or None
+        Shape (n,): the ids, if the collection has ``need_indices=True``, as in torchrec.
     """
 
-    def __init__(self, values: torch.Tensor, offsets: torch.Tensor) -> None:
-        self._values, self._offsets = values, offsets
+    def __init__(self, values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None = None) -> None:
+        self._values, self._offsets, self._weights = values, offsets, weights
 
     def values(self) -> torch.Tensor:
         """Return the embeddings of all samples, shape (n, dim)."""
@@ -163,9 +243,108 @@ class JaggedTensor:
         """Return the number of ids of every sample, shape (batch,)."""
         return self._offsets.diff()
 
+    def offsets_or_none(self) -> torch.Tensor | None:
+        """Return ``offsets``."""
+        return self._offsets
+
+    def lengths_or_none(self) -> torch.Tensor | None:
+        """Return ``lengths``."""
+        return self.lengths()
+
+    def weights(self) -> torch.Tensor:
+        """Return the weights, shape (n,). Raises UsageError if there are none."""
+        if self._weights is None:
+            raise UsageError("This (Keyed)JaggedTensor doesn't have weights.")  # torchrec's words
+        return self._weights
+
+    def weights_or_none(self) -> torch.Tensor | None:
+        """Return the weights, shape (n,); None if there are none."""
+        return self._weights
+
+    def device(self) -> torch.device:
+        """Return the device of the embeddings."""
+        return self._values.device
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> JaggedTensor:
+        """Return the embeddings on a device.
+
+        Parameters
+        ----------
+        device : torch.device
+            The device.
+        non_blocking : bool
+            As in torch.
+
+        Returns
+        -------
+        JaggedTensor
+        """
+        parts = self._values, self._offsets, self._weights
+        return JaggedTensor(*[None if part is None else part.to(device, non_blocking=non_blocking) for part in parts])
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Record the stream of the tensors, as torch does.
+
+        Parameters
+        ----------
+        stream : torch.cuda.Stream
+            That uses them.
+        """
+        for part in (self._values, self._offsets, self._weights):
+            if part is not None:
+                part.record_stream(stream)
+
     def to_dense(self) -> list[torch.Tensor]:
         """Return the embeddings of every sample, shape (length, dim)."""
         return list(self._values.split(self.lengths().tolist()))
+
+    def to_dense_weights(self) -> list[torch.Tensor] | None:
+        """Return the weights of every sample, shape (length,); None if there are none."""
+        return None if self._weights is None else list(self._weights.split(self.lengths().tolist()))
+
+    def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> torch.Tensor:
+        """Return the embeddings of all samples with one length: longer samples are truncated, shorter ones padded.
+
+        Parameters
+        ----------
+        desired_length : int or None
+            The length; None: that of the longest sample.
+        padding_value : float
+            The padding.
+
+        Returns
+        -------
+        Tensor
+            Shape (batch, length, dim).
+        """
+        return self._padded(self._values, desired_length, padding_value)
+
+    def to_padded_dense_weights(
+        self, desired_length: int | None = None, padding_value: float = 0.0
+    ) -> torch.Tensor | None:
+        """Return the weights of all samples as ``to_padded_dense`` returns embeddings; None if there are none.
+
+        Parameters
+        ----------
+        desired_length, padding_value
+            As for ``to_padded_dense``.
+
+        Returns
+        -------
+        Tensor or None
+            Shape (batch, length).
+        """
+        return None if self._weights is None else self._padded(self._weights, desired_length, padding_value)
+
+    def _padded(self, tensor: torch.Tensor, length: int | None, padding_value: float) -> torch.Tensor:
+        lengths = self.lengths()
+        if length is None:
+            length = max(lengths.tolist(), default=0)
+        places = torch.arange(length, device=lengths.device)
+        is_there = places < lengths[:, None]
+        padded = tensor.new_full((len(lengths), length, *tensor.shape[1:]), padding_value)
+        padded[is_there] = tensor[(self._offsets[:-1, None] + places)[is_there]]
+        return padded
 
     def __repr__(self) -> str:
         return f"JaggedTensor({tuple(self._values.shape)}, {len(self._offsets) - 1} samples)"

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as functional
 
 from penstock.errors import UsageError, UsageTypeError
+from penstock.torch.limited_calls import LimitedCall
 from penstock.torch.pulled_rows import PulledRows, ids_of, leaf_of, planned
 from penstock.torch.stores import Ids, Pulled, Store
+
+# What torch says where a whole graph is required.
+NOT_COMPILED = "penstock pulls rows outside of compiled graphs; compile without fullgraph=True"
 
 
 class Planned(NamedTuple):
@@ -36,7 +41,7 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
             raise UsageTypeError(f"store: expected what penstock.torch.store returns, got {type(store).__name__}")
         self.store = store
         self._like = torch.empty(0, device=device, dtype=dtype)  # no buffer: neither saved nor sent by DDP
-        self._prefetched: tuple[object, Future[Planned]] | None = None
+        self._prefetched: tuple[object, LimitedCall[Planned]] | None = None
         self._is_frozen = False
 
     def prefetch(self, features: Any) -> None:
@@ -67,24 +72,26 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
         prefetched, self._prefetched = self._prefetched, None
         if prefetched is None or prefetched[0] is not features:
             return self._looked_up(features)
-        result = prefetched[1].result()
+        result = self.store.outcome(prefetched[1])
         return result._replace(pulled=self.store.refreshed(result.ids, result.pulled))
 
     def _leaf(self, looked_up: Planned, names: list[str], padding: int | None = None) -> torch.Tensor:
-        """Return the rows of tables in one tensor, which the next step pushes if this is training."""
+        """Return the rows of tables in one tensor. If it gets a gradient, the next step pushes that."""
         rows = [looked_up.pulled.rows[name] for name in names]
         needs_grad = self.training and not self._is_frozen and torch.is_grad_enabled()
         leaf = leaf_of(rows, self._like, needs_grad, padding)
-        ids = {name: looked_up.ids[name] for name in names}
         if leaf.requires_grad:
             self._warn_without_step()
-            self.store.pending.append(PulledRows(ids, leaf, looked_up.pulled.step, padding))
+            ids = {name: looked_up.ids[name] for name in names}
+            # Pending once a backward pass reaches it: until then, only the graph refers to it, and zero_grad drops
+            # nothing whose backward pass is still to come.
+            add = partial(_add_pending, self.store, next(self.store.passes), ids, looked_up.pulled.step, padding)
+            leaf.register_post_accumulate_grad_hook(add)
         return leaf
 
     def _warn_without_step(self) -> None:
         """Warn if rows have gradients that nothing pushes."""
-        pending = self.store.pending
-        if self.store.step_owner is None and pending and pending[-1].rows.grad is not None:
+        if self.store.step_owner is None and self.store.pending:
             warnings.warn(
                 "rows have gradients, but no Step pushes them, so that they do not change; create "
                 "penstock.torch.Step(model, optimizer), and call its zero_grad() and step() instead of the optimizer's",
@@ -129,6 +136,14 @@ class StoreModule(torch.nn.Module):  # type: ignore[misc]
         )
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _add_pending(
+    store: Store, number: int, ids: dict[str, Ids], step: int, padding: int | None, rows: torch.Tensor
+) -> None:
+    """Add rows that have a gradient to those that the next step pushes. Another backward pass adds to the gradient."""
+    store.pending[number] = PulledRows(ids, rows, step, padding)
+
+
 def checked_table(store: Store, table: str | None, num_embeddings: int, embedding_dim: int) -> str:
     """Return the name of a module's table. Raises UsageError if the sizes are others."""
     name, info = store.info(table)
@@ -157,10 +172,12 @@ class _SingleTable(StoreModule):
         table: str | None,
         max_norm: float | None,
         padding_idx: int | None,
+        scale_grad_by_freq: bool,
         device: Any,
         dtype: Any,
     ) -> None:
         super().__init__(store, device, dtype)
+        self.scale_grad_by_freq = scale_grad_by_freq
         if max_norm is not None:
             raise UsageError("max_norm: a lookup changes no row of an engine; clip with its configuration instead")
         if padding_idx is not None:
@@ -188,7 +205,7 @@ class _SingleTable(StoreModule):
         ids, index = planned({self.table: ids_of(features)})
         return ids, index[self.table]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(reason=NOT_COMPILED)  # type: ignore[untyped-decorator]
     def _pull(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
         """Return rows, for every id the index of its row, and the index of the padding row."""
         looked_up = self._take(ids)
@@ -197,6 +214,10 @@ class _SingleTable(StoreModule):
             (places,) = (looked_up.ids[self.table] == self.padding_idx).nonzero()
             padding = int(places[0]) if len(places) else None
         rows = self._leaf(looked_up, [self.table], padding)
+        if self.scale_grad_by_freq and rows.requires_grad:
+            # Not left to torch, whose embedding_bag on a CPU divides by the counts of other ids.
+            counts = np.bincount(looked_up.plan, minlength=len(rows))[:, None]
+            rows.register_hook(partial(torch.mul, torch.from_numpy(1 / counts).to(self._like)))
         return rows, tensor_of(looked_up.plan, self._like).reshape(ids.shape), padding
 
 
@@ -259,10 +280,14 @@ class EmbeddingBag(_SingleTable):
         table: str | None = None,
         store: Store,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, store, table, max_norm, padding_idx, device, dtype)
+        super().__init__(
+            num_embeddings, embedding_dim, store, table, max_norm, padding_idx, scale_grad_by_freq, device, dtype
+        )
         if mode not in ("sum", "mean", "max"):
             raise UsageError("mode has to be one of sum, mean or max")
-        self.mode, self.include_last_offset, self.scale_grad_by_freq = mode, include_last_offset, scale_grad_by_freq
+        if mode == "max" and scale_grad_by_freq:
+            raise UsageError("max mode does not support scaling the gradient by the frequency")
+        self.mode, self.include_last_offset = mode, include_last_offset
 
     def forward(
         self,
@@ -287,7 +312,6 @@ class EmbeddingBag(_SingleTable):
             index,
             rows,
             None if offsets is None else offsets.to(index.device, index.dtype),
-            scale_grad_by_freq=self.scale_grad_by_freq,
             mode=self.mode,
             per_sample_weights=per_sample_weights,
             include_last_offset=self.include_last_offset,
@@ -354,8 +378,9 @@ class Embedding(_SingleTable):
         table: str | None = None,
         store: Store,
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, store, table, max_norm, padding_idx, device, dtype)
-        self.scale_grad_by_freq = scale_grad_by_freq
+        super().__init__(
+            num_embeddings, embedding_dim, store, table, max_norm, padding_idx, scale_grad_by_freq, device, dtype
+        )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         """Return the embeddings of ids.
@@ -371,7 +396,7 @@ class Embedding(_SingleTable):
             The shape of ``input``, followed by embedding_dim.
         """
         rows, index, padding = self._pull(input)
-        return functional.embedding(index, rows, padding, scale_grad_by_freq=self.scale_grad_by_freq)
+        return functional.embedding(index, rows, padding)
 
     def materialize(self) -> torch.nn.Embedding:
         """Return a ``torch.nn.Embedding`` with the rows of the table as its weight: a copy of the whole table."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as distributed
 
-from penstock.errors import UsageTypeError
+from penstock.errors import UsageError, UsageTypeError
 from penstock.torch.stores import EngineStore, Store
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def store(
     contributor: str | None = None,
     roots: str | None = None,
     patience_s: float = 30.0,
+    timeout_s: float = 600.0,
 ) -> Store:
     """Open the tables of an engine or of a service for modules and a ``Step``.
 
@@ -33,6 +34,9 @@ def store(
     contributor : str or None
         The name of this process's frames, by which a service counts them: unique, and the same after a restart. None:
         ``rank-R`` of ``torch.distributed``, else ``rank-0``.
+    timeout_s : float
+        The limit of each wait for a service: for rows, for a frame to be applied and, in synchronous training, for the
+        frames of the other ranks. A wait is logged each minute, and ends with ServiceTimeoutError.
 
     Returns
     -------
@@ -43,6 +47,8 @@ def store(
     ------
     UsageTypeError
         If ``tables`` is neither an engine nor an address.
+    UsageError
+        If ``timeout_s`` is no positive number.
 
     Examples
     --------
@@ -54,11 +60,13 @@ def store(
     """
     if contributor is None:
         contributor = f"rank-{distributed.get_rank() if is_distributed() else 0}"
+    if not timeout_s > 0:
+        raise UsageError(f"timeout_s: expected seconds above 0, got {timeout_s!r}")
     if isinstance(tables, str):
         from penstock.io.flight import connect
         from penstock.torch.service_store import ServiceStore
 
-        return ServiceStore(partial(connect, tables, token, roots=roots, patience_s=patience_s), contributor)
+        return ServiceStore(partial(connect, tables, token, roots=roots, patience_s=patience_s), contributor, timeout_s)
     if not hasattr(tables, "apply"):
         raise UsageTypeError(f"store: expected an Engine or the address of a service, got {type(tables).__name__}")
     return EngineStore(tables, contributor)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.errors import InputError, UsageTypeError
+from penstock.errors import InputError, UsageError, UsageTypeError
 from penstock.torch.stores import Block, Float32, Ids, distinct
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint64)
@@ -21,7 +21,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, tor
 
 @dataclass(eq=False)
 class PulledRows:
-    """The rows of one forward pass, in one tensor.
+    """The rows of one forward pass, in one tensor, once they have a gradient.
 
     ids : table → its distinct ids, in the order of the rows
     rows : shape (n, dim), a leaf; step : that the rows were read at
@@ -43,7 +43,10 @@ class PulledRows:
 
 
 def ids_of(tensor: Any, place: str = "") -> Ids:
-    """Return ids on the host as int64 (uint64 stays), shape (n,). Raises UsageTypeError: the place, torch's words."""
+    """Return ids on the host as int64 (uint64 stays), shape (n,). Raises UsageTypeError: the place, torch's words.
+
+    Raises UsageError for ids without values, as ``torch.func`` and ``torch.export`` pass to a function.
+    """
     if not isinstance(tensor, torch.Tensor):
         raise UsageTypeError(f"{place}embedding(): argument 'indices' must be Tensor, not {type(tensor).__name__}")
     if tensor.dtype not in _INTEGERS:
@@ -52,7 +55,15 @@ def ids_of(tensor: Any, place: str = "") -> Ids:
             f"but got {tensor.type()} instead (while checking arguments for embedding)"
         )
     dtype = torch.uint64 if tensor.dtype == torch.uint64 else torch.int64
-    ids: Ids = tensor.detach().reshape(-1).to("cpu", dtype).contiguous().numpy()
+    try:
+        ids: Ids = tensor.detach().reshape(-1).to("cpu", dtype).contiguous().numpy()
+    except RuntimeError as error:
+        if isinstance(error, NotImplementedError):  # of meta tensors
+            raise
+        raise UsageError(
+            f"{place}cannot read the ids ({str(error).splitlines()[0]}); inside a function that torch.func or "
+            "torch.export transforms, ids have no values: look up the embeddings outside, and pass them to the function"
+        ) from error
     return ids
 
 

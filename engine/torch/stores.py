@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import penstock.forks as forks
 from penstock.errors import StateError, UsageError, listed
 from penstock.pyx.id_table import IdTable
+from penstock.torch.limited_calls import CallThread, LimitedCall
 
 if TYPE_CHECKING:
     from penstock.engine import Engine
@@ -116,12 +117,13 @@ class Store(ABC):
     report: StepReport
 
     def __init__(self) -> None:
-        self.pending: list[Any] = []  # PulledRows of the forward passes since the last step
+        self.pending: dict[int, Any] = {}  # PulledRows that have a gradient since the last step, by forward pass
+        self.passes = count()
         self.step_owner: object = None  # the newest Step, which alone may push
         self.synchronous = False  # whether a push waits for the frames of all other ranks
         self.frames = 0  # number of the contributor's last frame
         self._missed: deque[tuple[int, dict[str, Ids]]] = deque(maxlen=_MOST_MISSED)  # step after a frame, and its ids
-        self._prefetcher: ThreadPoolExecutor | None = None
+        self._prefetcher: CallThread | None = None
         self._is_closed = False
         self._process = forks.this_process
 
@@ -132,13 +134,17 @@ class Store(ABC):
         self._check_open()
         return self._pull(ids)
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run work on the thread of prefetches."""
+    def submit(self, function: Callable[[], T]) -> LimitedCall[T]:
+        """Run a function on the thread of prefetches."""
         self._check_open()
         forks.check(self._process, "the store with this prefetch")
         if self._prefetcher is None:
-            self._prefetcher = ThreadPoolExecutor(1, "penstock-prefetch")
-        return self._prefetcher.submit(work)
+            self._prefetcher = CallThread("penstock-prefetch")
+        return self._prefetcher.submit(function, "the rows of a prefetched batch")
+
+    def outcome(self, call: LimitedCall[T]) -> T:
+        """Return the result of a call, or raise its error."""
+        return call.result()
 
     def refreshed(self, ids: Mapping[str, Ids], pulled: Pulled) -> Pulled:
         """Return rows that were pulled earlier as they are now: only those that our frames changed are pulled again.
@@ -211,9 +217,11 @@ class Store(ABC):
         self.pending.clear()
         if self._process != forks.this_process:
             return
-        if self._prefetcher is not None:
-            self._prefetcher.shutdown(cancel_futures=True)
         self._close()
+
+    def _end_prefetches(self) -> None:
+        if self._prefetcher is not None:
+            self._prefetcher.close(waits=True)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -317,4 +325,5 @@ class EngineStore(Store):
         return ""
 
     def _close(self) -> None:
-        """Do nothing: the engine belongs to the caller."""
+        """Leave the engine open, which belongs to the caller."""
+        self._end_prefetches()

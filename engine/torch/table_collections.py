@@ -15,7 +15,7 @@ import torch.nn.functional as functional
 
 from penstock.errors import UsageError, UsageTypeError
 from penstock.torch.jagged import JaggedTensor, KeyedTensor, jagged_features
-from penstock.torch.modules import StoreModule, checked_table, tensor_of, whole_weight
+from penstock.torch.modules import NOT_COMPILED, StoreModule, checked_table, tensor_of, whole_weight
 from penstock.torch.pulled_rows import ids_of, planned
 from penstock.torch.stores import Ids, Store
 
@@ -34,7 +34,7 @@ class _Group(NamedTuple):
 class _Lookups(NamedTuple):
     """The lookups of a group in one forward pass. rows : the leaf; index : of every value; weights : likewise, or None
 
-    offsets : of each feature's samples; all_offsets : of those of all features, among all values
+    offsets : of each feature's samples; all_offsets : of those of all features, among all values; ids : each feature's
     """
 
     rows: torch.Tensor
@@ -42,6 +42,7 @@ class _Lookups(NamedTuple):
     weights: torch.Tensor | None
     offsets: list[torch.Tensor]
     all_offsets: torch.Tensor
+    ids: list[torch.Tensor]
 
 
 class _Collection(StoreModule):
@@ -98,7 +99,7 @@ class _Collection(StoreModule):
             }
         return ids, (jagged, places)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(reason=NOT_COMPILED)  # type: ignore[untyped-decorator]
     def _pull(self, features: Any, is_weighted: bool) -> list[_Lookups]:
         """Return the lookups of every group."""
         looked_up = self._take(features)
@@ -119,9 +120,8 @@ class _Collection(StoreModule):
                     raise UsageError(f"feature '{missing[0]}': is_weighted=True needs weights")
                 weights = torch.cat([feature.weights.to(self._like) for feature in used])
             leaf, offsets = self._leaf(looked_up, group.tables), [feature.offsets for feature in used]
-            result.append(
-                _Lookups(leaf, tensor_of(np.concatenate(index), self._like), weights, offsets, self._joined(offsets))
-            )
+            places_of_all, ids = tensor_of(np.concatenate(index), self._like), [feature.values for feature in used]
+            result.append(_Lookups(leaf, places_of_all, weights, offsets, self._joined(offsets), ids))
         return result
 
     def _joined(self, offsets: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -129,6 +129,11 @@ class _Collection(StoreModule):
         ends = list(accumulate((int(part[-1]) for part in offsets), initial=0))
         parts = [part[:-1] + end for part, end in zip(offsets, ends[:-1], strict=True)]
         return torch.cat([*parts, torch.tensor(ends[-1:])]).to(self._like.device)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the results."""
+        return self._like.device
 
     def materialize(self) -> torch.nn.ModuleDict:
         """Return table → torch's module with the same rows: copies of whole tables."""
@@ -229,7 +234,7 @@ class EmbeddingBagCollection(_Collection):
                 include_last_offset=True,
             )
             # unbind: its backward pass is one copy, that of a slice per feature a tensor of all features each.
-            parts = bags.view(len(group.outputs), len(lookups.offsets[0]) - 1, -1).unbind(0)
+            parts = bags.view(len(group.outputs), len(lookups.offsets[0]) - 1, bags.shape[1]).unbind(0)
             pooled.update((name, part) for (_, name, _), part in zip(group.outputs, parts, strict=True))
         return KeyedTensor(self._names, [pooled[name] for name in self._names])
 
@@ -247,6 +252,8 @@ class EmbeddingCollection(_Collection):
         and ``feature_names``; all of one dim.
     device, dtype
         Of the results; ``to`` changes them.
+    need_indices : bool
+        Whether results have the ids as their weights, as in torchrec.
     store : Store
         What ``penstock.torch.store`` returns.
 
@@ -264,9 +271,28 @@ class EmbeddingCollection(_Collection):
     (torch.Size([3, 2]), [1, 2])
     """
 
+    def __init__(
+        self, tables: Sequence[Any], device: Any = None, dtype: Any = None, *, need_indices: bool = False, store: Store
+    ) -> None:
+        super().__init__(tables, device, dtype, store=store)
+        self._need_indices = need_indices
+
+    def need_indices(self) -> bool:
+        """Return whether results have the ids as their weights."""
+        return self._need_indices
+
+    def embedding_dim(self) -> int:
+        """Return the dim of the tables."""
+        return int(next(iter(self._configs.values())).embedding_dim)
+
     def embedding_configs(self) -> list[Any]:
         """Return the configurations of the tables."""
         return list(self._configs.values())
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """Return the names in the result by table."""
+        names = iter(self._names)
+        return [[next(names) for _ in config.feature_names] for config in self._configs.values()]
 
     def forward(self, features: Any) -> dict[str, JaggedTensor]:
         """Return the embeddings of every feature's ids.
@@ -285,8 +311,11 @@ class EmbeddingCollection(_Collection):
         for group, lookups in zip(self._groups, self._pull(features, False), strict=True):
             rows = functional.embedding(lookups.index, lookups.rows)
             parts = rows.split([int(offsets[-1]) for offsets in lookups.offsets])
-            for (_, name, _), part, offsets in zip(group.outputs, parts, lookups.offsets, strict=True):
-                result[name] = JaggedTensor(part, offsets.to(rows.device))
+            for (_, name, _), part, offsets, ids in zip(
+                group.outputs, parts, lookups.offsets, lookups.ids, strict=True
+            ):
+                weights = ids.to(rows.device) if self._need_indices else None
+                result[name] = JaggedTensor(part, offsets.to(rows.device), weights)
         return {name: result[name] for name in self._names}
 
     def _twin(self, config: Any, weight: torch.Tensor) -> torch.nn.Embedding:

@@ -47,6 +47,10 @@ class Producer:
 
     Attributes
     ----------
+    last : int
+        The number of the last frame that ``send`` took.
+    num_in_gate : int
+        Its frames in the gate, which has not opened with them yet, at the last ``poll``.
     acked : Ack
         The last acknowledgement; ``applied``, ``stale`` and ``dropped`` count what this producer sent, also over broken
         connections and restarts of the service.
@@ -61,12 +65,13 @@ class Producer:
         self._stream: _PutStream | None = None
         self._schema: pa.Schema | None = None
         self.acked = Ack(0, False, 0)
+        self.num_in_gate = 0
         position = self._position("durable_position")
         if first is not None and not 1 <= first <= position + 1:
             raise UsageError(
                 f"first: the service holds {position} frames of '{contributor}': {first} is not among them or next"
             )
-        self._last = position if first is None else first - 1
+        self.last = position if first is None else first - 1
 
     def send(self, frame: Frame) -> int:
         """Send a frame. Waits if the buffer is full.
@@ -96,11 +101,11 @@ class Producer:
         while not self._is_done() and self._buffered_bytes + size > self._window_bytes:
             self._send_buffer()
             self._wait_for_ack(commits=True)
-        self._last += 1
-        self._buffer[self._last] = _Numbered(self._last, pieces, size)
+        self.last += 1
+        self._buffer[self.last] = _Numbered(self.last, pieces, size)
         self._buffered_bytes += size
         self._send_buffer()
-        return self._last
+        return self.last
 
     def wait(self) -> Ack:
         """Wait until everything that was sent is durable.
@@ -139,6 +144,7 @@ class Producer:
         if not self._is_done():
             self._send_buffer()
         now = self._connection.act("position", contributor=self._contributor, stream=self._identifier)
+        self.num_in_gate = now["in_gate"]
         return Ack(now["position"], False, now["step"], False, now["applied"], now["stale"], now["pending"])
 
     def close(self) -> None:
@@ -173,7 +179,7 @@ class Producer:
         while True:
             try:
                 stream = self._stream = self._stream or self._begin()
-                for number in range(stream.next, self._last + 1):
+                for number in range(stream.next, self.last + 1):
                     stream.write(self._buffer[number])
                 stream.check()
                 self._release(stream)
@@ -202,7 +208,7 @@ class Producer:
     def _begin(self) -> _PutStream:
         """Open a new stream, from the first frame that the service has not applied."""
         position = self._position("position")
-        first = next(iter(self._buffer), self._last + 1)
+        first = next(iter(self._buffer), self.last + 1)
         if position < first - 1:
             raise StateError(
                 f"producer '{self._contributor}': the service has {position} frames of the {first - 1} that it "

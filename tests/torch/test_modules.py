@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from limits import HANG_S  # noqa: E402
 from torch_models import BagConfig, KeyedJagged, engine_of, store_of, zipf_batch  # noqa: E402
 
 import penstock as ps  # noqa: E402
@@ -50,6 +51,22 @@ def test_an_embedding_takes_ids_of_any_shape_and_integer_type(shape, dtype, stor
     embedding = pt.Embedding(50, 4, store=store)
     ids = torch.arange(int(np.prod(shape)), dtype=dtype).reshape(shape) % 3
     assert torch.equal(embedding(ids), embedding.materialize()(ids))
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "single"])
+def test_gradients_scaled_by_frequency_are_divided_by_the_counts_of_their_ids(kind, store, engine):
+    arguments = {"scale_grad_by_freq": True, "store": store}
+    module = pt.Embedding(50, 4, **arguments) if kind == "single" else pt.EmbeddingBag(50, 4, mode=kind, **arguments)
+    opt = pt.Step(module)
+    ids, before = [0, 0, 5, 5, 9, 1], engine.lookup("user", [0, 5, 9, 1, 2])
+    for _ in range(2):
+        module(torch.tensor([ids])).sum().backward()
+    opt.step()
+    step = 2 * 0.1 * (1 / 6 if kind == "mean" else 1)
+    moved = before - np.array([[step]] * 4 + [[0]], np.float32)
+    np.testing.assert_allclose(engine.lookup("user", [0, 5, 9, 1, 2]), moved, rtol=1e-5, atol=1e-7)
+    with pytest.raises(ValueError, match="max mode does not support scaling the gradient by the frequency"):
+        pt.EmbeddingBag(50, 4, mode="max", **arguments)
 
 
 def test_a_padding_row_reads_as_zeros_and_never_moves():
@@ -145,7 +162,7 @@ def test_eval_and_no_grad_read_and_record_nothing(store):
         bag.train()(IDS, OFFSETS)
     with torch.inference_mode():
         bag(IDS, OFFSETS)
-    assert store.pending == []
+    assert not store.pending
     opt.step()
     assert opt.report.applied == 0
 
@@ -187,6 +204,25 @@ def test_pickles_and_copies_are_refused_with_the_reason(store):
     for copied in (pickle.dumps, copy.deepcopy):
         with pytest.raises(TypeError, match=r"cannot pickle or copy 'EmbeddingBag': its rows are in Store\(Engine"):
             copied(torch.nn.Sequential(bag))
+
+
+# jax warns of any fork.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:os.fork:RuntimeWarning")
+def test_workers_of_a_data_loader_read_the_rows_of_an_engine(store):
+    bag = pt.EmbeddingBag(50, 4, mode="sum", store=store).eval()
+    bag.prefetch(batch := IDS[None])
+    expected = bag(batch)
+
+    class Samples(torch.utils.data.Dataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, _):
+            bag.prefetch(batch)
+            return bag(batch)[0]
+
+    (rows,) = torch.utils.data.DataLoader(Samples(), num_workers=1, multiprocessing_context="fork", timeout=HANG_S)
+    assert torch.equal(rows, expected)
 
 
 def test_a_materialized_module_is_torchs_with_the_same_rows(store, engine):
@@ -324,6 +360,71 @@ def test_a_feature_of_several_bags_is_one_pull_and_one_frame_has_every_id_once(t
         "shop": [2, 8],
     }
     np.testing.assert_array_equal(frame["user"][1][frame["user"][0] == 5], [[4.0] * 4])  # twice in each batch
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("is_keyed", [False, True])
+def test_a_batch_of_no_samples_is_pooled_to_no_rows(is_weighted, is_keyed, tables):
+    configs = CONFIGS[:2] if is_weighted else CONFIGS
+    bags = pt.EmbeddingBagCollection(tables=configs, is_weighted=is_weighted, store=pt.store(tables))
+    no_ids, weights = torch.zeros(0, dtype=torch.int64), torch.zeros(0) if is_weighted else None
+    names = ["clicked", "bought", "seen"]
+    features = {name: (no_ids, [0], weights) for name in names}
+    if is_keyed:
+        features = KeyedJagged(names, no_ids, no_ids, weights)
+    pooled, opt = bags(features), pt.Step(bags)
+    assert pooled.values().shape == (0, sum(pooled.length_per_key()))
+    assert pooled["clicked"].shape == (0, 4)
+    pooled.values().sum().backward()
+    opt.step()
+    assert opt.report.applied == 0
+    single = pt.EmbeddingCollection(tables=CONFIGS[:2], store=bags.store)(features)["seen"]
+    assert (single.values().shape, single.lengths().tolist(), single.to_dense()) == ((0, 4), [], [])
+    assert single.to_padded_dense().shape == (0, 0, 4)
+
+
+def test_results_have_torchrecs_methods(tables):
+    """As torchrec documents them; its package is not needed."""
+    store = pt.store(tables)
+    pooled = pt.EmbeddingBagCollection(tables=CONFIGS, store=store)(keyed())
+    assert (pooled.key_dim(), pooled.device()) == (1, torch.device("cpu"))
+    assert torch.equal(pooled.to(torch.device("cpu"))["bought"], pooled["bought"])
+    groups = [["seen@shop", "clicked"], ["bought"]]
+    first, second = pt.KeyedTensor.regroup([pooled], groups)
+    assert torch.equal(first, torch.cat([pooled["seen@shop"], pooled["clicked"]], 1))
+    assert torch.equal(second, pooled["bought"])
+    assert torch.equal(pt.KeyedTensor.regroup_as_dict([pooled], groups, ["a", "b"])["a"], first)
+    with pytest.raises(KeyError, match="no feature 'seen'; expected one of clicked, bought, seen@item, seen@shop"):
+        pt.KeyedTensor.regroup([pooled], [["seen"]])
+    with pytest.raises(ps.UsageError, match="Groups and keys should have same length"):
+        pt.KeyedTensor.regroup_as_dict([pooled], groups, ["a"])
+
+    embeddings = pt.EmbeddingCollection(tables=CONFIGS[:2], store=store)
+    assert (embeddings.embedding_dim(), embeddings.need_indices(), embeddings.device.type) == (4, False, "cpu")
+    assert embeddings.embedding_names_by_table() == [["clicked", "bought"], ["seen"]]
+    jagged = embeddings(keyed())["seen"]
+    assert torch.equal(jagged.lengths_or_none(), torch.tensor([3, 0]))
+    assert torch.equal(jagged.offsets_or_none(), torch.tensor([0, 3, 3]))
+    assert (jagged.weights_or_none(), jagged.to_dense_weights(), jagged.to_padded_dense_weights()) == (None,) * 3
+    with pytest.raises(ValueError, match="doesn't have weights"):
+        jagged.weights()
+    values = jagged.values()
+    assert torch.equal(jagged.to_padded_dense()[0], values)
+    padded = jagged.to_padded_dense(4, padding_value=7.0)
+    assert padded.shape == (2, 4, 4)
+    assert torch.equal(padded[0, :3], values)
+    assert (padded[0, 3:] == 7).all()
+    assert (padded[1] == 7).all()
+    assert torch.equal(jagged.to(torch.device("cpu")).to_padded_dense(2)[0], values[:2])
+    opt, before = pt.Step(embeddings), tables.lookup("item", [8, 2])
+    jagged.to_padded_dense(2).sum().backward()  # rows 8 and 2 once each
+    opt.step()
+    np.testing.assert_allclose(tables.lookup("item", [8, 2]), before - np.float32(0.1), rtol=1e-5)
+
+    with_ids = pt.EmbeddingCollection(tables=CONFIGS[:2], need_indices=True, store=store)(keyed())["seen"]
+    assert with_ids.weights().tolist() == [8, 2, 8]
+    assert [part.tolist() for part in with_ids.to_dense_weights()] == [[8, 2, 8], []]
+    assert with_ids.to_padded_dense_weights(2, -1).tolist() == [[8, 2], [-1, -1]]
 
 
 def test_weights_of_a_collection_scale_rows_and_get_gradients(tables):

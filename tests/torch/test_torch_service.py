@@ -1,5 +1,7 @@
 """Tables of a service: the bits of an engine in this process, also over restarts and for ranks that were killed."""
 
+import multiprocessing
+import signal
 import threading
 from itertools import pairwise
 
@@ -8,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from limits import in_thread  # noqa: E402
+from limits import HANG_S, in_thread, until  # noqa: E402
 from services import Process, free_port, service_of  # noqa: E402
 from torch_models import BagConfig, config_of, engine_of, zipf_batch  # noqa: E402
 
@@ -60,8 +62,8 @@ def test_a_service_trains_to_the_bits_of_an_engine(tables, prefetches):
 
 
 def test_modules_check_the_tables_of_a_service():
-    with service_of(engine_of(num_required=2)) as service, pt.store(service.address.uri) as store:
-        assert (store.num_required, store.reduction) == (2, "mean")
+    with service_of(engine_of(num_required=2)) as service, pt.store(service.address.uri, timeout_s=7.0) as store:
+        assert (store.num_required, store.reduction, store._timeout_s) == (2, "mean", 7.0)
         assert repr(store) == f"Store({service.address.uri})"
         with pytest.raises(ps.UsageError, match="its vocabulary_size is 50, got num_embeddings=60"):
             pt.Embedding(60, 4, store=store)
@@ -78,7 +80,8 @@ def test_a_stale_frame_and_a_gate_that_waits_are_reported():
         opt = pt.Step(bag)
         bag(IDS).sum().backward()
         engine.apply({"user": ([9], np.ones((1, 4), np.float32))})
-        opt.step()
+        with pytest.warns(UserWarning, match=r"stale.*read at step 0, .*the global step is 1\); 1 of 1 frames"):
+            opt.step()
         assert opt.report == (1, 0, 1, 0)
         bag(IDS).sum().backward()
         opt.step()
@@ -277,6 +280,164 @@ def test_ranks_of_one_step_wait_for_each_other():
         assert engine.global_step == 10
 
 
+# ---- waits
+
+
+def synchronous(address, number):
+    """A synchronous rank of two, without its data: its step, and its bag."""
+    store = pt.store(address, contributor=f"rank-{number}")
+    bag = pt.EmbeddingBag(50, 4, mode="sum", store=store)
+    return pt.Step(bag, synchronous=True), bag
+
+
+def trained(rank, opt, bag, numbers):
+    """Train on batches, each as often as ``numbers`` has it; the report."""
+    for number in numbers:
+        opt.zero_grad()
+        bag(torch.tensor([[number, 10 + rank]])).sum().backward()
+        opt.step()
+    return opt.report
+
+
+def test_a_synchronous_rank_that_restarts_does_not_wait_for_openings_that_are_over(tmp_path):
+    with service_of(engine_of(num_required=2, reduction="sum"), tmp_path / "run") as service:
+        ranks = [synchronous(service.address.uri, number) for number in range(2)]
+        for result in [in_thread(lambda number=number: trained(number, *ranks[number], [0])) for number in range(2)]:
+            result()
+        state = ranks[0][0].state_dict()
+        for result in [in_thread(lambda number=number: trained(number, *ranks[number], [1, 2])) for number in range(2)]:
+            result()
+        again = synchronous(service.address.uri, 0)  # the first rank was killed
+        again[0].load_state_dict(state)
+        assert trained(0, *again, [1, 2])[:3] == (3, 0, 0)
+        others = in_thread(lambda: trained(1, *ranks[1], [3]))
+        assert trained(0, *again, [3])[:3] == (4, 1, 0)
+        others()
+        assert service.engine.global_step == 4
+
+
+def test_a_frame_that_is_skipped_but_still_in_the_gate_waits_for_its_opening(tmp_path):
+    """The rank was killed between its push and the opening. Its next frame would else be in the same step."""
+    with service_of(engine_of(num_required=2, reduction="sum"), tmp_path / "run") as service:
+        opt, bag = synchronous(service.address.uri, 0)
+        state = opt.state_dict()
+        opt.store._timeout_s = 0.5
+        with pytest.raises(ps.ServiceTimeoutError):
+            trained(0, opt, bag, [0])
+        until(lambda: service.engine.gate.num_accumulated)
+        again = synchronous(service.address.uri, 0)
+        again[0].load_state_dict(state)
+        first = in_thread(lambda: trained(0, *again, [0]))
+        other = synchronous(service.address.uri, 1)
+        assert trained(1, *other, [0])[:3] == (1, 1, 0)
+        assert first()[:3] == (1, 0, 0)
+        assert service.engine.gate.num_accumulated == 0
+
+
+@pytest.mark.parametrize("names", [("rank-0", "rank-1"), ("left", "right")])
+def test_a_wait_for_a_rank_that_is_gone_is_logged_and_ends_with_its_name(names, monkeypatch, caplog):
+    monkeypatch.setattr("penstock.torch.limited_calls.LOG_EVERY_S", 0.2)
+    with service_of(engine_of(num_required=2, reduction="sum")) as service:
+        stores = [pt.store(service.address.uri, contributor=name) for name in names]
+        bags = [pt.EmbeddingBag(50, 4, mode="sum", store=store) for store in stores]
+        opts = [pt.Step(bag, synchronous=True) for bag in bags]
+        both = [in_thread(lambda rank=rank: trained(rank, opts[rank], bags[rank], [0])) for rank in range(2)]
+        for result in both:
+            result()
+        stores[0]._timeout_s = 2.0
+        with pytest.raises(ps.ServiceTimeoutError) as raised:
+            trained(0, opts[0], bags[0], [1])
+        stores[0]._timeout_s = HANG_S
+        assert isinstance(raised.value, TimeoutError)
+        expected = (
+            f"{service.address.uri}: waited 2 s (timeout_s) for the opening of step 2 with frame 2 of '{names[0]}'; "
+            f"missing: {names[1]}; the gate: 1 of 2 frames in ('{names[0]}': 1); global step 1"
+        )
+        assert expected in str(raised.value)
+        (waiting, *_) = [record.penstock for record in caplog.records if record.penstock["event"] == "waiting"]
+        assert waiting["service"] == service.address.uri
+        assert "frame 2" in waiting["waits_for"]
+        assert trained(1, opts[1], bags[1], [1])[:3] == (2, 2, 0)  # its frame was not lost
+        for store in stores:
+            store.close()
+
+
+@pytest.mark.filterwarnings("ignore:a frame was dropped as stale")
+def test_every_wait_for_a_service_that_has_stopped_ends(tmp_path):
+    config = config_of(("user", 50, 4), optimizer=ps.SGD(0.5))
+    waits = {
+        "pull": lambda opt: opt.bag(IDS),
+        "push": pt.Step.step,
+        "prefetch": lambda opt: opt.bag(IDS),
+        "whole": lambda opt: opt.bag.materialize(),
+        "state": pt.Step.state_dict,
+        "close": lambda opt: opt.store.close(),
+    }
+    with Killable(tmp_path, config) as running:
+        opts = {}
+        for name in waits:
+            store = pt.store(running.uri, contributor=name)
+            bag = pt.EmbeddingBag(50, 4, mode="sum", store=store)
+            opt = opts[name] = pt.Step(bag)
+            opt.bag = bag
+            trained(0, opt, bag, [0])
+        opts["push"].bag(IDS).sum().backward()
+        running.process.process.send_signal(signal.SIGSTOP)
+        opts["prefetch"].bag.prefetch(IDS)
+        for name, wait in waits.items():
+            opts[name].store._timeout_s = 0.5
+            with pytest.raises(
+                ps.ServiceTimeoutError, match=r"grpc://127.0.0.1:\d+: waited 0.5 s \(timeout_s\) for \w+"
+            ):
+                wait(opts[name])
+        opts["whole"].store.close()  # without another wait
+        running.process.process.send_signal(signal.SIGCONT)
+        for opt in opts.values():
+            opt.store._timeout_s = HANG_S
+        opt = opts["push"]
+        trained(0, opt, opt.bag, [1])
+        assert opt.report.applied + opt.report.stale == 3  # the frame was not lost
+        for opt in opts.values():
+            opt.store.close()
+
+
+def test_other_threads_read_rows_while_one_waits_for_a_rank():
+    with service_of(engine_of(num_required=2, reduction="sum")) as service:
+        opt, bag = synchronous(service.address.uri, 0)
+        waiting = in_thread(lambda: trained(0, opt, bag, [0]))
+        until(lambda: service.engine.gate.num_accumulated)
+        assert bag.eval()(IDS).shape == (2, 4)
+        assert trained(1, *synchronous(service.address.uri, 1), [0])[:3] == (1, 1, 0)
+        assert waiting()[:3] == (1, 1, 0)
+
+
+# jax warns of any fork.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:os.fork:RuntimeWarning")
+def test_a_forked_process_cannot_use_the_connections_of_its_parent():
+    def use_store(results):
+        with pytest.raises(ps.StateError) as raised:
+            bag(IDS)
+        store.close()
+        results.put(str(raised.value))
+
+    with service_of(engine_of()) as service, pt.store(service.address.uri) as store:
+        bag = pt.EmbeddingBag(50, 4, store=store)
+        bag(IDS)
+        context = multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
+        child = context.Process(target=use_store, args=(results,))
+        child.start()
+        child.join(HANG_S)
+        assert "this process is a fork of it; open another one here" in results.get()
+        assert bag(IDS).shape == (2, 4)
+
+
+def test_a_limit_is_a_positive_number():
+    with pytest.raises(ps.UsageError, match="timeout_s: expected seconds above 0, got 0"):
+        pt.store("grpc://127.0.0.1:1", timeout_s=0)
+
+
+@pytest.mark.filterwarnings("ignore:a frame was dropped as stale")
 def test_an_interrupt_while_a_frame_is_sent_neither_loses_nor_repeats_it(monkeypatch):
     from penstock.io.flight import producer
 
