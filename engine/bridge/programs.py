@@ -10,7 +10,8 @@ Line numbers are unique and pads lie out of range, so gathers fill and scatters 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
@@ -292,9 +293,23 @@ def compiled(mesh: Mesh, program: Any, *shapes: Any, options: Mapping[str, Any] 
 
     options : of the compiler
     """
-    with jax.set_mesh(mesh):
+    with own_settings(mesh):
         run: Program = program.lower(*shapes).compile(compiler_options=dict(options))
     return run
+
+
+@contextmanager
+def own_settings(mesh: Mesh) -> Iterator[None]:
+    """Compile and run penstock's programs on a mesh, whatever the caller has set for programs of its own."""
+    with jax.set_mesh(mesh), jax.transfer_guard("allow"), jax.disable_jit(False), own_promotions():
+        yield
+
+
+@contextmanager
+def own_promotions() -> Iterator[None]:
+    """Trace with the promotions that penstock's functions are written for."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 def left_in_hbm(mesh: Mesh, table: Sequence[Any]) -> dict[str, Any]:
