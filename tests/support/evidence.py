@@ -68,6 +68,23 @@ SAMPLED = {
         "optimizer3-2",
     ],
     "test_functional_tables.py::test_the_same_mesh_gives_the_same_bits": ["2"],
+    "test_jax_switches.py::test_tables_are_updated_as_without_a_switch": [
+        "jax_disable_jit",
+        "jax_numpy_dtype_promotion",
+        "jax_numpy_rank_promotion",
+        "jax_transfer_guard",
+    ],
+    "test_keras_optimizers.py::test_a_loop_of_the_user_trains_rows_or_says_what_its_loss_lacks": [
+        "1024.0-True",
+        "1024.0-False",
+    ],
+    "test_keras_optimizers.py::test_a_model_that_is_computed_again_in_the_backward_pass_trains_as_any_other": [],
+    "test_keras_optimizers.py::test_a_model_with_a_mixed_policy_is_saved_and_continues": [],
+    "test_keras_optimizers.py::test_a_policy_leaves_tables_in_float32_and_gives_activations_its_compute_dtype": [
+        "mixed_float16-functional",
+        "mixed_bfloat16-subclassed",
+    ],
+    "test_keras_optimizers.py::test_a_scaled_loss_moves_rows_by_the_gradients_of_the_loss": ["static", "dynamic"],
     "test_log_damage.py::test_every_flip_of_a_single_bit_is_an_error_or_changes_nothing": [],
     "test_meshes.py::test_frames_without_repeated_rows_give_the_bits_of_one_process_in_place": ["plain"],
     "test_meshes.py::test_sources_of_different_lengths_are_read_to_the_end_of_the_longest": ["2"],
