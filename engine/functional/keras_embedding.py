@@ -35,6 +35,8 @@ from penstock.frames import Float32
 from penstock.functional.embedding_tables import EmbeddingTables
 from penstock.updates import OptaxRule
 
+# The methods of an optimizer that allocate or assign variables.
+OPTIMIZER_METHODS = ("build", "apply", "stateless_apply")
 # Of each array of lookups: its number of axes and its type. Gains are the bits of float32, as a model whose policy is
 # mixed rounds floats.
 _FORMS = dict.fromkeys(PARTS, (2, "int32")) | {
@@ -436,7 +438,8 @@ class _TableArray(keras.Variable):  # type: ignore[misc]
     def _check_callers(self) -> None:
         frame = sys._getframe()
         while frame := frame.f_back:
-            caller = frame.f_locals.get("self")
+            # Only of these frames: f_locals keeps variables alive, which jax_check_tracer_leaks would find in its own.
+            caller = frame.f_locals.get("self") if frame.f_code.co_name in OPTIMIZER_METHODS else None
             if isinstance(caller, keras.optimizers.Optimizer):
                 self._passes.check(caller)
 

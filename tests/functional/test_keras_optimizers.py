@@ -232,12 +232,13 @@ def test_a_model_that_is_computed_again_in_the_backward_pass_trains_as_any_other
     np.testing.assert_array_equal(trained(model, layer), expected_rows())
 
 
-def test_a_model_as_a_whole_is_frozen_and_thawed():
+def test_a_model_as_a_whole_is_frozen_and_thawed_and_keeps_no_tracer():
     model, layer = compiled(sgd())
     for trainable in (False, True):
         model.trainable = trainable
         model.compile(sgd(), "mse")
-        assert (trained(model, layer)[[3, 7]] == -1).all() != trainable
+        with jax.checking_leaks():
+            assert (trained(model, layer)[[3, 7]] == -1).all() != trainable
 
 
 def test_a_distribution_over_several_devices_is_refused():
