@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import jax
@@ -436,12 +437,13 @@ class _TableArray(keras.Variable):  # type: ignore[misc]
         return True
 
     def _check_callers(self) -> None:
-        frame = sys._getframe()
-        while frame := frame.f_back:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
             # Only of these frames: f_locals keeps variables alive, which jax_check_tracer_leaks would find in its own.
             caller = frame.f_locals.get("self") if frame.f_code.co_name in OPTIMIZER_METHODS else None
             if isinstance(caller, keras.optimizers.Optimizer):
                 self._passes.check(caller)
+            frame = frame.f_back
 
 
 def _scales(optimizer: Any) -> bool:
@@ -482,7 +484,8 @@ def _unscaled(gradient: Any, scale: Any) -> jax.Array:
     if isinstance(gradient, SymbolicZero):
         return jnp.zeros(gradient.shape, gradient.dtype)
     overflowed = jnp.isinf(gradient) & (scale != 1)
-    return gradient / jnp.where(overflowed, gradient, scale)  # a constant NaN would trip jax_debug_nans
+    unscaled: jax.Array = gradient / jnp.where(overflowed, gradient, scale)  # a constant NaN trips jax_debug_nans
+    return unscaled
 
 
 def _check_distribution() -> None:
