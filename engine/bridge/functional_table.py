@@ -26,6 +26,7 @@ from penstock.bridge.segment_sums import Values, summed, taken
 from penstock.bridge.sharding import largest_bucket
 from penstock.errors import UsageError, UsageTypeError
 from penstock.updates import Ops, OptaxRule, UpdateRule, quantize
+from penstock.updates.promotions import own_promotions
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
     [[2.0, 2.0], [1.0, 1.0]]
     """
     table = _without_gradient(table)
-    with programs.own_promotions():
+    with own_promotions():
         activations: dict[str, jax.Array] = _mapped(table.format, _gather, _specs(table), table.format.spec)(
             table, uses
         )
@@ -239,7 +240,7 @@ def apply(
     rate = jnp.asarray(0.0 if learning_rate is None else learning_rate, jnp.float32)
     table = _without_gradient(table)
     specs = (*_specs(table), table.format.spec, PartitionSpec())
-    with programs.own_promotions():
+    with own_promotions():
         local = _mapped(table.format, partial(_apply, rule), specs, specs[0])
         updated: Table = local(table, uses, dict(gradients), rate)
     return updated

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import base64
+import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import jax
@@ -203,7 +202,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         arrays = [array.value for array in self._arrays]
         activations, loss = self._lookup(arrays, table_uses)
         # Inside a function that keras.remat or a program of the user traces, Keras would keep a tracer of it.
-        if isinstance(loss, jax.core.Tracer) and loss._trace is getattr(arrays[0], "_trace", None):
+        if isinstance(loss, jax.core.Tracer) and _trace_of(loss) is _trace_of(arrays[0]):
             self.add_loss(keras.ops.cast(loss, keras.config.floatx()))
         return jax.tree.map(lambda rows: rows.astype(self.compute_dtype), activations)
 
@@ -437,13 +436,17 @@ class _TableArray(keras.Variable):  # type: ignore[misc]
         return True
 
     def _check_callers(self) -> None:
-        frame: FrameType | None = sys._getframe(1)
+        frame = inspect.currentframe()
         while frame is not None:
             # Only of these frames: f_locals keeps variables alive, which jax_check_tracer_leaks would find in its own.
             caller = frame.f_locals.get("self") if frame.f_code.co_name in OPTIMIZER_METHODS else None
             if isinstance(caller, keras.optimizers.Optimizer):
                 self._passes.check(caller)
             frame = frame.f_back
+
+
+def _trace_of(array: jax.Array) -> Any:
+    return getattr(array, "_trace", None)
 
 
 def _scales(optimizer: Any) -> bool:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from penstock.errors import UsageError, UsageTypeError
 from penstock.frames import Float32
+from penstock.updates.promotions import own_promotions
 from penstock.updates.rule import Array, UpdateRule
 
 # The probe of a transform: rows of different sizes, updated a few times together and alone. No axis of another array
@@ -75,7 +76,8 @@ class OptaxRule:
             return (w + updates, *_of_kind(self.is_slot, state, True), *_of_kind(self.is_slot, state, False))
 
         row = jnp.zeros((1, dim), jnp.float32)
-        following = step(row, row, *(jnp.full_like(row, start) for start in self.starts))[1 + self.num_slots :]
+        with own_promotions():
+            following = step(row, row, *(jnp.full_like(row, start) for start in self.starts))[1 + self.num_slots :]
 
         def program(g: Array, w: Array, *slots: Array) -> tuple[Array, ...]:
             return step(g, w, *slots)[: 1 + self.num_slots]
@@ -124,9 +126,10 @@ def from_optax(transform: Any) -> OptaxRule:
         raise UsageTypeError(f"from_optax: expected an optax.GradientTransformation, got {got}")
     rng = np.random.default_rng(0)
     try:
-        rule = _classified(transform, rng.standard_normal((ROWS, DIM)).astype(np.float32))
-        depends = any(_depends_on_other_rows(transform, rule.is_slot, scale, rng) for scale in SCALES)
-        depends = depends or _depends_on_finite_rows(transform, rule.is_slot)
+        with own_promotions():
+            rule = _classified(transform, rng.standard_normal((ROWS, DIM)).astype(np.float32))
+            depends = any(_depends_on_other_rows(transform, rule.is_slot, scale, rng) for scale in SCALES)
+            depends = depends or _depends_on_finite_rows(transform, rule.is_slot)
     except UsageError:
         raise
     except Exception as error:  # a transform may raise any type
