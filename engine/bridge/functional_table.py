@@ -26,7 +26,7 @@ from penstock.bridge.segment_sums import Values, summed, taken
 from penstock.bridge.sharding import largest_bucket
 from penstock.errors import UsageError, UsageTypeError
 from penstock.updates import Ops, OptaxRule, UpdateRule, quantize
-from penstock.updates.promotions import own_promotions
+from penstock.updates.optax_transforms import own_promotions
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from penstock.bridge.row_format import BY_ROW, UNTOUCHED, Line
 from penstock.bridge.stochastic_rounding import stochastic
 from penstock.errors import ConfigError
 from penstock.updates import Ops, UpdateRule, update
-from penstock.updates.promotions import own_promotions
+from penstock.updates.optax_transforms import own_promotions
 
 # The part of a write that sets the weights to values and the slots to their starts.
 NEW_ROWS = -1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy.typing as npt
 
 from penstock.errors import UsageError, UsageTypeError
 from penstock.frames import Float32
-from penstock.updates.promotions import own_promotions
 from penstock.updates.rule import Array, UpdateRule
 
 # The probe of a transform: rows of different sizes, updated a few times together and alone. No axis of another array
@@ -20,6 +20,15 @@ ROWS, DIM, STEPS = 6, 5, 3
 SCALES = (1e-3, 1.0, 1e6)
 # States of transforms of optax whose update of a row arrives in a later step, in which the row may have no lookup.
 POSTPONING = ("MultiStepsState", "ApplyEvery")
+
+
+@contextmanager
+def own_promotions() -> Iterator[None]:
+    """Trace with JAX's ordinary promotions of ranks and types, whatever the caller has set for other programs."""
+    import jax
+
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 @dataclass(frozen=True, eq=False)
