@@ -11,8 +11,8 @@ from penstock.bridge import program_cache
 from penstock.bridge.programs import row_sharding
 from penstock.functional import EmbeddingTables
 
-# One value of each switch that changes how JAX traces, compiles, runs or reports. Not listed: names of platforms, devices,
-# processes, ports and formats of dumps; jax_no_tracing and jax_no_execution, which forbid any program;
+# One value of each switch that changes how JAX traces, compiles, runs or reports. Not listed: names of platforms,
+# devices, processes, ports and formats of dumps; jax_no_tracing and jax_no_execution, which forbid any program;
 # jax_error_checking_behavior_*, for which JAX 0.10 cannot compile a shard_map ahead of its call; and
 # jax_array_garbage_collection_guard, which reports the arrays of an engine that is collected.
 SWITCHES = {
