@@ -127,6 +127,14 @@ def test_transforms_that_postpone_gradients_are_refused(name):
         from_optax(transform)
 
 
+def test_a_transform_is_a_rule_where_jax_promotes_no_types(mesh_of):
+    optax = pytest.importorskip("optax")
+    with jax.numpy_dtype_promotion("strict"):  # optax's own Adam divides by a power with an integer exponent
+        rule = from_optax(optax.adam(0.1))
+        EmbeddingTables(config_of(), mesh_of(1), rules={"t": rule})
+    assert (rule.num_slots, len(rule.numbers)) == (2, 1)
+
+
 def mixing(g, state, _):
     return -g / jnp.linalg.norm(g), state
 
