@@ -26,6 +26,7 @@ from penstock.bridge.segment_sums import Values, summed, taken
 from penstock.bridge.sharding import largest_bucket
 from penstock.errors import UsageError, UsageTypeError
 from penstock.updates import Ops, OptaxRule, UpdateRule, quantize
+from penstock.updates.optax_transforms import own_promotions
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,10 @@ def gather(table: Table, uses: Uses) -> dict[str, jax.Array]:
     [[2.0, 2.0], [1.0, 1.0]]
     """
     table = _without_gradient(table)
-    activations: dict[str, jax.Array] = _mapped(table.format, _gather, _specs(table), table.format.spec)(table, uses)
+    with own_promotions():
+        activations: dict[str, jax.Array] = _mapped(table.format, _gather, _specs(table), table.format.spec)(
+            table, uses
+        )
     return activations
 
 
@@ -236,7 +240,9 @@ def apply(
     rate = jnp.asarray(0.0 if learning_rate is None else learning_rate, jnp.float32)
     table = _without_gradient(table)
     specs = (*_specs(table), table.format.spec, PartitionSpec())
-    updated: Table = _mapped(table.format, partial(_apply, rule), specs, specs[0])(table, uses, dict(gradients), rate)
+    with own_promotions():
+        local = _mapped(table.format, partial(_apply, rule), specs, specs[0])
+        updated: Table = local(table, uses, dict(gradients), rate)
     return updated
 
 

@@ -10,7 +10,8 @@ Line numbers are unique and pads lie out of range, so gathers fill and scatters 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +29,7 @@ from penstock.bridge.row_format import BY_ROW, UNTOUCHED, Line
 from penstock.bridge.stochastic_rounding import stochastic
 from penstock.errors import ConfigError
 from penstock.updates import Ops, UpdateRule, update
+from penstock.updates.optax_transforms import own_promotions
 
 # The part of a write that sets the weights to values and the slots to their starts.
 NEW_ROWS = -1
@@ -68,7 +70,8 @@ def check_program(table: str, rule: UpdateRule, dim: int) -> None:
     rows = jax.ShapeDtypeStruct((8, dim), jnp.float32)
     rate = jax.ShapeDtypeStruct((), jnp.float32)
     try:
-        jax.eval_shape(partial(update, Ops(jnp), rule), rate, rows, rows, (rows,) * rule.num_slots)
+        with own_promotions():
+            jax.eval_shape(partial(update, Ops(jnp), rule), rate, rows, rows, (rows,) * rule.num_slots)
     except Exception as error:  # a user's function may raise any type
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"table '{table}': its program fails: {type(error).__name__}: {reason}") from error
@@ -292,9 +295,16 @@ def compiled(mesh: Mesh, program: Any, *shapes: Any, options: Mapping[str, Any] 
 
     options : of the compiler
     """
-    with jax.set_mesh(mesh):
+    with own_settings(mesh):
         run: Program = program.lower(*shapes).compile(compiler_options=dict(options))
     return run
+
+
+@contextmanager
+def own_settings(mesh: Mesh) -> Iterator[None]:
+    """Compile and run penstock's programs on a mesh, whatever the caller has set for other programs."""
+    with jax.set_mesh(mesh), jax.transfer_guard("allow"), jax.disable_jit(False), own_promotions():
+        yield
 
 
 def left_in_hbm(mesh: Mesh, table: Sequence[Any]) -> dict[str, Any]:

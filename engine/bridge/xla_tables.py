@@ -107,7 +107,7 @@ class XlaTables:
         return np.float32(update[2]), np.int32(0), key_of(layout.drawn_as or layout.name, step, application)
 
     def _apply(self, reader: str, rows: Sequence[MemberRows], numbers: Sequence[Any]) -> None:
-        with self._own_mesh(), self._watching(reader):
+        with programs.own_settings(self.mesh), self._watching(reader):
             if self._rule.non_lazy:
                 self._sweep_around(reader, rows, numbers)
             self._dispatch("apply", reader, rows, numbers)
@@ -233,7 +233,7 @@ class XlaTables:
         values = without_marks(values)
         if self._stack.compact and part > 0 and self.layouts[member].row_slots:
             values = np.repeat(values, self.layouts[member].dim, axis=1)  # compact rows all have the dim of the weights
-        with self._own_mesh():
+        with programs.own_settings(self.mesh):
             numbers = [*programs.written(part, len(self._starts)), self._starts]
             self._dispatch("write", reader, [MemberRows(member, ids, values)], numbers)
 
@@ -246,7 +246,7 @@ class XlaTables:
             self.read(member, distinct, rows, part)
             np.take(rows, inverse, axis=0, out=out)
             return
-        with self._own_mesh():
+        with programs.own_settings(self.mesh):
             for span, padded, cells in self._stack.locate(member, ids):
                 read = self.programs.at("read", padded.shape[1], self.layouts[member].line)
                 out[span] = _flat(read(self.arrays, padded)[part])[cells]
@@ -256,7 +256,7 @@ class XlaTables:
         located, copies = list(self._stack.locate(member, ids)), []
 
         def copy() -> None:
-            with self._own_mesh():
+            with programs.own_settings(self.mesh):
                 for span, padded, cells in located:
                     read = self.programs.at("read", padded.shape[1], self.layouts[member].line)
                     parts = read(self.arrays, padded)
@@ -297,12 +297,6 @@ class XlaTables:
             if "random_device" not in str(error):
                 raise
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
-
-    @contextmanager
-    def _own_mesh(self) -> Iterator[None]:
-        """Use the tables' mesh, regardless of the mesh and transfer guard that the caller has set."""
-        with jax.set_mesh(self.mesh), jax.transfer_guard("allow"):
-            yield
 
 
 def _flat(answers: jax.Array) -> Float32:

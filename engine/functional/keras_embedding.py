@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ast
 import base64
+import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 try:
     import keras
@@ -30,10 +35,12 @@ from penstock.frames import Float32
 from penstock.functional.embedding_tables import EmbeddingTables
 from penstock.updates import OptaxRule
 
-# Of each array of lookups: its number of axes and its type.
+# The methods of an optimizer that allocate or assign variables.
+OPTIMIZER_METHODS = ("build", "apply", "stateless_apply")
+# Of each array of lookups: its number of axes and its type. Gains are the bits of float32, as a model whose policy is
+# mixed rounds floats.
 _FORMS = dict.fromkeys(PARTS, (2, "int32")) | {
     "asked": (3, "int32"),
-    "gains": (2, "float32"),
     "counts": (1, "int32"),
     "touched": (3, "bool"),
     **{part: (3, "int32") for part in PARTS if part.endswith(("_terms", "_nodes"))},
@@ -57,13 +64,17 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     ------
     UsageError
         For tables that it cannot train: over several devices, in halves of words, with a dynamic learning rate, or with
-        an optax rule that counts steps.
+        an optax rule that counts steps. At the first batch, for an optimizer that would change the updated rows
+        (``gradient_accumulation_steps``, ``use_ema``, ``MultiOptimizer``) and for a layer that is called twice.
 
     Notes
     -----
     The backward pass updates the tables by their own optimizers, and Keras stores the updated arrays where it would
     otherwise apply a gradient (``overwrite_with_gradient``). So ``model.fit`` needs no change, and the optimizer of
     ``model.compile`` is that of the dense part. Use the layer once per step: two updates do not add up.
+
+    Tables have float32, and activations the compute dtype of the layer's policy. If the optimizer scales the loss, rows
+    move by the unscaled gradients: the layer adds a loss of 0, whose gradient is the scale.
 
     ``weights``, and so ``summary`` and ``get_weights``, have the rows of every table and its slots in id order, as
     files have them, whatever their layout on the device is.
@@ -90,19 +101,19 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     def __init__(self, embedding_tables: EmbeddingTables, seed: int = 0, **options: Any) -> None:
         if keras.backend.backend() != "jax":
             raise UsageError(f"expected Keras's JAX backend (KERAS_BACKEND=jax), got {keras.backend.backend()}")
+        _check_distribution()
         super().__init__(**options)
         self.embedding_tables, self.seed = embedding_tables, seed
         tables = embedding_tables.create(seed)
         _check(embedding_tables, tables)
         self._num_lines = {name: len(table.arrays[0]) for name, table in tables.items()}  # on the only device
         leaves, self._structure = jax.tree.flatten(tables)
-        self._lookup = _lookup_of(embedding_tables, self._structure)
-        self._arrays = []
-        for number, leaf in enumerate(leaves):
-            start = partial(lambda value, shape, dtype=None: value, leaf)
-            array = self.add_weight(shape=leaf.shape, dtype="float32", initializer=start, name=f"array_{number}")
-            array.overwrite_with_gradient = True
-            self._arrays.append(array)
+        self._passes = _BackwardPasses(self.name)
+        self._lookup = _lookup_of(embedding_tables, self._structure, self._passes)
+        with keras.name_scope(self.name, caller=self):
+            self._arrays = [_TableArray(self._passes, leaf, f"array_{number}") for number, leaf in enumerate(leaves)]
+        for array in self._arrays:  # which Keras now lists as variables that the layer can freeze and thaw
+            array.trainable = self.trainable
         self._views = [TablePart(self, name, part) for name in tables for part in embedding_tables.part_shapes(name)]
         self.built = True
 
@@ -136,8 +147,12 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         dict of str to dict of str to jax.Array
             By table and array.
         """
+        _check_distribution()
         uses = self.embedding_tables.preprocess(features, weights)
-        return {name: {part: getattr(table_uses, part) for part in PARTS} for name, table_uses in uses.items()}
+        lookups = {name: {part: getattr(table_uses, part) for part in PARTS} for name, table_uses in uses.items()}
+        for arrays in lookups.values():
+            arrays["gains"] = arrays["gains"].view(np.int32)
+        return lookups
 
     def inputs(self) -> dict[str, dict[str, Any]]:
         """Return the inputs of a functional model for what ``preprocess`` returns.
@@ -177,19 +192,29 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         Returns
         -------
         nested like the configuration's features
-            float32, the feature's input shape followed by dim.
+            In the compute dtype, the feature's input shape followed by dim.
         """
-        features = self.embedding_tables.features
-        return self._lookup(
-            [array.value for array in self._arrays],
-            {name: Uses(**use, features=features[name], num_lines=self._num_lines[name]) for name, use in uses.items()},
-        )
+        features, table_uses = self.embedding_tables.features, {}
+        for name, use in uses.items():
+            parts = {**use, "gains": jax.lax.bitcast_convert_type(use["gains"], jnp.float32)}
+            table_uses[name] = Uses(**parts, features=features[name], num_lines=self._num_lines[name])
+        self._passes.count = 0
+        arrays = [array.value for array in self._arrays]
+        activations, loss = self._lookup(arrays, table_uses)
+        # Inside a function that keras.remat or a program of the user traces, Keras would keep a tracer of it.
+        if isinstance(loss, jax.core.Tracer) and _trace_of(loss) is _trace_of(arrays[0]):
+            self.add_loss(keras.ops.cast(loss, keras.config.floatx()))
+        return jax.tree.map(lambda rows: rows.astype(self.compute_dtype), activations)
+
+    def rematerialized_call(self, layer_call: Any, *arguments: Any, **options: Any) -> Any:
+        """Return the call itself: a lookup has nothing to compute again."""
+        return layer_call
 
     def compute_output_spec(self, uses: Any) -> Any:
         """Return the shapes of the activations, nested like the configuration's features."""
         config = self.embedding_tables.config
         activations = [
-            keras.KerasTensor((*feature.input_shape, config.table(feature.table).dim), "float32")
+            keras.KerasTensor((*feature.input_shape, config.table(feature.table).dim), self.compute_dtype)
             for feature in config.features
         ]
         structure = config.feature_structure
@@ -359,22 +384,121 @@ class PreparedBatches(keras.utils.PyDataset):  # type: ignore[misc]
             getattr(self._batches, event)()
 
 
-def _lookup_of(embedding_tables: EmbeddingTables, structure: Any) -> Any:
-    """Return a function (arrays, uses) → activations, whose gradient by the arrays is the updated arrays."""
+@dataclass(eq=False)
+class _BackwardPasses:
+    """The backward passes of a layer in the step that is traced."""
+
+    layer: str
+    count: int = 0
+    has_scale: bool = True
+
+    def check(self, optimizer: Any) -> None:
+        """Raise UsageError if what the optimizer would store is not the updated tables."""
+        problems = {
+            "it accumulates gradients, and every batch updates the tables; leave out gradient_accumulation_steps": (
+                optimizer.gradient_accumulation_steps
+            ),
+            "it averages variables, and rows have no average; leave out use_ema": optimizer.use_ema,
+            "it ends fit by the variables that the model lists, which are rows; use one optimizer": (
+                isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ()))
+            ),
+            "the layer was called twice in one step, and two updates do not add up; make both lookups features of one "
+            "configuration": self.count > 1,
+            "it scales the loss, which lacks the layer's own loss, whose gradient is the scale; add sum(model.losses), "
+            "or the losses of stateless_call(…, return_losses=True), before scaling": (
+                _scales(optimizer) and not self.has_scale
+            ),
+        }
+        for problem, applies in problems.items():
+            if applies:
+                raise UsageError(f"layer '{self.layer}', optimizer '{optimizer.name}': {problem}")
+
+
+class _TableArray(keras.Variable):  # type: ignore[misc]
+    """An array of a table, which an optimizer overwrites by what the backward pass computed.
+
+    An optimizer reads its path when it allocates accumulators, and ``overwrite_with_gradient`` before it overwrites it.
+    Keras passes no optimizer, so that it is found among the callers: of a trace, not of a compiled step.
+    """
+
+    def __init__(self, passes: _BackwardPasses, value: jax.Array, name: str) -> None:
+        self._passes = passes
+        super().__init__(lambda shape, dtype=None: value, value.shape, "float32", autocast=False, name=name)
+
+    @property
+    def path(self) -> Any:
+        self._check_callers()
+        return super().path
+
+    @property
+    def overwrite_with_gradient(self) -> bool:
+        self._check_callers()
+        return True
+
+    def _check_callers(self) -> None:
+        frame = inspect.currentframe()
+        while frame is not None:
+            # Only of these frames: f_locals keeps variables alive, which jax_check_tracer_leaks would find in its own.
+            caller = frame.f_locals.get("self") if frame.f_code.co_name in OPTIMIZER_METHODS else None
+            if isinstance(caller, keras.optimizers.Optimizer):
+                self._passes.check(caller)
+            frame = frame.f_back
+
+
+def _trace_of(array: jax.Array) -> Any:
+    return getattr(array, "_trace", None)
+
+
+def _scales(optimizer: Any) -> bool:
+    return optimizer.loss_scale_factor is not None or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def _lookup_of(embedding_tables: EmbeddingTables, structure: Any, passes: _BackwardPasses) -> Any:
+    """Return a function (arrays, uses) → activations and a loss of 0.
+
+    Its gradient by the arrays is the updated arrays. The gradient of the loss of 0 is the factor that scales the loss.
+    """
 
     @jax.custom_vjp
     def lookup(arrays: list[jax.Array], uses: Mapping[str, Uses]) -> Any:
-        return embedding_tables.gather(jax.tree.unflatten(structure, arrays), uses)
+        return embedding_tables.gather(jax.tree.unflatten(structure, arrays), uses), jnp.zeros((), jnp.float32)
 
-    def forward(arrays: list[jax.Array], uses: Mapping[str, Uses]) -> tuple[Any, Any]:
+    def forward(arrays: Any, uses: Any) -> tuple[Any, Any]:
+        arrays, uses = jax.tree.map(lambda primal: primal.value, (arrays, uses))
         return lookup(arrays, uses), (arrays, uses)
 
-    def backward(residuals: Any, gradients: Any) -> tuple[Any, None]:
+    def backward(residuals: Any, cotangents: Any) -> tuple[Any, None]:
         arrays, uses = residuals
+        gradients, scale = cotangents
+        passes.count += 1
+        passes.has_scale = not isinstance(scale, SymbolicZero)
+        gradients = jax.tree.map(partial(_unscaled, scale=scale if passes.has_scale else 1.0), gradients)
         return jax.tree.leaves(embedding_tables.apply(jax.tree.unflatten(structure, arrays), uses, gradients)), None
 
-    lookup.defvjp(forward, backward)
+    lookup.defvjp(forward, backward, symbolic_zeros=True)
     return lookup
+
+
+def _unscaled(gradient: Any, scale: Any) -> jax.Array:
+    """Return a gradient of a scaled loss divided by the scale; not a number where it overflowed.
+
+    So clipping makes no finite update of it, and LossScaleOptimizer finds that it has to skip the step.
+    """
+    if isinstance(gradient, SymbolicZero):
+        return jnp.zeros(gradient.shape, gradient.dtype)
+    overflowed = jnp.isinf(gradient) & (scale != 1)
+    unscaled: jax.Array = gradient / jnp.where(overflowed, gradient, scale)  # a constant NaN trips jax_debug_nans
+    return unscaled
+
+
+def _check_distribution() -> None:
+    """Raise UsageError if Keras distributes batches over several devices."""
+    distribution = keras.distribution.distribution()
+    if distribution is not None and math.prod(distribution.device_mesh.shape) > 1:
+        raise UsageError(
+            f"a Keras layer has its tables on one device, and {type(distribution).__name__} distributes each batch "
+            "over several; call keras.distribution.set_distribution(None), or use EmbeddingTables in your own step"
+        )
 
 
 def _check(embedding_tables: EmbeddingTables, tables: Mapping[str, Table]) -> None:

@@ -275,7 +275,7 @@ class ServiceStore(Store):
         return ""
 
     def _close(self) -> None:
-        """Wait for the last acknowledgement, unless an earlier wait has reached its limit and continues on its thread."""
+        """Wait for the last acknowledgement, unless an earlier wait has reached its limit and continues elsewhere."""
         self._closing.set()
         if self._last_call.is_abandoned:
             wait([self._last_call], _GRACE_S)

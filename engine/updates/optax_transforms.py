@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,17 @@ from penstock.updates.rule import Array, UpdateRule
 # is likely to have these lengths.
 ROWS, DIM, STEPS = 6, 5, 3
 SCALES = (1e-3, 1.0, 1e6)
+# States of transforms of optax whose update of a row arrives in a later step, in which the row may have no lookup.
+POSTPONING = ("MultiStepsState", "ApplyEvery")
+
+
+@contextmanager
+def own_promotions() -> Iterator[None]:
+    """Trace with JAX's ordinary promotions of ranks and types, whatever the caller has set for other programs."""
+    import jax
+
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +85,8 @@ class OptaxRule:
             return (w + updates, *_of_kind(self.is_slot, state, True), *_of_kind(self.is_slot, state, False))
 
         row = jnp.zeros((1, dim), jnp.float32)
-        following = step(row, row, *(jnp.full_like(row, start) for start in self.starts))[1 + self.num_slots :]
+        with own_promotions():
+            following = step(row, row, *(jnp.full_like(row, start) for start in self.starts))[1 + self.num_slots :]
 
         def program(g: Array, w: Array, *slots: Array) -> tuple[Array, ...]:
             return step(g, w, *slots)[: 1 + self.num_slots]
@@ -98,8 +111,8 @@ def from_optax(transform: Any) -> OptaxRule:
     UsageTypeError
         If ``transform`` is no optax.GradientTransformation.
     UsageError
-        If the update of a row depends on other rows, as with ``optax.clip_by_global_norm``, or if a slot does not start
-        as a constant.
+        If the update of a row depends on other rows, as with ``optax.clip_by_global_norm`` or ``apply_if_finite``, if
+        it is postponed to another step, as with ``optax.MultiSteps``, or if a slot does not start as a constant.
 
     Notes
     -----
@@ -122,8 +135,10 @@ def from_optax(transform: Any) -> OptaxRule:
         raise UsageTypeError(f"from_optax: expected an optax.GradientTransformation, got {got}")
     rng = np.random.default_rng(0)
     try:
-        rule = _classified(transform, rng.standard_normal((ROWS, DIM)).astype(np.float32))
-        depends = any(_depends_on_other_rows(transform, rule.is_slot, scale, rng) for scale in SCALES)
+        with own_promotions():
+            rule = _classified(transform, rng.standard_normal((ROWS, DIM)).astype(np.float32))
+            depends = any(_depends_on_other_rows(transform, rule.is_slot, scale, rng) for scale in SCALES)
+            depends = depends or _depends_on_finite_rows(transform, rule.is_slot)
     except UsageError:
         raise
     except Exception as error:  # a transform may raise any type
@@ -142,7 +157,14 @@ def _classified(transform: Any, weights: Float32) -> OptaxRule:
     import jax
 
     starts, numbers, is_slot = [], [], []
-    leaves, _ = jax.tree.flatten(jax.tree.map(np.asarray, transform.init(jax.numpy.asarray(weights))))
+    state = transform.init(jax.numpy.asarray(weights))
+    for node in jax.tree.leaves(state, is_leaf=lambda node: type(node).__name__ in POSTPONING):
+        if type(node).__name__ in POSTPONING:
+            raise UsageError(
+                f"from_optax: the transform keeps gradients for a later step ({type(node).__name__}), and a row is "
+                "updated only in the steps that look it up; use larger batches"
+            )
+    leaves, _ = jax.tree.flatten(jax.tree.map(np.asarray, state))
     for leaf in leaves:
         is_slot.append(leaf.shape == weights.shape)
         if leaf.shape == ():
@@ -172,6 +194,21 @@ def _depends_on_other_rows(transform: Any, is_slot: tuple[bool, ...], scale: flo
         if not np.allclose(whole, joined, rtol=1e-4, atol=1e-6 * np.abs(joined).max(initial=0), equal_nan=True):
             return True
     return False
+
+
+def _depends_on_finite_rows(transform: Any, is_slot: tuple[bool, ...]) -> bool:
+    """Return whether an infinite gradient of the first row changes the update of another one."""
+    import jax
+
+    weights = np.ones((2, DIM))
+    gradients = np.stack([weights * np.inf, weights])[None, :, 0]
+    num_arrays = 1 + sum(is_slot)
+    with jax.debug_nans(False), jax.debug_infs(False):
+        together = list(_stepped(transform, is_slot, weights, gradients))[:num_arrays]
+        alone = list(_stepped(transform, is_slot, weights[1:], gradients[:, 1:]))[:num_arrays]
+    return not all(
+        np.allclose(whole[1:], row, rtol=1e-4, atol=1e-6) for whole, row in zip(together, alone, strict=True)
+    )
 
 
 def _stepped(transform: Any, is_slot: tuple[bool, ...], weights: Any, gradients: Any) -> Iterator[npt.NDArray[Any]]:

@@ -110,6 +110,32 @@ def test_transforms_that_mix_rows_are_refused(name):
         from_optax(transform)
 
 
+def test_transforms_that_a_row_without_a_finite_gradient_holds_up_are_refused():
+    optax = pytest.importorskip("optax")
+    with pytest.raises(ps.UsageError, match="the update of a row depends on other rows"):
+        from_optax(optax.chain(optax.apply_if_finite(optax.adam(0.1), 3), optax.scale(1.0)))
+    assert from_optax(optax.chain(optax.zero_nans(), optax.sgd(0.1))).num_slots == 0
+
+
+@pytest.mark.parametrize("name", ["MultiSteps", "apply_every"])
+def test_transforms_that_postpone_gradients_are_refused(name):
+    optax = pytest.importorskip("optax")
+    steps = optax.MultiSteps(optax.adam(0.1), 2) if name == "MultiSteps" else optax.apply_every(2)
+    transform = steps if name == "MultiSteps" else optax.chain(steps, optax.sgd(0.1))
+    with pytest.raises(
+        ps.UsageError, match=r"keeps gradients for a later step \(.*updated only in the steps that look"
+    ):
+        from_optax(transform)
+
+
+def test_a_transform_is_a_rule_where_jax_promotes_no_types(mesh_of):
+    optax = pytest.importorskip("optax")
+    with jax.numpy_dtype_promotion("strict"):  # optax's own Adam divides by a power with an integer exponent
+        rule = from_optax(optax.adam(0.1))
+        EmbeddingTables(config_of(), mesh_of(1), rules={"t": rule})
+    assert (rule.num_slots, len(rule.numbers)) == (2, 1)
+
+
 def mixing(g, state, _):
     return -g / jnp.linalg.norm(g), state
 

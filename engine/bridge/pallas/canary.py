@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from penstock.bridge import program_cache
 from penstock.bridge.devices import AXIS
 from penstock.bridge.pallas import sparsecore, tensorcore
-from penstock.bridge.programs import row_sharding
+from penstock.bridge.programs import own_settings, row_sharding
 from penstock.bridge.row_format import UNTOUCHED, Line
 from penstock.bridge.sharding import TILE_LINES
 from penstock.frames import Float32
@@ -52,7 +52,7 @@ def failure(mesh: Mesh, rule: UpdateRule, line: Line, variant: str = "pallas") -
         pass  # none yet, or damaged: find out
     alone = Mesh(np.asarray([device]), (AXIS,))
     try:
-        with jax.set_mesh(alone), jax.transfer_guard("allow"):
+        with own_settings(alone):
             mismatch = _mismatch(alone, rule, line, variant)
     except Exception as error:  # a compiler or device may raise any type
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

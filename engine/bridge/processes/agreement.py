@@ -19,7 +19,7 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import penstock.errors as errors
-from penstock.bridge.programs import Program, compiled, row_sharding
+from penstock.bridge.programs import Program, compiled, own_settings, row_sharding
 from penstock.errors import PeerError, PenstockError, UsageError
 from penstock.frames import Int32
 
@@ -124,7 +124,7 @@ class Processes:
         try:
             gather = _gather(self.mesh, len(words))
             rows = placed(self.mesh, [words[None]] * len(self.by_rank[self.rank]))
-            with jax.transfer_guard("allow"):
+            with own_settings(self.mesh):
                 every = np.asarray(gather(rows).addressable_data(0))
         except jax.errors.JaxRuntimeError as error:
             self._is_broken = True

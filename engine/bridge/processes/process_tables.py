@@ -21,6 +21,7 @@ from penstock.bridge.dispatcher import Dispatcher
 from penstock.bridge.packing import Packed
 from penstock.bridge.processes.agreement import Processes, placed
 from penstock.bridge.processes.row_exchange import exchange, fetch, mark_lines
+from penstock.bridge.programs import own_settings
 from penstock.bridge.sharding import GROWTH, MAX_BUCKET, TableDefinition, bucket, buckets
 from penstock.bridge.stacking import MemberRows, multiple_of
 from penstock.bridge.xla_tables import XlaTables
@@ -68,7 +69,7 @@ class ProcessTables(XlaTables):
         ]
         frames = [segment.frames for _, segment in parts]
         reader = f"step {step}, {quoted(names)}"
-        with self._own_mesh(), self._watching(reader):
+        with own_settings(self.mesh), self._watching(reader):
             arrived = list(self._exchanged(reader, rows, frames))
             if self._rule.non_lazy:
                 touched = self.programs.at("no_rows")()
@@ -170,7 +171,7 @@ class ProcessTables(XlaTables):
         num_slices, k = self._agreed(call, devices, order)
         num_lines = stack.num_devices * stack.lines_per_device
         run = fetch(self.mesh, table.line, num_lines, k)
-        with self._own_mesh():
+        with own_settings(self.mesh):
             for number in range(num_slices):
                 positions = order[number::num_slices]
                 beyond = stack.lines_per_device * table.line.group
