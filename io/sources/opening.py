@@ -160,7 +160,11 @@ def _near(text: str) -> str:
 
 def _check_no_table(fs: pa.fs.FileSystem, path: str, name: str) -> None:
     """Raise UsageError for a directory that is a table with versions: its files also hold rows that were replaced."""
-    spellings = {"_delta_log": f"delta:{name}", "_versions": f"lance:{name}"}
+    spellings = {
+        "_delta_log": f"delta:{name}",
+        "_versions": f"lance:{name}",
+        ".hoodie": "a copy of its rows (Hudi is not read)",
+    }
     for entry in fs.get_file_info(pa.fs.FileSelector(path)):
         spelling = spellings.get(entry.base_name)
         if entry.base_name == "metadata" and any(
