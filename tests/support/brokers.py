@@ -127,6 +127,34 @@ class MockKafka:
         self.close()
 
 
+def growing_topic(monkeypatch):
+    """Let the client see one partition of every topic. Returns a function that lets it see all of them.
+
+    Neither librdkafka's mock cluster nor Tansu can add partitions.
+    """
+    kafka = pytest.importorskip("confluent_kafka")
+    num_seen = [1]
+
+    class Consumer(kafka.Consumer):
+        def list_topics(self, *args, **keywords):
+            metadata = super().list_topics(*args, **keywords)
+            for topic in metadata.topics.values():
+                topic.partitions = {key: topic.partitions[key] for key in list(topic.partitions)[: num_seen[0]]}
+            return metadata
+
+    class Producer(kafka.Producer):
+        def produce(self, topic, value=None, key=None, **keywords):
+            super().produce(topic, value, key, **({"partition": 0} if num_seen[0] == 1 else {}) | keywords)
+
+    monkeypatch.setattr(kafka, "Consumer", Consumer)
+    monkeypatch.setattr(kafka, "Producer", Producer)
+
+    def grow():
+        num_seen[0] = 1000
+
+    return grow
+
+
 class Scripted(Partition):
     """numbers : of the messages; low : below it, none is retained; failures : of the calls to come, False or True"""
 
