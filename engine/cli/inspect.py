@@ -24,12 +24,14 @@ from penstock.cli.pages.html_report import write_page
 from penstock.cli.pages.id_statistics import IdUses, Uses, use_sections
 from penstock.config.dynamic import settings_text
 from penstock.config.embedding import EmbeddingConfig
-from penstock.errors import ConfigError, InputError, UsageError
+from penstock.errors import ConfigError, InputError, StateError, UsageError
+from penstock.filesystem.file_stores import place_of
 from penstock.io.decoding.bad_rows import is_quarantine, reasons_of
 from penstock.io.decoding.role_types import is_list
 from penstock.io.decoding.row_columns import decode_rows
 from penstock.io.decoding.schema import Roles, resolve
 from penstock.io.sources.opening import Part, looks_like_arrow, open_source
+from penstock.io.sources.source_kinds import source_kind
 from penstock.pyx.id_table import IdTable
 
 EXAMPLE = "penstock inspect monday.arrows"
@@ -57,9 +59,9 @@ def run(args: argparse.Namespace, out: Output) -> None:
     columns = columns_of(args)
     if args.report is not None:
         check_writable(args.report)
-    if "://" not in args.path and Version.of(args.path).folder.numbers():
+    if source_kind(args.path) is None and is_checkpoint(args.path):
         check_is_stream(args, "checkpoint")
-        with trusting(args.path):
+        with trusting(place_of(args.path)):
             inspect_checkpoint(args.path, out)
             return
     if is_other_file(args.path):
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     source = open_source(args.path, args.allow_missing_end, as_files=True)
     uses: Uses | None = None if args.report is None else {}
     parts = [inspect_part(part, columns, out, uses) for part in source.parts()]
-    result = {"path": args.path, "kind": "stream", "parts": parts}
+    result = {"path": place_of(args.path), "kind": "stream", "parts": parts}
     if uses is not None:
         index = write_page(args.report, f"penstock inspect {args.path}", use_sections(uses), result)
         out.say(f"report    {index}")
@@ -86,6 +88,16 @@ def check_is_stream(args: argparse.Namespace, kind: str) -> None:
     """Raise UsageError for ``--report`` with anything but a gradient stream."""
     if args.report is not None:
         raise UsageError(f"--report: pages are of gradient streams, and {args.path} is no stream but a {kind}")
+
+
+def is_checkpoint(path: str) -> bool:
+    """Return whether ``path`` is a folder with commits, or a version in one. A URI that cannot be opened is none."""
+    try:
+        return bool(Version.of(path).folder.numbers())
+    except (StateError, UsageError, OSError):
+        if "://" in path:
+            return False
+        raise
 
 
 def is_other_file(path: str) -> bool:
@@ -105,7 +117,7 @@ def inspect_checkpoint(path: str, out: Output) -> None:
     sources = [{"source": name, "frames": frames} for name, frames, *_ in contents["positions"]["sources"]]
     step, pending = contents["global_step"], contents["gate"]["num_accumulated"]
     listed = f"commits {', '.join(map(str, folder.numbers()))}, every digest of the last one fits"
-    out.say(f"{path}: checkpoint, {f'commit {commit.number}, every digest fits' if version.name else listed}")
+    out.say(f"{place_of(path)}: checkpoint, {f'commit {commit.number}, every digest fits' if version.name else listed}")
     out.say(f"  step {count(step)}, {count(pending)} of {contents['num_required']} frames in the gate")
     bases = sum(file.parent is None for file in commit.files)  # one per process that committed
     out.say(f"  {several(bases, 'base')}, {several(len(commit.files) - bases, 'delta')}, {count(num_bytes)} bytes")
@@ -129,7 +141,7 @@ def inspect_checkpoint(path: str, out: Output) -> None:
     state = {key: contents[key] for key in ("global_step", "num_required", "reduction", "seed", "counters")}
     result = {"commit": commit.number, "bytes": num_bytes, "pending": pending, "sources": sources, "tables": tables}
     result["changes"] = [change.get_state() for change in changes]
-    out.result({"path": path, "kind": "checkpoint", **result, **state})
+    out.result({"path": place_of(path), "kind": "checkpoint", **result, **state})
 
 
 def inspect_config(path: str, out: Output) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from penstock.errors import InputError, UsageError
+from penstock.filesystem.file_stores import place_of
 from penstock.io.sources.batch import Batch, Part, Parts, Source, arrow_errors
 from penstock.io.sources.file_names import filesystem_of, keys_of, matches, with_keys
 from penstock.io.sources.files import open_file
@@ -126,23 +127,23 @@ def _named_source(text: str, allow_missing_end: bool, as_files: bool) -> Source:
         raise InputError("expected a path, got an empty name")
     if (kind := source_kind(text)) is not None:
         return kind.open(text, PATIENCE_S)[0]
-    with arrow_errors("cannot open", text):
-        fs, path = filesystem_of(text)
+    with arrow_errors("cannot open", place_of(text)):
+        fs, path, name = filesystem_of(text)
         kind = fs.get_file_info(path).type
         if kind == pa.fs.FileType.NotFound:
-            raise InputError(f"no such file or directory{_near(text)}", source=text)
+            raise InputError(f"no such file or directory{_near(text)}", source=name)
         if kind == pa.fs.FileType.Directory and not as_files:
-            _check_no_table(fs, path, text)
-        files = _files_of(fs, path, text) if kind == pa.fs.FileType.Directory else [(text, path)]
+            _check_no_table(fs, path, name)
+        files = _files_of(fs, path, name) if kind == pa.fs.FileType.Directory else [(name, path)]
 
-    keys = keys_of([name for name, _ in files])
+    keys = keys_of([file_name for file_name, _ in files])
 
     def parts() -> Parts:
-        for name, file_path in files:
+        for file_name, file_path in files:
             with ExitStack() as stack:
-                yield with_keys(open_file(fs, file_path, name, stack, allow_missing_end), keys(name))
+                yield with_keys(open_file(fs, file_path, file_name, stack, allow_missing_end), keys(file_name))
 
-    return Source(text, parts, len(files), is_ready=read_once(text) is None)
+    return Source(name, parts, len(files), is_ready=read_once(text) is None)
 
 
 def _near(text: str) -> str:

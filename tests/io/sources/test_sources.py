@@ -55,7 +55,7 @@ def test_a_file_of_another_file_system(monkeypatch, container):
     fs.create_dir("logs")
     with fs.open_output_stream("logs/a") as file:
         file.write(CONTAINERS[container])
-    monkeypatch.setattr(sources, "filesystem_of", lambda text: (fs, text.removeprefix("mock://")))
+    monkeypatch.setattr(sources, "filesystem_of", lambda text: (fs, text.removeprefix("mock://"), text))
     assert frames_of("mock://logs/a") == FRAMES
     assert frames_of("mock://logs") == FRAMES
     assert "mock://logs/b: no such file" in until_error("mock://logs/b")[1]
