@@ -37,7 +37,7 @@ def contents_of(container, frames):
     if container in ("stream", "file"):
         return stream(frames, make=pa.ipc.new_stream if container == "stream" else pa.ipc.new_file)
     sink = io.BytesIO()
-    options = {"use_dictionary": False, "compression": "none"}
+    options = {"use_dictionary": False, "compression": "none", "data_page_size": 1 << 14}  # much less than a block
     rows = 500 if container == "parquet of short groups" else None
     pa.parquet.write_table(pa.Table.from_batches(frames).combine_chunks(), sink, row_group_size=rows, **options)
     return sink.getvalue()
