@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.checkpoint.arrays import SavedTables
 from penstock.cli.command_line import Parser
-from penstock.cli.output import Output, writing
+from penstock.cli.output import Output, place_text, writing
 from penstock.errors import UsageError
 from penstock.io.formats.table_format import table_formats
 
@@ -34,5 +34,5 @@ def run(args: argparse.Namespace, out: Output) -> None:
     with writing(args.out):
         files = chosen.write(args.out, saved, step)
     out.say_tables("wrote     ", [str(file) for file in files])
-    out.say(f"step      {step}, commit {saved.commit.number} of {args.checkpoint}")
+    out.say(f"step      {step}, commit {saved.commit.number} of {place_text(args.checkpoint)}")
     out.result({"global_step": step, "commit": saved.commit.number, "out": [str(file) for file in files]})

@@ -30,7 +30,7 @@ from penstock.io.decoding.bad_rows import is_quarantine, reasons_of
 from penstock.io.decoding.role_types import is_list
 from penstock.io.decoding.row_columns import decode_rows
 from penstock.io.decoding.schema import Roles, resolve
-from penstock.io.sources.opening import Part, looks_like_arrow, open_source
+from penstock.io.sources.opening import Part, expanded, looks_like_arrow, open_source
 from penstock.io.sources.source_kinds import source_kind
 from penstock.pyx.id_table import IdTable
 
@@ -74,9 +74,9 @@ def run(args: argparse.Namespace, out: Output) -> None:
             raise InputError(
                 f"neither Arrow, nor Parquet, nor a configuration (read as one: {reason})", source=args.path
             ) from None
-    source = open_source(args.path, args.allow_missing_end, as_files=True)
+    sources = [open_source(each, args.allow_missing_end, as_files=True) for each in expanded(args.path)]
     uses: Uses | None = None if args.report is None else {}
-    parts = [inspect_part(part, columns, out, uses) for part in source.parts()]
+    parts = [inspect_part(part, columns, out, uses) for source in sources for part in source.parts()]
     result = {"path": place_of(args.path), "kind": "stream", "parts": parts}
     if uses is not None:
         index = write_page(args.report, f"penstock inspect {args.path}", use_sections(uses), result)
