@@ -78,7 +78,7 @@ def test_rows_that_a_deletion_vector_deletes_are_not_applied(table):
     ],
     ids=["unknown", "catalog", "newer"],
 )
-def test_what_the_reader_does_not_know_is_refused_by_name_after_the_versions_before(table, actions, feature):
+def test_an_unknown_feature_is_refused_by_name_after_the_versions_before_it(table, actions, feature):
     table.commit(*actions, table.add([2]))
     table.commit(table.add([3], "other.parquet"))
     check_refused(table, f"version 1 uses the feature '{feature}' of Delta Lake")
