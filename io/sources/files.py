@@ -18,11 +18,18 @@ from penstock.io.sources.batch import Part, arrow_errors
 from penstock.io.sources.ipc_file import ARROW_FILE, ipc_file_part
 from penstock.io.sources.ipc_stream import Forward, Mapped, ipc_stream_part, open_stream
 from penstock.io.sources.parquet import PARQUET, parquet_part
-from penstock.io.sources.remote_file import RemoteFile
+from penstock.io.sources.remote_file import OpeningFile, RemoteFile
 
 
-def open_file(fs: pa.fs.FileSystem, path: str, name: str, stack: ExitStack, allow_missing_end: bool) -> Part:
-    """Return the part of one file; the stack closes its open files."""
+def open_file(
+    fs: pa.fs.FileSystem,
+    path: str,
+    name: str,
+    stack: ExitStack,
+    allow_missing_end: bool,
+    opening: OpeningFile | None = None,
+) -> Part:
+    """Return the part of one file; the stack closes its open files. opening : the file, if it is being opened"""
     local = isinstance(fs, pa.fs.LocalFileSystem)
     if local and not os.path.isfile(path):  # a pipe or a device: can be read only once
         with arrow_errors("cannot open", name):
@@ -31,7 +38,7 @@ def open_file(fs: pa.fs.FileSystem, path: str, name: str, stack: ExitStack, allo
     with arrow_errors("cannot open", name):
         if local and not os.path.getsize(path):
             raise InputError("the file is empty (0 bytes): not even a schema", source=name)
-        file = stack.enter_context(pa.memory_map(path) if local else RemoteFile(fs.open_input_file(path)))
+        file = stack.enter_context(pa.memory_map(path) if local else (opening or OpeningFile(fs, path)).result())
         size = file.size()
         head = bytes(file.read(8))
         file.seek(0)

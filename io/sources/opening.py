@@ -29,6 +29,7 @@ from penstock.io.sources.ipc_file import ARROW_FILE
 from penstock.io.sources.ipc_messages import CONTINUATION
 from penstock.io.sources.ipc_stream import FEATHER_V1, open_stream
 from penstock.io.sources.parquet import PARQUET
+from penstock.io.sources.remote_file import OpeningFile
 from penstock.io.sources.source_kinds import source_kind
 
 __all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources", "read_once"]
@@ -139,9 +140,12 @@ def _named_source(text: str, allow_missing_end: bool, as_files: bool) -> Source:
     keys = keys_of([file_name for file_name, _ in files])
 
     def parts() -> Parts:
-        for file_name, file_path in files:
+        opening, is_remote = None, not isinstance(fs, pa.fs.LocalFileSystem)
+        for number, (file_name, file_path) in enumerate(files, 1):
             with ExitStack() as stack:
-                yield with_keys(open_file(fs, file_path, file_name, stack, allow_missing_end), keys(file_name))
+                part = open_file(fs, file_path, file_name, stack, allow_missing_end, opening)
+                opening = OpeningFile(fs, files[number][1]) if is_remote and number < len(files) else None
+                yield with_keys(part, keys(file_name))
 
     return Source(name, parts, len(files), is_ready=read_once(text) is None)
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import pyarrow as pa
+import pyarrow.fs
 
 import penstock.interrupts as interrupts
 
@@ -25,6 +27,7 @@ _HELD = 2
 _TICK_S = 0.1
 
 Range = tuple[int, int]
+T = TypeVar("T")
 
 
 class RemoteFile(pa.PythonFile):
@@ -46,32 +49,44 @@ class RemoteFile(pa.PythonFile):
         self.blocks.read_in_order([[(0, self.blocks.num_bytes)]] if sequences is None else sequences)
 
 
-class _Request:
-    """A range of a file, which a thread reads. The interpreter waits for such threads at its end."""
+class _Call(Generic[T]):
+    """A call in a thread. The interpreter waits for such threads at its end."""
 
-    def __init__(self, file: pa.NativeFile, start: int, stop: int) -> None:
-        self.start = start
-        self._file, self._num_bytes = file, stop - start
-        self._data, self._error = b"", None
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._results: list[T] = []
+        self._error: BaseException | None = None
         self._done = threading.Event()
         threading.Thread(target=self._run, name="penstock-read-ahead").start()
 
-    _error: BaseException | None
-
     def _run(self) -> None:
         try:
-            self._data = self._file.read_at(self._num_bytes, self.start)
-        except BaseException as error:  # raised where the bytes are needed
+            self._results.append(self._call())
+        except BaseException as error:  # raised where the result is needed
             self._error = error
         self._done.set()
 
-    def data(self) -> bytes:
-        """Return the bytes, as soon as they have arrived; fewer if the file was truncated since it was opened."""
+    def result(self) -> T:
         while not self._done.wait(_TICK_S):
             interrupts.check()
         if self._error is not None:
             raise self._error
-        return self._data
+        return self._results[0]
+
+
+class OpeningFile(_Call[RemoteFile]):
+    """A file that is being opened, and its first block read."""
+
+    def __init__(self, fs: pa.fs.FileSystem, path: str) -> None:
+        super().__init__(lambda: RemoteFile(fs.open_input_file(path)))
+
+
+class _Request(_Call[bytes]):
+    """A range of a file. Its result has fewer bytes if the file was truncated since it was opened."""
+
+    def __init__(self, file: pa.NativeFile, start: int, stop: int) -> None:
+        self.start = start
+        super().__init__(lambda: file.read_at(stop - start, start))
 
 
 class _Sequence:
@@ -155,7 +170,7 @@ class Blocks:
         while left > 0:
             request = self._at(self._position)
             begin = self._position - request.start
-            piece = request.data()[begin : begin + left]
+            piece = request.result()[begin : begin + left]
             if not piece:
                 break
             pieces.append(piece)

@@ -142,6 +142,16 @@ def test_an_object_that_is_truncated_or_changed_meanwhile_is_an_error(container,
             ps.Engine(CONFIG).run("store://a")
 
 
+def test_the_next_file_of_a_directory_is_requested_while_one_is_read(monkeypatch):
+    frames = frames_at(1 << 15)
+    store = ObjectStore({f"day/{number}": stream([frame]) for number, frame in enumerate(frames)})
+    store.use(monkeypatch)
+    with closing(open_source("store://day").parts()) as parts:
+        for number, part in enumerate(parts, 1):
+            until(lambda number=number: len(store.requests) == min(number + 1, len(frames)))
+            assert sum(each.num_rows for each in part.batches(["id", "gradient", "step"])) == 15
+
+
 def test_columns_that_are_not_used_are_not_requested(small_blocks, monkeypatch):
     rows = pa.Table.from_batches(frames_at(1 << 18)).combine_chunks()
     wide = pa.FixedSizeListArray.from_arrays(pa.array(np.random.default_rng(0).random(len(rows) * 512)), 512)
