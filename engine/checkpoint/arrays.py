@@ -154,7 +154,7 @@ def changed_rows(folder: Folder, commit: Commit) -> int | None:
 def _headers_of(folder: Folder, commit: Commit, file: DataFile) -> Iterator[Record]:
     """Yield the records of a file at a URI, without the contents of their arrays."""
     try:
-        with folder.files.open(file.name) as data:
+        with folder.files.open(file.name, ahead=False) as data:
             yield from read_records(data, folder.files.file(file.name), only_shapes=True)
     except FileNotFoundError:
         folder.checked(commit, sizes_only=True)  # raises, with the reason

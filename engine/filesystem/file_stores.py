@@ -19,7 +19,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 from penstock.filesystem import atomic_files
 from penstock.filesystem.descriptors import reserve
+from penstock.filesystem.read_ahead import Blocks
 from penstock.filesystem.state_files import open_regular
+
+# What a reader of a store's file copies at once, and requests of one that it does not read in order.
+_AT_ONCE, _HEADER_BYTES = 1 << 20, 1 << 16
 
 
 class WritableFile(Protocol):
@@ -65,7 +69,8 @@ class FileStore(ABC):
         """Return the names of the files; none if there is no such folder."""
 
     @abstractmethod
-    def open(self, name: str) -> BinaryIO: ...
+    def open(self, name: str, ahead: bool = True) -> BinaryIO:
+        """Open a file. ahead : it is read from its beginning to its end"""
 
     @abstractmethod
     def size(self, name: str) -> int: ...
@@ -143,7 +148,7 @@ class LocalStore(FileStore):
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def open(self, name: str) -> BinaryIO:
+    def open(self, name: str, ahead: bool = True) -> BinaryIO:
         return reserve.open(lambda: open_regular(self._path / name))
 
     def size(self, name: str) -> int:
@@ -229,9 +234,13 @@ class RemoteStore(FileStore):
             infos = self._fs.get_file_info(FileSelector(self._path, allow_not_found=True))
             return [info.base_name for info in infos if info.type.name == "File"]
 
-    def open(self, name: str) -> BinaryIO:
+    def open(self, name: str, ahead: bool = True) -> BinaryIO:
         with self._naming(name):
-            return io.BufferedReader(self._fs.open_input_file(self._at(name)), 1 << 20)
+            file = self._fs.open_input_file(self._at(name))
+            if ahead:
+                file = Blocks(file)
+                file.read_in_order()
+        return io.BufferedReader(file, _AT_ONCE if ahead else _HEADER_BYTES)
 
     def size(self, name: str) -> int:
         with self._naming(name):

@@ -45,7 +45,7 @@ def open_file(
     if not head:
         raise InputError("the file is empty (0 bytes): not even a schema", source=name)
     if isinstance(file, RemoteFile) and not head.startswith(PARQUET):
-        file.read_in_order()
+        file.blocks.read_in_order()
     if head.startswith(ARROW_FILE):
         return ipc_file_part(file, size, name)
     if head.startswith(PARQUET):

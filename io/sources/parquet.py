@@ -39,7 +39,7 @@ def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
             used = [group.of(_leaves(parquet.schema, columns)) for group in groups]
             if isinstance(file, RemoteFile):  # to check its pages, it would have to be read twice
                 chunks = zip(*[group.chunks for group in used], strict=False)
-                file.read_in_order([[(chunk.start, chunk.end) for chunk in of_column] for of_column in chunks])
+                file.blocks.read_in_order([[(chunk.start, chunk.end) for chunk in of_column] for of_column in chunks])
             else:
                 check_pages(file, used, name)
             incoming = parquet.iter_batches(batch_size=rows_at_once(groups), columns=columns)

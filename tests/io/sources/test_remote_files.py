@@ -15,7 +15,8 @@ from object_store import ObjectStore
 from streams import CONTAINERS, EVERY, FRAMES, frames_of, until_error
 
 import penstock as ps
-from penstock.io.sources import parquet, parquet_pages, remote_file
+from penstock.filesystem import read_ahead
+from penstock.io.sources import parquet, parquet_pages
 from penstock.io.sources.opening import open_source
 
 DIM = 64
@@ -45,8 +46,8 @@ def contents_of(container, frames):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(remote_file, "BLOCK_BYTES", 1 << 17)
-    monkeypatch.setattr(remote_file, "_END_BYTES", 1 << 14)
+    monkeypatch.setattr(read_ahead, "BLOCK_BYTES", 1 << 17)
+    monkeypatch.setattr(read_ahead, "_END_BYTES", 1 << 14)
     monkeypatch.setattr(parquet, "_READ_BYTES", 1 << 14)
     monkeypatch.setattr(parquet_pages, "_MAX_ROWS_AT_ONCE", 1024)  # as many bytes as two blocks, as in real files
 
