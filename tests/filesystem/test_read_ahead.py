@@ -1,4 +1,4 @@
-"""Files of checkpoints at URIs are read in large requests, and headers of their records without what is between them."""
+"""Files of checkpoints at URIs are read in large requests, and headers of their records without the arrays between."""
 
 import numpy as np
 import pyarrow.fs
