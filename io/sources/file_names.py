@@ -56,7 +56,7 @@ def _matches_of_uri(text: str) -> list[str]:
     form = re.escape(location[len(folder) :])
     form = form.replace(r"\*\*/", "(?:.*/)?").replace(r"\*\*", ".*").replace(r"\*", "[^/]*")
     names = [entry.path[len(path.rstrip("/")) :] for entry in entries]
-    return [folder + quote(name) + mark + query for name in sorted(names) if re.fullmatch(form, name)]
+    return [folder + quote(name, safe="/=") + mark + query for name in sorted(names) if re.fullmatch(form, name)]
 
 
 def filesystem_of(text: str) -> tuple[pa.fs.FileSystem, str, str]:

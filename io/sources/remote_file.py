@@ -8,7 +8,7 @@ import pyarrow.fs
 from penstock.filesystem.read_ahead import Blocks, ThreadCall
 
 
-class RemoteFile(pa.PythonFile):
+class RemoteFile(pa.PythonFile):  # type: ignore[misc]  # pyarrow has no types
     """A file of a store. Nothing is read ahead before ``blocks.read_in_order``."""
 
     blocks: Blocks

@@ -31,6 +31,8 @@ READING = [
     "plan DYNAMIC URI",
     "blame CONFIG URI --table user --id 1",
     "inspect URI",
+    "replay CONFIG URI --deltas DELTAS",
+    "inspect DELTAS",
 ]
 # Commands that read or write a checkpoint, in an order in which each can run.
 CHECKPOINTS = [
@@ -105,9 +107,10 @@ def test_every_command_that_reads_gradients_reads_every_uri(place, run):
     hashes = set()
     for name in LOGS.values():
         for line in READING:
-            printed, _ = run(line, URI=place(name))
+            printed, _ = run(line, URI=place(name), DELTAS=place("deltas.arrows"))
             if line.startswith("replay"):
                 hashes.add(next(text for text in printed.splitlines() if text.startswith("state")))
+                assert ("that were not read: day\n" in printed) == name.startswith("days")
     assert len(hashes) == 1
 
 
