@@ -10,12 +10,12 @@ import errno
 import fcntl
 import io
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
-from urllib.parse import urlsplit, urlunsplit
 
 from penstock.filesystem import atomic_files
 from penstock.filesystem.descriptors import reserve
@@ -324,8 +324,9 @@ def place_of(text: str) -> str:
     """Return a path as it is; a URI without secrets: it may have keys before the host, and options after the path."""
     if "://" not in text:
         return text
-    parts = urlsplit(text)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
+    scheme, mark, rest = re.split("[?#]", text, maxsplit=1)[0].partition("://")  # urlsplit raises for some hosts
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
 
 
 def store_at(place: str | os.PathLike[str]) -> FileStore:

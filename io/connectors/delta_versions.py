@@ -123,7 +123,8 @@ class DeltaVersions(TableVersions):
 
     def _refused_by_protocol(self) -> int | None:
         """Return the newest version whose protocol is refused, of those that the log still has."""
-        names = [file.base_name for file in self._fs.get_file_info(pa.fs.FileSelector(f"{self._root}/_delta_log"))]
+        folder = pa.fs.FileSelector(f"{self._root}/_delta_log", allow_not_found=True)
+        names = [file.base_name for file in self._fs.get_file_info(folder)]
         for version in sorted((int(name[:-5]) for name in names if re.fullmatch(r"\d{20}\.json", name)), reverse=True):
             try:
                 self._check_protocol(version, self._actions(version))

@@ -51,7 +51,7 @@ def _matches_of_uri(text: str) -> list[str]:
     location, mark, query = text.partition("?")
     folder = location[: location.index("*")].rpartition("/")[0]
     with arrow_errors("cannot list", place_of(text)):
-        fs, path, _ = filesystem_of(folder + mark + query)
+        fs, path = filesystem_of(folder + mark + query)
         entries = fs.get_file_info(pa.fs.FileSelector(path, recursive=True, allow_not_found=True))
     form = re.escape(location[len(folder) :])
     form = form.replace(r"\*\*/", "(?:.*/)?").replace(r"\*\*", ".*").replace(r"\*", "[^/]*")
@@ -59,8 +59,8 @@ def _matches_of_uri(text: str) -> list[str]:
     return [folder + quote(name, safe="/=") + mark + query for name in sorted(names) if re.fullmatch(form, name)]
 
 
-def filesystem_of(text: str) -> tuple[pa.fs.FileSystem, str, str]:
-    """Return the file system of a path or URI, the path in it, and its name: a URI without keys and options."""
+def filesystem_of(text: str) -> tuple[pa.fs.FileSystem, str]:
+    """Return the file system of a path or URI, and the path in it."""
     if "://" in text:
         name = place_of(text)
         try:
@@ -70,8 +70,8 @@ def filesystem_of(text: str) -> tuple[pa.fs.FileSystem, str, str]:
                 raise InputError(f"cannot open: {str(error).replace(text, name)}", source=name) from None
             known = either(kind.form for kind in source_kinds())
             raise InputError(f"unknown scheme; expected a URI of pyarrow.fs, {known}", source=name) from None
-        return fs, path, name
-    return pa.fs.LocalFileSystem(), os.path.abspath(text), text
+        return fs, path
+    return pa.fs.LocalFileSystem(), os.path.abspath(text)
 
 
 # ---- keys of Hive paths

@@ -128,8 +128,9 @@ def _named_source(text: str, allow_missing_end: bool, as_files: bool) -> Source:
         raise InputError("expected a path, got an empty name")
     if (kind := source_kind(text)) is not None:
         return kind.open(text, PATIENCE_S)[0]
-    with arrow_errors("cannot open", place_of(text)):
-        fs, path, name = filesystem_of(text)
+    name = place_of(text)
+    with arrow_errors("cannot open", name):
+        fs, path = filesystem_of(text)
         kind = fs.get_file_info(path).type
         if kind == pa.fs.FileType.NotFound:
             raise InputError(f"no such file or directory{_near(text)}", source=name)

@@ -51,7 +51,7 @@ class ObjectStore(pa.fs.FileSystemHandler):
     def use(self, monkeypatch):
         """Let every URI name an object: ``store://PATH``."""
         fs = pa.fs.PyFileSystem(self)
-        of_path = lambda text: (fs, text.removeprefix("store://"), text)  # noqa: E731
+        of_path = lambda text: (fs, text.removeprefix("store://"))  # noqa: E731
         monkeypatch.setattr("penstock.io.sources.opening.filesystem_of", of_path)
 
     # ---- of pyarrow's handler
