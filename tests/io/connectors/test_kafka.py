@@ -24,10 +24,10 @@ def brokers():
     cluster.close()
 
 
-def send(brokers, frames, partition=0):
+def send(brokers, frames, partition=0, topic="gradients"):
     producer = kafka.Producer({"bootstrap.servers": brokers})
     for each in frames:
-        producer.produce("gradients", message_of(each), partition=partition)
+        producer.produce(topic, message_of(each), partition=partition)
     producer.flush(HANG_S)
 
 
@@ -159,6 +159,21 @@ def test_new_partitions_are_read_by_the_next_run_and_reported_meanwhile(
     engine = restored(tmp_path)
     engine.run(uri, checkpoint=tmp_path / "c", resume=True)
     assert engine.state_hash() == replayed(FRAMES[:6]).state_hash()
+
+
+def test_several_topics_of_which_the_first_one_has_grown_continue(brokers, tmp_path, monkeypatch):
+    grow = growing_topic(monkeypatch)
+    send(brokers, FRAMES[:3])
+    send(brokers, FRAMES[3:5], topic="others")
+    uris = [f"kafka://{brokers}/gradients", f"kafka://{brokers}/others"]
+    ps.Engine(config_of()).run(uris, checkpoint=tmp_path / "c")
+    grow()
+    send(brokers, FRAMES[5:7], 2)
+    with pytest.raises(StateError, match="holds 3 frames of kafka/gradients/0 in its place"):
+        restored(tmp_path).run(uris[::-1], checkpoint=tmp_path / "c", resume=True)
+    engine = restored(tmp_path)
+    engine.run(uris, checkpoint=tmp_path / "c", resume=True)
+    assert engine.state_hash() == replayed(FRAMES[:7]).state_hash()
 
 
 def test_a_service_reports_new_partitions(brokers, monkeypatch, caplog):
