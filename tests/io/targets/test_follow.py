@@ -335,5 +335,5 @@ def test_a_delta_table_that_another_writer_made_unwritable_is_an_incompatible_st
         (log / f"{1:020d}.json").write_text("\n".join(map(json.dumps, (commit, action))))
         with client_of(service) as client:
             client.put(FRAMES[:9], "w0")
-        line = refused(5, "follow", service.address.uri, "--into", store.target)
+        line = refused(5, "follow", service.address.uri, "--into", store.target, "--once", "--patience", "0.1")
         assert re.search("deltalake cannot write it any more: .*; another writer changed its features or prop", line)

@@ -39,9 +39,9 @@ def test_a_topic_that_has_grown_is_refused_before_a_write(store, grow, capsys, r
         written, rows = len(store.messages()), rows_of(service.engine)
         grow()
         client.put(FRAMES, "w0", first=1)
-        assert GROWN in refused(5, "follow", service.address.uri, "--into", store.target)
+        assert GROWN in refused(5, "follow", service.address.uri, "--into", store.target, "--once")
     with service_of(ps.Engine(config_of(), seed=1)) as service:
-        assert GROWN in refused(5, "follow", service.address.uri, "--into", store.target, "--replace")
+        assert GROWN in refused(5, "follow", service.address.uri, "--into", store.target, "--once", "--replace")
     assert (len(store.messages()), store.read()) == (written, rows)
 
 
