@@ -24,6 +24,7 @@ import pyarrow.fs
 import penstock.forks as forks
 from penstock.errors import StateError, UsageError
 from penstock.filesystem.append_file import GrowingFile, IsCommitted, check_new, existing_path, part_of
+from penstock.filesystem.file_stores import place_of
 from penstock.filesystem.pipes import open_writer
 from penstock.io.log import LogWriter, schema_of_log
 
@@ -181,7 +182,8 @@ def open_deltas(
         return DeltaFile(path, schema, step, resumed, is_committed)
     if is_committed is not None:
         raise UsageError(
-            f"{text}: with a checkpoint deltas go into a file, which a later run can continue; not into a stream"
+            f"{place_of(text)}: with a checkpoint deltas go into a file, which a later run can continue; not into a "
+            "stream"
         )
     if text == "-":
         return DeltaStream("<stdout>", sys.stdout.buffer, schema, step, own=False)
@@ -189,9 +191,10 @@ def open_deltas(
         return DeltaStream(text, open_writer(path), schema, step)
     try:
         fs, inside = pa.fs.FileSystem.from_uri(text)
-        return DeltaStream(text, fs.open_output_stream(inside), schema, step)
+        return DeltaStream(place_of(text), fs.open_output_stream(inside), schema, step)
     except pa.ArrowInvalid as error:
-        raise UsageError(f"{text}: {str(error).splitlines()[0]}") from error
+        problem = str(error).splitlines()[0].replace(text, place_of(text))
+        raise UsageError(f"{place_of(text)}: {problem}") from error
 
 
 def _is_known(path: Path, committed: Mapping[str, Any] | None) -> bool:

@@ -57,11 +57,12 @@ def _little(array: Array) -> Array:
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
 
 
-def read_records(file: BinaryIO | mmap.mmap, place: object) -> Iterator[Record]:
+def read_records(file: BinaryIO | mmap.mmap, place: object, only_shapes: bool = False) -> Iterator[Record]:
     """Yield the records of a file whose digest matches, with the last one. Raises StateError if they are malformed.
 
     file : buffered; or mapped: the arrays then look into it, and the system reads their pages on demand
     place : for messages
+    only_shapes : do not read the arrays, which are zeros
     """
     if file.read(len(MAGIC)) != MAGIC:
         raise StateError(f"{place}: not a data file of this version's checkpoints")
@@ -71,7 +72,7 @@ def read_records(file: BinaryIO | mmap.mmap, place: object) -> Iterator[Record]:
         try:
             header = parsed_json(file.read(*_LENGTH.unpack(length)))
             shapes = header.pop("arrays")
-            arrays = {name: _read_array(file, dtype, shape, num_bytes) for name, dtype, shape in shapes}
+            arrays = {name: _read_array(file, dtype, shape, num_bytes, only_shapes) for name, dtype, shape in shapes}
             record = Record(header.pop("kind"), header, arrays)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
             raise StateError(f"{place}: its records do not add up ({error}); restore another commit") from error
@@ -88,9 +89,13 @@ def _num_bytes(file: BinaryIO | mmap.mmap) -> int:
     return size
 
 
-def _read_array(file: Any, dtype: str, shape: list[int], num_bytes: int) -> Array:
+def _read_array(file: Any, dtype: str, shape: list[int], num_bytes: int, only_shapes: bool) -> Array:
     if math.prod(shape) * np.dtype(dtype).itemsize > num_bytes:
         raise ValueError("an array is longer than its file")
+    if only_shapes:
+        zeros = np.broadcast_to(np.zeros((), dtype), shape)
+        file.seek(zeros.nbytes, os.SEEK_CUR)
+        return zeros
     array = np.empty(0 if isinstance(file, mmap.mmap) else shape, dtype)
     if isinstance(file, mmap.mmap):
         if count := math.prod(shape):

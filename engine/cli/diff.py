@@ -17,7 +17,7 @@ from penstock.checkpoint.arrays import SavedTables
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.table_changes import TableChange, changes_in
 from penstock.cli.command_line import Parser
-from penstock.cli.output import Output, count, several
+from penstock.cli.output import Output, count, place_text, several
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.config.specs import WEIGHTS
 from penstock.errors import MOST_LISTED, InputError
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
         if name in names_in_a and name in names_in_b:
             different = _compare_tables(a, b, names_in_a[name], names_in_b[name])
         else:
-            different = {"missing_in": args.b if name in names_in_a else args.a}
+            different = {"missing_in": place_text(args.b if name in names_in_a else args.a)}
         if different:
             tables[name] = different
             if len(tables) <= MOST_LISTED:

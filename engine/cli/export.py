@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.checkpoint.arrays import SavedTables
 from penstock.cli.command_line import Parser
-from penstock.cli.output import Output, several, writing
+from penstock.cli.output import Output, place_text, several, writing
 from penstock.errors import UsageError
 from penstock.io.formats.table_format import table_formats
 
@@ -37,6 +37,6 @@ def run(args: argparse.Namespace, out: Output) -> None:
     for name, (num_rows, first) in saved.not_finite.items():
         bad = f"{several(num_rows, 'row')} infinite or NaN, the first of id {first}; import refuses them"
         out.say(f"warning   {name}: {bad} (docs/bad_rows.md)")
-    out.say(f"step      {step}, commit {saved.commit.number} of {args.checkpoint}")
+    out.say(f"step      {step}, commit {saved.commit.number} of {place_text(args.checkpoint)}")
     result = {"global_step": step, "commit": saved.commit.number, "out": [str(file) for file in files]}
     out.result({**result, "not_finite": {name: num_rows for name, (num_rows, _) in saved.not_finite.items()}})

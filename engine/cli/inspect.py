@@ -25,7 +25,8 @@ from penstock.cli.pages.html_report import write_page
 from penstock.cli.pages.id_statistics import IdUses, Uses, use_sections
 from penstock.config.dynamic import settings_text
 from penstock.config.embedding import EmbeddingConfig
-from penstock.errors import ConfigError, InputError, UsageError
+from penstock.errors import ConfigError, InputError, StateError, UsageError
+from penstock.filesystem.file_stores import place_of
 from penstock.io.decoding.bad_rows import is_quarantine, reasons_of
 from penstock.io.decoding.role_types import is_list
 from penstock.io.decoding.row_columns import decode_rows
@@ -33,7 +34,8 @@ from penstock.io.decoding.schema import Roles, resolve
 from penstock.io.formats.table_format import TableFormat, inner_formats, tensor_format
 from penstock.io.formats.tensor_names import guessed_part
 from penstock.io.formats.unread_formats import other_format
-from penstock.io.sources.opening import Part, looks_like_arrow, open_source
+from penstock.io.sources.opening import Part, expanded, looks_like_arrow, open_source
+from penstock.io.sources.source_kinds import source_kind
 from penstock.pyx.id_table import IdTable
 
 EXAMPLE = "penstock inspect monday.arrows"
@@ -61,9 +63,9 @@ def run(args: argparse.Namespace, out: Output) -> None:
     columns = columns_of(args)
     if args.report is not None:
         check_writable(args.report)
-    if "://" not in args.path and Version.of(args.path).folder.numbers():
+    if source_kind(args.path) is None and is_checkpoint(args.path):
         check_is_stream(args, "checkpoint")
-        with trusting(args.path):
+        with trusting(place_of(args.path)):
             inspect_checkpoint(args.path, out)
             return
     if "://" not in args.path and (tables := tensors_at(Path(args.path))) is not None:
@@ -79,10 +81,10 @@ def run(args: argparse.Namespace, out: Output) -> None:
             reason = str(error).removeprefix(f"{args.path}:").strip()
             problem = f"neither Arrow, nor Parquet, nor a configuration (read as one: {reason})"
             raise InputError(other_format(Path(args.path)) or problem, source=args.path) from None
-    source = open_source(args.path, args.allow_missing_end, as_files=True)
+    sources = [open_source(each, args.allow_missing_end, as_files=True) for each in expanded(args.path)]
     uses: Uses | None = None if args.report is None else {}
-    parts = [inspect_part(part, columns, out, uses) for part in source.parts()]
-    result = {"path": args.path, "kind": "stream", "parts": parts}
+    parts = [inspect_part(part, columns, out, uses) for source in sources for part in source.parts()]
+    result = {"path": place_of(args.path), "kind": "stream", "parts": parts}
     if uses is not None:
         index = write_page(args.report, f"penstock inspect {args.path}", use_sections(uses), result)
         out.say(f"report    {index}")
@@ -122,6 +124,16 @@ def check_is_stream(args: argparse.Namespace, kind: str) -> None:
         raise UsageError(f"--report: pages are of gradient streams, and {args.path} is no stream but a {kind}")
 
 
+def is_checkpoint(path: str) -> bool:
+    """Return whether ``path`` is a folder with commits, or a version in one. A URI that cannot be opened is none."""
+    try:
+        return bool(Version.of(path).folder.numbers())
+    except (StateError, UsageError, OSError):
+        if "://" in path:
+            return False
+        raise
+
+
 def is_other_file(path: str) -> bool:
     """Return whether ``path`` is a local file that does not begin like Arrow or Parquet. Raise InputError."""
     try:
@@ -139,7 +151,7 @@ def inspect_checkpoint(path: str, out: Output) -> None:
     sources = [{"source": name, "frames": frames} for name, frames, *_ in contents["positions"]["sources"]]
     step, pending = contents["global_step"], contents["gate"]["num_accumulated"]
     listed = f"commits {', '.join(map(str, folder.numbers()))}, every digest of the last one fits"
-    out.say(f"{path}: checkpoint, {f'commit {commit.number}, every digest fits' if version.name else listed}")
+    out.say(f"{place_of(path)}: checkpoint, {f'commit {commit.number}, every digest fits' if version.name else listed}")
     out.say(f"  step {count(step)}, {count(pending)} of {contents['num_required']} frames in the gate")
     bases = sum(file.parent is None for file in commit.files)  # one per process that committed
     out.say(f"  {several(bases, 'base')}, {several(len(commit.files) - bases, 'delta')}, {count(num_bytes)} bytes")
@@ -163,7 +175,7 @@ def inspect_checkpoint(path: str, out: Output) -> None:
     state = {key: contents[key] for key in ("global_step", "num_required", "reduction", "seed", "counters")}
     result = {"commit": commit.number, "bytes": num_bytes, "pending": pending, "sources": sources, "tables": tables}
     result["changes"] = [change.get_state() for change in changes]
-    out.result({"path": path, "kind": "checkpoint", **result, **state})
+    out.result({"path": place_of(path), "kind": "checkpoint", **result, **state})
 
 
 def inspect_config(path: str, out: Output) -> None:

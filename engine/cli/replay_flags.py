@@ -34,7 +34,9 @@ def deltas_of(args: argparse.Namespace, mode: str) -> dict[str, Any]:
     if args.deltas == "-" and args.json:
         raise UsageError("--deltas - and --json both want standard output; give --deltas a file or a pipe")
     if is_stream(args.deltas) and args.checkpoint is not None:
-        raise UsageError(f"--deltas {args.deltas}: with --checkpoint deltas go into a file, which --resume continues")
+        raise UsageError(
+            f"--deltas {place_text(args.deltas)}: with --checkpoint deltas go into a file, which --resume continues"
+        )
     return {"deltas": args.deltas, "slots": _slots(args.slots), "last": args.last, **_per(args.per_steps, mode)}
 
 

@@ -51,18 +51,20 @@ def say_end(
     if quarantine is not None:
         out.say(f"wrote     {quarantine}: {count(sum(report.dropped.values()))} bad rows")
     if args.deltas is not None:
-        out.say(f"wrote     {args.deltas}: the deltas up to step {count(report.global_step)}")
+        out.say(f"wrote     {place_text(args.deltas)}: the deltas up to step {count(report.global_step)}")
     if args.checkpoint is not None:
         out.say(f"committed {place_text(args.checkpoint)}, step {count(report.global_step)}")
     out.say_tables("wrote     ", [str(file) for file in files])
     out.say_all("wrote     ", shown)
     aside = {} if quarantine is None else {"quarantine": str(quarantine)}
     if args.deltas is not None:
-        aside["deltas"] = args.deltas
+        aside["deltas"] = place_text(args.deltas)
     out.result({**report.to_dict(), "out": [str(f) for f in files], **aside, **more})
 
 
 def written_aside(args: argparse.Namespace, quarantine: Path | None) -> list[str]:
     """Return which files other than a commit remain after a run that was stopped."""
-    bad_rows = [] if quarantine is None else [f"bad rows are in {quarantine}"]
-    return bad_rows + ([] if args.deltas is None else [f"the deltas of every whole frame are in {args.deltas}"])
+    texts = [] if quarantine is None else [f"bad rows are in {quarantine}"]
+    if args.deltas is not None:
+        texts.append(f"the deltas of every whole frame are in {place_text(args.deltas)}")
+    return texts

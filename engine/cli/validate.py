@@ -18,6 +18,7 @@ from penstock.cli.key_checks import KeyChecks
 from penstock.cli.output import Output, count, frames_text, several, size_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
+from penstock.filesystem.file_stores import place_of
 from penstock.frames import Frame
 from penstock.gate import Gate
 from penstock.io.connectors.partition_source import TopicKind
@@ -153,7 +154,7 @@ class SourceCheck:
     """
 
     def __init__(self, source: str | Source, drops_bad_rows: bool) -> None:
-        self._opens, self.source = source, source if isinstance(source, str) else source.name
+        self._opens, self.source = source, place_of(source) if isinstance(source, str) else source.name
         self._drops_bad_rows = drops_bad_rows
         self.counters = Counters()
         self.errors: list[str] = []

@@ -9,16 +9,20 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
-from urllib.parse import urlsplit, urlunsplit
 
 from penstock.filesystem import atomic_files
 from penstock.filesystem.descriptors import reserve
+from penstock.filesystem.read_ahead import Blocks
 from penstock.filesystem.state_files import open_regular
+
+# What a reader of a store's file copies at once, and requests of one that it does not read in order.
+_AT_ONCE, _HEADER_BYTES = 1 << 20, 1 << 16
 
 
 class WritableFile(Protocol):
@@ -64,7 +68,8 @@ class FileStore(ABC):
         """Return the names of the files; none if there is no such folder."""
 
     @abstractmethod
-    def open(self, name: str) -> BinaryIO: ...
+    def open(self, name: str, ahead: bool = True) -> BinaryIO:
+        """Open a file. ahead : it is read from its beginning to its end"""
 
     @abstractmethod
     def size(self, name: str) -> int: ...
@@ -142,7 +147,7 @@ class LocalStore(FileStore):
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def open(self, name: str) -> BinaryIO:
+    def open(self, name: str, ahead: bool = True) -> BinaryIO:
         return reserve.open(lambda: open_regular(self._path / name))
 
     def size(self, name: str) -> int:
@@ -221,9 +226,13 @@ class RemoteStore(FileStore):
             infos = self._fs.get_file_info(FileSelector(self._path, allow_not_found=True))
             return [info.base_name for info in infos if info.type.name == "File"]
 
-    def open(self, name: str) -> BinaryIO:
+    def open(self, name: str, ahead: bool = True) -> BinaryIO:
         with self._naming(name):
-            return io.BufferedReader(self._fs.open_input_file(self._at(name)), 1 << 20)
+            file = self._fs.open_input_file(self._at(name))
+            if ahead:
+                file = Blocks(file)
+                file.read_in_order()
+        return io.BufferedReader(file, _AT_ONCE if ahead else _HEADER_BYTES)
 
     def size(self, name: str) -> int:
         with self._naming(name):
@@ -307,8 +316,9 @@ def place_of(text: str) -> str:
     """Return a path as it is; a URI without secrets: it may have keys before the host, and options after the path."""
     if "://" not in text:
         return text
-    parts = urlsplit(text)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
+    scheme, mark, rest = re.split("[?#]", text, maxsplit=1)[0].partition("://")  # urlsplit raises for some hosts
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
 
 
 def store_at(place: str | os.PathLike[str]) -> FileStore:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import UsageError
+from penstock.errors import StateError, UsageError
 from penstock.io.connectors.table_versions import RowFile, TableVersions
 from penstock.io.connectors.versioned_source import TableKind
 from penstock.io.registry import Library
@@ -54,6 +54,14 @@ class IcebergVersions(TableVersions):
     def creation(self) -> str:
         return f"id {self._table.metadata.table_uuid}"
 
+    def check_applied(self, version: int) -> None:
+        known = {int(snapshot.sequence_number) for snapshot in self._table.metadata.snapshots}
+        if version in known - {*self._snapshots()}:
+            raise StateError(
+                f"{self.name}: the tables contain version {version}, and the table was rolled back to one before it; "
+                "use another checkpoint"
+            )
+
     def numbers(self, first: int, last: int) -> Sequence[int]:
         return sorted(number for number in self._snapshots() if first <= number <= last)
 
@@ -73,6 +81,8 @@ class IcebergVersions(TableVersions):
                 for manifest in snapshot.manifests(self._table.io)
                 if manifest.added_snapshot_id == snapshot.snapshot_id
             ]
+            if any(manifest.content.name != "DATA" for manifest in manifests):
+                raise self.changed(version, "an append with files of deletes")
             entries = [entry for manifest in manifests for entry in manifest.fetch_manifest_entry(self._table.io)]
             return [
                 self._file(entry.data_file, version)

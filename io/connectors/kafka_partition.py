@@ -70,7 +70,8 @@ class KafkaPartition(Partition):
                     break
                 else:
                     raise self._topic.client.KafkaException(error)
-        if self._creation is not None and self._topic_id.recent(self._opened()) != self._creation:
+        recent = self._topic_id.recent(self._opened())
+        if self._creation is not None and recent != self._creation:
             raise OSError("the topic was deleted and created again")
         return messages
 
@@ -105,8 +106,10 @@ def kafka_partitions(uri: str) -> list[Partition]:
     Raises UsageError for another URI, an unknown topic or wrong credentials, OSError if no broker can be reached.
     """
     topic = kafka_topic(uri)
-    consumer, topic_id = topic.consumer(), TopicId(topic)
+    consumer = topic.consumer()
     try:
-        return [KafkaPartition(topic, topic_id, number) for number in topic.partitions(consumer)]
+        numbers = topic.partitions(consumer)
+        topic_id = TopicId(topic, len(numbers))
+        return [KafkaPartition(topic, topic_id, number) for number in numbers]
     finally:
         consumer.close()

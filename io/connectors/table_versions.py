@@ -53,6 +53,9 @@ class TableVersions(ABC):
         """Return whether the table that ``latest`` read last may be the one that an earlier ``creation`` named."""
         return creation == self.creation()
 
+    def check_applied(self, version: int) -> None:  # noqa: B027 (most formats refuse the version that takes it back)
+        """Raise StateError if the table that ``latest`` read last was set back to before a version."""
+
     def numbers(self, first: int, last: int) -> Sequence[int]:
         """Return the numbers of the versions from ``first`` to ``last``, ascending."""
         return range(first, last + 1)
@@ -72,11 +75,12 @@ class TableVersions(ABC):
             source=self.name,
         )
 
-    def removal_error(self, version: int) -> StateError:
-        """Return the error of a version that was removed."""
+    def removal_error(self, version: int, file: str | None = None) -> StateError:
+        """Return the error of a version that was removed. file : of the version; None: all of it"""
+        subject = "it" if file is None else f"its file {file}"
         return StateError(
-            f"{self.name}: version {version} is next, and it is no longer there; keep versions for longer, and start "
-            "again from an older checkpoint and another copy of the rows"
+            f"{self.name}: version {version} is next, and {subject} is no longer there; keep versions for longer, and "
+            "start again from an older checkpoint and another copy of the rows"
         )
 
     @contextmanager

@@ -58,6 +58,9 @@ class VersionedSource(SeekableSource):
         elif self._next and self.creation is not None and not self._versions.is_of(self.creation):
             raise StateError(created_again(f"{self.name}: version {self._next[0]}", "table", self.creation, creation))
         self.creation = creation
+        if self._next:
+            version, *rows = self._next
+            self._call(partial(self._versions.check_applied, version if any(rows) else version - 1))
 
     def _open_parts(self) -> Parts:
         first, file, row = self._next or (self._versions.first, 0, 0)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from penstock.errors import InputError
+from penstock.filesystem.file_stores import place_of
 from penstock.io.registry import either
 from penstock.io.sources.batch import Batches, Part, arrow_errors
 from penstock.io.sources.source_kinds import source_kind, source_kinds
@@ -41,7 +42,7 @@ def matches(source: Any) -> list[Any]:
         return [source]
     names = _matches_of_uri(text) if is_uri else sorted(glob.glob(text, recursive=True))
     if not names:
-        raise InputError("no file or directory matches", source=text)
+        raise InputError("no file or directory matches", source=place_of(text))
     return names
 
 
@@ -49,25 +50,26 @@ def _matches_of_uri(text: str) -> list[str]:
     """Return the URIs of files and folders that match."""
     location, mark, query = text.partition("?")
     folder = location[: location.index("*")].rpartition("/")[0]
-    with arrow_errors("cannot list", text):
+    with arrow_errors("cannot list", place_of(text)):
         fs, path = filesystem_of(folder + mark + query)
         entries = fs.get_file_info(pa.fs.FileSelector(path, recursive=True, allow_not_found=True))
     form = re.escape(location[len(folder) :])
     form = form.replace(r"\*\*/", "(?:.*/)?").replace(r"\*\*", ".*").replace(r"\*", "[^/]*")
     names = [entry.path[len(path.rstrip("/")) :] for entry in entries]
-    return [folder + quote(name) + mark + query for name in sorted(names) if re.fullmatch(form, name)]
+    return [folder + quote(name, safe="/=") + mark + query for name in sorted(names) if re.fullmatch(form, name)]
 
 
 def filesystem_of(text: str) -> tuple[pa.fs.FileSystem, str]:
     """Return the file system of a path or URI, and the path in it."""
     if "://" in text:
+        name = place_of(text)
         try:
             fs, path = pa.fs.FileSystem.from_uri(text)
         except pa.ArrowInvalid as error:
             if "Unrecognized filesystem" not in str(error):
-                raise
+                raise InputError(f"cannot open: {str(error).replace(text, name)}", source=name) from None
             known = either(kind.form for kind in source_kinds())
-            raise InputError(f"unknown scheme; expected a URI of pyarrow.fs, {known}", source=text) from None
+            raise InputError(f"unknown scheme; expected a URI of pyarrow.fs, {known}", source=name) from None
         return fs, path
     return pa.fs.LocalFileSystem(), os.path.abspath(text)
 

@@ -19,6 +19,7 @@ from penstock.errors import InputError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
 from penstock.io.sources.ipc_messages import BATCH, DICTIONARY, SCHEMA, FlatbufferTable, Messages, message_kind
 from penstock.io.sources.plain_messages import PlainMessages
+from penstock.io.sources.remote_file import RemoteFile
 
 ARROW_FILE = b"ARROW1"
 _FIRST_BYTES = 8  # magic, padding
@@ -116,7 +117,7 @@ def check_ipc_file(file: pa.NativeFile, size: int, name: str) -> tuple[list[int]
 
 def _check_at(file: pa.NativeFile, start: int, messages: Messages) -> None:
     """Check a local file; a remote one would have to be read twice."""
-    if isinstance(file, pa.MemoryMappedFile | pa.PythonFile):
+    if not isinstance(file, RemoteFile):
         file.seek(start)
         messages.check_next(file)
 

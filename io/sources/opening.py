@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from penstock.errors import InputError, UsageError
+from penstock.filesystem.file_stores import place_of
 from penstock.io.sources.batch import Batch, Part, Parts, Source, arrow_errors
 from penstock.io.sources.file_names import filesystem_of, keys_of, matches, with_keys
 from penstock.io.sources.files import open_file
@@ -28,6 +29,7 @@ from penstock.io.sources.ipc_file import ARROW_FILE
 from penstock.io.sources.ipc_messages import CONTINUATION
 from penstock.io.sources.ipc_stream import FEATHER_V1, open_stream
 from penstock.io.sources.parquet import ENCRYPTED, PARQUET
+from penstock.io.sources.remote_file import OpeningFile
 from penstock.io.sources.source_kinds import source_kind
 
 __all__ = ["Batch", "Part", "Source", "looks_like_arrow", "open_source", "open_sources", "read_once"]
@@ -126,27 +128,31 @@ def _named_source(text: str, allow_missing_end: bool, as_files: bool) -> Source:
         raise InputError("expected a path, got an empty name")
     if (kind := source_kind(text)) is not None:
         return kind.open(text, PATIENCE_S)[0]
-    with arrow_errors("cannot open", text):
+    name = place_of(text)
+    with arrow_errors("cannot open", name):
         fs, path = filesystem_of(text)
         kind = fs.get_file_info(path).type
         if kind == pa.fs.FileType.NotFound:
-            raise InputError(f"no such file or directory{_near(text)}", source=text)
+            raise InputError(f"no such file or directory{_near(text)}", source=name)
         try:
             if kind == pa.fs.FileType.Directory and not as_files:
-                _check_no_table(fs, path, text)
-            files = _files_of(fs, path, text) if kind == pa.fs.FileType.Directory else [(text, path)]
+                _check_no_table(fs, path, name)
+            files = _files_of(fs, path, name) if kind == pa.fs.FileType.Directory else [(name, path)]
         except UnicodeDecodeError:
             problem = "the name of a file in it is not UTF-8, and Arrow knows no other names; rename it"
-            raise InputError(problem, source=text) from None
+            raise InputError(problem, source=name) from None
 
-    keys = keys_of([name for name, _ in files])
+    keys = keys_of([file_name for file_name, _ in files])
 
     def parts() -> Parts:
-        for name, file_path in files:
+        opening, is_remote = None, not isinstance(fs, pa.fs.LocalFileSystem)
+        for number, (file_name, file_path) in enumerate(files, 1):
             with ExitStack() as stack:
-                yield with_keys(open_file(fs, file_path, name, stack, allow_missing_end), keys(name))
+                part = open_file(fs, file_path, file_name, stack, allow_missing_end, opening)
+                opening = OpeningFile(fs, files[number][1]) if is_remote and number < len(files) else None
+                yield with_keys(part, keys(file_name))
 
-    return Source(text, parts, len(files), is_ready=read_once(text) is None)
+    return Source(name, parts, len(files), is_ready=read_once(text) is None)
 
 
 def _near(text: str) -> str:
@@ -164,7 +170,11 @@ def _near(text: str) -> str:
 
 def _check_no_table(fs: pa.fs.FileSystem, path: str, name: str) -> None:
     """Raise UsageError for a directory that is a table with versions: its files also hold rows that were replaced."""
-    spellings = {"_delta_log": f"delta:{name}", "_versions": f"lance:{name}"}
+    spellings = {
+        "_delta_log": f"delta:{name}",
+        "_versions": f"lance:{name}",
+        ".hoodie": "a copy of its rows (Hudi is not read)",
+    }
     for entry in fs.get_file_info(pa.fs.FileSelector(path)):
         spelling = spellings.get(entry.base_name)
         if entry.base_name == "metadata" and any(

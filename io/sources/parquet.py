@@ -14,6 +14,7 @@ import pyarrow.parquet
 from penstock.errors import InputError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors
 from penstock.io.sources.parquet_pages import Group, check_pages, read_groups, rows_at_once
+from penstock.io.sources.remote_file import RemoteFile
 
 PARQUET, ENCRYPTED = b"PAR1", b"PARE"
 _TAIL_BYTES = 8  # uint32 length of the footer, magic
@@ -35,8 +36,12 @@ def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
         nonlocal num_done
         num_done = 0
         with arrow_errors(_NOT_READ, name):
-            if isinstance(file, pa.MemoryMappedFile | pa.PythonFile):  # a remote file would have to be read twice
-                check_pages(file, [group.of(_leaves(parquet.schema, columns)) for group in groups], name)
+            used = [group.of(_leaves(parquet.schema, columns)) for group in groups]
+            if isinstance(file, RemoteFile):  # to check its pages, it would have to be read twice
+                chunks = zip(*[group.chunks for group in used], strict=False)
+                file.blocks.read_in_order([[(chunk.start, chunk.end) for chunk in of_column] for of_column in chunks])
+            else:
+                check_pages(file, used, name)
             incoming = parquet.iter_batches(batch_size=rows_at_once(groups), columns=columns)
         while True:
             with arrow_errors(f"{_NOT_READ} after row {num_done}", name):

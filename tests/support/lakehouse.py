@@ -1,8 +1,11 @@
 """Tables with versions, for tests: frames in versions, and writers of each format."""
 
+import json
 import shutil
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from services import frame
 
@@ -25,6 +28,27 @@ class Delta:
 
     def append(self, numbers, **options):
         self.library.write_deltalake(self.path, rows_of(numbers), mode="append", **options)
+
+    def commit(self, *actions):
+        """Write a version of the log, as another writer does. Returns its number."""
+        log = Path(self.path, "_delta_log")
+        version = max((int(file.stem) for file in log.glob("*.json")), default=-1) + 1
+        actions = ({"commitInfo": {"operation": "TEST"}}, *actions)
+        (log / f"{version:020d}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
+        return version
+
+    def actions(self, kind, version=0):
+        """The actions of one kind of a version."""
+        lines = Path(self.path, "_delta_log", f"{version:020d}.json").read_text().splitlines()
+        return [action[kind] for action in map(json.loads, lines) if kind in action]
+
+    def add(self, numbers, path="more.parquet", encoded=None, **options):
+        """Write a file of frames, and return the action that adds it. encoded : its path in the log"""
+        file = Path(self.path, path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pa.parquet.write_table(options.pop("rows", None) or rows_of(numbers), file)
+        sizes = {"size": file.stat().st_size, "modificationTime": 0, "partitionValues": {}, "dataChange": True}
+        return {"add": {"path": encoded or path, **sizes, **options}}
 
     def compact(self):
         self.library.DeltaTable(self.path).optimize.compact()

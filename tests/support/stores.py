@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from batches import batch
-from brokers import MockKafka, server_path
+from brokers import MockKafka, Tansu, server_path
 from dynamic import churning_steps, physical
 from limits import until
 from services import free_port
@@ -414,6 +414,19 @@ class Kafka(_Store):
 
     def close(self):
         self.cluster.close()
+
+
+class KafkaOfTansu(Kafka):
+    """A topic of a Tansu broker."""
+
+    def __init__(self, folder):
+        self.cluster = Tansu()
+        self.kafka = self.cluster.kafka
+        self.use_topic("rows")
+
+    def use_topic(self, topic):
+        self.topic, self.target = topic, f"kafka://{self.cluster.brokers}/{topic}"
+        self.cluster.create(topic)
 
 
 class Function(_Store):

@@ -1,5 +1,7 @@
 """Kafka topics that were created again. librdkafka's mock cluster gives them no ids: the tests do."""
 
+from types import SimpleNamespace
+
 import pytest
 from brokers import MockKafka, message_of
 from limits import HANG_S
@@ -116,6 +118,7 @@ class Consumer:
     """Only the metadata of a cluster whose controller can be reached."""
 
     controller_id, brokers = 1, (1,)
+    topics = {"gradients": SimpleNamespace(partitions={0: None})}  # noqa: RUF012 (a constant of the class)
 
     def list_topics(self, name, timeout):
         return self
@@ -126,9 +129,9 @@ def test_the_id_is_that_of_the_topics_description(monkeypatch):
     for bits, wanted in {(0, 7): "id AAAAAAAAAAAAAAAAAAAABw", (0, 0): None}.items():
         administrator = Administrator(*bits)
         monkeypatch.setattr(admin, "AdminClient", administrator)
-        assert TopicId(topic).ask(Consumer()) == wanted
+        assert TopicId(topic, 1).ask(Consumer()) == wanted
         assert administrator.settings == {"client.id": "me", "bootstrap.servers": "b:1"}
     refused = kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TIMED_OUT))
     monkeypatch.setattr(Administrator, "result", lambda _: (_ for _ in ()).throw(refused))
     with pytest.raises(OSError, match="Timed out"):
-        TopicId(topic).ask(Consumer())
+        TopicId(topic, 1).ask(Consumer())

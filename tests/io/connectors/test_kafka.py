@@ -4,11 +4,13 @@ import subprocess
 import sys
 
 import pytest
-from brokers import MockKafka, message_of
+from brokers import MockKafka, growing_topic, message_of
 from limits import HANG_S, until
 from services import client_of, config_of, frame, replayed, service_of
 
+import penstock as ps
 from penstock.errors import InputError, StateError, UsageError
+from penstock.io.connectors import kafka_topic_id
 from penstock.io.connectors.kafka_partition import kafka_partitions
 
 kafka = pytest.importorskip("confluent_kafka")
@@ -22,10 +24,10 @@ def brokers():
     cluster.close()
 
 
-def send(brokers, frames, partition=0):
+def send(brokers, frames, partition=0, topic="gradients"):
     producer = kafka.Producer({"bootstrap.servers": brokers})
     for each in frames:
-        producer.produce("gradients", message_of(each), partition=partition)
+        producer.produce(topic, message_of(each), partition=partition)
     producer.flush(HANG_S)
 
 
@@ -47,8 +49,6 @@ def test_offsets_are_positions_that_commits_contain(brokers, tmp_path):
 
 
 def restored(folder):
-    import penstock as ps
-
     return ps.Engine.restore(folder / "c", config=config_of())
 
 
@@ -78,8 +78,6 @@ def test_an_offset_beyond_the_topic_is_a_topic_that_was_replaced(brokers, tmp_pa
 
 @pytest.mark.parametrize("merge", [None, "round"])
 def test_a_replay_reads_the_partitions_in_order_and_continues(brokers, tmp_path, merge):
-    import penstock as ps
-
     send(brokers, FRAMES[0:10:2], 0)
     send(brokers, FRAMES[1:10:2], 1)
     uri = f"kafka://{brokers}/gradients"
@@ -99,8 +97,6 @@ def committed(brokers):
 
 
 def test_kafka_shows_the_offsets_of_commits(brokers, tmp_path):
-    import penstock as ps
-
     send(brokers, FRAMES[:9])
     uri = f"kafka://{brokers}/gradients"
     ps.Engine(config_of()).run(uri, limit=6, checkpoint=tmp_path / "c", every=2)
@@ -110,8 +106,6 @@ def test_kafka_shows_the_offsets_of_commits(brokers, tmp_path):
 
 
 def test_brokers_that_are_gone_are_bad_input_after_patience(tmp_path):
-    import penstock as ps
-
     cluster = MockKafka()
     send(cluster.brokers, FRAMES[:3])
     engine = ps.Engine(config_of())
@@ -140,3 +134,52 @@ def test_a_replay_of_a_topic_loads_no_grpc(brokers, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "3: 3 steps" in done.stdout
     assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_new_partitions_are_read_by_the_next_run_and_reported_meanwhile(
+    brokers, tmp_path, monkeypatch, caplog, follows
+):
+    grow = growing_topic(monkeypatch)
+    monkeypatch.setattr(kafka_topic_id, "TRUSTED_S", 0.0)
+    uri, engine = f"kafka://{brokers}/gradients", ps.Engine(config_of())
+    send(brokers, FRAMES[:3])
+
+    def add_partitions(*_):
+        if engine.global_step == 3:
+            grow()
+            send(brokers, FRAMES[3:4])
+
+    engine.run(uri, follow=follows, limit=3 + follows, checkpoint=tmp_path / "c", every=1, progress=add_partitions)
+    grown = [each.message for each in caplog.records if "topic_has_grown" in each.message]
+    assert len(grown) == follows
+    assert all(each.endswith('partitions=4 read=1 hint="restart to read the others"') for each in grown)
+    grow()
+    send(brokers, FRAMES[4:6], 2)
+    engine = restored(tmp_path)
+    engine.run(uri, checkpoint=tmp_path / "c", resume=True)
+    assert engine.state_hash() == replayed(FRAMES[:6]).state_hash()
+
+
+def test_several_topics_of_which_the_first_one_has_grown_continue(brokers, tmp_path, monkeypatch):
+    grow = growing_topic(monkeypatch)
+    send(brokers, FRAMES[:3])
+    send(brokers, FRAMES[3:5], topic="others")
+    uris = [f"kafka://{brokers}/gradients", f"kafka://{brokers}/others"]
+    ps.Engine(config_of()).run(uris, checkpoint=tmp_path / "c")
+    grow()
+    send(brokers, FRAMES[5:7], 2)
+    with pytest.raises(StateError, match="holds 3 frames of kafka/gradients/0 in its place"):
+        restored(tmp_path).run(uris[::-1], checkpoint=tmp_path / "c", resume=True)
+    engine = restored(tmp_path)
+    engine.run(uris, checkpoint=tmp_path / "c", resume=True)
+    assert engine.state_hash() == replayed(FRAMES[:7]).state_hash()
+
+
+def test_a_service_reports_new_partitions(brokers, monkeypatch, caplog):
+    grow = growing_topic(monkeypatch)
+    monkeypatch.setattr(kafka_topic_id, "TRUSTED_S", 0.0)
+    send(brokers, FRAMES[:1])
+    with service_of(partitions=kafka_partitions(f"kafka://{brokers}/gradients")):
+        grow()
+        until(lambda: "topic_has_grown" in caplog.text)

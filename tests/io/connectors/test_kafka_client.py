@@ -52,7 +52,7 @@ def partition_of(consumer):
         KafkaException=kafka.KafkaException,
         TopicPartition=kafka.TopicPartition,
     )
-    no_id = SimpleNamespace(ask=lambda consumer: None)
+    no_id = SimpleNamespace(ask=lambda consumer: None, recent=lambda consumer: None)
     return KafkaPartition(Topic(client, "t", {}, "kafka://b/t"), no_id, 0)
 
 

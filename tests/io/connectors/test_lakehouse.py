@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cli import outcome, started
-from lakehouse import FRAMES, KINDS, VERSIONS, Delta, Lance, new_table
+from lakehouse import FRAMES, KINDS, VERSIONS, Delta, Iceberg, Lance, new_table
 from limits import HANG_S, until
 from services import config_of, replayed
 
@@ -77,7 +77,7 @@ def test_versions_that_are_gone_are_an_incompatible_state(compactable, tmp_path)
     compactable.compact()
     compactable.forget()
     engine = ps.Engine.restore(tmp_path / "c")
-    with pytest.raises(StateError, match=r"version \d is next, and it is no longer there"):
+    with pytest.raises(StateError, match=r"version \d is next, and (it|its file \S+) is no longer there"):
         engine.run(compactable.spelling, checkpoint=tmp_path / "c", resume=True)
 
 
@@ -146,3 +146,38 @@ def test_bad_rows_are_named_by_version_file_and_row(tmp_path):
     table.library.write_deltalake(table.path, pa.Table.from_batches([bad]), mode="append")
     with pytest.raises(InputError, match=r"rows\.delta, version 1, .*: row 0, column 'id': expected 0 <= id"):
         ps.Engine(config_of()).run(table.spelling)
+
+
+def test_an_iceberg_table_that_was_rolled_back_is_an_incompatible_state(tmp_path, monkeypatch):
+    table = new_table(Iceberg, tmp_path, monkeypatch)
+    table.append([0])
+    first = table.table.current_snapshot().snapshot_id
+    table.append([1])
+    for stop in (1, 2):
+        ps.Engine(config_of()).run(table.spelling, limit=stop, checkpoint=tmp_path / f"{stop}")
+    table.table.manage_snapshots().rollback_to_snapshot(first).commit()
+    table.append([2])
+    engine = ps.Engine.restore(tmp_path / "1")
+    engine.run(table.spelling, checkpoint=tmp_path / "1", resume=True)
+    assert engine.state_hash() == replayed([FRAMES[0], FRAMES[2]]).state_hash()
+    with pytest.raises(
+        StateError, match="the tables contain version 2, and the table was rolled back to one before it"
+    ):
+        ps.Engine.restore(tmp_path / "2").run(table.spelling, checkpoint=tmp_path / "2", resume=True)
+
+
+def test_an_iceberg_snapshot_with_files_of_deletes_is_refused(tmp_path, monkeypatch):
+    table = new_table(Iceberg, tmp_path, monkeypatch)
+    table.append([0])
+    from pyiceberg.manifest import ManifestContent, ManifestFile
+
+    monkeypatch.setattr(ManifestFile, "content", ManifestContent.DELETES)  # as a snapshot of other writers has it
+    with pytest.raises(InputError, match="version 1 is an append with files of deletes"):
+        ps.Engine(config_of()).run(table.spelling)
+
+
+def test_a_hudi_table_is_not_read_as_files(tmp_path, refused):
+    config_of().save(tmp_path / "tables.pbtxt")
+    (tmp_path / "rows" / ".hoodie").mkdir(parents=True)
+    line = refused(2, "replay", tmp_path / "tables.pbtxt", tmp_path / "rows")
+    assert "is a table with versions; give a copy of its rows (Hudi is not read), or --as-files for all" in line

@@ -1,5 +1,6 @@
 """Replays of tables with versions that a server has: it is gone for a while, for good, or refuses the caller."""
 
+import json
 import threading
 
 import pyarrow as pa
@@ -22,6 +23,10 @@ class Server:
         self.port = 0
         self.start()
 
+    @property
+    def endpoint(self):
+        return f"http://127.0.0.1:{self.port}"
+
     def start(self):
         self._server = self._start(self.port)
         self._server.start()
@@ -34,7 +39,7 @@ class Server:
 @pytest.fixture
 def server(monkeypatch):
     running = Server()
-    endpoint = f"http://127.0.0.1:{running.port}"
+    endpoint = running.endpoint
     for name, value in {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": KEY,
@@ -85,7 +90,7 @@ def test_a_server_that_stays_away_is_bad_input(scheme, server):
 def test_a_file_that_is_damaged_is_not_read_forever(server):
     uri = "s3://tables/damaged"
     append("delta", uri, range(2))
-    fs = pa.fs.S3FileSystem(endpoint_override=f"http://127.0.0.1:{server.port}")
+    fs = pa.fs.S3FileSystem(endpoint_override=server.endpoint)
     (path,) = pytest.importorskip("deltalake").DeltaTable(uri, version=0).file_uris()
     path = path.removeprefix("s3://")
     data = bytearray(fs.open_input_stream(path).read())
@@ -113,3 +118,22 @@ def test_a_table_that_does_not_exist_is_not_waited_for(scheme, server):
     append(scheme, f"s3://tables/{scheme}-other", [0])
     with pytest.raises(InputError, match="none: the table cannot be read: "):
         ps.Engine(config_of()).run(f"{scheme}:s3://tables/none", patience=3600.0)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a"])
+def test_a_clone_names_the_files_of_another_bucket(server, scheme):
+    table_of = pytest.importorskip("deltalake").DeltaTable
+    fs = pa.fs.S3FileSystem(endpoint_override=server.endpoint, allow_bucket_creation=True)
+    fs.create_dir(f"{scheme}-other")
+    append("delta", f"s3://tables/{scheme}-rows", range(2))
+    append("delta", f"s3://tables/{scheme}-clone", [0])
+    first, last = (set(table_of(f"s3://tables/{scheme}-rows", version=version).file_uris()) for version in range(2))
+    (path,) = last - first
+    copy = f"{scheme}-other/copied rows/1"
+    pa.fs.copy_files(path.removeprefix("s3://"), copy, source_filesystem=fs, destination_filesystem=fs)
+    add = {"path": f"{scheme}://{copy}".replace(" ", "%20"), "size": 1, "modificationTime": 0, "partitionValues": {}}
+    with fs.open_output_stream(f"tables/{scheme}-clone/_delta_log/{1:020d}.json") as file:
+        file.write(json.dumps({"add": {**add, "dataChange": True}}).encode())
+    engine = ps.Engine(config_of())
+    engine.run(f"delta:s3://tables/{scheme}-clone")
+    assert engine.state_hash() == replayed(FRAMES[:2]).state_hash()

@@ -184,7 +184,9 @@ def test_a_directory_without_files_and_a_path_that_is_not_there(tmp_path):
     assert "no such file or directory" in until_error([tmp_path / "x", tmp_path])[1]
 
 
-@pytest.mark.parametrize("name", ["", "a\0b", "nothing://here", "file://host/x", "s3:///", "\udcff"], ids=repr)
+@pytest.mark.parametrize(
+    "name", ["", "a\0b", "nothing://here", "file://host/x", "file://[x", "s3:///", "\udcff"], ids=repr
+)
 def test_unknown_schemes_and_missing_paths_are_input_errors(name):
     until_error(name)
 

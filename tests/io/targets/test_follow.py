@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -314,3 +315,26 @@ def test_a_redis_port_that_is_not_a_number_is_exit_2(refused):
     pytest.importorskip("redis")
     line = refused(2, "follow", "grpc://127.0.0.1:1", "--into", "redis://localhost:port/0")
     assert re.match("penstock: redis://localhost:port/0: .*; expected redis://HOST:PORT/DATABASE", line)
+
+
+@pytest.mark.parametrize("change", [{"writerFeatures": ["identityColumns"]}, {"delta.appendOnly": "true"}])
+def test_a_delta_table_that_another_writer_made_unwritable_is_an_incompatible_state(change, tmp_path, capsys, refused):
+    with open_store("delta", tmp_path) as store, service_of(ps.Engine(config_of())) as service:
+        follow(capsys, service.address.uri, store)
+        log = Path(store.path, "_delta_log")
+        (metadata,) = [
+            action["metaData"]
+            for action in map(json.loads, (log / f"{0:020d}.json").read_text().splitlines())
+            if "metaData" in action
+        ]
+        protocol = {"minReaderVersion": 1, "minWriterVersion": 7 if "writerFeatures" in change else 2}
+        if "writerFeatures" in change:
+            action = {"protocol": {**protocol, **change}}
+        else:
+            action = {"metaData": {**metadata, "configuration": change}}
+        commit = {"commitInfo": {"operation": "SET TBLPROPERTIES"}}
+        (log / f"{1:020d}.json").write_text("\n".join(map(json.dumps, (commit, action))))
+        with client_of(service) as client:
+            client.put(FRAMES[:9], "w0")
+        line = refused(5, "follow", service.address.uri, "--into", store.target, "--once", "--patience", "0.1")
+        assert re.search("deltalake cannot write it any more: .*; another writer changed its features or prop", line)

@@ -1,0 +1,30 @@
+"""Files of object stores for Arrow, which are read in large requests (``penstock.filesystem.read_ahead``)."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.fs
+
+from penstock.filesystem.read_ahead import Blocks, ThreadCall
+
+
+class RemoteFile(pa.PythonFile):  # type: ignore[misc]  # pyarrow has no types
+    """A file of a store. Nothing is read ahead before ``blocks.read_in_order``."""
+
+    blocks: Blocks
+
+    def __new__(cls, file: pa.NativeFile) -> RemoteFile:
+        blocks = Blocks(file)
+        remote: RemoteFile = super().__new__(cls, blocks, mode="r")
+        remote.blocks = blocks
+        return remote
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        """Do nothing: ``__new__`` has created it."""
+
+
+class OpeningFile(ThreadCall[RemoteFile]):
+    """A file that is being opened, and its first block read."""
+
+    def __init__(self, fs: pa.fs.FileSystem, path: str) -> None:
+        super().__init__(lambda: RemoteFile(fs.open_input_file(path)))
