@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.io.error_tables import ErrorRow, ErrorTable
 from penstock.io.sources.batch import Source
 from penstock.io.sources.source_kinds import SourceKind
 
@@ -17,11 +18,38 @@ class FlightKind(SourceKind):
         return [flight_source(uri)]
 
 
+ERRORS = ErrorTable(
+    ErrorRow(
+        "the token is missing or wrong, or its role lacks the right",
+        2,
+        "FlightUnauthenticatedError FlightUnauthorizedError",
+        advice="set PENSTOCK_FLIGHT_TOKEN to a token of the service",
+    ),
+    ErrorRow(
+        "the certificate of the service is not trusted or is of another name, or the service has none",
+        2,
+        "",
+        "certificate.?verify.?failed|is not in peer certificate|wrong.version.number",
+        "set PENSTOCK_FLIGHT_ROOTS to a file with the certificates to trust, and use a name that they certify",
+    ),
+    ErrorRow(
+        "the server does not know the call",
+        2,
+        "ArrowNotImplementedError",
+        advice="is it the address of penstock serve?",
+    ),
+    ErrorRow(
+        "the service cannot be reached, is full (`--max-calls`), ends, or does not answer in time",
+        None,
+        "FlightUnavailableError FlightCancelledError FlightTimedOutError",
+    ),
+)
 SOURCE = FlightKind(
     title="Arrow Flight",
     page="serve.md",
     form="grpc://HOST:PORT/PATH",
     schemes=("grpc://", "grpc+tcp://", "grpc+tls://"),
     example="grpc://127.0.0.1:8815/gradients",
+    errors=ERRORS,
     unit="a batch, or the rows of a step",
 )

@@ -37,7 +37,7 @@ class TopicId:
 
     def _ask(self, consumer: Any) -> str | None:
         topic = self._topic
-        with kafka_failures(topic.description, topic.client):
+        with kafka_failures(topic):
             metadata = consumer.list_topics(topic.name, timeout=TIMEOUT_S)
             if metadata.controller_id not in metadata.brokers:
                 return None  # librdkafka's mock cluster, which no request of an administrator reaches
