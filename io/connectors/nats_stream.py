@@ -169,13 +169,26 @@ class NatsStream(Partition):
                 )
             except self._nats.errors.NoServersError as error:
                 raise (failed[-1] if failed else error) from error
+            if self._server.startswith("tls://") and not self._server_has("tls_required"):
+                raise OSError("wrong version number: the server answers without TLS")
         return self._connection.jetstream(timeout=_TIMEOUT_S)
+
+    def _server_has(self, feature: str) -> bool:
+        """Return whether the server has announced a feature; True if the client does not say."""
+        announced = getattr(self._connection, "_server_info", None)
+        return announced is None or bool(announced.get(feature))
 
     async def _creation(self) -> str:
         return f"created {(await self._info()).created.isoformat()}"
 
     async def _info(self) -> Any:
-        return await (await self._opened()).stream_info(self._stream)
+        stream = await self._opened()
+        try:
+            return await stream.stream_info(self._stream)
+        except self._nats.js.errors.ServiceUnavailableError as error:
+            if error.err_code is None and not self._server_has("jetstream"):
+                raise OSError("JetStream not enabled") from error
+            raise
 
     async def _retained_range(self) -> RetainedRange:
         state = (await self._info()).state

@@ -1,10 +1,9 @@
 """What ends a command at once, and what is retried: every row of every connector's table of errors.
 
-A stubbed call of the library raises the error, in the path that ``follow``, ``replay`` and clients take. A clock that the
-pauses advance stands for the time.
+A stubbed call of the library raises the error, in the path that ``follow``, ``replay`` and clients take. A
+clock that the pauses advance stands for the time.
 """
 
-import asyncio
 import errno
 import logging
 import os
@@ -366,7 +365,7 @@ def check(run, code, exhausted, lines):
     return text
 
 
-def cases(errors, kinds):
+def cases(errors):
     """Return a case per error of each library that is installed, and one for each other library."""
     results = []
     for title, (library, errors_of) in errors.items():
@@ -380,7 +379,7 @@ def cases(errors, kinds):
     return results
 
 
-@pytest.mark.parametrize(("title", "code", "error"), cases(TARGET_ERRORS, TARGETS))
+@pytest.mark.parametrize(("title", "code", "error"), cases(TARGET_ERRORS))
 def test_a_follower_ends_or_retries_as_the_table_of_its_target_says(title, code, error, lines, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.lmdb").touch()
@@ -391,7 +390,7 @@ def test_a_follower_ends_or_retries_as_the_table_of_its_target_says(title, code,
     assert row.advice in text
 
 
-@pytest.mark.parametrize(("title", "code", "error"), cases(SOURCE_ERRORS, SOURCES))
+@pytest.mark.parametrize(("title", "code", "error"), cases(SOURCE_ERRORS))
 def test_a_reader_ends_or_retries_as_the_table_of_its_source_says(title, code, error, lines, monkeypatch):
     stub_library(monkeypatch, title, error)
     text = check(lambda: read(title), code, 3, lines)
@@ -403,9 +402,8 @@ def test_a_reader_ends_or_retries_as_the_table_of_its_source_says(title, code, e
 def test_every_row_of_every_table_has_been_tried(errors, kinds):
     assert errors.keys() == kinds.keys()
     for title, kind in kinds.items():
-        library, errors_of = errors[title]
         try:
-            found = errors_of()
+            found = errors[title][1]()
         except ImportError:
             continue
         tried = {kind.errors.row(error).meaning for _, error in found}
