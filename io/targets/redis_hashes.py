@@ -263,6 +263,8 @@ class RedisHashes(Target):
             self.compare(self._read(pipe), before)
             if filled and pipe.exists(*filled) != len(filled):
                 raise TargetError(f"{self.name}: lost rows that were written for all tables")
+            for table in new.job.tables:  # of another type, it would fail alone: a transaction is not taken back
+                pipe.hmget(rows_key(table), "0")
             pipe.multi()
             write(pipe)
             state = {"job": new.job.encoded(), "epoch": new.position.epoch, "step": new.position.step}
