@@ -39,6 +39,14 @@ ERRORS = ErrorTable(
         advice="is it the address of penstock serve?",
     ),
     ErrorRow(
+        "a message is larger than the server, or a proxy before it, accepts",
+        2,
+        "",
+        r"(message|frame) .{0,20}larger than max|message size .{0,40}exceeds",
+        "raise that limit, or send smaller frames",
+    ),
+    ErrorRow("the server, or a proxy before it, limits requests", None, "", "resource exhausted error"),
+    ErrorRow(
         "the service cannot be reached, is full (`--max-calls`), ends, or does not answer in time",
         None,
         "FlightUnavailableError FlightCancelledError FlightTimedOutError",

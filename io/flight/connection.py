@@ -201,7 +201,8 @@ class Connection:
         if has_wrong_certificate(error):
             reason = re.split(r"::|\d: ", str(problem))[-1]
             raise ServiceError(f"{self.uri}: no connection with its certificate: {reason}") from error
-        if not isinstance(error, PASSING) or (row is not None and row.code is not None):
+        heals = isinstance(error, PASSING) if row is None else row.code is None
+        if not heals:
             raise problem from error
         hint = proxies.hint(proxies.GRPC) if isinstance(error, _UNREACHABLE) and not self._address.is_loopback else ""
         return type(problem)(f"{problem}{'' if row else f' {UNLISTED}'}{hint}")

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs
 
+import penstock.io.proxies as proxies
 from penstock.errors import InputError
 from penstock.io.registry import either
 from penstock.io.sources.batch import Batches, Part, arrow_errors
@@ -61,6 +62,7 @@ def _matches_of_uri(text: str) -> list[str]:
 def filesystem_of(text: str) -> tuple[pa.fs.FileSystem, str]:
     """Return the file system of a path or URI, and the path in it."""
     if "://" in text:
+        proxies.exempt_loopback()
         try:
             fs, path = pa.fs.FileSystem.from_uri(text)
         except pa.ArrowInvalid as error:

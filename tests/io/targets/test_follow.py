@@ -313,3 +313,11 @@ def test_a_redis_port_that_is_not_a_number_is_exit_2(refused):
     pytest.importorskip("redis")
     line = refused(2, "follow", "grpc://127.0.0.1:1", "--into", "redis://localhost:port/0")
     assert re.match("penstock: redis://localhost:port/0: .*; expected redis://HOST:PORT/DATABASE", line)
+
+
+def test_an_lmdb_file_in_no_folder_is_exit_2(refused, tmp_path):
+    pytest.importorskip("lmdb")
+    with service_of() as service:
+        target = f"lmdb:{tmp_path / 'none' / 'rows.lmdb'}"
+        line = refused(2, "follow", service.address.uri, "--into", target, "--once")
+    assert line == f"penstock: {target}: there is no folder {tmp_path / 'none'}; create it, or give another path\n"
