@@ -56,8 +56,8 @@ def names_of(error: BaseException) -> Iterator[str]:
     """Yield the names of the classes of an error and of its causes, and of their ``errno``."""
     for cause in causes_of(error):
         yield from (kind.__name__ for kind in type(cause).__mro__[:-3])  # not object, BaseException and Exception
-        if isinstance(cause, OSError) and cause.errno in errno.errorcode:
-            yield errno.errorcode[cause.errno]
+        if isinstance(cause, OSError) and (number := cause.errno) is not None and number in errno.errorcode:
+            yield errno.errorcode[number]
 
 
 def text_of(error: BaseException) -> str:

@@ -16,7 +16,7 @@ import pyarrow.flight as flight
 
 import penstock.io.proxies as proxies
 from penstock.errors import InputError, PenstockError, ServiceError, UsageError, UsageTypeError
-from penstock.io.connectors.flights import ERRORS
+from penstock.io.connectors.flight_errors import ERRORS
 from penstock.io.error_tables import UNLISTED
 from penstock.io.flight.messages import encoded, flight_errors, from_flight, json_object
 from penstock.io.patience import Patience

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import InputError, ServiceError, UsageError
-from penstock.io.connectors.flights import ERRORS
+from penstock.io.connectors.flight_errors import ERRORS
 from penstock.io.flight.connection import Address, dial
 from penstock.io.flight.messages import flight_errors, from_flight, read_metadata
 from penstock.io.sources.batch import Batch, Batches, Part, Parts, Source, arrow_errors

@@ -131,8 +131,10 @@ _PROBES = (
 )
 # The options that a URI may have: files of TLS are read when the first connection is opened.
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-OPTIONS = ("client_name", "db", "password", "protocol", "socket_keepalive", "username")
-OPTIONS += (*_FILES, "ssl_ca_path", "ssl_cert_reqs", "ssl_check_hostname", "ssl_min_version", "ssl_password")
+OPTIONS = (
+    *("client_name", "db", "password", "protocol", "socket_keepalive", "username"),
+    *(*_FILES, "ssl_ca_path", "ssl_cert_reqs", "ssl_check_hostname", "ssl_min_version", "ssl_password"),
+)
 _CREDENTIALS = r"(?:[^\s/?#@\[\]]*@)?"
 _URI = re.compile(
     rf"(?P<tcp>rediss?://){_CREDENTIALS}(?P<host>[\w.-]*|\[[0-9a-fA-F:.]+\])(?P<port>:\d{{1,5}})?(?:/(?P<db>\d*))?"
@@ -190,19 +192,20 @@ class RedisHashes(Target):
     @property
     def _client(self) -> Any:
         if self._opened is None:
-
-            def connected(connection: Any) -> None:
-                connection.on_connect()
-                connection._sock.settimeout(_TIMEOUT_S)  # a transaction may take longer than a handshake
-
-            self._opened = self._redis.Redis.from_url(
-                self._uri,
-                socket_timeout=self.connect_s,
-                socket_connect_timeout=self.connect_s,
-                redis_connect_func=connected,
-                retry=self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 0),
-            )
+            # redis-py limits a handshake of TLS by the time that an answer may take, and a transaction may take long.
+            with self._connected(self.connect_s) as trial:
+                trial.hmget(STATE, "step")
+            self._opened = self._connected(_TIMEOUT_S)
         return self._opened
+
+    def _connected(self, answer_s: float) -> Any:
+        """Return a client that retries nothing by itself."""
+        return self._redis.Redis.from_url(
+            self._uri,
+            socket_timeout=answer_s,
+            socket_connect_timeout=self.connect_s,
+            retry=self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 0),
+        )
 
     def stored(self) -> Stored | None:
         return self._read(self._client)
@@ -302,9 +305,9 @@ class RedisHashes(Target):
             except self._redis.exceptions.ResponseError as error:
                 refusals.append(error)
         pipe.watching = False
-        for error in refusals:
-            if not re.search("wrong number of arguments|previous errors", str(error)):
-                raise error
+        for refusal in refusals:
+            if not re.search("wrong number of arguments|previous errors", str(refusal)):
+                raise refusal
 
     def close(self) -> None:
         if self._opened is not None:

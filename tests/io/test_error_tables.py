@@ -372,12 +372,12 @@ def cases(errors):
     results = []
     for title, (library, errors_of) in errors.items():
         try:
-            found = errors_of()
+            samples = errors_of()
             __import__(library)
         except ImportError:
             results.append(pytest.param(title, None, None, id=f"{title}-{library}", marks=pytest.mark.skip(library)))
             continue
-        results += [pytest.param(title, *each, id=f"{title}-{number}") for number, each in enumerate(found)]
+        results += [pytest.param(title, *each, id=f"{title}-{number}") for number, each in enumerate(samples)]
     return results
 
 
@@ -405,10 +405,10 @@ def test_every_row_of_every_table_has_been_tried(errors, kinds):
     assert errors.keys() == kinds.keys()
     for title, kind in kinds.items():
         try:
-            found = errors[title][1]()
+            samples = errors[title][1]()
         except ImportError:
             continue
-        tried = {kind.errors.row(error).meaning for _, error in found}
+        tried = {kind.errors.row(error).meaning for _, error in samples}
         assert {row.meaning for row in kind.errors.rows} - tried == set(), title
 
 

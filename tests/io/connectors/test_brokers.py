@@ -124,7 +124,7 @@ def test_a_broker_that_is_gone_or_refuses_the_caller(nats, tmp_path):
     with serving(nats, tmp_path) as running:
         code, _, err = running.wait()
     assert code == 2
-    assert err.endswith("check the user and the password in the URI\n")
+    assert err.endswith("and the user and the password in the URI\n")
 
 
 def test_a_stream_that_does_not_exist_is_a_mistake_of_the_caller(nats, tmp_path):

@@ -18,7 +18,7 @@ from penstock.io.targets.target import FollowedJob, Position, Stored, TableForm,
 from penstock.io.targets.target_kinds import open_target
 
 PAGE = Path(__file__).parents[3] / "docs/targets/redis.md"
-RULES = re.search(r"ACL SETUSER penstock on >PASSWORD (.*)", PAGE.read_text())[1].split()
+RULES = re.findall(r"[~+]\S+", " ".join(re.findall(r"^ACL SETUSER penstock .*", PAGE.read_text(), re.MULTILINE)))
 PASSWORD = "hun/ter#2?@[x]"
 JOB = FollowedJob("a", {"user": TableForm(2)})
 ROWS = TableRows("user", np.arange(3_000), np.full((3_000, 2), 7, np.float32), np.arange(0))
