@@ -80,6 +80,9 @@ ERRORS = ErrorTable(
         "unknown command|command is disabled|without MULTI",
         f"penstock writes only in transactions; {_RIGHTS}",
     ),
+    ErrorRow(
+        "the name of the client has spaces", 2, "", "client names cannot contain", "correct client_name in the URI"
+    ),
     ErrorRow("there is no such database", 2, "", "DB index is out of range|invalid DB index", "give another /DATABASE"),
     ErrorRow("a key holds another type", 2, "WRONGTYPE", "wrong kind of value", "check the database in the URI"),
     ErrorRow(
@@ -133,7 +136,7 @@ _PROBES = (
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 OPTIONS = (
     *("client_name", "db", "password", "protocol", "socket_keepalive", "username"),
-    *(*_FILES, "ssl_ca_path", "ssl_cert_reqs", "ssl_check_hostname", "ssl_min_version", "ssl_password"),
+    *(*_FILES, "ssl_ca_path", "ssl_cert_reqs", "ssl_check_hostname", "ssl_password"),
 )
 _CREDENTIALS = r"(?:[^\s/?#@\[\]]*@)?"
 _URI = re.compile(
@@ -185,9 +188,9 @@ class RedisHashes(Target):
         self._redis, self._uri = TARGET.load(), uri
         self._opened: Any = None
         try:
-            self._redis.connection.parse_url(uri)
-        except ValueError as error:  # of an option, which it names
-            raise UsageError(f"{self.name}: {error}; expected {TARGET.form}") from None
+            self._redis.ConnectionPool.from_url(uri).make_connection()  # which connects to nothing
+        except (ValueError, TypeError, self._redis.exceptions.RedisError) as error:  # of an option, which it names
+            raise UsageError(f"{self.name}: {text_of(error)}; correct the options of the URI") from None
 
     @property
     def _client(self) -> Any:

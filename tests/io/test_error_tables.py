@@ -87,6 +87,7 @@ def redis_errors():
             ),
         ),
         (2, replied("ERR DB index is out of range")),
+        (2, replied("ERR Client names cannot contain spaces, newlines or special characters.")),
         (2, replied("WRONGTYPE Operation against a key holding the wrong kind of value", wrapped=True)),
         (2, connecting(ssl.SSLCertVerificationError("certificate verify failed: self-signed certificate"))),
         (2, connecting(ssl.SSLError("[SSL: WRONG_VERSION_NUMBER] wrong version number"))),

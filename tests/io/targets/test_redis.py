@@ -151,6 +151,15 @@ def test_an_option_that_would_break_the_target_is_named(option, refused):
     )
 
 
+@pytest.mark.parametrize("option", ["db=x", "protocol=9", "ssl_cert_reqs=some", "ssl_ca_certs=/none/ca.pem"])
+def test_a_value_of_an_option_that_is_wrong_is_exit_2(option, refused):
+    pytest.importorskip("redis")
+    for scheme in ("redis", "rediss"):
+        line = refused(2, "follow", "grpc://127.0.0.1:1", "--into", f"{scheme}://u:hunzqx@127.0.0.1/0?{option}")
+        assert line.startswith(f"penstock: {scheme}://127.0.0.1/")
+        assert "hunzqx" not in line
+
+
 @pytest.mark.parametrize("password", ["hun#zqx", "hun/zqx", "hun@zqx", "hun?zqx", "1234/zqx", "12/3?zqx=4"])
 def test_a_password_that_splits_the_uri_is_refused_and_not_printed(password, refused):
     for scheme, host in (("redis", "host:6379/0"), ("rediss", "host"), ("unix", "/tmp/x")):
