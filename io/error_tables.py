@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import penstock.io.proxies as proxies
-from penstock.errors import InputError, PenstockError, StateError, UsageError, short
+from penstock.errors import InputError, PenstockError, StateError, UsageError, short, without_credentials
 
 # Appended to an error that no row lists. It is retried: a wrong end costs more than a wait that is logged.
 UNLISTED = "(not in the table of errors: it is retried, and may not heal)"
@@ -101,7 +101,8 @@ class ErrorTable:
 
         place : what failed, for the message; retried : returns the error that is retried, given its text
         """
-        row, text = self.row(error), short(self._text(error))
+        row, text = self.row(error), short(without_credentials(self._text(error)))
+        place = without_credentials(place)
         if row is None:
             text = f"{text} {UNLISTED}"
         elif row.advice:

@@ -443,8 +443,10 @@ def test_an_object_store_that_refuses_a_source_is_a_mistake_of_the_caller(code, 
     fs = SimpleNamespace(get_file_info=raising(error))
     monkeypatch.setattr("penstock.io.sources.opening.filesystem_of", lambda text: (fs, "bucket/log.arrow"))
     with pytest.raises(PenstockError) as raised:
-        ps.Engine(config()).run("s3://bucket/log.arrow")
+        ps.Engine(config()).run(f"s3://key:{SECRET}@bucket/log.arrow")
     assert exit_code(raised.value) == (code or 3)
+    assert str(raised.value).startswith("s3://bucket/log.arrow: ")
+    assert SECRET not in str(raised.value)
     assert OBJECT_STORE_ERRORS.row(error).advice in str(raised.value)
 
 

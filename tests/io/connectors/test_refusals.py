@@ -8,7 +8,7 @@ import threading
 import pytest
 from brokers import server_path
 from limits import until
-from services import free_port, self_signed
+from services import config_of, free_port, self_signed
 
 from penstock.errors import UsageError
 from penstock.io.sources.source_kinds import source_kind
@@ -21,6 +21,27 @@ def read(uri):
             source.fix_end()
         finally:
             source.close()
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "kafka://broker:9092/t?sasl.password=hun&zqx",
+        "kafka://broker:9092/t?sasl.password=hun#zqx",
+        "kafka://user:hunzqx@broker:9092/t",
+        "nats://user:hun#zqx@server:4222/gradients",
+        "nats://user:hun/zqx@server:4222/gradients",
+        "tls://user:hun@zqx@server:4222/gradients",
+    ],
+)
+def test_a_password_that_splits_the_uri_is_refused_and_not_printed(uri, refused, tmp_path):
+    config_of().save(tmp_path / "t.pbtxt")
+    flag = "--kafka" if uri.startswith("kafka") else "--nats"
+    for words in (["serve", tmp_path / "t.pbtxt", flag, uri], ["replay", tmp_path / "t.pbtxt", uri]):
+        line = refused(2, *words)
+        assert line.startswith(f"penstock: {uri.partition(':')[0]}://…: expected ")
+        assert "hun" not in line
+        assert "zqx" not in line
 
 
 @pytest.fixture
