@@ -273,7 +273,7 @@ def test_wrong_credentials_are_exit_2(tmp_path, refused, monkeypatch):
         monkeypatch.setenv("PENSTOCK_FLIGHT_TOKEN", "secret")
         store.client.config_set("requirepass", "hidden")
         line = refused(2, *words)
-        assert line.endswith("check the user, the password and the database in the URI\n")
+        assert line.endswith("check the user and the password in the URI\n")
         with_password = store.target.replace("//", "//:guess@")
         line = refused(2, "follow", service.address.uri, "--into", with_password, *QUIET)
         assert "guess" not in line
