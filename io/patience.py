@@ -49,14 +49,14 @@ class Patience:
         self._since_s = min(self._since_s, now)
         if self._first is None:
             self._first = str(error)
-        if now - self._reported_s >= REPEAT_S:
-            self._reported_s = now
-            self._report(error, now - self._since_s)
         if now + self._pause_s > self._since_s + self._patience_s:
             error = self.explained(error)
             if self._patience_s > 0:
                 error.args = (f"{error}; retried for {self._patience_s:g} s (patience)",)
             raise error
+        if now - self._reported_s >= REPEAT_S:
+            self._reported_s = now
+            self._report(error, now - self._since_s)
         interrupts.pause(self._pause_s)
         self._failed_s, self._pause_s = time.monotonic(), min(2 * self._pause_s, _LONGEST_PAUSE_S)
 

@@ -20,7 +20,7 @@ ERRORS = ErrorTable(
     ),
     ErrorRow(
         "the server does not know the call",
-        2,
+        3,
         "ArrowNotImplementedError",
         advice="is it the address of penstock serve?",
     ),

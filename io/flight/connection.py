@@ -17,7 +17,7 @@ import pyarrow.flight as flight
 import penstock.io.proxies as proxies
 from penstock.errors import InputError, PenstockError, ServiceError, UsageError, UsageTypeError
 from penstock.io.connectors.flight_errors import ERRORS
-from penstock.io.error_tables import UNLISTED
+from penstock.io.error_tables import UNLISTED, USAGE
 from penstock.io.flight.messages import encoded, flight_errors, from_flight, json_object
 from penstock.io.patience import Patience
 from penstock.validation import is_loopback
@@ -221,5 +221,5 @@ def as_source() -> Iterator[None]:
     except ServiceError as error:
         row = None if error.__cause__ is None else ERRORS.row(error.__cause__)
         if row is not None and row.code is not None:
-            raise UsageError(f"{error}; {row.advice}") from error
+            raise (UsageError if row.code == USAGE else InputError)(f"{error}; {row.advice}") from error
         raise InputError(str(error)) from error

@@ -14,6 +14,7 @@ import pyarrow.flight as flight
 
 from penstock.errors import InputError, ServiceError, UsageError
 from penstock.io.connectors.flight_errors import ERRORS
+from penstock.io.error_tables import USAGE
 from penstock.io.flight.connection import Address, dial
 from penstock.io.flight.messages import flight_errors, from_flight, read_metadata
 from penstock.io.sources.batch import Batch, Batches, Part, Parts, Source, arrow_errors
@@ -50,7 +51,7 @@ def flight_source(uri: str, token: str | None = None) -> Source:
                     else:
                         yield _part(client, options, endpoint.ticket, name)
             except (ConnectionError, flight.FlightError) as error:
-                if (row := ERRORS.row(error.__cause__ or error)) is not None and row.code is not None:
+                if (row := ERRORS.row(error.__cause__ or error)) is not None and row.code == USAGE:
                     raise UsageError(f"{error}; {row.advice}") from error
                 raise InputError(str(error).removeprefix(f"{uri}: "), source=uri) from error
 

@@ -188,7 +188,7 @@ def flight_errors():
         (2, flight.FlightUnauthorizedError("the token is a reader's, and this call needs a producer's")),
         (2, flight.FlightUnavailableError("Ssl handshake failed: certificate verify failed")),
         (2, flight.FlightUnavailableError("Ssl handshake failed: wrong version number")),
-        (2, pa.ArrowNotImplementedError("no such method")),
+        (3, pa.ArrowNotImplementedError("no such method")),
         (2, pa.ArrowInvalid("gRPC returned resource exhausted error, with message: Received message larger than max")),
         (None, pa.ArrowInvalid("gRPC returned resource exhausted error, with message: too many requests")),
         (None, flight.FlightUnavailableError("connection refused")),

@@ -74,7 +74,6 @@ def test_the_error_of_another_host_names_the_variable_of_the_proxy(proxy, monkey
         client.status()
     hint = " (through the proxy of https_proxy; set no_proxy to connect without it)"
     assert str(raised.value) == f"grpc://10.0.0.9:8815: failed to connect to all addresses{hint}"
-    assert hint in caplog.text
     assert SECRET not in caplog.text
 
 
