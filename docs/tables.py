@@ -10,10 +10,12 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from penstock.io.connectors.partition_source import TopicKind
 from penstock.io.connectors.versioned_source import TableKind
+from penstock.io.error_tables import OBJECT_STORE_ERRORS, ErrorRow, ErrorTable
 from penstock.io.registry import UriKind
 from penstock.io.sources.source_kinds import SourceKind, source_kinds
 from penstock.io.targets.target_kinds import target_kinds
@@ -90,6 +92,18 @@ def targets() -> str:
     return table(("target", "what it holds", "a transaction"), rows)
 
 
+def errors(declared: ErrorTable) -> str:
+    """Return the errors of a connector, and what each of them leads to."""
+    rows = [(row.meaning, _end(row), row.advice or "–") for row in declared.rows]
+    return table(
+        ("error", "then", "what to do"), [*rows, ("any other one", "is retried, and logged as not listed", "–")]
+    )
+
+
+def _end(row: ErrorRow) -> str:
+    return "is retried" if row.code is None else f"ends with {row.code}"
+
+
 def pages(kinds: Sequence[UriKind], folder: str) -> str:
     """Return the entries of the pages of sources or targets in the navigation of mkdocs.yml."""
     return "\n".join(f"          - {kind.page}" for kind in kinds if kind.page.startswith(f"{folder}/"))
@@ -106,11 +120,15 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "brokers.md": {"sources": lambda: sources(TopicKind, "the number of a frame")},
     "lakehouse.md": {"sources": lambda: sources(TableKind, "a version")},
     "follow.md": {"targets": targets},
+    "cli.md": {"errors": lambda: errors(OBJECT_STORE_ERRORS)},
     "../mkdocs.yml": {
         "sources": lambda: pages(source_kinds(), "sources"),
         "targets": lambda: pages(target_kinds(), "targets"),
     },
 }
+
+for _kind in (*source_kinds(), *target_kinds()):
+    TABLES.setdefault(_kind.page, {})["errors"] = partial(errors, _kind.errors)
 
 
 def current(page: str) -> str:

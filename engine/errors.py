@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import difflib
+import re
 from collections.abc import Iterable
 
 # Longest text in a message, in characters: a name in a damaged file may have megabytes.
@@ -124,10 +125,15 @@ class InputError(PenstockError, ValueError):
             f"column '{column}'" if column is not None else "",
         ]
         place = ", ".join(p for p in places if p)
-        text = ": ".join(p for p in (source, place, problem) if p)
+        text = without_credentials(": ".join(p for p in (source, place, problem) if p))
         if reason is not None:
             text += f" [{reason}]"
         super().__init__(" ".join(text.split()))
+
+
+def without_credentials(text: str) -> str:
+    """Return a text with URIs without users and passwords, such as ``s3://KEY:SECRET@bucket``."""
+    return re.sub(r"(\w://)[^/\s@]*@", r"\1", text) if "@" in text else text
 
 
 def short(text: str) -> str:

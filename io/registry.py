@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
 from penstock.errors import UsageError
+from penstock.io.error_tables import ErrorTable
 
 
 class Library(NamedTuple):
@@ -40,6 +41,7 @@ class UriKind:
     """A kind of URI.
 
     title : its name; form : of the URI, for help and errors; example : a URI that is on its page
+    errors : what the errors of its library mean
     library : that it needs, besides pyarrow
     schemes : the beginnings of such URIs; (): that of the form
     page : below docs/; "": in ``folder``, named like the scheme
@@ -48,6 +50,7 @@ class UriKind:
     title: str
     form: str
     example: str
+    errors: ErrorTable
     library: Library | None = None
     schemes: tuple[str, ...] = ()
     page: str = ""

@@ -36,6 +36,17 @@ from penstock.errors import (
 # Commands print what the package logs: without a handler, warnings would be on standard error twice.
 NO_LOG = logging.NullHandler()
 
+
+class _Retries(logging.Handler):
+    """Reports what a command without a log retries: it would be silent for as long as its patience."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "penstock", {}).get("event") == "retrying":
+            say_error(record.getMessage())
+
+
+RETRIES = _Retries()
+
 # Commands that SIGTERM ends in order: service managers stop them by it.
 ENDS_BY_SIGTERM = ("serve", "follow")
 
@@ -137,6 +148,10 @@ def run(argv: list[str], at_once: threading.Event, ending: contextlib.ExitStack)
             from penstock.cli.log_lines import logged
 
             ending.enter_context(logged(args))
+        else:
+            log = logging.getLogger("penstock")
+            log.addHandler(RETRIES)
+            ending.callback(log.removeHandler, RETRIES)
         try:
             interrupts.check()
             code = args.run(args, out) or OK

@@ -9,6 +9,7 @@ from penstock.checkpoint.rollbacks import roll_back_folder
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, place_text, several, writing
 from penstock.io.flight import connect
+from penstock.io.flight.connection import as_source
 
 EXAMPLE = "penstock rollback run1 --to good"
 
@@ -25,7 +26,7 @@ def add(command: Parser) -> None:
 def run(args: argparse.Namespace, out: Output) -> None:
     if args.place.startswith(("grpc://", "grpc+tcp://", "grpc+tls://")):
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
-        with connect(args.place) as client:
+        with connect(args.place) as client, as_source():
             done = client.rollback(args.to)
     else:
         with writing(args.place):

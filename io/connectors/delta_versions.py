@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from penstock.errors import InputError
-from penstock.io.connectors.table_versions import RowFile, TableVersions, is_remote
+from penstock.io.connectors.table_versions import ERRORS, RowFile, TableVersions, is_remote
 from penstock.io.connectors.versioned_source import TableKind
 from penstock.io.registry import Library
 from penstock.io.sources.batch import Part
@@ -25,6 +25,7 @@ SOURCE = TableKind(
     title="Delta Lake",
     form="delta:URI",
     example="delta:gradients.delta",
+    errors=ERRORS,
     library=Library("deltalake", "delta"),
     unit="a commit of the table's log",
     versions=lambda uri: DeltaVersions(uri),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.io.connectors.flight_errors import ERRORS
 from penstock.io.sources.batch import Source
 from penstock.io.sources.source_kinds import SourceKind
 
@@ -23,5 +24,6 @@ SOURCE = FlightKind(
     form="grpc://HOST:PORT/PATH",
     schemes=("grpc://", "grpc+tcp://", "grpc+tls://"),
     example="grpc://127.0.0.1:8815/gradients",
+    errors=ERRORS,
     unit="a batch, or the rows of a step",
 )

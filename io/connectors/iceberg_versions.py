@@ -9,16 +9,41 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import StateError, UsageError
+from penstock.io.connectors.table_versions import ERRORS as TABLE_ERRORS
 from penstock.io.connectors.table_versions import RowFile, TableVersions
 from penstock.io.connectors.versioned_source import TableKind
+from penstock.io.error_tables import ErrorRow, ErrorTable
 from penstock.io.registry import Library
 from penstock.io.sources.batch import Part
 from penstock.io.sources.in_memory import scanned_part
 
+ERRORS = ErrorTable(
+    ErrorRow(
+        "the catalog refuses the caller",
+        2,
+        "UnauthorizedError ForbiddenError AuthorizationExpiredError OAuthError SignError",
+        advice="check the credentials of the catalog in pyiceberg's configuration",
+    ),
+    ErrorRow(
+        "the catalog is not configured, or needs another package",
+        2,
+        "NotInstalledError",
+        "URI missing|could not initialize catalog|catalog .{0,80}(not configured|unknown)|please install",
+        "see the configuration of pyiceberg",
+    ),
+    ErrorRow(
+        "the catalog fails, or limits its requests",
+        None,
+        "ServerError ServiceUnavailableError TooManyRequestsError",
+    ),
+    *TABLE_ERRORS.rows,
+    uses_proxies=True,
+)
 SOURCE = TableKind(
     title="Iceberg",
     form="iceberg:CATALOG/NAMESPACE.TABLE",
     example="iceberg:lake/training.gradients",
+    errors=ERRORS,
     library=Library("pyiceberg", "iceberg"),
     unit="a snapshot (format 2)",
     versions=lambda uri: IcebergVersions(uri),
@@ -34,6 +59,7 @@ class IcebergVersions(TableVersions):
     """
 
     first = 1
+    errors = ERRORS
 
     def __init__(self, uri: str) -> None:
         super().__init__(uri, is_remote=True)
@@ -89,11 +115,6 @@ class IcebergVersions(TableVersions):
                 for entry in entries
                 if entry.status == _ADDED and entry.snapshot_id in (None, snapshot.snapshot_id)
             ]
-
-    def _is_gone(self, error: Exception) -> bool:
-        from pyiceberg.exceptions import ServerError, ServiceUnavailableError
-
-        return isinstance(error, OSError | ServerError | ServiceUnavailableError)
 
     def _snapshots(self) -> dict[int, Any]:
         """Return the snapshots of the table's current branch, by sequence number."""

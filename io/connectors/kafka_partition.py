@@ -7,7 +7,15 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.io.connectors.broker_partition import Message, Partition, RetainedRange
-from penstock.io.connectors.kafka_client import KAFKA, PARTITION_EOF, TIMEOUT_S, Topic, kafka_failures, kafka_topic
+from penstock.io.connectors.kafka_client import (
+    ERRORS,
+    KAFKA,
+    PARTITION_EOF,
+    TIMEOUT_S,
+    Topic,
+    kafka_failures,
+    kafka_topic,
+)
 from penstock.io.connectors.kafka_topic_id import TopicId
 from penstock.io.connectors.partition_source import TopicKind
 
@@ -15,6 +23,7 @@ SOURCE = TopicKind(
     title="Kafka",
     form="kafka://BROKER:PORT,…/TOPIC",
     example="kafka://127.0.0.1:9092/gradients",
+    errors=ERRORS,
     library=KAFKA,
     unit="its offset in a partition, from 1",
     partitions=lambda uri: kafka_partitions(uri),
@@ -97,7 +106,7 @@ class KafkaPartition(Partition):
         self._lost = lost
 
     def _failures(self) -> Any:
-        return kafka_failures(self.description, self._topic.client)
+        return kafka_failures(self._topic, place=self.description)
 
 
 def kafka_partitions(uri: str) -> list[Partition]:

@@ -39,7 +39,7 @@ class TopicId:
 
     def _ask(self, consumer: Any) -> str | None:
         topic = self._topic
-        with kafka_failures(topic.description, topic.client):
+        with kafka_failures(topic):
             metadata = consumer.list_topics(topic.name, timeout=TIMEOUT_S)
             self._warn_of(len(metadata.topics[topic.name].partitions))
             if metadata.controller_id not in metadata.brokers:

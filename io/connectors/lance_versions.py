@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from penstock.io.connectors.table_versions import RowFile, TableVersions, is_remote
+from penstock.io.connectors.table_versions import ERRORS, RowFile, TableVersions, is_remote
 from penstock.io.connectors.versioned_source import TableKind
 from penstock.io.registry import Library
 from penstock.io.sources.batch import Part
@@ -16,6 +16,7 @@ SOURCE = TableKind(
     title="Lance",
     form="lance:URI",
     example="lance:gradients.lance",
+    errors=ERRORS,
     library=Library("lance", "lance"),
     unit="a version of the dataset",
     versions=lambda uri: LanceVersions(uri),

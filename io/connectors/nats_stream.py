@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Coroutine, Sequence
+from collections import deque
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import PenstockError, UsageError
 from penstock.io.connectors.broker_partition import Message, Partition, RetainedRange
 from penstock.io.connectors.partition_source import TopicKind
+from penstock.io.error_tables import (
+    CERTIFICATE,
+    HANDSHAKE,
+    NO_TLS,
+    UNREACHABLE,
+    ErrorRow,
+    ErrorTable,
+    names_of,
+    text_of,
+)
 from penstock.io.registry import Library
 
 if TYPE_CHECKING:
@@ -16,16 +27,56 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
+def _names(error: BaseException) -> Iterator[str]:
+    yield from names_of(error)
+    yield str(getattr(error, "err_code", None))  # of the server's answer
+
+
+ERRORS = ErrorTable(
+    ErrorRow("there is no such stream", 2, "NotFoundError 10059", advice="create the stream, or correct its name"),
+    ErrorRow(
+        "the server has no JetStream, or none for this account",
+        2,
+        "10076 10039",
+        "jetstream not enabled",
+        "start the server with JetStream (nats-server -js), and enable it for the account",
+    ),
+    ErrorRow(
+        "the user is not authorized, or may not use the subjects of JetStream",
+        2,
+        "AuthorizationError AuthenticationExpiredError",
+        "authoriz|authentic|permissions? violation|account (is )?disabled|user authentication (expired|revoked)",
+        "check its permissions for $JS.API.> and _INBOX.>, and the user and the password in the URI",
+    ),
+    ErrorRow("the server requires TLS", 2, "SecureConnRequiredError", "tls required", "use tls://HOST:PORT"),
+    CERTIFICATE,
+    NO_TLS,
+    ErrorRow(
+        "JetStream is not available for the moment: it elects a leader, or is full",
+        None,
+        "ServiceUnavailableError ServerError NoRespondersError NoStreamResponseError 10008 10009 10023 10047",
+        advice="is JetStream enabled on the server?",
+    ),
+    HANDSHAKE,
+    UNREACHABLE._replace(
+        names=f"{UNREACHABLE.names} NoServersError StaleConnectionError ConnectionClosedError UnexpectedEOF "
+        "OutboundBufferLimitError ConnectionDrainingError ConnectionReconnectingError"
+    ),
+    names=_names,
+    text=lambda error: getattr(error, "description", None) or text_of(error).removeprefix("nats: "),
+)
 SOURCE = TopicKind(
     title="NATS JetStream",
     form="nats://HOST:PORT/STREAM",
     schemes=("nats://", "tls://"),
     example="nats://127.0.0.1:4222/gradients",
+    errors=ERRORS,
     library=Library("nats", "nats"),
     unit="its sequence",
     partitions=lambda uri: [NatsStream(uri)],
 )
-_URI = re.compile(r"(nats|tls)://([^/\s]+)/([^/\s.*>]+)")
+_URI = re.compile(r"(nats|tls)://((?:[^/\s?#@]*@)?[^/\s?#@]+)/([^/\s?#@.*>]+)")
 # Messages in one request; how long the server keeps a consumer that requests none.
 BATCH = 256
 _IDLE_S = 3600.0
@@ -44,7 +95,12 @@ class NatsStream(Partition):
     def __init__(self, uri: str) -> None:
         match = _URI.fullmatch(uri)
         if match is None:
-            raise UsageError(f"{uri.rpartition('@')[2]}: expected {SOURCE.form}")
+            if not re.search("[@#?]", uri):
+                raise UsageError(f"{uri}: expected {SOURCE.form}")
+            raise UsageError(
+                f"{uri.partition(':')[0]}://…: expected {SOURCE.form}; write the characters # / ? @ of a user or a "
+                "password as %23 %2F %3F %40"
+            )
         scheme, server, self._stream = match.groups()
         super().__init__(f"nats/{self._stream}", f"{scheme}://{server.rpartition('@')[2]}/{self._stream}")
         self._nats = SOURCE.load()
@@ -54,6 +110,7 @@ class NatsStream(Partition):
         self._consumer: Any = None
         self._next = 1
         self._created: str | None = None  # as ``creation`` returned it last
+        self._causes: deque[Exception] = deque(maxlen=1)
 
     def place(self, number: int) -> str:
         return f"{self.description}, sequence {number}"
@@ -85,15 +142,11 @@ class NatsStream(Partition):
         self._loop = self._loop or asyncio.new_event_loop()
         try:
             return self._loop.run_until_complete(work)
-        except (PenstockError, OSError):
+        except PenstockError:
             raise
-        except self._nats.js.errors.NotFoundError as error:
-            raise UsageError(f"{self.description}: there is no such stream ({error.description})") from error
-        except self._nats.errors.Error as error:
-            text = str(error)
-            if re.search("authoriz|authentic|permission", text, re.IGNORECASE):
-                raise UsageError(f"{self.description}: {text}; check the user and the password in the URI") from error
-            raise OSError(text or type(error).__name__) from error
+        except (OSError, self._nats.errors.Error) as error:
+            cause = self._causes.pop() if self._causes and not ERRORS.is_final(error) else error
+            raise ERRORS.converted(cause, self.description, OSError) from error
 
     async def _opened(self) -> Any:
         if self._connection is None or self._connection.is_closed:
@@ -101,6 +154,8 @@ class NatsStream(Partition):
 
             async def report(error: Exception) -> None:
                 failed.append(error)
+                if ERRORS.is_final(error):  # a refusal of a subject: the request itself only gets no answer
+                    self._causes.append(error)
 
             self._consumer = None
             try:
@@ -114,13 +169,26 @@ class NatsStream(Partition):
                 )
             except self._nats.errors.NoServersError as error:
                 raise (failed[-1] if failed else error) from error
+            if self._server.startswith("tls://") and not self._server_has("tls_required"):
+                raise OSError("wrong version number: the server answers without TLS")
         return self._connection.jetstream(timeout=_TIMEOUT_S)
+
+    def _server_has(self, feature: str) -> bool:
+        """Return whether the server has announced a feature; True if the client does not say."""
+        announced = getattr(self._connection, "_server_info", None)
+        return announced is None or bool(announced.get(feature))
 
     async def _creation(self) -> str:
         return f"created {(await self._info()).created.isoformat()}"
 
     async def _info(self) -> Any:
-        return await (await self._opened()).stream_info(self._stream)
+        stream = await self._opened()
+        try:
+            return await stream.stream_info(self._stream)
+        except self._nats.js.errors.ServiceUnavailableError as error:
+            if error.err_code is None and not self._server_has("jetstream"):
+                raise OSError("JetStream not enabled") from error
+            raise
 
     async def _retained_range(self) -> RetainedRange:
         state = (await self._info()).state

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import penstock.interrupts as interrupts
-from penstock.errors import InputError, PenstockError, StateError, UsageError, short
+import penstock.io.proxies as proxies
+from penstock.errors import InputError, PenstockError, StateError
+from penstock.io.error_tables import INPUT, MISSING, OBJECT_STORES, UNREACHABLE, ErrorTable, text_of
 from penstock.io.sources.batch import Part
 
-# What servers and libraries say, for want of classes: the caller may not, or what is named does not exist.
-_REFUSED = re.compile(
-    r"access.?denied|forbidden|unauthori[sz]ed|InvalidAccessKeyId|SignatureDoesNotMatch|\b40[13]\b", re.I
-)
-_MISSING = re.compile(r"not.?found|no such|does not exist|not a delta table|\b404\b", re.I)
+# Of tables on a server. On this machine, every error of the library is bad input.
+ERRORS = ErrorTable(*OBJECT_STORES, MISSING, UNREACHABLE, uses_proxies=True)
 
 
 class RowFile(NamedTuple):
@@ -30,16 +28,18 @@ class TableVersions(ABC):
     """The versions of one table.
 
     name : its spelling, for messages and in checkpoints; first : the number of its first version
-    is_remote : whether a server has it
+    is_remote : whether a server has it; errors : what those of the library mean
 
     Methods raise OSError if the server cannot be reached, and may then be called again; InputError if the table cannot
     be read, UsageError if the server refuses the caller, StateError if a version is no longer there.
     """
 
     first = 0
+    errors = ERRORS
 
     def __init__(self, name: str, is_remote: bool) -> None:
         self.name, self.is_remote = name, is_remote
+        proxies.exempt_loopback()
 
     @abstractmethod
     def latest(self) -> int:
@@ -85,24 +85,17 @@ class TableVersions(ABC):
 
     @contextmanager
     def failures(self, *kinds: type[Exception]) -> Iterator[None]:
-        """Convert the errors of a library, with their first line."""
+        """Convert the errors of a library, as the table says."""
         try:
             yield
         except PenstockError:
             raise
         except kinds as error:
             interrupts.check()
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            text = f"{type(error).__name__}: {error}"
-            if self.is_remote and _REFUSED.search(text):
-                raise UsageError(f"{self.name}: {short(lines[0])}; check the credentials in the environment") from error
-            if self._is_gone(error) and not _MISSING.search(text):
-                raise OSError(lines[0]) from error
-            raise self.unreadable(lines[0]) from error
-
-    def _is_gone(self, error: Exception) -> bool:
-        """Return whether an error may be that of a server that is gone for a while."""
-        return self.is_remote
+            row = self.errors.row(error)
+            if not self.is_remote or (row is not None and row.code == INPUT):
+                raise self.unreadable(text_of(error)) from error
+            raise self.errors.converted(error, self.name, OSError) from error
 
     def unreadable(self, problem: object) -> InputError:
         """Return the error of a table that cannot be read."""

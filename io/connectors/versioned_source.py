@@ -30,7 +30,14 @@ class TableKind(SourceKind):
     grows = True
 
     def open(self, uri: str, patience_s: float) -> list[VersionedSource]:
-        return [VersionedSource(self.versions(uri), patience_s)]
+        patience = Patience(patience_s, starts_over=False)
+        while True:
+            try:
+                versions = self.versions(uri)
+                break
+            except OSError as error:  # pyarrow asks the store for the region of a bucket
+                patience.wait(InputError(f"the table cannot be read: {error}", source=uri))
+        return [VersionedSource(versions, patience_s)]
 
 
 class VersionedSource(SeekableSource):

@@ -93,7 +93,7 @@ def connect(uri: str, token: str | None = None, *, roots: Roots = None, patience
     uri : str
         ``grpc://HOST:PORT`` or ``grpc+tls://HOST:PORT``.
     token : str or None
-        None: PENSTOCK_FLIGHT_TOKEN of the environment, if set; "": send no token.
+        None: PENSTOCK_FLIGHT_TOKEN of the environment, if set; "": send no token. White space around it is stripped.
     roots : str, path, bytes or None
         The certificates to trust: a PEM file, or PEM as bytes. None: PENSTOCK_FLIGHT_ROOTS, else the system's.
     patience_s : float
@@ -107,7 +107,8 @@ def connect(uri: str, token: str | None = None, *, roots: Roots = None, patience
     Raises
     ------
     UsageError
-        If the address is not of this form. The first call raises it for certificates that cannot be read.
+        If the address is not of this form, or the token is not ASCII without spaces. The first call raises it for
+        certificates that cannot be read, and for such a token of the environment.
 
     Examples
     --------

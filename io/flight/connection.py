@@ -15,7 +15,10 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 import penstock.forks as forks
-from penstock.errors import InputError, PenstockError, ServiceError, UsageError
+import penstock.io.proxies as proxies
+from penstock.errors import InputError, PenstockError, ServiceError, UsageError, UsageTypeError
+from penstock.io.connectors.flight_errors import ERRORS
+from penstock.io.error_tables import UNLISTED, USAGE
 from penstock.io.flight.messages import encoded, flight_errors, from_flight, json_object
 from penstock.io.patience import Patience
 from penstock.validation import is_loopback
@@ -27,7 +30,7 @@ TOKEN_VARIABLE, ROOTS_VARIABLE = "PENSTOCK_FLIGHT_TOKEN", "PENSTOCK_FLIGHT_ROOTS
 
 _ADDRESS = re.compile(r"(grpc|grpc\+tcp|grpc\+tls)://(\[[0-9a-fA-F:.]+\]|[^/:\[\]@?#\s]+):(\d{1,5})(?:/([^?#]*))?")
 
-# The errors that a new connection may fix; all others are raised at once.
+# The errors that a new connection may fix, unless their table says otherwise; all others are raised at once.
 PASSING = (
     flight.FlightUnavailableError,
     flight.FlightCancelledError,
@@ -35,12 +38,12 @@ PASSING = (
     flight.FlightInternalError,
     OSError,
 )
-# What gRPC reports, as of an unreachable service, if no new connection helps: the certificate is not trusted, or
-# belongs to another host, or the service has none.
-_WRONG_CERTIFICATE = ("certificate verify failed", "is not in peer certificate", "wrong version number")
+# Those of a service that a proxy may hide.
+_UNREACHABLE = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightInternalError)
 
 # gRPC stores the backoff of an address for the whole process; with this option a new connection resets it.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
+_NO_PROXY = [("grpc.enable_http_proxy", 0)]
 
 
 @dataclass(frozen=True)
@@ -84,13 +87,29 @@ def dial(
     roots : the certificates to trust, as PEM, or their file; None: PENSTOCK_FLIGHT_ROOTS, else the system's
     timeout_s : of each call; None: it may take any time
     """
-    token = os.environ.get(TOKEN_VARIABLE) if token is None else token
+    token = checked_token(os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE) if token is None else checked_token(token)
     roots = roots or os.environ.get(ROOTS_VARIABLE)
     tls = {"tls_root_certs": _certificates(roots)} if address.tls and roots else {}
     headers = [(b"authorization", b"Bearer " + token.encode())] if token else []
+    options = [*_OPTIONS, *(_NO_PROXY if address.is_loopback else [])]
     with flight_errors(address.uri):
-        client = flight.FlightClient(address.uri, generic_options=_OPTIONS, **tls)
+        client = flight.FlightClient(address.uri, generic_options=options, **tls)
     return client, flight.FlightCallOptions(timeout=timeout_s, headers=headers)
+
+
+def checked_token(token: str | None, name: str = "token") -> str | None:
+    """Return a token without white space around it, as files of tokens are read. name : of what has it, for messages
+
+    Raises UsageError for one that no header can have. Its message contains nothing of the token.
+    """
+    if token is None:
+        return None
+    if not isinstance(token, str):
+        raise UsageTypeError(f"{name}: expected a token as str, got {type(token).__name__}")
+    token = token.strip().removeprefix("\ufeff")
+    if not re.fullmatch(r"[!-~]*", token):
+        raise UsageError(f"{name}: expected one token, ASCII without spaces: not its role, and not several lines")
+    return token
 
 
 def _certificates(roots: str | os.PathLike[str] | bytes) -> bytes:
@@ -118,7 +137,7 @@ class Connection:
     def __init__(
         self, address: Address, token: str | None, roots: Roots, patience_s: float, timeout_s: float | None = None
     ) -> None:
-        self._address, self._token, self._roots, self.patience_s = address, token, roots, patience_s
+        self._address, self._token, self._roots, self.patience_s = address, checked_token(token), roots, patience_s
         self._timeout_s = timeout_s
         self.uri, self._process = address.uri, forks.this_process
         self._open: tuple[flight.FlightClient, flight.FlightCallOptions] | None = None
@@ -189,18 +208,20 @@ class Connection:
         """Return an error that a new connection may fix, converted; raise any other one."""
         if isinstance(error, PenstockError):
             raise error
-        problem = from_flight(error, self.uri)
+        problem, row = from_flight(error, self.uri), ERRORS.row(error)
         if has_wrong_certificate(error):
             reason = re.split(r"::|\d: ", str(problem))[-1]
             raise ServiceError(f"{self.uri}: no connection with its certificate: {reason}") from error
-        if isinstance(error, PASSING):
-            return problem
-        raise problem from error
+        heals = isinstance(error, PASSING) if row is None else row.code is None
+        if not heals:
+            raise problem from error
+        hint = proxies.hint(proxies.GRPC) if isinstance(error, _UNREACHABLE) and not self._address.is_loopback else ""
+        return type(problem)(f"{problem}{'' if row else f' {UNLISTED}'}{hint}")
 
 
 def has_wrong_certificate(error: BaseException | None) -> bool:
     """Return whether an error is about the certificate of the service."""
-    return isinstance(error, flight.FlightUnavailableError) and any(part in str(error) for part in _WRONG_CERTIFICATE)
+    return isinstance(error, flight.FlightUnavailableError) and ERRORS.is_final(error)
 
 
 @contextmanager
@@ -209,9 +230,7 @@ def as_source() -> Iterator[None]:
     try:
         yield
     except ServiceError as error:
-        if isinstance(error.__cause__, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
-            raise UsageError(f"{error}; set {TOKEN_VARIABLE} to a token of the service") from error
-        if has_wrong_certificate(error.__cause__):
-            advice = f"set {ROOTS_VARIABLE} to a file with the certificates to trust, and use a name that they certify"
-            raise UsageError(f"{error}; {advice}") from error
+        row = None if error.__cause__ is None else ERRORS.row(error.__cause__)
+        if row is not None and row.code is not None:
+            raise (UsageError if row.code == USAGE else InputError)(f"{error}; {row.advice}") from error
         raise InputError(str(error)) from error

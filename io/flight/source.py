@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from penstock.errors import InputError, ServiceError
+from penstock.errors import InputError, ServiceError, UsageError
+from penstock.io.connectors.flight_errors import ERRORS
+from penstock.io.error_tables import USAGE
 from penstock.io.flight.connection import Address, dial
 from penstock.io.flight.messages import flight_errors, from_flight, read_metadata
 from penstock.io.sources.batch import Batch, Batches, Part, Parts, Source, arrow_errors
@@ -49,6 +51,8 @@ def flight_source(uri: str, token: str | None = None) -> Source:
                     else:
                         yield _part(client, options, endpoint.ticket, name)
             except (ConnectionError, flight.FlightError) as error:
+                if (row := ERRORS.row(error.__cause__ or error)) is not None and row.code == USAGE:
+                    raise UsageError(f"{error}; {row.advice}") from error
                 raise InputError(str(error).removeprefix(f"{uri}: "), source=uri) from error
 
     return Source(uri, parts)
@@ -64,9 +68,10 @@ def _part_elsewhere(asked: Address, location: Address, ticket: Any, name: str, t
         except ServiceError as error:
             if is_trusted:
                 raise
-            raise ServiceError(
-                f"{error}; {location.uri} was sent no token: it goes only to the host that was asked, "
-                f"{asked.host}{', over TLS' if asked.tls else ''}"
+            raise InputError(
+                f"{str(error).removeprefix(f'{name}: ')}; {location.uri} was sent no token: it goes only to the host "
+                f"that was asked, {asked.host}{', over TLS' if asked.tls else ''}",
+                source=name,
             ) from error
         yield part
 

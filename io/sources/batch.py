@@ -18,6 +18,7 @@ import pyarrow as pa
 import penstock.interrupts as interrupts
 from penstock.errors import InputError, PenstockError
 from penstock.frames import Position
+from penstock.io.error_tables import OBJECT_STORE_ERRORS
 from penstock.io.formats.unread_formats import ENCRYPTED_PARQUET
 
 END_KEY = b"penstock.end"
@@ -173,6 +174,8 @@ def arrow_errors(problem: str, source: str, batch: int | None = None, column: st
     except PenstockError:
         raise
     except RAISED as error:
+        if "://" in source and isinstance(error, OSError) and OBJECT_STORE_ERRORS.is_refusal(error):
+            raise OBJECT_STORE_ERRORS.converted(error, source, OSError) from error
         raise input_error(error, problem, source, batch, column) from error
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs
 
+import penstock.io.proxies as proxies
 from penstock.errors import InputError
 from penstock.filesystem.file_stores import place_of
 from penstock.io.registry import either
@@ -63,6 +64,7 @@ def filesystem_of(text: str) -> tuple[pa.fs.FileSystem, str]:
     """Return the file system of a path or URI, and the path in it."""
     if "://" in text:
         name = place_of(text)
+        proxies.exempt_loopback()
         try:
             fs, path = pa.fs.FileSystem.from_uri(text)
         except pa.ArrowInvalid as error:

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+import penstock.io.proxies as proxies
 from penstock.errors import StateError, short
 from penstock.filesystem.state_files import parsed_json
+from penstock.io.error_tables import FILES, OBJECT_STORES, UNREACHABLE, ErrorRow, ErrorTable
 from penstock.io.flight import Delta
 from penstock.io.registry import Library
 from penstock.io.targets.changes import changes_of
@@ -26,10 +28,24 @@ from penstock.io.targets.target import FollowedJob, Position, Stored, TableRows,
 from penstock.io.targets.target_kinds import TargetKind
 from penstock.lineage import FIRST_EPOCH
 
+ERRORS = ErrorTable(
+    ErrorRow(
+        "the table has features or columns that the library cannot write",
+        5,
+        "DeltaProtocolError SchemaMismatchError",
+        advice="use another table, or a newer deltalake",
+    ),
+    ErrorRow("another writer has committed first: the table is read again", None, "CommitFailedError"),
+    *FILES,
+    *OBJECT_STORES,
+    UNREACHABLE,
+    uses_proxies=True,
+)
 TARGET = TargetKind(
     title="Delta Lake",
     form="delta:URI",
     example="delta:rows.delta",
+    errors=ERRORS,
     library=Library("deltalake", "delta"),
     holds="a Delta Lake table of all rows",
     transaction="a version of the table",
@@ -60,6 +76,7 @@ class DeltaLake(Target):
         super().__init__(uri)
         self._uri = TARGET.location(uri)
         self._library = TARGET.load()
+        proxies.exempt_loopback()
 
     def stored(self) -> Stored | None:
         return self._stored(self._table())
@@ -190,7 +207,7 @@ class DeltaLake(Target):
             ) from error
 
     def failures(self) -> Any:
-        return failures(self.name, self._library.exceptions.DeltaError)
+        return failures(self.name, ERRORS, self._library.exceptions.DeltaError)
 
 
 def _description(job: FollowedJob, writer: str | None = None) -> str:

@@ -28,6 +28,8 @@ from penstock.lineage import FIRST_EPOCH, Epoch, Lineage
 MOST_BYTES = 64 << 20
 # Seconds between two checks for a signal.
 TICK_S = 0.1
+# An attempt to connect takes no longer than the patience, but may take so long.
+_SHORTEST_CONNECT_S = 0.5
 
 
 @dataclass
@@ -117,6 +119,7 @@ class Follower:
         StateError
             If the target belongs to another job, or another follower is ahead.
         """
+        self.target.connect_s = max(min(self.target.connect_s, self.patience_s), _SHORTEST_CONNECT_S)
         patience = Patience(self.patience_s, starts_over=False)
         has_begun = False
         while True:

@@ -13,12 +13,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from penstock.errors import StateError
+from penstock.errors import PenstockError, StateError, TargetError
 from penstock.filesystem.state_files import parsed_json
-from penstock.io.connectors.kafka_client import KAFKA, PARTITION_EOF, TIMEOUT_S, kafka_failures, kafka_topic, silent
+from penstock.io.connectors.kafka_client import (
+    ERRORS,
+    KAFKA,
+    PARTITION_EOF,
+    TIMEOUT_S,
+    kafka_failures,
+    kafka_topic,
+    silent,
+)
 from penstock.io.flight import Delta
 from penstock.io.targets.changes import changes_of
-from penstock.io.targets.target import Position, Stored, TableRows, Target, failures
+from penstock.io.targets.target import Position, Stored, TableRows, Target
 from penstock.io.targets.target_kinds import TargetKind
 
 TARGET = TargetKind(
@@ -26,6 +34,7 @@ TARGET = TargetKind(
     form="kafka://BROKER:PORT/TOPIC",
     schemes=("kafka:",),
     example="kafka://127.0.0.1:9092/rows",
+    errors=ERRORS,
     library=KAFKA,
     holds="one message per change in a topic",
     transaction="of Kafka, per delta",
@@ -89,8 +98,11 @@ class KafkaTopic(Target):
     def _opened(self) -> Any:
         if self._producer is None:
             settings = {"transactional.id": f"penstock-{self._topic.name}", "transaction.timeout.ms": "600000"}
-            producer = self._topic.client.Producer({**settings, **self._topic.settings}, logger=silent())
-            producer.init_transactions(TIMEOUT_S)
+            producer = self._topic.client.Producer(
+                {**settings, **self._topic.settings, "error_cb": self._topic.note}, logger=silent()
+            )
+            with kafka_failures(self._topic, producer):
+                producer.init_transactions(TIMEOUT_S)
             self._producer = producer
         return self._producer
 
@@ -207,8 +219,13 @@ class KafkaTopic(Target):
 
     @contextmanager
     def failures(self) -> Iterator[None]:
-        with failures(self.name), kafka_failures(self.name, self._topic.client):
-            yield
+        try:
+            with kafka_failures(self._topic, self._producer):
+                yield
+        except PenstockError:
+            raise
+        except OSError as error:
+            raise TargetError(f"{self.name}: {error}") from error
 
 
 def _send_rows(send: Any, tables: Sequence[TableRows]) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import penstock.io.proxies as proxies
 from penstock.errors import StateError
+from penstock.io.error_tables import FILES, OBJECT_STORES, UNREACHABLE, ErrorRow, ErrorTable
 from penstock.io.flight import Delta
 from penstock.io.registry import Library
 from penstock.io.targets.changes import changes_of
@@ -18,10 +20,23 @@ from penstock.io.targets.target import FollowedJob, Stored, TableRows, Target, f
 from penstock.io.targets.target_kinds import TargetKind
 from penstock.lineage import FIRST_EPOCH
 
+ERRORS = ErrorTable(
+    ErrorRow(
+        "another writer has committed first: the dataset is read again",
+        None,
+        "",
+        "commit conflict|conflicting|concurrent",
+    ),
+    *FILES,
+    *OBJECT_STORES,
+    UNREACHABLE,
+    uses_proxies=True,
+)
 TARGET = TargetKind(
     title="Lance",
     form="lance:URI",
     example="lance:rows.lance",
+    errors=ERRORS,
     library=Library("lance", "lance"),
     holds="a dataset of all rows",
     transaction="a version of the dataset",
@@ -38,6 +53,7 @@ class LanceDataset(Target):
         super().__init__(uri)
         self._uri = TARGET.location(uri)
         self._library = TARGET.load()
+        proxies.exempt_loopback()
 
     def stored(self) -> Stored | None:
         return self._stored(self._dataset())
@@ -145,7 +161,7 @@ class LanceDataset(Target):
         return job.decode()
 
     def failures(self) -> Any:
-        return failures(self.name, ValueError, RuntimeError)
+        return failures(self.name, ERRORS, ValueError, RuntimeError)
 
 
 def _properties(new: Stored) -> dict[str, str]:

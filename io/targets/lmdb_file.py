@@ -11,17 +11,37 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import StateError
+from penstock.errors import StateError, UsageError
+from penstock.io.error_tables import FILES, ErrorRow, ErrorTable
 from penstock.io.flight import Delta
 from penstock.io.registry import Library
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.target import Stored, TableRows, Target, failures
 from penstock.io.targets.target_kinds import TargetKind
 
+ERRORS = ErrorTable(
+    ErrorRow(
+        "the file is no LMDB file, is damaged, or is of another version of LMDB",
+        5,
+        "InvalidError CorruptedError VersionMismatchError PageNotFoundError PanicError IncompatibleError",
+        "",
+        "use another path, or restore the file from a backup",
+    ),
+    ErrorRow("the caller may not write the file", 2, "ReadonlyError", "", "check the owner and the permissions"),
+    ErrorRow(
+        "the file is full, was enlarged by another process, or has too many readers",
+        None,
+        "MapFullError MapResizedError ReadersFullError TxnFullError DbsFullError",
+    ),
+    ErrorRow("the disk fails, or another process locks the file", None, "DiskError LockError MemoryError"),
+    *FILES,
+    ErrorRow("the file is replaced or removed while it is opened", None, "ENOENT EINVAL", "the file was replaced"),
+)
 TARGET = TargetKind(
     title="LMDB",
     form="lmdb:PATH",
     example="lmdb:rows.lmdb",
+    errors=ERRORS,
     library=Library("lmdb", "lmdb"),
     holds="a file with a database per table",
     transaction="of LMDB",
@@ -102,6 +122,8 @@ class LmdbFile(Target):
 
     @contextmanager
     def _transaction(self, write: bool) -> Iterator[tuple[Any, Any]]:
+        if not self._path.parent.is_dir():
+            raise UsageError(f"{self.name}: there is no folder {self._path.parent}; create it, or give another path")
         self._path.touch()
         before = self._path.stat()
         self._map_bytes = max(self._map_bytes, 2 * before.st_size)
@@ -115,7 +137,7 @@ class LmdbFile(Target):
             yield env, txn
 
     def failures(self) -> Any:
-        return failures(self.name, self._lmdb.Error)
+        return failures(self.name, ERRORS, self._lmdb.Error)
 
 
 def _keys(ids: Any) -> Iterator[bytes]:

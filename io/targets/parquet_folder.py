@@ -24,13 +24,14 @@ from penstock.io.flight import Delta
 from penstock.io.table_files import TablesWriter, table_path
 from penstock.io.targets.changes import changes_of, merged
 from penstock.io.targets.row_table import blocks_of
-from penstock.io.targets.target import Stored, TableRows, Target, locked
+from penstock.io.targets.target import FILE_ERRORS, Stored, TableRows, Target, locked
 from penstock.io.targets.target_kinds import TargetKind
 
 TARGET = TargetKind(
     title="Parquet",
     form="parquet:DIR",
     example="parquet:rows",
+    errors=FILE_ERRORS,
     holds="a file per table",
     transaction="a new folder, and a link to it",
     open=lambda uri: ParquetFolder(uri),

@@ -22,7 +22,7 @@ from penstock.filesystem.state_files import read_json
 from penstock.io.flight import Delta
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import blocks_of, row_schema, row_table
-from penstock.io.targets.target import FollowedJob, Position, Stored, TableRows, Target, failures, locked
+from penstock.io.targets.target import FILE_ERRORS, FollowedJob, Position, Stored, TableRows, Target, failures, locked
 from penstock.io.targets.target_kinds import TargetKind
 
 TARGET = TargetKind(
@@ -31,6 +31,7 @@ TARGET = TargetKind(
     form="module:function",
     needs_state=True,
     example="cache:update",
+    errors=FILE_ERRORS,
     holds="whatever the function does",
     transaction="one call per delta",
     open=lambda name, state: PythonFunction(name, state),
@@ -53,7 +54,7 @@ class PythonFunction(Target):
         self._function, self._state = _load(name), Path(state)
 
     def failures(self) -> AbstractContextManager[None]:
-        return failures(str(self._state))
+        return failures(str(self._state), FILE_ERRORS)
 
     def stored(self) -> Stored | None:
         try:

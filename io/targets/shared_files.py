@@ -17,7 +17,7 @@ from penstock.errors import CapacityError, StateError, TargetError
 from penstock.io.flight import Delta
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import blocks_of
-from penstock.io.targets.target import FollowedJob, Position, Stored, TableForm, TableRows, Target
+from penstock.io.targets.target import FILE_ERRORS, FollowedJob, Position, Stored, TableForm, TableRows, Target
 from penstock.io.targets.target_kinds import TargetKind
 from penstock.pyx.row_reads import StepWords
 from penstock.shared.header import (
@@ -39,6 +39,7 @@ TARGET = TargetKind(
     title="shared files",
     form="shared:DIR",
     example="shared:tables",
+    errors=FILE_ERRORS,
     holds="the tables in files that processes of this machine map",
     transaction="a step of the files",
     open=lambda uri: SharedFiles(uri),

@@ -21,9 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import penstock.forks as forks
-from penstock.errors import PenstockError, StateError, TargetError, listed, short
+from penstock.errors import PenstockError, StateError, TargetError, listed
 from penstock.filesystem import atomic_files
 from penstock.filesystem.state_files import parsed_json
+from penstock.io.error_tables import FILES, ErrorTable
 from penstock.io.flight import Client, Delta
 from penstock.lineage import FIRST_EPOCH
 from penstock.shared.header import InitialRows
@@ -210,13 +211,20 @@ class Target(ABC):
     Parameters
     ----------
     name : str
-        For messages.
+        For messages, without credentials.
+
+    Attributes
+    ----------
+    connect_s : float
+        How long an attempt to connect may take. A follower sets it to its patience, if that is shorter.
 
     Notes
     -----
     If the store is unreachable, full or failing, methods may be called again: ``failures`` makes TargetError of what
     they raise then.
     """
+
+    connect_s = 5.0
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -275,13 +283,14 @@ class Target(ABC):
         """
 
     def failures(self) -> AbstractContextManager[None]:
-        """Convert errors of the store in the block to TargetError. Followers call the methods above in it.
+        """Convert errors of the store in the block. Followers call the methods above in it.
 
         Returns
         -------
         context manager
+            Raises TargetError for what is retried, UsageError and StateError for what no retry helps.
         """
-        return failures(self.name)
+        return failures(self.name, FILE_ERRORS)
 
     def compare(self, stored: Stored | None, before: Stored | None) -> None:
         """Raise MovedError unless the target holds what the follower left. Call it in the transaction that writes.
@@ -305,9 +314,12 @@ class Target(ABC):
         """Close connections and files; the next method opens them again."""
 
 
+FILE_ERRORS = ErrorTable(*FILES)
+
+
 @contextmanager
-def failures(name: str, *kinds: type[BaseException]) -> Iterator[None]:
-    """Convert OSError and the given errors in the block to TargetError."""
+def failures(name: str, errors: ErrorTable, *kinds: type[BaseException]) -> Iterator[None]:
+    """Convert OSError and the given errors in the block, as their table says."""
     try:
         yield
     except PenstockError:
@@ -315,8 +327,7 @@ def failures(name: str, *kinds: type[BaseException]) -> Iterator[None]:
     except Exception as error:
         if not isinstance(error, (OSError, *kinds)):
             raise
-        text = " ".join(str(error).split()) or type(error).__name__
-        raise TargetError(f"{name}: {short(text)}") from error
+        raise errors.converted(error, name, lambda text: TargetError(f"{name}: {text}")) from error
 
 
 @contextmanager

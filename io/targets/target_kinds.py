@@ -44,7 +44,7 @@ def target_kind(text: str) -> TargetKind:
     for kind in target_kinds():
         if text.startswith(kind.schemes) or (is_function and kind.needs_state):
             return kind
-    raise UsageError(f"--into {text}: expected {target_forms()}")
+    raise UsageError(f"--into {text.rpartition('@')[2]}: expected {target_forms()}")
 
 
 def target_forms() -> str:
@@ -59,7 +59,9 @@ def open_target(text: str, state: str | os.PathLike[str] | None = None) -> Targe
     kind = target_kind(text)
     if not kind.needs_state:
         if state is not None:
-            raise UsageError(f"--state: only a function needs it; {text} stores the number of its last delta itself")
+            raise UsageError(
+                f"--state: only a function needs it; {kind.title} stores the number of the last delta itself"
+            )
         return kind.open(text)
     if state is None:
         raise UsageError(f"{text}: give --state FILE, which stores the number of the function's last delta")

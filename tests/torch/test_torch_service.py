@@ -475,3 +475,12 @@ def test_a_batch_of_more_ids_than_a_request_takes_is_pulled_in_several():
         pooled.values().sum().backward()
         opt.step()
         assert opt.report == (1, 1, 0, 0)
+
+
+def test_the_token_of_a_store_is_stripped_and_checked():
+    with service_of(engine_of(), tokens=[b"t0ken"]) as service:
+        with pt.store(service.address.uri, "t0ken\n") as store:
+            assert list(store.tables) == ["user"]
+        with pytest.raises(ps.UsageError, match=r"^token: expected one token, ASCII without spaces") as raised:
+            pt.store(service.address.uri, "operator t0ken", patience_s=3600)
+    assert "t0ken" not in str(raised.value)

@@ -124,14 +124,14 @@ def test_a_broker_that_is_gone_or_refuses_the_caller(nats, tmp_path):
     with serving(nats, tmp_path) as running:
         code, _, err = running.wait()
     assert code == 2
-    assert err.endswith("check the user and the password in the URI\n")
+    assert err.endswith("and the user and the password in the URI\n")
 
 
 def test_a_stream_that_does_not_exist_is_a_mistake_of_the_caller(nats, tmp_path):
     nats.uri = nats.uri.replace("gradients", "gradient")
     with serving(nats, tmp_path) as running:
         code, _, err = running.wait()
-    assert (code, err) == (2, f"penstock: {nats.uri}: there is no such stream (stream not found)\n")
+    assert (code, err) == (2, f"penstock: {nats.uri}: stream not found; create the stream, or correct its name\n")
 
 
 def test_a_broker_that_is_misspelled(tmp_path, refused):

@@ -70,7 +70,7 @@ def test_following_takes_what_arrives_until_a_signal_and_commits_it(nats, config
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
-    assert err.decode().startswith("penstock: interrupted after step ")
+    assert err.decode().splitlines()[-1].startswith("penstock: interrupted after step ")
     engine = ps.Engine.restore(tmp_path / "c")
     engine.run(nats.uri, checkpoint=tmp_path / "c", resume=True)
     assert engine.state_hash() == replayed(FRAMES[:12]).state_hash()
@@ -128,9 +128,13 @@ def test_a_message_is_limited():
     assert engine.global_step == 1
 
 
-def test_a_broker_that_is_gone_is_bad_input_after_patience(nats, config, refused):
+def test_a_broker_that_is_gone_is_reported_at_once_and_bad_input_after_patience(nats, config, capsys):
     nats.kill()
-    line = refused(3, "replay", config, nats.uri, "--patience", "0.2")
+    code, _, text = outcome(capsys, "replay", config, nats.uri, "--patience", "0.2")
+    retrying, line = text.splitlines()
+    assert code == 3
+    assert retrying.startswith(f'penstock: retrying error="{nats.uri}: the broker cannot be reached: ')
+    assert retrying.endswith('" retried_s=0 patience="0.2 s"')
     assert line.startswith(f"penstock: {nats.uri}: the broker cannot be reached: ")
 
 

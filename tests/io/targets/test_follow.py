@@ -275,7 +275,7 @@ def test_wrong_credentials_are_exit_2(tmp_path, refused, monkeypatch):
         monkeypatch.setenv("PENSTOCK_FLIGHT_TOKEN", "secret")
         store.client.config_set("requirepass", "hidden")
         line = refused(2, *words)
-        assert line.endswith("check the user, the password and the database in the URI\n")
+        assert line.endswith("check the user and the password in the URI\n")
         with_password = store.target.replace("//", "//:guess@")
         line = refused(2, "follow", service.address.uri, "--into", with_password, *QUIET)
         assert "guess" not in line
@@ -338,3 +338,11 @@ def test_a_delta_table_that_another_writer_made_unwritable_is_an_incompatible_st
             client.put(FRAMES[:9], "w0")
         line = refused(5, "follow", service.address.uri, "--into", store.target, "--once", "--patience", "0.1")
         assert re.search("deltalake cannot write it any more: .*; another writer changed its features or prop", line)
+
+
+def test_an_lmdb_file_in_no_folder_is_exit_2(refused, tmp_path):
+    pytest.importorskip("lmdb")
+    with service_of() as service:
+        target = f"lmdb:{tmp_path / 'none' / 'rows.lmdb'}"
+        line = refused(2, "follow", service.address.uri, "--into", target, "--once")
+    assert line == f"penstock: {target}: there is no folder {tmp_path / 'none'}; create it, or give another path\n"
