@@ -41,7 +41,7 @@ def of_device(mesh_of):
     return run
 
 
-@pytest.mark.sampled("host-1-one row-1", "xla-3-half-4")
+@pytest.mark.sampled("host-1-one row-1")
 @pytest.mark.parametrize(
     ("variant", "devices", "size", "look_ahead"), [*HOST, *((by, *item) for by in ("xla", "pallas") for item in PART)]
 )
@@ -192,6 +192,7 @@ def test_validate_prints_what_cached_tables_need_on_the_host_and_on_the_devices(
     assert printed["memory"]["plain"] == {"weights": 3600, "slots": 3600, "cached": 240}
 
 
+@pytest.mark.sampled("host")
 @pytest.mark.parametrize("variant", ["host", "xla", "pallas"])
 def test_a_move_keeps_every_bit_of_numbers_that_are_not_ordinary(variant, mesh_of, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)

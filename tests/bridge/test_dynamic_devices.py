@@ -92,7 +92,7 @@ def test_the_write_of_new_rows_is_in_place_and_needs_no_second_table(dims, bfloa
     assert memory.temp_size_in_bytes < num_bytes // 10
 
 
-@pytest.mark.sampled("sgd")
+@pytest.mark.evidence
 @pytest.mark.parametrize("optimizer", [ps.SGD(0.5), ps.Adam(0.01)], ids=["sgd", "adam"])
 def test_all_devices_layouts_and_variants_give_the_bits_of_the_cpus_tables(optimizer, on, mesh_of):
     log, states = log_of(churning_steps(24)), {}

@@ -70,6 +70,7 @@ def test_the_command_commits_to_s3_and_resumes(bucket, tmp_path, capsys):
     assert unbroken() in capsys.readouterr().out
 
 
+@pytest.mark.evidence
 def test_a_server_that_does_not_answer_is_one_line():
     uri = "s3://bucket/a?scheme=http&endpoint_override=127.0.0.1:1&region=us-east-1"
     with pytest.raises(ps.StateError, match=r"^s3://bucket/a: cannot be read \(.*[Cc]onnect.*\)$"):

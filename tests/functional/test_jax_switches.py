@@ -112,7 +112,7 @@ def switch(request, tmp_path):
     jax.config.update(request.param, before)
 
 
-@pytest.mark.sampled("jax_disable_jit", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_transfer_guard")
+@pytest.mark.sampled("jax_numpy_rank_promotion")
 @pytest.mark.parametrize("switch", SWITCHES, indirect=True)
 def test_tables_are_updated_as_without_a_switch(switch, mesh_of, expected):
     of_engine, of_step = expected

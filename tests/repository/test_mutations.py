@@ -48,6 +48,7 @@ def test_a_key_stays_the_same_when_code_elsewhere_changes():
     assert keys < {m.key for m in mutations("m.py", moved)}
 
 
+@pytest.mark.sampled("core")
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_draw_is_the_same_every_time_and_its_tests_exist(package):
     drawn = draw(package, {})
