@@ -205,7 +205,7 @@ OBJECT_STORES = (
         2,
         "",
         r"PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint|wrong region"
-        rf"|{_STATUS}301\b|region .{0, 40} is wrong|the bucket is located in",
+        rf"|{_STATUS}301\b|region .{{0,40}} is wrong|the bucket is located in",
         "set the region of the bucket (AWS_REGION)",
     ),
     ErrorRow("there is no such bucket", 2, "", r"NoSuchBucket|NO_SUCH_BUCKET|InvalidBucketName", "check the address"),
