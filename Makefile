@@ -83,7 +83,7 @@ sanitize: .venv/installed
 fuzz: .venv/installed
 	PYTHONPATH=tests/support $(BIN)/python -m fuzz $(ARGS)
 
-# 30 small changes of the code, of which the tests must notice 27. About 15 minutes; an interrupted command continues.
+# 30 small changes of the code, of which `make test` must notice 27, and evidence the others. About 15 minutes; an interrupted command continues.
 # The table is written to tests/support/mutations/results.txt.
 mutations: .venv/installed
 	PYTHONPATH=tests/support $(BIN)/python -m mutations $(ARGS)

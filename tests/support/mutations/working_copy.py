@@ -56,24 +56,30 @@ class WorkingCopy:
         moment = time.time() + self._writes
         os.utime(self.folder / path, (moment, moment))
 
-    def test(self, tests: Sequence[str], limit_s: float, mutation: Mutation | None = None) -> TestRun:
-        """Run tests up to the first failure, with one mutation applied if there is one."""
+    def test(
+        self, tests: Sequence[str], limit_s: float, mutation: Mutation | None = None, evidence: bool = False
+    ) -> TestRun:
+        """Run tests up to the first failure, with one mutation applied if there is one.
+
+        evidence : those of ``make evidence``, not those of ``make test``
+        """
         if mutation is None:
-            return self._test(tests, limit_s)
+            return self._test(tests, limit_s, evidence)
         source = (self.folder / mutation.path).read_bytes()
         self.write(mutation.path, mutation.applied(source))
         try:
-            return self._test(tests, limit_s)
+            return self._test(tests, limit_s, evidence)
         finally:
             self.write(mutation.path, source)
 
-    def _test(self, tests: Sequence[str], limit_s: float) -> TestRun:
+    def _test(self, tests: Sequence[str], limit_s: float, evidence: bool) -> TestRun:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+        environment = self._environment | ({"PENSTOCK_EVIDENCE": "1"} if evidence else {})
         started = time.monotonic()
         process = subprocess.Popen(
-            [*command, *tests],
+            [*command, "-m", "evidence" if evidence else "not evidence", *tests],
             cwd=self.folder,
-            env=self._environment,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
