@@ -34,7 +34,12 @@ def _names(error: BaseException) -> Iterator[str]:
 
 
 ERRORS = ErrorTable(
-    ErrorRow("there is no such stream", 2, "NotFoundError 10059", advice="create the stream, or correct its name"),
+    ErrorRow(
+        "there is no such stream (one that was there before is waited for)",
+        2,
+        "NotFoundError 10059",
+        advice="create the stream, or correct its name",
+    ),
     ErrorRow(
         "the server has no JetStream, or none for this account",
         2,
@@ -146,6 +151,9 @@ class NatsStream(Partition):
             raise
         except (OSError, self._nats.errors.Error) as error:
             cause = self._causes.pop() if self._causes and not ERRORS.is_final(error) else error
+            if self._created is not None and isinstance(cause, self._nats.js.errors.NotFoundError):
+                # A server that lost its volume: the stream that is created there ends the run, as another one.
+                raise OSError(f"{cause.description or cause}; it was there before") from error
             raise ERRORS.converted(cause, self.description, OSError) from error
 
     async def _opened(self) -> Any:

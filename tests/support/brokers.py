@@ -91,9 +91,12 @@ class Nats:
         """Remove what precedes a sequence."""
         self._with_stream(lambda stream: stream.purge_stream("gradients", seq=sequence))
 
+    def delete(self):
+        self._with_stream(lambda stream: stream.delete_stream("gradients"))
+
     def create_again(self, *messages):
         """Delete the stream, and create another one of its name with these messages."""
-        self._with_stream(lambda stream: stream.delete_stream("gradients"))
+        self.delete()
         assert self._has_stream()
         self.send(*messages)
 

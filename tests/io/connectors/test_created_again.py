@@ -2,6 +2,7 @@
 
 import json
 import signal
+from contextlib import closing
 
 import pytest
 from at_0db4065 import EXPECTED, GATE_FLAGS, NUM_FRAMES, read_frames, replay_arguments
@@ -12,7 +13,7 @@ from services import Process, config_of, connect, frame, replayed, service_of
 
 import penstock as ps
 from penstock.checkpoint.store import Folder
-from penstock.errors import InputError, StateError
+from penstock.errors import InputError, StateError, UsageError
 from penstock.io.connectors.nats_stream import NatsStream
 from penstock.io.connectors.partition_reader import PartitionReader
 
@@ -107,6 +108,17 @@ def test_a_reader_that_reconnects_to_a_server_with_another_stream_ends(nats, con
         code, _, error = running.wait()
     assert code == 5, error
     assert committed(tmp_path / "c") == replayed(FRAMES[:5]).state_hash()
+
+
+def test_a_stream_that_was_there_is_waited_for_and_one_that_never_was_is_not(nats):
+    known, unknown = NatsStream(nats.uri), NatsStream(nats.uri)
+    known.creation()
+    nats.delete()
+    with closing(known), closing(unknown):
+        with pytest.raises(OSError, match="stream not found; it was there before"):
+            known.retained_range()
+        with pytest.raises(UsageError, match="stream not found; create the stream, or correct its name"):
+            unknown.retained_range()
 
 
 def test_a_stream_of_which_nothing_was_applied_may_be_created_again(nats, tmp_path):
