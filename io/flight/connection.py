@@ -202,7 +202,7 @@ class Connection:
 
     def retried(self, attempt: Callable[[], T]) -> T:
         """Repeat a call over new connections until it succeeds or patience ends."""
-        patience = Patience(self.patience_s)
+        patience = Patience(self.patience_s, starts_over=False)  # an attempt may take longer than it
         while True:
             try:
                 answer = attempt()

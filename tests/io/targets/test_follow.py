@@ -355,7 +355,7 @@ def test_an_lmdb_file_in_no_folder_is_exit_2(refused, tmp_path):
 def test_a_service_that_stops_to_answer_is_noticed(tmp_path):
     config_of().save(tmp_path / "tables.pbtxt")
     with open_store("parquet", tmp_path) as store, Process(tmp_path / "tables.pbtxt") as serving:
-        connection = Connection(serving.address, None, None, 0.0, HANG_S)
+        connection = Connection(serving.address, None, None, 0.1, HANG_S)  # less than an attempt takes
         with Client(connection) as client:
             follower = Follower(client, store.open_target(), 0.0, 0.0)
             while not follower.round():
