@@ -12,9 +12,9 @@ from pathlib import Path
 import penstock.interrupts as interrupts
 from penstock.cli.command_line import Parser, add_flag
 from penstock.cli.output import Output, count, several
+from penstock.cli.status import TIMEOUT_S, client_of
 from penstock.errors import listed
 from penstock.flag_values import number
-from penstock.io.flight import connect
 from penstock.io.targets.follower import Follower, Progress
 from penstock.io.targets.target_kinds import open_target, target_forms, target_kind, target_kinds
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
     target = open_target(args.into, args.state)
     patience_s = args.patience if args.patience is not None else ONCE_S if args.once else math.inf
-    with connect(args.address, patience_s=patience_s) as client:
+    with client_of(args.address, TIMEOUT_S, patience_s) as client:
         interval_s = target_kind(args.into).interval_s if args.interval is None else args.interval
         follower = Follower(client, target, patience_s, interval_s, args.replace)
 

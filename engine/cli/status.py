@@ -33,10 +33,10 @@ def run(args: argparse.Namespace, out: Output) -> None:
     out.result(status)
 
 
-def client_of(address: str, timeout_s: float | None) -> Client:
-    """Return a client that retries nothing."""
+def client_of(address: str, timeout_s: float | None, patience_s: float = 0) -> Client:
+    """Return a client. timeout_s : of each action, but not of streams; patience_s : how long to retry"""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # penstock reports errors in one line
-    return Client(Connection(Address.of(address), None, None, patience_s=0, timeout_s=timeout_s))
+    return Client(Connection(Address.of(address), None, None, patience_s, timeout_s))
 
 
 def status_of(client: Client) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from penstock.errors import InputError
-from penstock.io.connectors.table_versions import ERRORS, RowFile, TableVersions, is_remote
+from penstock.io.connectors.table_versions import ERRORS, RowFile, TableVersions, is_remote, store_options
 from penstock.io.connectors.versioned_source import TableKind
 from penstock.io.registry import Library
 from penstock.io.sources.batch import Part
@@ -70,15 +70,19 @@ class DeltaVersions(TableVersions):
         self._newest: Any = None
         self._read: tuple[int, _Table] | None = None  # the version read last, and the table then
 
+    def _table_at(self, version: int | None = None) -> Any:
+        """Return the table at a version; None: the newest one."""
+        return self._library.DeltaTable(self._uri, version, store_options(self._uri))
+
     def latest(self) -> int:
         with self._failures():
             try:
-                self._newest = self._library.DeltaTable(self._uri)
+                self._newest = self._table_at()
             except self._library.exceptions.DeltaError:
                 # The versions before one that the library cannot read can be read.
                 if not (refused := self._refused_by_protocol()):
                     raise
-                self._newest = self._library.DeltaTable(self._uri, version=refused - 1)
+                self._newest = self._table_at(refused - 1)
                 return refused
             return int(self._newest.version())
 
@@ -150,7 +154,7 @@ class DeltaVersions(TableVersions):
             return self._read[1]
         table = self._newest
         with suppress(self._library.exceptions.DeltaError):  # the log may have lost what precedes the version
-            table = self._library.DeltaTable(self._uri, version=version)
+            table = self._table_at(version)
         return _Table.of(table.metadata().configuration, table.schema().to_json())
 
     def _file(self, action: Mapping[str, Any], version: int, table: _Table) -> RowFile:

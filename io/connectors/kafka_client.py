@@ -16,6 +16,8 @@ from penstock.io.registry import Library
 
 KAFKA = Library("confluent_kafka", "kafka")
 TIMEOUT_S = 5.0
+# After which a consumer reports that a broker has stopped to answer; librdkafka's default is a minute.
+SOCKET_MS = "10000"
 # The name of the error that is the end of a partition.
 PARTITION_EOF = "_PARTITION_EOF"
 _ALL_LOST = "_ALL_BROKERS_DOWN"
@@ -136,7 +138,7 @@ class Topic(NamedTuple):
             if error.name() == _ALL_LOST:
                 lost(error)
 
-        defaults = {"group.id": "penstock", "isolation.level": "read_committed"}
+        defaults = {"group.id": "penstock", "isolation.level": "read_committed", "socket.timeout.ms": SOCKET_MS}
         with kafka_failures(self):
             return self.client.Consumer(
                 {**defaults, **self.settings, **fixed, "error_cb": report},

@@ -63,6 +63,12 @@ ERRORS = ErrorTable(
         "ServiceUnavailableError ServerError NoRespondersError NoStreamResponseError 10008 10009 10023 10047",
         advice="is JetStream enabled on the server?",
     ),
+    ErrorRow(
+        "the stream was created again: whether it is the one of the position decides (5)",
+        None,
+        "",
+        "was deleted and created again",
+    ),
     HANDSHAKE,
     UNREACHABLE._replace(
         names=f"{UNREACHABLE.names} NoServersError StaleConnectionError ConnectionClosedError UnexpectedEOF "

@@ -102,6 +102,16 @@ class TableVersions(ABC):
         return InputError(f"the table cannot be read: {problem}", source=self.name)
 
 
+# Of Delta Lake's object stores: a request ends after 30 s, and the library repeats those that fail sooner. Its default,
+# 180 s of repetitions, is a silence that neither patience nor a signal ends.
+STORE_OPTIONS = {"retry_timeout": "20s"}
+
+
+def store_options(uri: str) -> dict[str, str] | None:
+    """Return Delta Lake's options of the store that has a table; None: this machine has it."""
+    return dict(STORE_OPTIONS) if is_remote(uri) else None
+
+
 def is_remote(uri: str) -> bool:
     """Return whether a URI names a server rather than files of this machine."""
     return "://" in uri and not uri.startswith("file://")

@@ -297,7 +297,7 @@ class Client:
         """
         since = int(since) if isinstance(since, np.integer) else since
         position = ReaderPosition.of({"since": since, "lineage": lineage, "epoch": epoch})
-        patience = Patience(self.connection.patience_s)
+        patience = Patience(self.connection.patience_s, starts_over=follow)
         while True:
             try:
                 reader = self.connection.get(position.ticket(follow))

@@ -79,22 +79,31 @@ class Address:
 
 
 def dial(
-    address: Address, token: str | None = None, roots: Roots = None, timeout_s: float | None = None
+    address: Address, token: str | None = None, roots: Roots = None
 ) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
     """Return a client and the options of its calls. Nothing is sent yet.
 
     token : None: PENSTOCK_FLIGHT_TOKEN of the environment, if set; "": send no token
     roots : the certificates to trust, as PEM, or their file; None: PENSTOCK_FLIGHT_ROOTS, else the system's
-    timeout_s : of each call; None: it may take any time
     """
-    token = checked_token(os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE) if token is None else checked_token(token)
-    roots = roots or os.environ.get(ROOTS_VARIABLE)
-    tls = {"tls_root_certs": _certificates(roots)} if address.tls and roots else {}
-    headers = [(b"authorization", b"Bearer " + token.encode())] if token else []
-    options = [*_OPTIONS, *(_NO_PROXY if address.is_loopback else [])]
+    certificates = trusted_certificates(address, roots)
+    tls = {} if certificates is None else {"tls_root_certs": certificates}
+    options, generic = call_options(token), [*_OPTIONS, *(_NO_PROXY if address.is_loopback else [])]
     with flight_errors(address.uri):
-        client = flight.FlightClient(address.uri, generic_options=options, **tls)
-    return client, flight.FlightCallOptions(timeout=timeout_s, headers=headers)
+        return flight.FlightClient(address.uri, generic_options=generic, **tls), options
+
+
+def call_options(token: str | None, timeout_s: float | None = None) -> flight.FlightCallOptions:
+    """Return the options of a call. timeout_s : of all of it; None: it may take any time"""
+    token = checked_token(os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE) if token is None else checked_token(token)
+    headers = [(b"authorization", b"Bearer " + token.encode())] if token else []
+    return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
+
+
+def trusted_certificates(address: Address, roots: Roots) -> bytes | None:
+    """Return the certificates to trust, as PEM; None: the system's. Raises UsageError."""
+    roots = roots or os.environ.get(ROOTS_VARIABLE)
+    return _certificates(roots) if address.tls and roots else None
 
 
 def checked_token(token: str | None, name: str = "token") -> str | None:
@@ -129,7 +138,8 @@ def _certificates(roots: str | os.PathLike[str] | bytes) -> bytes:
 class Connection:
     """A connection to one service, opened at the first call and again after a failure. For one thread at a time.
 
-    token, roots, timeout_s : as for ``dial``; patience_s : how long to retry a call
+    token, roots : as for ``dial``; patience_s : how long to retry a call
+    timeout_s : of each action, but not of streams; None: it may take any time
 
     uri : the address
     """
@@ -141,11 +151,13 @@ class Connection:
         self._timeout_s = timeout_s
         self.uri, self._process = address.uri, forks.this_process
         self._open: tuple[flight.FlightClient, flight.FlightCallOptions] | None = None
+        self._trusted: bytes | None = None  # by the connection that is open
 
     def opened(self) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
         self.check_process()
         if self._open is None:
-            self._open = dial(self._address, self._token, self._roots, self._timeout_s)
+            self._trusted = trusted_certificates(self._address, self._roots)
+            self._open = dial(self._address, self._token, self._trusted or self._roots)
         return self._open
 
     def close(self) -> None:
@@ -176,7 +188,8 @@ class Connection:
             raise from_flight(error, self.uri) from error
 
     def _answer(self, kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        client, options = self.opened()
+        client, _ = self.opened()
+        options = call_options(self._token, self._timeout_s)
         answers = [answer.body for answer in client.do_action(flight.Action(kind, encoded(arguments)), options)]
         message = json_object(answers[0]) if len(answers) == 1 else None
         if not isinstance(message, dict):
@@ -189,7 +202,7 @@ class Connection:
 
     def retried(self, attempt: Callable[[], T]) -> T:
         """Repeat a call over new connections until it succeeds or patience ends."""
-        patience = Patience(self.patience_s)
+        patience = Patience(self.patience_s, starts_over=False)  # an attempt may take longer than it
         while True:
             try:
                 answer = attempt()
@@ -209,14 +222,18 @@ class Connection:
         if isinstance(error, PenstockError):
             raise error
         problem, row = from_flight(error, self.uri), ERRORS.row(error)
-        if has_wrong_certificate(error):
+        if has_wrong_certificate(error) and not self._trusts_others():
             reason = re.split(r"::|\d: ", str(problem))[-1]
             raise ServiceError(f"{self.uri}: no connection with its certificate: {reason}") from error
-        heals = isinstance(error, PASSING) if row is None else row.code is None
+        heals = isinstance(error, PASSING) if row is None else row.code is None or has_wrong_certificate(error)
         if not heals:
             raise problem from error
         hint = proxies.hint(proxies.GRPC) if isinstance(error, _UNREACHABLE) and not self._address.is_loopback else ""
         return type(problem)(f"{problem}{'' if row else f' {UNLISTED}'}{hint}")
+
+    def _trusts_others(self) -> bool:
+        """Return whether the file of certificates to trust has changed since gRPC got it, which keeps what it got."""
+        return self._open is not None and trusted_certificates(self._address, self._roots) != self._trusted
 
 
 def has_wrong_certificate(error: BaseException | None) -> bool:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import penstock.io.proxies as proxies
 from penstock.errors import StateError, short
 from penstock.filesystem.state_files import parsed_json
+from penstock.io.connectors.table_versions import store_options
 from penstock.io.error_tables import FILES, OBJECT_STORES, UNREACHABLE, ErrorRow, ErrorTable
 from penstock.io.flight import Delta
 from penstock.io.registry import Library
@@ -92,6 +93,7 @@ class DeltaLake(Target):
                 partition_by=["table"],
                 description=_description(new.job),
                 commit_properties=self._commit(new),
+                storage_options=store_options(self._uri) if table is None else None,
             )
 
     def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
@@ -123,7 +125,7 @@ class DeltaLake(Target):
     def _table(self, version: int | datetime | None = None) -> Any:
         """Return the table at a version; None if there is none."""
         try:
-            table = self._library.DeltaTable(self._uri)
+            table = self._library.DeltaTable(self._uri, storage_options=store_options(self._uri))
         except self._library.exceptions.TableNotFoundError:
             return None
         if version is not None:

@@ -238,6 +238,7 @@ class Follower:
         waiting: list[Delta] = []
         num_bytes, position, lineage = 0, stored.position, stored.job.lineage
         with as_source():
+            self.client.status()  # a service that has stopped to answer would keep a stream waiting for ever
             for delta in self.client.deltas(position.step, lineage=lineage, epoch=position.epoch):
                 interrupts.check()
                 waiting.append(delta)

@@ -60,14 +60,14 @@ class FollowedJob:
     @classmethod
     def of(cls, client: Client) -> FollowedJob:
         """Return the job of a service. Raises ServiceError."""
-        tables, absent = {}, {}
+        lineage, tables, absent = client.status()["lineage"], {}, {}
         for name, schema in client.tables().items():
             metadata = schema.metadata or {}
             key_type = metadata.get(b"penstock.key_type")
             tables[name] = TableForm(schema.field("row").type.list_size, key_type and key_type.decode())
             if b"penstock.absent" in metadata:
                 absent[name] = InitialRows(*json.loads(metadata[b"penstock.absent"]))
-        return cls(client.status()["lineage"], tables, absent)
+        return cls(lineage, tables, absent)
 
     def encoded(self) -> str:
         tables = {name: list(form) for name, form in self.tables.items()}

@@ -151,6 +151,7 @@ def nats_errors():
         (2, answered(404, 10059, "stream not found")),
         (2, answered(503, 10039, "JetStream not enabled for account")),
         (2, nats.errors.AuthorizationError()),
+        (None, OSError("the stream was deleted and created again")),
         (2, nats.errors.Error("nats: 'Authorization Violation'")),
         (2, nats.errors.Error('nats: permissions violation for publish to "$js.api.stream.info.gradients"')),
         (2, nats.errors.SecureConnRequiredError()),

@@ -32,8 +32,8 @@ def test_tokens_and_a_certificate_are_rotated_without_losing_a_frame_or_a_follow
     files = {name: tmp_path / name for name in ("cert.pem", "key.pem")}
     for name, file in files.items():
         file.write_bytes((old / name).read_bytes())
-    roots = tmp_path / "roots.pem"  # 1. callers trust both
-    roots.write_bytes((old / "cert.pem").read_bytes() + (new / "cert.pem").read_bytes())
+    roots = tmp_path / "roots.pem"
+    roots.write_bytes((old / "cert.pem").read_bytes())
     tokens = tmp_path / "tokens"
     tokens.write_text("operator old\n")
     words = ["--tls-cert", files["cert.pem"], "--tls-key", files["key.pem"], "--token-file", tokens, "--delta-steps", 1]
@@ -49,13 +49,15 @@ def test_tokens_and_a_certificate_are_rotated_without_losing_a_frame_or_a_follow
             assert "line 1: the first word is no role" in problem
             assert "tokens and certificate stay those before" in problem
 
-            tokens.write_text("operator old\noperator new\n")  # 2. both tokens
+            tokens.write_text("operator old\noperator new\n")  # both tokens
             assert reloaded(service) == "reloaded  2 tokens\n"
             assert moved.status()["frames"] == 1
             deltas = connect(service.uri, "new", roots=roots).deltas(0, follow=True)
             producer.send(frame(1))
             assert next(deltas).step == 1
 
+            # Callers trust both: also those that have connected before.
+            roots.write_bytes((old / "cert.pem").read_bytes() + (new / "cert.pem").read_bytes())
             for name, file in files.items():
                 file.write_bytes((new / name).read_bytes())
             assert reloaded(service) == "reloaded  2 tokens, a new certificate\n"
@@ -66,7 +68,7 @@ def test_tokens_and_a_certificate_are_rotated_without_losing_a_frame_or_a_follow
             producer.close()
             assert moved.position("w0") == 4
 
-            tokens.write_text("operator new\n")  # 3. the new ones alone
+            tokens.write_text("operator new\n")  # the new ones alone
             assert reloaded(service) == "reloaded  1 token\n"
             with pytest.raises(ps.ServiceError, match="the token is missing or wrong"):
                 trainer.status()

@@ -3,10 +3,11 @@
 Its offset "latest" may be wrong, so that a reading of what is there may end early: these tests follow.
 """
 
+import signal
 from contextlib import closing
 
 import pytest
-from brokers import Tansu, message_of
+from brokers import Tansu, message_of, numbers_of
 from cli import outcome
 from limits import until
 from services import client_of, replayed, service_of
@@ -15,8 +16,10 @@ from services import frame as source_frame
 from stores import KafkaOfTansu, config_of, frame, rows_of
 
 import penstock as ps
-from penstock.errors import StateError, TargetError
+from penstock.errors import InputError, StateError, TargetError
+from penstock.io.connectors import kafka_client
 from penstock.io.connectors.kafka_partition import kafka_partitions
+from penstock.io.connectors.partition_reader import PartitionReader
 from penstock.io.targets.follower import Follower
 
 SENT = [source_frame(number) for number in range(20)]
@@ -54,6 +57,18 @@ def test_a_service_reads_every_partition(broker):
     partitions = kafka_partitions(f"kafka://{broker.brokers}/gradients")
     with service_of(partitions=partitions) as service, client_of(service) as client:
         until(lambda: [client.position(f"kafka/gradients/{number}") for number in (0, 1)] == [5, 4])
+
+
+def test_a_broker_that_stops_to_answer_is_noticed(broker, monkeypatch):
+    monkeypatch.setattr(kafka_client, "SOCKET_MS", "2000")
+    broker.send("gradients", MESSAGES[:2])
+    (partition, _) = kafka_partitions(f"kafka://{broker.brokers}/gradients")
+    reader = PartitionReader(partition, 0, patience_s=0)
+    with closing(partition):
+        assert numbers_of(reader, 2) == [1, 2]
+        broker.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(InputError, match="the broker cannot be reached"):
+            numbers_of(reader, 1)
 
 
 def test_a_topic_that_was_created_again_is_refused(broker, tmp_path):

@@ -1,6 +1,7 @@
 """Replays of tables with versions that a server has: it is gone for a while, for good, or refuses the caller."""
 
 import json
+import socket
 import threading
 
 import pyarrow as pa
@@ -9,7 +10,9 @@ from s3_server import KEY, REGION, SECRET
 from services import config_of, frame, replayed
 
 import penstock as ps
-from penstock.errors import InputError, UsageError
+from penstock.errors import InputError, TargetError, UsageError
+from penstock.io.connectors import table_versions
+from penstock.io.targets.target_kinds import open_target
 
 FRAMES = [frame(number, rows=5, step=number) for number in range(6)]
 
@@ -137,3 +140,21 @@ def test_a_clone_names_the_files_of_another_bucket(server, scheme):
     engine = ps.Engine(config_of())
     engine.run(f"delta:s3://tables/{scheme}-clone")
     assert engine.state_hash() == replayed(FRAMES[:2]).state_hash()
+
+
+def test_a_store_that_stops_to_answer_is_noticed(monkeypatch):
+    pytest.importorskip("deltalake")
+    monkeypatch.setitem(table_versions.STORE_OPTIONS, "timeout", "1s")
+    monkeypatch.setitem(table_versions.STORE_OPTIONS, "retry_timeout", "500ms")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for name, value in {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": REGION,
+            "AWS_ALLOW_HTTP": "true",
+        }.items():
+            monkeypatch.setenv(name, value)
+        target = open_target("delta:s3://tables/rows")
+        with pytest.raises(TargetError, match="operation timed out"), target.failures():
+            target.stored()

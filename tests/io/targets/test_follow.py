@@ -14,7 +14,11 @@ from services import Process, client_of, connect, free_port, service_of
 from stores import DIM, DYNAMIC, ITEMS, KEYS, STORES, Redis, config_of, frame, open_store, rows_of
 
 import penstock as ps
+from penstock.errors import InputError
+from penstock.io.flight import Client
+from penstock.io.flight.connection import Connection
 from penstock.io.targets import lmdb_file
+from penstock.io.targets.follower import Follower
 from penstock.service.limits import Limits
 
 FRAMES = [frame(step) for step in range(60)]
@@ -346,3 +350,22 @@ def test_an_lmdb_file_in_no_folder_is_exit_2(refused, tmp_path):
         target = f"lmdb:{tmp_path / 'none' / 'rows.lmdb'}"
         line = refused(2, "follow", service.address.uri, "--into", target, "--once")
     assert line == f"penstock: {target}: there is no folder {tmp_path / 'none'}; create it, or give another path\n"
+
+
+def test_a_service_that_stops_to_answer_is_noticed(tmp_path):
+    config_of().save(tmp_path / "tables.pbtxt")
+    with open_store("parquet", tmp_path) as store, Process(tmp_path / "tables.pbtxt") as serving:
+        connection = Connection(serving.address, None, None, 0.1, HANG_S)  # less than an attempt takes
+        with Client(connection) as client:
+            follower = Follower(client, store.open_target(), 0.0, 0.0)
+            while not follower.round():
+                pass
+            serving.process.send_signal(signal.SIGSTOP)
+            connection._timeout_s = 0.2
+            with pytest.raises(InputError, match=serving.uri):
+                follower.round()
+            serving.process.send_signal(signal.SIGCONT)
+            connection._timeout_s = HANG_S
+            client.put(FRAMES[:3], "w0")
+            while not follower.round() or store.step() < 3:
+                pass
