@@ -107,7 +107,10 @@ def blocks_of(pulled: Sequence[PulledRows]) -> list[Block]:
     seen: set[str] = set()
     for block in blocks:
         if seen & block.ids.keys():
-            return _merged(blocks)
+            blocks = _merged(blocks)
+            for merged in blocks:
+                _check_finite(merged)
+            return blocks
         seen |= block.ids.keys()
     return blocks
 
