@@ -58,6 +58,18 @@ def as_array(values: Any) -> Array:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
+def as_numbers(values: Any) -> Array:
+    """Return values as ``as_array`` does, and objects that are numbers or lists of numbers, as in pandas, as numbers.
+
+    Raises ValueError, as ``as_array``, and for lists of several lengths.
+    """
+    array = as_array(values)
+    if array.dtype != object or not array.ndim:
+        return array
+    numbers = as_array(array.tolist())
+    return numbers if is_numeric(numbers) else array
+
+
 def _converted(values: Any) -> Array:
     if isinstance(values, str | bytes):
         raise _NoArrayError(type(values).__name__)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from penstock.array_conversion import as_array, is_numeric
+from penstock.array_conversion import as_array, as_numbers, is_numeric
 from penstock.config.id_ranges import ANY_INT64, exact_integers, outside
 from penstock.errors import InputError, UsageError
 from penstock.frames import Array, Int64
@@ -95,7 +96,7 @@ def contributor_of(value: Any) -> int | str | None:
 
 def values_of(value: Any, dtype: np.dtype[Any]) -> Array:
     """Return the gradient as an array of dtype; a value that already has a dtype is never cast. Raises InputError."""
-    array = _array("gradient", value)
+    array = _array("gradient", value, as_numbers)
     if isinstance(value, (list, tuple, int, float)):
         if not is_numeric(array):
             raise InputError(f"gradient: expected numbers, got {array.dtype}")
@@ -117,9 +118,9 @@ def ids_of(ids: Any) -> Int64:
     return exact.astype(np.int64, copy=False)
 
 
-def _array(role: str, value: Any) -> Array:
+def _array(role: str, value: Any, convert: Callable[[Any], Array] = as_array) -> Array:
     try:
-        return as_array(value)
+        return convert(value)
     except ValueError as error:
         raise InputError(f"{role}: {error}") from None
 

@@ -27,7 +27,7 @@ from penstock.activations.deduplication import (
 )
 from penstock.activations.inputs import lookups
 from penstock.activations.nesting import features_of, leaves, name_of, structure_for
-from penstock.array_conversion import as_array
+from penstock.array_conversion import as_numbers
 from penstock.bridge.tracing import is_staging
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
@@ -124,7 +124,7 @@ class Exchange:
             return None
         shape = (*feature.input_shape, self._config.sizes[feature.table][1])
         try:
-            array = as_array(gradient)
+            array = as_numbers(gradient)
         except ValueError as error:
             raise UsageError(f"gradient of {name}: {error}") from None
         if array.dtype != np.float32:

@@ -63,6 +63,8 @@ def _ragged(batch: Any, name: str, role: str, feature: FeatureSpec) -> tuple[Arr
         return _of_splits(array_of(batch.row_splits, name), array_of(batch.flat_values, name), name, role)
     array = _as_array(batch, name)
     if array is None:
+        if not isinstance(batch, list | tuple):
+            batch = array_of(batch, name).tolist()  # a frame would yield the names of its columns
         values = [_of_sample(row, name, role) for row in _samples(batch, samples_shape(feature))]
         full = [row for row in values if row.size]  # an empty list is float64 to numpy
         lengths = np.array([len(row) for row in values], np.int64)

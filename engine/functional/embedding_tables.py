@@ -26,6 +26,7 @@ from penstock.bridge.jax_devices import local_mesh, one_axis
 from penstock.bridge.lookup_plan import LookupPlan, LookupSizes
 from penstock.bridge.programs import row_sharding
 from penstock.bridge.sharding import Layout, TableDefinition
+from penstock.bridge.tracing import is_staging
 from penstock.bridge.xla_tables import XlaTables
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.features import flatten, pack
@@ -163,7 +164,17 @@ class EmbeddingTables:
         -------
         dict of str to Table
             By name.
+
+        Raises
+        ------
+        UsageTypeError
+            Inside of a jitted function, or of ``nnx.eval_shape``.
         """
+        if is_staging():
+            raise UsageTypeError(
+                "create: runs on the host, and was called in a function that jax traces (jit, nnx.eval_shape); create "
+                "tables, and models that contain them, outside, and pass them to the function"
+            )
         created = {}
         for name, spec in self._specs.items():
             store = self._store(name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.array_conversion import as_array, is_numeric
+from penstock.array_conversion import as_numbers, is_numeric
 from penstock.config.specs import WEIGHTS
 from penstock.errors import UsageError
 from penstock.frames import Float32
@@ -32,7 +32,7 @@ def checked_parts(
 def checked_rows(place: str, rows: Any, num_rows: int, dim: int) -> Float32:
     """Return a contiguous copy of rows, float32 (num_rows, dim). Raises UsageError. place : for messages"""
     try:
-        array = as_array(rows)
+        array = as_numbers(rows)
     except ValueError as error:
         raise UsageError(f"{place}: {error}") from None
     if not is_numeric(array):

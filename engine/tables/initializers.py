@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from penstock.array_conversion import as_array, is_numeric
+from penstock.array_conversion import as_numbers, is_numeric
 from penstock.config.specs import TableSpec
 from penstock.config.tables import Constant, RowIdInitializer, TruncatedNormal, Uniform
 from penstock.errors import ConfigError
@@ -36,7 +36,7 @@ def start_of(spec: TableSpec, seed: int) -> Callable[[Int64], Float32]:
         return draw
     values = start(shape, np.float32)
     try:
-        array = as_array(values)
+        array = as_numbers(values)
     except ValueError as error:
         raise ConfigError(f"table '{spec.name}': its initializer: {error}") from None
     if not is_numeric(array):

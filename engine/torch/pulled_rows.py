@@ -107,9 +107,43 @@ def blocks_of(pulled: Sequence[PulledRows]) -> list[Block]:
     seen: set[str] = set()
     for block in blocks:
         if seen & block.ids.keys():
-            return _merged(blocks)
+            blocks = _merged(blocks)
+            for merged in blocks:
+                _check_finite(merged)
+            return blocks
         seen |= block.ids.keys()
     return blocks
+
+
+def add_repeated(pulled: Sequence[PulledRows]) -> None:
+    """Add up the gradients of a row that several forwards pulled, for clipping: in the first one; the others get zeros.
+
+    The frame stays the same.
+    """
+    parts: dict[str, list[tuple[Ids, torch.Tensor]]] = {}
+    for part in pulled:
+        gradients: Any = part.rows.grad
+        by_table = gradients.split([len(ids) for ids in part.ids.values()])
+        for (name, ids), rows in zip(part.ids.items(), by_table, strict=True):
+            parts.setdefault(name, []).append((ids, rows))
+    for pieces in parts.values():
+        _add_to_first(pieces)
+
+
+def _add_to_first(pieces: Sequence[tuple[Ids, torch.Tensor]]) -> None:
+    """pieces : ids of one table, distinct in each, and their gradients, which change in place"""
+    ids, index = distinct(np.concatenate([piece[0] for piece in pieces]))
+    if len(ids) == len(index):
+        return
+    places = torch.from_numpy(index).split([len(piece[0]) for piece in pieces])
+    sums = torch.zeros(len(ids), pieces[0][1].shape[1])
+    for place, (_, rows) in zip(places, pieces, strict=True):
+        sums[place] += rows.to(sums)  # an id occurs once, so the order is that of the forwards
+    num_seen = 0
+    for place, (_, rows) in zip(places, pieces, strict=True):
+        is_first = place >= num_seen  # indices count ids in order of first appearance
+        rows.copy_(torch.where(is_first[:, None], sums[place], 0.0))
+        num_seen += int(is_first.sum())
 
 
 def _merged(blocks: Sequence[Block]) -> list[Block]:

@@ -14,7 +14,7 @@ import torch.distributed as distributed
 from penstock.errors import UsageError, UsageTypeError
 from penstock.torch.modules import StoreModule
 from penstock.torch.open_store import is_distributed
-from penstock.torch.pulled_rows import PulledRows, blocks_of
+from penstock.torch.pulled_rows import PulledRows, add_repeated, blocks_of
 from penstock.torch.stores import Block, EngineStore, StepReport
 
 
@@ -144,7 +144,9 @@ class Step:
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameters of the dense optimizer, and a group of the pulled rows, for scaling and clipping."""
         groups = [] if self.dense_optimizer is None else self.dense_optimizer.param_groups
-        return [*groups, {"params": [pulled.rows for pulled in self._pending()]}]
+        pulled = self._pending()
+        add_repeated(pulled)  # a norm of parts is not that of their sum
+        return [*groups, {"params": [part.rows for part in pulled]}]
 
     @property
     def state(self) -> dict[Any, Any]:

@@ -137,7 +137,6 @@ class Store(ABC):
     def submit(self, function: Callable[[], T]) -> LimitedCall[T]:
         """Run a function on the thread of prefetches."""
         self._check_open()
-        forks.check(self._process, "the store with this prefetch")
         if self._prefetcher is None:
             self._prefetcher = CallThread("penstock-prefetch")
         return self._prefetcher.submit(function, "the rows of a prefetched batch")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.array_conversion import as_array, as_arrow
+from penstock.array_conversion import as_array, as_arrow, as_numbers
 from penstock.config.id_ranges import ANY_UINT64, exact_integers, expected, outside
 from penstock.errors import InputError, UsageError, listed
 from penstock.frames import Frame, Rows
@@ -124,11 +124,11 @@ def _ids(ids: Any, size: int, source: str) -> pa.Array:
 def _gradients(values: Any, source: str) -> pa.Array:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return _arrow(values, source)
-    array = _array(values, source)
+    array = _array(values, source, as_numbers)
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)
-    if array.shape == (0,) and isinstance(values, list | tuple):
-        array = array.reshape(0, 1)  # no rows, of any length
+    if array.shape in ((0,), (0, 0)):
+        array = array.reshape(0, 1)  # no rows, of any length: empty columns of lists do not know it
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating) or array.shape[1] < 1:
         got = f"{array.dtype} of shape {array.shape}"
         raise InputError(f"expected floats of shape (n, dim), got {got}", source=source)
@@ -147,8 +147,8 @@ def _arrow(values: pa.Array | pa.ChunkedArray, source: str) -> pa.Array:
         raise InputError(str(error), source=source) from None
 
 
-def _array(values: Any, source: str) -> npt.NDArray[Any]:
+def _array(values: Any, source: str, convert: Callable[[Any], npt.NDArray[Any]] = as_array) -> npt.NDArray[Any]:
     try:
-        return as_array(values)
+        return convert(values)
     except ValueError as error:
         raise InputError(str(error), source=source) from None

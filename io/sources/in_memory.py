@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc
 
 from penstock.errors import InputError, PenstockError
-from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame
+from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors, ends_frame, input_error
 from penstock.io.sources.schema_changes import conformed, difference
 
 _FAILED = "the stream failed"
@@ -19,8 +20,21 @@ _FAILED = "the stream failed"
 
 def reader_of_capsule(source: Any, name: str) -> pa.RecordBatchReader:
     """Return a reader over any object with ``__arrow_c_stream__``."""
-    with arrow_errors("no stream of record batches", name):
+    try:
         return pa.RecordBatchReader.from_stream(source)
+    except Exception as error:  # of any library, which runs a query here
+        raise input_error(error, "no stream of record batches", name) from error
+
+
+def parts_of_reader(reader: pa.RecordBatchReader, name: str) -> Generator[Part, None, None]:
+    """Yield one part, or none for columns of nulls without rows: what pandas makes of lists of which none is left."""
+    if any(pa.types.is_null(kind) for kind in reader.schema.types):
+        with arrow_errors(_FAILED, name):
+            first = next((batch for batch in reader if batch.num_rows), None)
+        if first is None:
+            return
+        reader = pa.RecordBatchReader.from_batches(reader.schema, chain([first], reader))
+    yield stream_part(reader, name, has_boundaries=False)
 
 
 def stream_part(reader: pa.RecordBatchReader, name: str, has_boundaries: bool) -> Part:

@@ -24,7 +24,7 @@ from penstock.filesystem.file_stores import place_of
 from penstock.io.sources.batch import Batch, Part, Parts, Source, arrow_errors
 from penstock.io.sources.file_names import filesystem_of, keys_of, matches, with_keys
 from penstock.io.sources.files import open_file
-from penstock.io.sources.in_memory import parts_of_batches, reader_of_capsule, scan_of, stream_part
+from penstock.io.sources.in_memory import parts_of_batches, parts_of_reader, reader_of_capsule, scan_of, stream_part
 from penstock.io.sources.ipc_file import ARROW_FILE
 from penstock.io.sources.ipc_messages import CONTINUATION
 from penstock.io.sources.ipc_stream import FEATHER_V1, open_stream
@@ -75,7 +75,7 @@ def open_source(source: Any, allow_missing_end: bool = False, as_files: bool = F
         reader = reader_of_capsule(source, name)
         # An engine chooses the batches of tables and query results: they delimit no frames.
         is_ready = isinstance(source, pa.Table)
-        return _one_part(name, lambda name, _: stream_part(reader, name, has_boundaries=False), is_ready)
+        return Source(name, lambda: parts_of_reader(reader, name), is_ready=is_ready)
     if (scanned := scan_of(source)) is not None:
         return _one_part(name, lambda name, _: scanned(name))
     if callable(getattr(source, "read", None)):

@@ -183,6 +183,13 @@ INTEGERS = {
 }
 
 
+def objects(second):
+    """A row next to another object, in an array of objects."""
+    rows = np.empty(2, object)
+    rows[0], rows[1] = GRADIENTS[0], second
+    return rows
+
+
 def floats(kind):
     return lambda: GRADIENTS.astype(kind)
 
@@ -206,6 +213,9 @@ FLOAT32 = {
     "arrow tensor": tensor,
     "jax": lambda: library("jax").numpy.array(GRADIENTS),
     "pandas frame": lambda: library("pandas").DataFrame(GRADIENTS, index=[7, 3]),
+    "pandas arrays": lambda: of_pandas(list(GRADIENTS)),
+    "numpy objects": lambda: np.array([*GRADIENTS, None], object)[:2],
+    "pandas lists of arrow": lambda: of_pandas(GRADIENTS.tolist(), library("pandas").ArrowDtype(lists().type)),
     "polars frame": lambda: library("polars").DataFrame(GRADIENTS),
     "polars lists": lambda: library("polars").Series(lists()),
     "polars arrays": lambda: library("polars").Series(GRADIENTS),
@@ -226,6 +236,8 @@ OTHER_FLOATS = {
     "torch bfloat16": lambda: library("torch").tensor(GRADIENTS).bfloat16().requires_grad_(),
     "torch float64": lambda: library("torch").tensor(GRADIENTS).double(),
     "pandas frame": lambda: library("pandas").DataFrame(GRADIENTS.astype(np.float64)),
+    "pandas frame of Float32": lambda: library("pandas").DataFrame(GRADIENTS).astype("Float32"),
+    "pandas lists": lambda: of_pandas(GRADIENTS.tolist()),
 }
 
 # Neither integers nor floats. Each with a part of the message, where a conversion could use what is hidden.
@@ -246,6 +258,9 @@ REFUSED = {
     "numpy objects": (lambda: np.array([b"2", "1"], object), "object|got bytes"),
     "structured": (lambda: np.array([(2,), (1,)], [("a", "i8")]), "'a'"),
     "masked": (lambda: np.ma.array(IDS, mask=[1, 0]), r"masked array \(numpy.ma\)"),
+    "masked objects": (lambda: objects(np.ma.array(GRADIENTS[0], mask=[1, 0])), r"masked array|object|shape"),
+    "objects of several lengths": (lambda: objects(GRADIENTS[0, :1]), "several lengths|object|integer"),
+    "None in objects": (lambda: objects([0.5, None]), "object"),
     "masked floats": (lambda: np.ma.array(GRADIENTS, mask=GRADIENTS < 0), r"masked array \(numpy.ma\)"),
     "arrow text": (lambda: pa.array(["2", "1"]), "object|string"),
     "arrow views": (lambda: pa.array(["2", "1"], pa.string_view()), "object|string"),
@@ -324,12 +339,37 @@ def test_anything_else_is_refused_in_one_line_by_every_method(numbered, kind):
     check_refused(numbered, *REFUSED[kind])
 
 
+EMPTY = {
+    "arrow": lambda: (pa.array([], pa.int64()), pa.array([], pa.list_(pa.float32()))),
+    "numpy": lambda: (np.zeros(0, np.int64), np.zeros((0, 2), np.float32)),
+    "numpy and arrow": lambda: (np.zeros(0, np.int64), pa.array([], pa.list_(pa.float32()))),
+    "numpy objects": lambda: (np.array([], object), np.array([], object)),
+    "pandas": lambda: (library("pandas").Series([], dtype="int64"), library("pandas").Series([], dtype=object)),
+    "polars": lambda: (library("polars").Series(IDS).clear(), library("polars").Series(lists()).clear()),
+}
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_columns_without_rows_change_nothing(kind):
+    assert applied(*EMPTY[kind]()) == changed(engine_of())
+
+
+@pytest.mark.parametrize("kind", ["int64", "Int64", "int64[pyarrow]", "object"])
+def test_a_frame_of_ids_is_a_row_per_sample_whatever_its_columns_are_called(kind):
+    engine = engine_of()
+    engine.load_parameters("t", np.arange(8).reshape(4, 2))
+    frame = library("pandas").DataFrame({0: IDS, 1: [0, 3]}, dtype=kind)  # names that are ids, too
+    weights = library("pandas").DataFrame({0: [1.0, 1.0], 1: [0.5, 2.0]}).astype("Float32")
+    activations, _ = engine.recv_activations([frame], [weights])
+    assert activations[0].tolist() == [[4.0, 5.5], [14.0, 17.0]]
+
+
 def test_tensors_of_tensorflow_are_arrays_as_well(numbered):
     tensorflow = library("tensorflow")
     check_ids(numbered, lambda: tensorflow.constant(IDS))
     check_float32(lambda: tensorflow.constant(GRADIENTS))
     check_float32(lambda: tensorflow.Variable(GRADIENTS))
     check_other_floats(lambda: tensorflow.cast(GRADIENTS, "bfloat16"))
-    check_refused(numbered, lambda: tensorflow.constant(["2", "1"]), "object|EagerTensor")
+    check_refused(numbered, lambda: tensorflow.constant(["2", "1"]), "object|got bytes")
     slices = tensorflow.IndexedSlices(tensorflow.constant(GRADIENTS), tensorflow.constant(IDS))
     check_refused(numbered, lambda: slices, "IndexedSlices|NoneType")

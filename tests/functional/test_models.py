@@ -92,6 +92,16 @@ def test_the_flax_module_updates_its_tables_in_place_and_trains_no_parameter(mes
         np.testing.assert_array_equal(values, tables.parameters(expected, "t")[part])
 
 
+def test_a_flax_model_that_is_created_in_a_traced_function_is_refused_in_a_sentence():
+    nnx = pytest.importorskip("flax.nnx")
+    from penstock.functional.nnx_embedding import Embedding
+
+    tables = on_one_device()
+    for create in (lambda: nnx.eval_shape(lambda: Embedding(tables)), nnx.jit(lambda: Embedding(tables))):
+        with pytest.raises(ps.UsageTypeError, match=r"create: .*outside, and pass them to the function"):
+            create()
+
+
 def addresses(tables):
     return [shard.data.unsafe_buffer_pointer() for array in tables["t"].arrays for shard in array.addressable_shards]
 
@@ -127,6 +137,17 @@ def keras_layer():
     from penstock.functional.keras_embedding import Embedding
 
     return Embedding
+
+
+def test_an_export_of_a_model_with_tables_is_refused_in_a_sentence(keras_layer):
+    pytest.importorskip("keras")
+    jax_export = pytest.importorskip("jax.export")
+    layer = keras_layer(on_one_device(halves=False), name="first")
+    uses = layer.preprocess(BATCH)
+    size = jax_export.symbolic_shape("n")[0]
+    of_any_size = jax.tree.map(lambda array: jax.ShapeDtypeStruct((*array.shape[:-1], size), array.dtype), uses)
+    with pytest.raises(ps.UsageTypeError, match="layer 'first': lookups of any size cannot be exported; export"):
+        jax_export.export(jax.jit(layer.call))(of_any_size)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # Keras, on saving

@@ -54,7 +54,7 @@ def test_a_worker_reads_rows_of_the_trainers_engine_and_cannot_train():
     assert rows == str(expected)
     assert stepped.startswith("StateError: process ")
     assert "this process is a fork of it" in stepped
-    assert prefetched.startswith("StateError: the store with this prefetch belongs to process ")
+    assert prefetched == "None"
     opt.zero_grad()
     step()
     assert engine.global_step == 1

@@ -252,6 +252,43 @@ def test_a_whole_graph_is_refused_with_the_reason(bag):
         torch.compile(bag, fullgraph=True, backend="eager")(IDS)
 
 
+def test_a_sum_over_backward_passes_that_is_not_finite_changes_nothing_and_stays_until_zero_grad(bag, engine):
+    dense = torch.nn.Linear(4, 1, bias=False)
+    opt = pt.Step(torch.nn.ModuleList([bag, dense]), torch.optim.SGD(dense.parameters(), lr=0.1))
+    before = engine.state_hash(), dense.weight.clone()
+    for _ in range(2):
+        (bag(torch.tensor([[3]])) * 3e38).sum().backward()
+    for _ in range(2):
+        with pytest.raises(ps.InputError, match=r"expected a finite gradient, got inf for id 3 of table 'user'"):
+            opt.step()
+    assert engine.state_hash() == before[0]
+    assert torch.equal(dense.weight, before[1])
+    opt.zero_grad()
+    bag(torch.tensor([[3]])).sum().backward()
+    opt.step()
+    assert value(engine, 3) == 0.5
+
+
+@pytest.mark.parametrize("clip", [torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_])
+def test_clipping_sees_the_sum_of_a_row_over_several_backward_passes_and_modules(clip, bag, engine):
+    other = pt.Embedding(50, 4, store=bag.store)
+    weight = torch.nn.Parameter(torch.full((50, 4), START))
+    opt, dense = pt.Step(torch.nn.ModuleList([bag, other])), torch.optim.SGD([weight], lr=0.5)
+    functional = torch.nn.functional
+    for _ in range(2):
+        opt.zero_grad()
+        dense.zero_grad()
+        for ids in (IDS, IDS - 2, IDS):  # ids in common, in another order
+            (bag(ids).square().sum() + other(ids).sum()).backward()
+            in_torch = functional.embedding_bag(ids, weight, mode="sum").square().sum()
+            (in_torch + functional.embedding(ids, weight).sum()).backward()
+        clip(opt.param_groups[-1]["params"], 0.5)
+        clip([weight], 0.5)
+        opt.step()
+        dense.step()
+    np.testing.assert_allclose(engine.lookup("user", range(50)), weight.detach().numpy(), rtol=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # in torch._dynamo
 def test_compiled_backward_passes_give_the_same_rows():
     results = []

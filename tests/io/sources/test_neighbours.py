@@ -47,6 +47,18 @@ def with_table_key(gradients):
     return rows.replace_schema_metadata({"penstock.table": "user"})
 
 
+# ---- pyarrow
+
+
+def test_columns_of_nulls_without_rows_are_no_frames_and_with_rows_bad_input(gradients):
+    nothing = pa.table({name: pa.nulls(0) for name in gradients.column_names})
+    assert ps.Engine(config()).run([nothing, gradients, nothing]).rows == ROWS
+    with pytest.raises(ps.InputError, match="column 'id': expected any integer type, got null"):
+        ps.Engine(config()).run(pa.table({name: pa.nulls(1) for name in nothing.column_names}))
+    unused = gradients.append_column("note", pa.nulls(ROWS))
+    assert state_of(unused) == state_of(gradients)
+
+
 # ---- polars
 
 
@@ -166,7 +178,19 @@ def test_duckdb_orders_and_filters_before_the_engine(connection, gradients):
     assert ps.Engine(config()).run(subset).frames == 3
 
 
+def test_a_query_that_duckdb_refuses_is_bad_input(connection):
+    with pytest.raises(ps.InputError, match=r"<duckdb DuckDBPyRelation>: no stream of record batches: .*no such day"):
+        ps.Engine(config()).run(connection.sql("select error('no such day') as id"))
+
+
 # ---- pandas
+
+
+def test_a_frame_of_pandas_of_which_no_row_is_left_is_no_frame(gradients):
+    pytest.importorskip("pandas")
+    data_frame = gradients.to_pandas()
+    report = ps.Engine(config()).run([data_frame[data_frame.step < 0], data_frame])
+    assert report.rows == ROWS
 
 
 @pytest.mark.parametrize("arrow_types", [False, True])
