@@ -234,7 +234,9 @@ def guessed_part(name: str) -> tuple[str, str]:
     """Return the table and the part that a tensor is named like, if its name says both; else ("", "")."""
     rest = re.sub(r"[./]value$", "", name)
     for word in sorted({*_WEIGHTS, *_SLOTS}, key=len, reverse=True):
-        if (match := re.fullmatch(rf"((?:.*[./])?)([^./]+)(?:[./]weights?)?[./]{re.escape(word)}", rest)) is None:
+        if (
+            match := re.fullmatch(rf"((?:.*[./])?)(?!weights?[./])([^./]+)(?:[./]weights?)?[./]{re.escape(word)}", rest)
+        ) is None:
             continue
         state = _OPTAX_STATE.search(match[1])
         if match[2].isdigit():  # states of torch.optim are numbered
