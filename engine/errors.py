@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import difflib
+import re
 from collections.abc import Iterable
 
 # Longest text in a message, in characters: a name in a damaged file may have megabytes.
@@ -12,10 +13,16 @@ _MOST_SAID = 2000
 _MOST_COMPARED = 1024
 # Most tables that a message lists by name.
 MOST_LISTED = 10
+_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s'\"]*@")
 
 
 class PenstockError(Exception):
     """Base of every error that penstock raises on purpose. Each is also a builtin error.
+
+    Parameters
+    ----------
+    *arguments : object
+        Of the builtin error. Texts lose the keys and passwords of URIs in them.
 
     Examples
     --------
@@ -26,6 +33,14 @@ class PenstockError(Exception):
     ...     print(type(error).__name__, isinstance(error, ValueError))
     ConfigError True
     """
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(without_credentials(text) if isinstance(text, str) else text for text in arguments))
+
+
+def without_credentials(text: str) -> str:
+    """Return a text without the keys and passwords that URIs in it have before their host."""
+    return _CREDENTIALS.sub(r"\1", text)
 
 
 class ConfigError(PenstockError, ValueError):

@@ -362,7 +362,7 @@ class SharedKeywords(TypedDict, total=False):
     shared: Annotated[
         AnyPath | None,
         Option("a folder of this machine, best in /dev/shm, whose files have the tables for other processes to read"),
-        Flag("DIR", folder_or_uri, pages=("readers.md",)),
+        Flag("DIR", local_path, pages=("readers.md",)),
     ]
 
 

@@ -222,7 +222,8 @@ def _check(tensors: Mapping[str, Tensor], table: WantedTable, parts: Mapping[str
         tensor, dim = tensors[name], table.dims[part]
         place = f"table '{table.name}', {part}: '{name}'"
         if tensor.dtype not in _FLOATS:
-            problem = f"expected floats of type {', '.join(_FLOATS)}, got {tensor.dtype}; convert it first"
+            advice = "NumPy saves bfloat16 so: convert it to float32" if tensor.dtype == "void16" else "convert it"
+            problem = f"expected floats of type {', '.join(_FLOATS)}, got {tensor.dtype}; {advice} first"
             raise InputError(f"{place}: {problem}", source=source)
         if tensor.shape != (num_rows, dim) and (dim > 1 or tensor.shape != (num_rows,)):
             advice = parts_of_variable(tensors, table, part) or _advice(table, part, tensor.shape)

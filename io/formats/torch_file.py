@@ -62,6 +62,8 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
     contents = Contents({}, {})
     for name, value in _leaves(state, ""):
         name = name or path.stem  # a tensor alone
+        if name in contents.tensors:
+            raise InputError(f"'{name}' is two of its tensors, by keys with dots; save one of them", source=str(path))
         if isinstance(value, np.ndarray) and value.ndim:
             contents.tensors[name] = Tensor(value.shape, value.dtype.name, partial(rows_of, value))
         elif not isinstance(value, torch.Tensor):

@@ -39,7 +39,11 @@ def matches(source: Any) -> list[Any]:
         return [source]
     text = os.fsdecode(source)
     is_uri = "://" in text
-    if not ("*" in text if is_uri else _WILD.search(text)) or source_kind(text) is not None or os.path.lexists(text):
+    if (
+        not ("*" in text.partition("?")[0] if is_uri else _WILD.search(text))
+        or source_kind(text) is not None
+        or os.path.lexists(text)
+    ):
         return [source]
     names = _matches_of_uri(text) if is_uri else sorted(glob.glob(text, recursive=True))
     if not names:
