@@ -13,10 +13,16 @@ _MOST_SAID = 2000
 _MOST_COMPARED = 1024
 # Most tables that a message lists by name.
 MOST_LISTED = 10
+_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s'\"]*@")
 
 
 class PenstockError(Exception):
     """Base of every error that penstock raises on purpose. Each is also a builtin error.
+
+    Parameters
+    ----------
+    *arguments : object
+        Of the builtin error. Texts lose the keys and passwords of URIs in them.
 
     Examples
     --------
@@ -27,6 +33,14 @@ class PenstockError(Exception):
     ...     print(type(error).__name__, isinstance(error, ValueError))
     ConfigError True
     """
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(without_credentials(text) if isinstance(text, str) else text for text in arguments))
+
+
+def without_credentials(text: str) -> str:
+    """Return a text without the keys and passwords that URIs in it have before their host."""
+    return _CREDENTIALS.sub(r"\1", text)
 
 
 class ConfigError(PenstockError, ValueError):
@@ -129,11 +143,6 @@ class InputError(PenstockError, ValueError):
         if reason is not None:
             text += f" [{reason}]"
         super().__init__(" ".join(text.split()))
-
-
-def without_credentials(text: str) -> str:
-    """Return a text with URIs without users and passwords, such as ``s3://KEY:SECRET@bucket``."""
-    return re.sub(r"(\w://)[^/\s@]*@", r"\1", text) if "@" in text else text
 
 
 def short(text: str) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.validation import NO_URI, is_uri
+
 # Of passes; of threads, and of devices.
 MOST_PASSES = MOST_PARALLEL = 1024
 
@@ -120,9 +122,16 @@ def megabytes(text: str) -> int:
     return whole(1)(text) << 20
 
 
+def local_path(text: str) -> Path:
+    """Return a path. A URI is none: it would be a folder ``s3:`` of this machine, whose name has the URI's keys."""
+    if is_uri(text):
+        raise argparse.ArgumentTypeError(NO_URI)
+    return Path(text)
+
+
 def folder_or_uri(text: str) -> Path | str:
     """Return a path, or a URI as it is."""
-    return text if "://" in text else Path(text)
+    return text if is_uri(text) else Path(text)
 
 
 def rows_of_a_frame(text: str) -> int | str:

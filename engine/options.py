@@ -22,6 +22,7 @@ from penstock.flag_values import (
     Flag,
     Option,
     folder_or_uri,
+    local_path,
     megabytes,
     number,
     number_of_passes,
@@ -57,7 +58,7 @@ RESTORES = frozenset({"run", "serve", "passes", "restore"})
 
 
 class OutputKeywords(TypedDict, total=False):
-    out: Annotated[AnyPath | None, Option("write DIR/<table>.parquet at the end"), Flag("DIR", Path)]
+    out: Annotated[AnyPath | None, Option("write DIR/<table>.parquet at the end"), Flag("DIR", local_path)]
     state_hash: Annotated[
         bool,
         Option("compute the state hash at the end", True),
@@ -69,7 +70,7 @@ class InitialKeywords(TypedDict, total=False):
     init: Annotated[
         AnyPath | None,
         Option("start from the tables of a folder that --out wrote, or of another format of ``penstock import``"),
-        Flag("PATH", Path),
+        Flag("PATH", local_path),
     ]
     seed: Annotated[int, Option("of the tables' initial values", 0), Flag("N", whole())]
 
@@ -324,9 +325,9 @@ class WatchingKeywords(TypedDict, total=False):
     report: Annotated[
         Path | None,
         Option("write a page with plots of the run to DIR at the end", None, frozenset({"run"})),
-        Flag("DIR", Path, details="`DIR/index.html` needs no other file; the numbers are in `report.json`"),
+        Flag("DIR", local_path, details="`DIR/index.html` needs no other file; the numbers are in `report.json`"),
     ]
-    metrics_file: Annotated[Path | None, Option("append the metrics, a JSON line a second"), Flag("FILE", Path)]
+    metrics_file: Annotated[Path | None, Option("append the metrics, a JSON line a second"), Flag("FILE", local_path)]
     log_level: Annotated[
         str,
         Option(
@@ -361,7 +362,7 @@ class SharedKeywords(TypedDict, total=False):
     shared: Annotated[
         AnyPath | None,
         Option("a folder of this machine, best in /dev/shm, whose files have the tables for other processes to read"),
-        Flag("DIR", folder_or_uri, pages=("readers.md",)),
+        Flag("DIR", local_path, pages=("readers.md",)),
     ]
 
 

@@ -31,7 +31,7 @@ from penstock.options import SOURCE, Options
 from penstock.planning.look_ahead import LookAhead, looked_ahead
 from penstock.stats import Counters, Report
 from penstock.telemetry import Telemetry
-from penstock.validation import function, place, share, whole
+from penstock.validation import function, is_uri, place, share, whole
 
 log = logging.getLogger("penstock")
 
@@ -96,7 +96,8 @@ class SourceRun:
         """Apply the source to its end, and write its deltas, which every commit waits for. target : as ``deltas=``"""
         deltas, core = self._deltas, self._core
         assert deltas is not None
-        place("deltas", target)
+        if not is_uri(target):
+            place("deltas", target)
 
         def opened(committed: Mapping[str, Any] | None, is_committed: Callable[[], bool] | None) -> DeltaWriter:
             return open_deltas(target, deltas.schema, core.changed_step, committed, is_committed)

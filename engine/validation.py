@@ -16,6 +16,7 @@ from typing import Any
 from penstock.errors import UsageError, UsageTypeError, close_names
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+NO_URI = "expected a path of this machine, got a URI; copy to or from a store with its own tools"
 MASKED = "got a masked array (numpy.ma): fill it (filled()) or leave out what it masks"
 
 
@@ -52,11 +53,19 @@ def share(name: str, value: Any) -> float:
 
 
 def place(name: str, value: Any) -> Path:
-    """Return value, a string or an object with ``__fspath__``, as a Path. Raises UsageTypeError."""
+    """Return value, a string or an object with ``__fspath__``, as a Path. Raises UsageError, also for a URI."""
     try:
-        return Path(value)
+        path = Path(value)
     except TypeError:
         raise UsageTypeError(f"{name}: expected a path, got {value!r}") from None
+    if is_uri(value):
+        raise UsageError(f"{name}: {NO_URI}")
+    return path
+
+
+def is_uri(value: Any) -> bool:
+    """Return whether value is the text of a URI."""
+    return isinstance(value, str) and "://" in value
 
 
 def function(name: str, value: Any) -> Any:

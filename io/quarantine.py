@@ -19,6 +19,7 @@ from penstock.errors import StateError, UsageError
 from penstock.filesystem.append_file import GrowingFile, IsCommitted, check_new, existing_path
 from penstock.io.arrow_output import ArrowOutput
 from penstock.io.decoding.bad_rows import SCHEMA
+from penstock.validation import place
 
 _MODE = "quarantine"
 _FILES = (".arrow", ".feather")
@@ -29,7 +30,7 @@ def parse_on_bad_row(text: str) -> tuple[str, Path | None]:
     """Parse ``error``, ``drop`` or ``quarantine=FILE`` into the reader's action and the file. Raises UsageError."""
     mode, equals, name = text.partition("=") if isinstance(text, str) else (repr(text), "", "")
     if mode == _MODE and name:
-        return mode, _checked(Path(name))
+        return mode, _checked(place("on_bad_row", name))
     if mode == _MODE:
         raise UsageError("on_bad_row: quarantine needs the name of a file: quarantine=FILE")
     if equals or mode not in ("error", "drop"):

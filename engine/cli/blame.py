@@ -19,9 +19,11 @@ from penstock.cli.output import Output, count, several
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.id_ranges import bounds, expected
 from penstock.errors import UsageError, listed
+from penstock.flag_values import local_path
 from penstock.frames import Contributor, Frame
 from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.io.sources.opening import check_not_read
 from penstock.options import ReadingKeywords
 from penstock.stats import too_stale
 
@@ -33,7 +35,7 @@ def add(command: Parser) -> None:
     command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
     command.add_argument("sources", metavar="SOURCE", nargs="+", help="as for replay, in the same order")
     command.add_argument("--id", required=True, type=int, metavar="N", help="the id of the row")
-    command.add_argument("--out", type=Path, metavar="FILE", help="also write an Arrow stream, or FILE.arrow")
+    command.add_argument("--out", type=local_path, metavar="FILE", help="also write an Arrow stream, or FILE.arrow")
     add_flags(command, "check")
 
 
@@ -58,6 +60,7 @@ class BlamedFrame:
 
 def run(args: argparse.Namespace, out: Output) -> None:
     _, drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
+    check_not_read(args.sources, [] if args.out is None else [args.out])
     config = EmbeddingConfig.load(args.config)
     table = _table_of(config, args.table)
     key = _key_of(config, table, args.id)

@@ -16,6 +16,7 @@ from penstock.cli.replay_report import say_report
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine
+from penstock.flag_values import local_path
 from penstock.io.log import LogWriter
 from penstock.updates import SGD, Adagrad
 
@@ -43,7 +44,7 @@ SCHEMA = pa.schema(
 def add(command: Parser) -> None:
     command.add_argument(
         "--dir",
-        type=Path,
+        type=local_path,
         default=Path("penstock-demo"),
         metavar="DIR",
         help="where the files go (default penstock-demo)",

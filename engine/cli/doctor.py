@@ -20,6 +20,7 @@ from penstock.cli.compile_cache import SETTING, compile_cache
 from penstock.cli.output import Output, count, nearest
 from penstock.control_groups import cpu_quota
 from penstock.errors import PenstockError
+from penstock.flag_values import local_path
 from penstock.threads import num_threads
 
 EXAMPLE = "penstock doctor --checkpoint run1"
@@ -78,7 +79,7 @@ class CheckResult:
 def add(command: Parser) -> None:
     command.add_argument(
         "--checkpoint",
-        type=Path,
+        type=local_path,
         default=Path(),
         metavar="DIR",
         help="look at the file system there (default: the current directory)",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from penstock.checkpoint.arrays import SavedTables
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, place_text, several, writing
 from penstock.errors import UsageError
+from penstock.flag_values import local_path
 from penstock.io.formats.table_format import table_formats
 
 EXAMPLE = "penstock export run1 model.pt --format torch"
@@ -18,7 +18,7 @@ def add(command: Parser) -> None:
     outs = [each for each in table_formats() if each.write is not None]
     command.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or DIR@VERSION")
     texts = "; ".join(f"{each.name}: {each.out}" for each in outs)
-    command.add_argument("out", metavar="OUT", type=Path, help=texts)
+    command.add_argument("out", metavar="OUT", type=local_path, help=texts)
     names = [each.name for each in outs]
     command.add_argument("--format", choices=names, default=names[0], help="default: parquet, as --out writes it")
 

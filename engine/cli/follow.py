@@ -7,14 +7,13 @@ import math
 import os
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import penstock.interrupts as interrupts
 from penstock.cli.command_line import Parser, add_flag
 from penstock.cli.output import Output, count, several
 from penstock.cli.status import TIMEOUT_S, client_of
 from penstock.errors import listed
-from penstock.flag_values import number
+from penstock.flag_values import local_path, number
 from penstock.io.targets.follower import Follower, Progress
 from penstock.io.targets.target_kinds import open_target, target_forms, target_kind, target_kinds
 
@@ -33,7 +32,10 @@ def add(command: Parser) -> None:
         help=f"{target_forms()} (in Python)",
     )
     command.add_argument(
-        "--state", type=Path, metavar="FILE", help="of a function: the number of the last delta that it returned from"
+        "--state",
+        type=local_path,
+        metavar="FILE",
+        help="of a function: the number of the last delta that it returned from",
     )
     command.add_argument("--once", action="store_true", help="end when all that is published is applied")
     command.add_argument(

@@ -13,6 +13,7 @@ from penstock.cli.arrow_file import write_arrow
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output
 from penstock.config.specs import WEIGHTS
+from penstock.flag_values import local_path
 from penstock.frames import Float32
 
 EXAMPLE = "penstock history run1 --table user --id 4711"
@@ -23,7 +24,7 @@ def add(command: Parser) -> None:
     command.add_argument("checkpoint", metavar="DIR", help="a checkpoint, also while a run commits to it")
     command.add_argument("--table", required=True, metavar="T", help="the table of the row")
     command.add_argument("--id", required=True, type=int, metavar="N", help="the id of the row")
-    command.add_argument("--out", type=Path, metavar="FILE", help="also write an Arrow stream, or FILE.arrow")
+    command.add_argument("--out", type=local_path, metavar="FILE", help="also write an Arrow stream, or FILE.arrow")
 
 
 def run(args: argparse.Namespace, out: Output) -> None:

@@ -12,6 +12,7 @@ from penstock.cli.command_line import Parser, add_flag, make_devices, pairs_of
 from penstock.cli.output import Output, check_writable, place_text, several, writing
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
+from penstock.flag_values import local_path
 from penstock.io.formats.table_format import format_of, table_formats
 from penstock.tables.table_io import LoadedTables
 
@@ -20,7 +21,7 @@ EXAMPLE = "penstock import model.pt run1 --config tables.pbtxt --map user_embedd
 
 def add(command: Parser) -> None:
     titles = "; ".join(each.title for each in table_formats())
-    command.add_argument("source", metavar="SOURCE", type=Path, help=titles)
+    command.add_argument("source", metavar="SOURCE", type=local_path, help=titles)
     command.add_argument("checkpoint", metavar="CHECKPOINT", help="a new or empty folder, or a URI")
     command.add_argument("--config", required=True, metavar="CONFIG", help="the configuration of the tables")
     command.add_argument(

@@ -27,6 +27,7 @@ from penstock.config.dynamic import settings_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError, StateError, UsageError
 from penstock.filesystem.file_stores import place_of
+from penstock.flag_values import local_path
 from penstock.io.decoding.bad_rows import is_quarantine, reasons_of
 from penstock.io.decoding.role_types import is_list
 from penstock.io.decoding.row_columns import decode_rows
@@ -55,7 +56,7 @@ def add(command: Parser) -> None:
     for name in ("columns", "allow_missing_end"):
         add_flag(command, name)
     command.add_argument(
-        "--report", type=Path, metavar="DIR", help="of a stream: write a page with plots of its ids to DIR"
+        "--report", type=local_path, metavar="DIR", help="of a stream: write a page with plots of its ids to DIR"
     )
 
 

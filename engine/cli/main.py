@@ -31,6 +31,7 @@ from penstock.errors import (
     TruncatedInputError,
     UsageError,
     short,
+    without_credentials,
 )
 
 # Commands print what the package logs: without a handler, warnings would be on standard error twice.
@@ -170,6 +171,7 @@ def run(argv: list[str], at_once: threading.Event, ending: contextlib.ExitStack)
 
 def fail(message: str, code: int, as_json: bool) -> int:
     """Print the error as one line to stderr, with ``--json`` also as an object to stdout. Return ``code``."""
+    message = without_credentials(message)  # of other libraries
     say_error(message)
     if as_json:
         with contextlib.suppress(OSError):  # writing to stdout may be what failed

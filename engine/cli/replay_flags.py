@@ -17,8 +17,9 @@ from penstock.errors import UsageError
 from penstock.filesystem.append_file import check_new
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.delta_sink import is_stream
-from penstock.io.sources.opening import open_sources
+from penstock.io.sources.opening import check_not_read, open_sources
 from penstock.io.sources.seekable_source import check_order
+from penstock.io.table_files import table_path
 from penstock.learning_rates import check_given
 from penstock.options import DeltaKeywords, TableChangeKeywords, options_of
 from penstock.shares.pass_folder import PassFolder
@@ -88,6 +89,8 @@ class Checked:
         self.deltas = deltas_of(args, mode)
         if self.deltas:
             form_of(self.config.tables, DeltaOptions.among(self.deltas))
+        tables = [] if args.out is None else [table_path(args.out, name) for name in self.config.table_names]
+        check_not_read(args.sources, [*tables, *([] if args.metrics_file is None else [args.metrics_file])])
         files = (self.quarantine, file_of_deltas(args))
         for place in (args.out, args.checkpoint, args.report, *(file and file.parent for file in files)):
             if place is not None:

@@ -35,7 +35,7 @@ from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import ConfigError, ListenError, UsageError
 from penstock.events import report
 from penstock.filesystem.descriptors import raise_limit
-from penstock.flag_values import whole
+from penstock.flag_values import local_path, whole
 from penstock.io.connectors.partition_source import partitions_of, topic_kinds
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
@@ -85,7 +85,7 @@ def add(command: Parser) -> None:
     )
     command.add_argument(
         "--replica",
-        type=Path,
+        type=local_path,
         metavar="DIR",
         help="in place of CONFIG: answer lookups from the files of penstock follow --into shared:DIR, once it has "
         "written them",
@@ -128,11 +128,11 @@ def add(command: Parser) -> None:
     )
     _add_limit_flags(deltas, DELTA_MEMORY)
     access = command.add_argument_group("access")
-    access.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM; for grpc+tls://")
-    access.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
+    access.add_argument("--tls-cert", type=local_path, metavar="FILE", help="certificate chain, PEM; for grpc+tls://")
+    access.add_argument("--tls-key", type=local_path, metavar="FILE", help="its key, PEM")
     access.add_argument(
         "--token-file",
-        type=Path,
+        type=local_path,
         metavar="FILE",
         help="a line per token: its role (producer, reader, operator) and the token, or a token alone (operator)",
     )

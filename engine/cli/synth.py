@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import shlex
 from dataclasses import fields
-from pathlib import Path
 
 from penstock.cli.command_line import Parser
 from penstock.cli.output import Output, count, several, writing
-from penstock.flag_values import whole
+from penstock.flag_values import local_path, whole
 from penstock.io.synth import (
     DISTRIBUTIONS,
     DLRM_DIMS,
@@ -28,6 +27,7 @@ def add(command: Parser) -> None:
     command.add_argument(
         "out",
         metavar="OUT",
+        type=local_path,
         help="the log: .parquet is Parquet, .arrow and .feather an Arrow IPC file, anything else an Arrow IPC stream; "
         "the configuration has the suffix .pbtxt",
     )
@@ -75,7 +75,7 @@ def add(command: Parser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> None:
     options = SynthOptions(**{field.name: getattr(args, field.name) for field in fields(SynthOptions)})
-    with writing(Path(args.out)):
+    with writing(args.out):
         written = write_synthetic(args.out, options)
     say_written(out, written)
 

@@ -39,6 +39,7 @@ from penstock.shared.header import (
     unpacked,
 )
 from penstock.shared.locks import LOCK, boot_id, lock, note_generation, unlock
+from penstock.validation import place
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 
@@ -52,9 +53,7 @@ class SharedFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        if "://" in os.fspath(path):
-            raise UsageError(f"{path}: shared tables are in a folder of this machine, such as /dev/shm/tables")
+        self.path = place("shared", path)
         make_folders(self.path)
         if not self.path.is_dir():
             raise UsageError(f"{path}: is not a folder")

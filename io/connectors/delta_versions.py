@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -18,7 +17,7 @@ from penstock.io.connectors.table_versions import ERRORS, RowFile, TableVersions
 from penstock.io.connectors.versioned_source import TableKind
 from penstock.io.registry import Library
 from penstock.io.sources.batch import Part
-from penstock.io.sources.file_names import with_keys
+from penstock.io.sources.file_names import filesystem_of, with_keys
 from penstock.io.sources.files import open_file
 
 SOURCE = TableKind(
@@ -66,7 +65,7 @@ class DeltaVersions(TableVersions):
         super().__init__(uri, is_remote(self._uri))
         self._library = SOURCE.load()
         with self._failures():
-            self._fs, self._root = _filesystem(self._uri)
+            self._fs, self._root = filesystem_of(self._uri)
         self._newest: Any = None
         self._read: tuple[int, _Table] | None = None  # the version read last, and the table then
 
@@ -191,13 +190,6 @@ class DeltaVersions(TableVersions):
     def _failures(self) -> Any:
         damages = (ValueError, LookupError, TypeError, AttributeError)
         return self.failures(self._library.exceptions.DeltaError, pa.ArrowException, OSError, *damages)
-
-
-def _filesystem(uri: str) -> tuple[pa.fs.FileSystem, str]:
-    if "://" in uri:
-        fs, path = pa.fs.FileSystem.from_uri(uri)
-        return fs, path
-    return pa.fs.LocalFileSystem(), os.path.abspath(uri)
 
 
 def _partition_value(kind: Any, text: str | None) -> pa.Array:

@@ -28,9 +28,15 @@ def storage_type(kind: pa.DataType) -> pa.DataType:
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) and not is_permuted(kind) else kind
 
 
-def permutation_hint(kind: pa.DataType) -> str:
-    """Return what to do about a tensor whose values are in another order than its axes."""
-    return "; store its values in the order of its axes, without a permutation" if is_permuted(kind) else ""
+def type_hint(kind: pa.DataType) -> str:
+    """Return what to do about a tensor with a permutation, or another type that Arrow or pandas casts."""
+    if is_permuted(kind):
+        return "; store its values in the order of its axes, without a permutation"
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        # What pandas.read_parquet makes of the keys of a Hive path.
+        return f"; cast it to {kind.value_type} first, a category of pandas with astype"
+    is_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    return f"; cast it to list<{kind.value_type}> first" if is_view else ""
 
 
 def is_list(kind: pa.DataType) -> bool:

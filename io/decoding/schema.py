@@ -20,9 +20,9 @@ from penstock.io.decoding.role_types import (
     is_float_list,
     is_list,
     nearest,
-    permutation_hint,
     storage_type,
     suggestion,
+    type_hint,
 )
 from penstock.io.decoding.string_ids import hashing_hint, holds_text
 from penstock.io.sources.batch import arrow_errors
@@ -123,7 +123,7 @@ def check_types(fields: Mapping[str, pa.Field | None], source: str, bfloat16: bo
     """Raise InputError for a field whose type does not fit its role. bfloat16 : the gradient is declared to be that"""
     for role, field in fields.items():
         if field is not None and not fits(role, field.type, bfloat16):
-            hint = hashing_hint(field.type) if role == "id" else permutation_hint(field.type)
+            hint = (hashing_hint(field.type) if role == "id" else "") or type_hint(field.type)
             raise InputError(f"expected {WANTED[role]}, got {field.type}{hint}", source=source, column=field.name)
 
 

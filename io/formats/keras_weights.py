@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import InputError
+from penstock.frames import Array
 from penstock.io.formats.numpy_files import rows_of
 from penstock.io.formats.table_format import (
     Contents,
@@ -71,11 +72,20 @@ def _add(contents: Contents, library: Any, file: Any, place: Path) -> None:
             contents.others[name] = "a dataset whose values are in other files, which are not read"
         elif value.dtype.kind in "OSU":
             contents.others[name] = "a string"
+        elif value.attrs.get("dtype") == "bfloat16" and value.dtype.itemsize == 2:  # HDF5 has no such type
+            contents.tensors[name] = Tensor(tuple(value.shape), "bfloat16", partial(_bfloat16_rows, value))
         else:
             contents.tensors[name] = Tensor(tuple(value.shape), value.dtype.name, partial(rows_of, value))
 
     with library_errors(place, _TITLE):
         file.visititems(add)
+
+
+def _bfloat16_rows(dataset: Any, start: int, stop: int) -> Array:
+    import ml_dtypes
+
+    rows: Array = dataset[start:stop].view(ml_dtypes.bfloat16)
+    return rows
 
 
 def _called(name: str, dataset: Any) -> str:

@@ -7,6 +7,7 @@ outside its module; ``unread_formats`` recognizes those that penstock does not r
 
 from __future__ import annotations
 
+import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,9 +26,9 @@ from penstock.io.registry import Library, declared, either
 
 # A library's words for a length, a checksum or an end that does not fit.
 _DAMAGE = re.compile(
-    r"corrupt|damaged|checksum|crc|truncat|incomplete|data.?loss|\beof\b|end of (file|input|data)|ran out of input"
+    r"corrupt|damaged|checksum|crc|truncat|incomplete|data.?loss|\beof|end of (file|input|data)|ran out of input"
     r"|too (short|small)|header|magic|not a zip|is missing|central directory|not fully covered|greater than file size"
-    r"|read all data|mismatch",
+    r"|read all data|mismatch|less bytes",
     re.IGNORECASE,
 )
 
@@ -136,6 +137,8 @@ def format_of(path: Path) -> TableFormat:
         return known
     if not path.exists():  # a checkpoint of TensorFlow is the beginning of the names of files
         raise InputError("no such file or folder", source=source)
+    if not path.is_file() and not path.is_dir():
+        raise InputError("a pipe or a device; give a file: an import reads it in any order", source=source)
     titles = either(sorted(each.title for each in table_formats()))
     if path.is_file():
         raise InputError(unread(path) or f"tables in no known format; expected {titles}", source=source)
@@ -188,8 +191,8 @@ def check_shards(folder: Path, names: Iterable[str], index: Path) -> list[Path]:
     """Return the files that an index of a folder names. Raises InputError: outside of it, or missing."""
     files = []
     for name in dict.fromkeys(names):
-        file = folder / name
-        if not file.resolve().is_relative_to(folder.resolve()):
+        file = Path(os.path.normpath(folder / name))  # a link may lead out of the folder, as those of a hub's cache do
+        if not file.is_relative_to(os.path.normpath(folder)):
             raise InputError(f"refers to '{name}', outside its folder; nothing was loaded", source=str(index))
         if not file.is_file():
             raise InputError(f"'{name}' is missing; copy the whole folder", source=str(folder))
@@ -215,4 +218,4 @@ def reason(error: Exception) -> str:
     """Return the first sentence of a library's message, and that the source is damaged if the message says so."""
     text = str(error).strip()
     first = re.split(r"\n|\.( |$)", text)[0].removesuffix("; ") or type(error).__name__
-    return f"{first}; it is damaged or incomplete" if _DAMAGE.search(text) else first
+    return f"{first}; it is damaged or incomplete" if _DAMAGE.search(text or first) else first

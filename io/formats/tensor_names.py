@@ -222,7 +222,8 @@ def _check(tensors: Mapping[str, Tensor], table: WantedTable, parts: Mapping[str
         tensor, dim = tensors[name], table.dims[part]
         place = f"table '{table.name}', {part}: '{name}'"
         if tensor.dtype not in _FLOATS:
-            problem = f"expected floats of type {', '.join(_FLOATS)}, got {tensor.dtype}; convert it first"
+            advice = "NumPy saves bfloat16 so: convert it to float32" if tensor.dtype == "void16" else "convert it"
+            problem = f"expected floats of type {', '.join(_FLOATS)}, got {tensor.dtype}; {advice} first"
             raise InputError(f"{place}: {problem}", source=source)
         if tensor.shape != (num_rows, dim) and (dim > 1 or tensor.shape != (num_rows,)):
             advice = parts_of_variable(tensors, table, part) or _advice(table, part, tensor.shape)
@@ -234,7 +235,9 @@ def guessed_part(name: str) -> tuple[str, str]:
     """Return the table and the part that a tensor is named like, if its name says both; else ("", "")."""
     rest = re.sub(r"[./]value$", "", name)
     for word in sorted({*_WEIGHTS, *_SLOTS}, key=len, reverse=True):
-        if (match := re.fullmatch(rf"((?:.*[./])?)([^./]+)(?:[./]weights?)?[./]{re.escape(word)}", rest)) is None:
+        if (
+            match := re.fullmatch(rf"((?:.*[./])?)(?!weights?[./])([^./]+)(?:[./]weights?)?[./]{re.escape(word)}", rest)
+        ) is None:
             continue
         state = _OPTAX_STATE.search(match[1])
         if match[2].isdigit():  # states of torch.optim are numbered

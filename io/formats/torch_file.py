@@ -62,12 +62,18 @@ def _contents(path: Path, stack: ExitStack) -> Contents:
     contents = Contents({}, {})
     for name, value in _leaves(state, ""):
         name = name or path.stem  # a tensor alone
+        if name in contents.tensors:
+            raise InputError(f"'{name}' is two of its tensors, by keys with dots; save one of them", source=str(path))
         if isinstance(value, np.ndarray) and value.ndim:
             contents.tensors[name] = Tensor(value.shape, value.dtype.name, partial(rows_of, value))
         elif not isinstance(value, torch.Tensor):
             contents.others[name] = f"no dense tensor, but {type(value).__name__}"
         elif value.is_quantized:
             contents.others[name] = "a quantized tensor; save it after dequantize()"
+        elif value.is_meta:
+            contents.others[name] = "a tensor on torch's meta device, which has no values"
+        elif value.is_nested:
+            contents.others[name] = "a nested tensor; save it after to_padded_tensor()"
         elif value.layout != torch.strided:
             contents.others[name] = f"a {str(value.layout).removeprefix('torch.')} tensor; save it after to_dense()"
         else:
@@ -102,7 +108,8 @@ def tensor_of(value: Any, torch: Any) -> Tensor:
 
     def read(start: int, stop: int) -> Array:
         rows = value[start:stop]
-        array: Array = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
+        # With force: views that are conjugated or negative are resolved.
+        array: Array = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy(force=True)
         return array
 
     return Tensor(tuple(value.shape), str(value.dtype).removeprefix("torch."), read)

@@ -46,6 +46,12 @@ def unread(path: Path) -> str | None:
             "a Python pickle, which could run any code and is never loaded; where you trust it, save its arrays with "
             "numpy.savez('tables.npz', TABLE=array)"
         )
+    if re.match(rb"(?:[\x81-\x8f]|\xde..)[\xa0-\xbf\xd9]", start, re.DOTALL):
+        return _with_path(
+            "a msgpack file, such as those of flax.serialization; save its arrays: numpy.savez('tables.npz', "
+            "**flax.traverse_util.flatten_dict(flax.serialization.msgpack_restore(open(PATH, 'rb').read()), sep='/'))",
+            path,
+        )
     if start.startswith(b"PK\x03\x04"):
         return _zip(path)
     if start[257:262] == b"ustar":

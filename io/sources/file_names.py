@@ -6,6 +6,7 @@ import glob
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, unquote
@@ -39,12 +40,37 @@ def matches(source: Any) -> list[Any]:
         return [source]
     text = os.fsdecode(source)
     is_uri = "://" in text
-    if not ("*" in text if is_uri else _WILD.search(text)) or source_kind(text) is not None or os.path.lexists(text):
+    if (
+        not ("*" in text.partition("?")[0] if is_uri else _WILD.search(text))
+        or source_kind(text) is not None
+        or os.path.lexists(text)
+    ):
         return [source]
     names = _matches_of_uri(text) if is_uri else sorted(glob.glob(text, recursive=True))
     if not names:
         raise InputError("no file or directory matches", source=place_of(text))
-    return names
+    if not is_uri:
+        check_distinct(names, text)
+    return _outermost(names, [name.partition("?")[0] for name in names] if is_uri else names)
+
+
+def _outermost(names: Sequence[str], paths: Sequence[str]) -> list[str]:
+    """Return the names whose path is not in a folder of another one: it is read with the folder."""
+    folders = {path.rstrip("/") for path in paths}
+    parents = ({path[: match.start()] for match in re.finditer("/", path.rstrip("/"))} for path in paths)
+    return [name for name, above in zip(names, parents, strict=True) if folders.isdisjoint(above)]
+
+
+def check_distinct(paths: Sequence[str], source: str) -> None:
+    """Raise InputError if two paths lead to one file or directory, as a link ``latest`` and what it leads to do."""
+    by_file: dict[tuple[int, int], str] = {}
+    for path in paths:
+        with suppress(OSError):  # reported when it is opened
+            status = os.stat(path)
+            other = by_file.setdefault((status.st_dev, status.st_ino), path)
+            if other != path:
+                problem = f"'{other}' and '{path}' are the same, and its rows would count twice"
+                raise InputError(f"{problem}; give a glob, or files, without one of them", source=source)
 
 
 def _matches_of_uri(text: str) -> list[str]:

@@ -12,8 +12,8 @@ import difflib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ import pyarrow.fs
 from penstock.errors import InputError, UsageError
 from penstock.filesystem.file_stores import place_of
 from penstock.io.sources.batch import Batch, Part, Parts, Source, arrow_errors
-from penstock.io.sources.file_names import filesystem_of, keys_of, matches, with_keys
+from penstock.io.sources.file_names import check_distinct, filesystem_of, keys_of, matches, with_keys
 from penstock.io.sources.files import open_file
 from penstock.io.sources.in_memory import parts_of_batches, parts_of_reader, reader_of_capsule, scan_of, stream_part
 from penstock.io.sources.ipc_file import ARROW_FILE
@@ -100,6 +100,29 @@ def read_once(name: str) -> str | None:
         return None
     mode = os.stat(name).st_mode if os.path.exists(name) else stat.S_IFREG
     return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else "a pipe"
+
+
+def check_not_read(sources: Any, outputs: Iterable[str | os.PathLike[str]]) -> None:
+    """Raise UsageError if a file to write is a file of a source, which it would replace."""
+    existing = {(status.st_dev, status.st_ino): file for file, status in _statuses(outputs)}
+    for source in expanded(sources) if existing else ():
+        if isinstance(source, str | os.PathLike) and source_kind(source) is None and "://" not in os.fspath(source):
+            path = os.fsdecode(source)
+            files = (
+                [file for _, file in _files_of(pa.fs.LocalFileSystem(), path, path)] if os.path.isdir(path) else [path]
+            )
+            for _, status in _statuses(files):
+                if (file := existing.get((status.st_dev, status.st_ino))) is not None:
+                    raise UsageError(
+                        f"{file}: is read as a source, and would be replaced; give the output another place"
+                    )
+
+
+def _statuses(files: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[str | os.PathLike[str], os.stat_result]]:
+    for file in files:
+        with suppress(OSError):  # a file to write may be missing; another is reported when it is opened
+            if stat.S_ISREG((status := os.stat(file)).st_mode):
+                yield file, status
 
 
 def looks_like_arrow(path: str | os.PathLike[str]) -> bool:
@@ -193,4 +216,6 @@ def _files_of(fs: pa.fs.FileSystem, path: str, name: str) -> list[tuple[str, str
     inside = [f for f in inside if not any(step.startswith((".", "_")) for step in f.split("/"))]
     if not inside:
         raise InputError("the directory holds no files", source=name)
+    if isinstance(fs, pa.fs.LocalFileSystem):
+        check_distinct([root + file for file in inside], name)
     return [(f"{name.rstrip('/')}/{f}", root + f) for f in inside]

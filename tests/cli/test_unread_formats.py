@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import pickle
 import tarfile
 import zipfile
@@ -58,6 +59,7 @@ FILES = {
     "Parquet": (as_arrow(lambda out: pa.parquet.write_table(TABLE, out)), "a single Parquet file; give a folder in"),
     "encrypted": (b"PARE" + bytes(20) + b"PARE", "encrypted Parquet, whose keys penstock does not have; decrypt it"),
     "Arrow": (as_arrow(lambda out: pa.feather.write_feather(TABLE, out)), "an Arrow IPC file; write it as Parquet"),
+    "msgpack": (b"\x82\xa6params\x81\xa4user", "a msgpack file, such as those of flax.serialization; save its arrays"),
     "GGUF": (b"GGUF\x03\x00\x00\x00", "a GGUF file; export its tensors as safetensors"),
     "TorchScript": (zipped(**{"m/data.pkl": b".", "m/version": b"3", "m/constants.pkl": b"."}), "torch"),
 }
@@ -199,3 +201,22 @@ def test_the_state_of_optax_has_the_slots(tmp_path, call):
     _, result = call(0, "import", tmp_path / "m.npz", tmp_path / "c", "--config", tmp_path / "t.pbtxt")
     assert result["tables"] == {"user": dict(zip(("parameters", "momenta", "velocities"), names, strict=True))}
     assert result["skipped"] == {}
+
+
+def test_states_of_torch_are_of_the_table_that_they_are_named_like(tmp_path, call):
+    np.savez(tmp_path / "m.npz", **{"optim.state.model.user.weight.exp_avg": ROWS})
+    _, result = call(0, "inspect", tmp_path / "m.npz")
+    assert [(tensor["table"], tensor["part"]) for tensor in result["tensors"]] == [("user", "exp_avg")]
+
+
+def test_bfloat16_that_numpy_saves_without_its_name(tmp_path, config, refused):
+    np.save(tmp_path / "user.npy", np.zeros((30, 4), "V2"))
+    line = refused(3, "import", tmp_path / "user.npy", tmp_path / "c", "--config", config)
+    assert "got void16; NumPy saves bfloat16 so: convert it to float32 first" in line
+
+
+def test_pipes_and_devices_are_no_sources_of_tables(tmp_path, config, refused):
+    os.mkfifo(tmp_path / "m.pt")
+    for source in (tmp_path / "m.pt", "/dev/null"):
+        line = refused(3, "import", source, tmp_path / "c", "--config", config)
+        assert f"{source}: a pipe or a device; give a file" in line

@@ -3,6 +3,7 @@
 import json
 import zipfile
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -154,6 +155,15 @@ def test_folders_of_hugging_face(tmp_path, save_file):
     assert_read(tmp_path / "one")
 
 
+def test_a_folder_of_links_as_in_the_cache_of_the_hub(tmp_path, save_file):
+    folder = folder_of_shards(tmp_path / "blobs", save_file)
+    snapshot = tmp_path / "snapshots" / "a1b2"
+    snapshot.mkdir(parents=True)
+    for file in folder.iterdir():
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    assert_read(snapshot)
+
+
 def test_a_folder_of_hugging_face_that_lacks_a_shard_or_refers_elsewhere(tmp_path, save_file):
     folder = folder_of_shards(tmp_path / "hf", save_file)
     (folder / "model-00001-of-00002.safetensors").rename(tmp_path / "moved.safetensors")
@@ -239,6 +249,20 @@ def test_kinds_of_tensors_of_torch(tmp_path, torch):
     assert_read(tmp_path / "old.pt")
 
 
+@LIBRARIES
+def test_tensors_of_torch_that_numpy_does_not_take(tmp_path):
+    torch = pytest.importorskip("torch", reason="an extra: pip install 'penstock[torch]'")
+    negative = torch._neg_view(torch.from_numpy(-ROWS))
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    torch.save({"user.weight": negative, "a": nested, "b": torch.empty(2, 4, device="meta")}, tmp_path / "m.pt")
+    skipped = assert_read(tmp_path / "m.pt").skipped
+    assert skipped["a"] == "a nested tensor; save it after to_padded_tensor()"
+    assert skipped["b"] == "a tensor on torch's meta device, which has no values"
+    rows = torch.from_numpy(ROWS)
+    torch.save({"a": {"user": {"weight": rows}}, "a.user": {"weight": rows + 1}}, tmp_path / "m.pt")
+    assert "'a.user.weight' is two of its tensors" in refusal(tmp_path / "m.pt")
+
+
 # ---- Keras
 
 
@@ -258,3 +282,13 @@ def test_a_model_file_of_keras_has_its_weights(tmp_path):
     index = {"weight_map": {"/layers/embedding/vars": ["w.h5"]}}
     (tmp_path / "m.weights.json").write_text(json.dumps(index))
     assert_read(tmp_path / "m.weights.json")
+
+
+def test_bfloat16_of_keras(tmp_path):
+    """HDF5 has no such type: Keras stores two bytes, and names it in an attribute."""
+    h5py = pytest.importorskip("h5py", reason="an extra: pip install 'penstock[keras]'")
+    rows = ROWS.astype(ml_dtypes.bfloat16)
+    with h5py.File(tmp_path / "m.weights.h5", "w") as file:
+        file["layers/user/vars/0"] = rows.view("V2")
+        file["layers/user/vars/0"].attrs["dtype"] = "bfloat16"
+    assert_read(tmp_path / "m.weights.h5", rows.astype(np.float32))

@@ -72,11 +72,6 @@ def test_devices_jobs_and_passes_are_refused(job, tmp_path, capsys, monkeypatch)
     assert "table user, item: its rows are not in the host's memory" in line
 
 
-def test_a_folder_at_a_uri_is_exit_2(job, capsys):
-    line = error_line(capsys, 2, "replay", *job, "--shared", "s3://bucket/tables")
-    assert "shared tables are in a folder of this machine, such as /dev/shm/tables" in line
-
-
 def test_a_services_rows_are_read_while_it_runs_and_after_it(job, tmp_path):
     config, _ = job
     with Process(config, "--shared", tmp_path / "shared") as service:

@@ -28,5 +28,5 @@ engine   activation_access   table_access   run   lockstep   live_reads   deltas
 core   tables   io   shared
 keywords   options   activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads   array_conversion   control_groups
-validation   flag_values   lineage   filesystem   svg   updates   frames   pyx   interrupts   forks   errors   events
+flag_values   validation   lineage   filesystem   svg   updates   frames   pyx   interrupts   forks   errors   events
 """

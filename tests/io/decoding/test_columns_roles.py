@@ -259,3 +259,20 @@ def test_a_tensor_whose_values_are_in_another_order_than_its_axes_is_refused(tmp
     assert not engine.lookup("t", range(4)).any()
     engine.run(pa.table({"step": [0], "id": [1], "gradient": straight}))
     assert engine.lookup("t", [1]).tolist() == [[0, -1, -2, -3, -4, -5]]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "way"),
+    [
+        ("step", pa.dictionary(pa.int8(), pa.int64()), "cast it to int64 first, a category of pandas with astype"),
+        ("id", pa.dictionary(pa.int8(), pa.int64()), "cast it to int64 first"),
+        ("gradient", pa.list_view(pa.float32()), "cast it to list<float> first"),
+    ],
+)
+def test_columns_that_can_be_cast_are_refused_with_the_cast(name, kind, way):
+    values = {"step": [0], "id": [1], "gradient": [[1.0, 2.0]]}
+    types = {"step": pa.int64(), "id": pa.int64(), "gradient": pa.list_(pa.float32())} | {name: kind}
+    rows = pa.table({column: pa.array(values[column], types[column]) for column in values})
+    table = ps.TableConfig(8, 2, optimizer=ps.SGD(0.1), name="user")
+    with pytest.raises(ps.InputError, match=f"column '{name}': expected .*; {way}"):
+        ps.Engine(ps.EmbeddingConfig.from_tables([table])).run(rows)

@@ -46,6 +46,28 @@ def test_a_glob_stands_for_the_files_that_match_in_order(folder, capsys):
     assert engine().run(f"{folder.parent}/**/part-1.parquet").frames == 1
 
 
+def test_files_in_folders_that_match_too_are_read_once(folder):
+    (folder / "notes.txt").unlink()
+    for pattern in ("**", "**/*", "*/*", "*"):
+        assert engine().run(f"{folder.parent}/{pattern}").rows == 18
+
+
+@pytest.mark.parametrize("link", ["file", "hard link", "folder", "loop"])
+def test_rows_that_a_link_would_count_twice_are_refused(folder, link):
+    (folder / "notes.txt").unlink()
+    days = folder.parent
+    if link == "hard link":
+        (folder / "latest.parquet").hardlink_to(folder / "part-2.parquet")
+    elif link == "file":
+        (folder / "latest.parquet").symlink_to("part-2.parquet")
+    else:
+        (days / "latest").symlink_to(folder if link == "folder" else days)
+    for source in (days, f"{days}/**/*.parquet", f"{days}/**"):
+        with pytest.raises(ps.InputError, match=r"' are the same, and its rows would count twice; give a glob, or"):
+            engine().run(source)
+    assert engine().run(f"{folder}/part-*.parquet").rows == 18
+
+
 def test_a_glob_without_matches_and_a_file_of_that_name(folder):
     with pytest.raises(ps.InputError, match=r"x\*\.parquet: no file or directory matches"):
         engine().run(f"{folder}/x*.parquet")
