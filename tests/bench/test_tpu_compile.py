@@ -260,6 +260,7 @@ def test_the_kernel_needs_at_most_24_bundles_per_line_of_adagrad(tmp_path):
     assert 10 < actual <= 24
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize(
     "command", ["matrix --small", "functional_step --small", "row_steps --small", "exchanged_step", "cached_steps v5e"]
 )

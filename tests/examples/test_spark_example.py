@@ -26,6 +26,7 @@ def write_batch(folder, number):
     os.utime(path, (1_700_000_000 + number,) * 2)  # Spark reads the oldest file first
 
 
+@pytest.mark.evidence
 def test_a_service_applies_every_micro_batch_once(tmp_path):
     config, source, query = tmp_path / "c.pbtxt", tmp_path / "gradients", tmp_path / "query"
     config_of().save(config)

@@ -13,6 +13,7 @@ from limits import HANG_S
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "topic_to_store.py"
 
 
+@pytest.mark.evidence
 def test_the_store_equals_the_tables_after_kills_of_every_part():
     pytest.importorskip("nats")
     pytest.importorskip("redis")

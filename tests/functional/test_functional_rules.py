@@ -110,6 +110,7 @@ def test_transforms_that_mix_rows_are_refused(name):
         from_optax(transform)
 
 
+@pytest.mark.evidence
 def test_transforms_that_a_row_without_a_finite_gradient_holds_up_are_refused():
     optax = pytest.importorskip("optax")
     with pytest.raises(ps.UsageError, match="the update of a row depends on other rows"):

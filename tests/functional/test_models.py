@@ -46,6 +46,7 @@ def test_the_words_are_numbered_in_order_of_first_appearance():
     assert words.max() + 1 == len(first_positions) == 1083
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_step_of_an_example_compiles_for_a_tpu_in_place(library):
     pytest.importorskip(library)

@@ -29,12 +29,14 @@ def run(script, *options):
     return done.stdout
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_job_that_loses_a_reader_an_owner_a_node_and_its_driver_ends_as_one_process_does(number):
     """Static tables, then dynamic ones."""
     assert "4 kills" in run("kills.py", "--rounds", 1, "--first", number)
 
 
+@pytest.mark.evidence
 def test_jobs_that_are_resumed_with_other_shares_have_the_deltas_of_one_process():
     out = run("matrix.py", "--nodes", 2, "--shares", 3, "--readers", 2, "--resumes", 1)
     assert "4 cases, 0 failed" in out

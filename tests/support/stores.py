@@ -153,6 +153,7 @@ class Redis(_Store):
             return False
 
     def kill(self):
+        self.client.close()  # ``start`` connects another one
         self.process.kill()
         self.process.wait()
 
@@ -179,7 +180,6 @@ class Redis(_Store):
         self.client.flushall()
 
     def close(self):
-        self.client.close()
         self.kill()
 
 

@@ -74,6 +74,7 @@ def test_ranks_equal_one_process_with_the_same_frames(ranks, tmp_path):
             assert service.engine.state_hash() == engine.state_hash()
 
 
+@pytest.mark.evidence
 def test_a_rank_that_is_killed_at_any_moment_loses_no_frame_and_repeats_none(tmp_path):
     """Its dense part and its place in the data are its own checkpoint; frames after that are skipped by number."""
     rng = np.random.default_rng(5)

@@ -296,6 +296,7 @@ def test_without_torch_one_line_says_what_to_install(tmp_path, imported, call, m
     assert "--format torch: needs the package torch: pip install 'penstock[torch]'" in text
 
 
+@pytest.mark.evidence
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_import_and_export_need_memory_for_one_table_more_than_blocks(tmp_path):
     """Two tables of 128 MB each: an import needs both, and an export one; neither needs the file in memory."""
