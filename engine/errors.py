@@ -13,7 +13,8 @@ _MOST_SAID = 2000
 _MOST_COMPARED = 1024
 # Most tables that a message lists by name.
 MOST_LISTED = 10
-_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s'\"]*@")
+# Not the form of a URI in advice.
+_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(?!USER:PASSWORD@)[^/\s'\"]*@")
 
 
 class PenstockError(Exception):
