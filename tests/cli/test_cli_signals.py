@@ -18,7 +18,7 @@ import pytest
 from cli import COMMAND, frame, started, table
 from faults.signals import Harness, catches
 from ipc import stream
-from limits import HANG_S, until
+from limits import HANG_S, suspend, until
 
 import penstock as ps
 from penstock.cli.output import ProgressLine, progress_text
@@ -173,7 +173,7 @@ def test_an_interrupted_pipeline_is_no_truncated_input(config, tmp_path):
     """Ctrl-C goes to every process of a pipeline."""
     feeder = Feeder(config, tmp_path / "out")
     feeder.feed_until_read()
-    feeder.process.send_signal(signal.SIGSTOP)
+    suspend(feeder.process)
     feeder.process.send_signal(signal.SIGINT)
     feeder.process.stdin.close()
     feeder.process.send_signal(signal.SIGCONT)

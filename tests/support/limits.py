@@ -1,7 +1,9 @@
 """The one time limit of the tests, and how to wait for what another thread or process brings about."""
 
+import signal
 import threading
 import time
+from pathlib import Path
 
 # For what ends by itself on every machine, however slow: only a real hang takes as long.
 HANG_S = 600.0
@@ -13,6 +15,17 @@ def until(holds):
     while not holds():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
+
+
+def suspend(process):
+    """Stop a process, and wait until no thread of it runs: until then it may answer."""
+
+    def has_stopped():
+        threads = Path(f"/proc/{process.pid}/task").glob("*/stat")
+        return all(stat.read_text().rpartition(")")[2].split()[0] in "Tt" for stat in threads)
+
+    process.send_signal(signal.SIGSTOP)
+    until(has_stopped)
 
 
 def in_thread(work):

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from limits import HANG_S, in_thread, until  # noqa: E402
+from limits import HANG_S, in_thread, suspend, until  # noqa: E402
 from services import Process, free_port, service_of  # noqa: E402
 from torch_models import BagConfig, config_of, engine_of, zipf_batch  # noqa: E402
 
@@ -382,7 +382,7 @@ def test_every_wait_for_a_service_that_has_stopped_ends(tmp_path):
             opt.bag = bag
             trained(0, opt, bag, [0])
         opts["push"].bag(IDS).sum().backward()
-        running.process.process.send_signal(signal.SIGSTOP)
+        suspend(running.process.process)
         opts["prefetch"].bag.prefetch(IDS)
         for name, wait in waits.items():
             opts[name].store._timeout_s = 0.5

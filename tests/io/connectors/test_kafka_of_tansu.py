@@ -3,13 +3,12 @@
 Its offset "latest" may be wrong, so that a reading of what is there may end early: these tests follow.
 """
 
-import signal
 from contextlib import closing
 
 import pytest
 from brokers import Tansu, message_of, numbers_of
 from cli import outcome
-from limits import until
+from limits import suspend, until
 from services import client_of, replayed, service_of
 from services import config_of as config_of_frames
 from services import frame as source_frame
@@ -66,7 +65,7 @@ def test_a_broker_that_stops_to_answer_is_noticed(broker, monkeypatch):
     reader = PartitionReader(partition, 0, patience_s=0)
     with closing(partition):
         assert numbers_of(reader, 2) == [1, 2]
-        broker.process.send_signal(signal.SIGSTOP)
+        suspend(broker.process)
         with pytest.raises(InputError, match="the broker cannot be reached"):
             numbers_of(reader, 1)
 

@@ -9,7 +9,7 @@ import pytest
 from at_0db4065 import replay_arguments
 from cli import started
 from lakehouse import FRAMES, KINDS, VERSIONS, Delta, Lance, new_table
-from limits import HANG_S, until
+from limits import HANG_S, suspend, until
 from services import config_of, replayed
 
 import penstock as ps
@@ -47,7 +47,7 @@ def test_a_replay_that_follows_ends_when_its_table_is_created_again(table, tmp_p
     saving = ("--checkpoint", tmp_path / "c", "--every", 1)
     process = started("replay", tmp_path / "tables.pbtxt", table.spelling, "--follow", *saving)
     until(lambda: Folder(tmp_path / "c").numbers() and ps.Engine.restore(tmp_path / "c").global_step == 3)
-    process.send_signal(signal.SIGSTOP)
+    suspend(process)
     table.create_again()
     for numbers in VERSIONS:
         table.append(numbers)

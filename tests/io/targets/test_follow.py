@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from batches import batch
 from cli import outcome, started
-from limits import HANG_S, until
+from limits import HANG_S, suspend, until
 from services import Process, client_of, connect, free_port, service_of
 from stores import DIM, DYNAMIC, ITEMS, KEYS, STORES, Redis, config_of, frame, open_store, rows_of
 
@@ -360,7 +360,7 @@ def test_a_service_that_stops_to_answer_is_noticed(tmp_path):
             follower = Follower(client, store.open_target(), 0.0, 0.0)
             while not follower.round():
                 pass
-            serving.process.send_signal(signal.SIGSTOP)
+            suspend(serving.process)
             connection._timeout_s = 0.2
             with pytest.raises(InputError, match=serving.uri):
                 follower.round()

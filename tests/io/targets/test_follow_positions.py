@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 from cli import outcome, started
-from limits import HANG_S, until
+from limits import HANG_S, suspend, until
 from services import client_of, service_of
 from stores import STORES, STORES_AND_FUNCTION, config_of, frame, open_store, rows_of
 
@@ -289,7 +289,7 @@ def test_a_follower_that_was_stopped_ends_with_a_line_when_it_continues(service,
         until(lambda: (store.path / "current").exists())
         # The link appears within the first transaction. Stopped there, the follower would keep the lock.
         until(lambda: is_free(store.path / ".lock"))
-        following.send_signal(signal.SIGSTOP)
+        suspend(following)
         put(service, 7)
         assert outcome(capsys, "follow", service.address.uri, "--into", store.target, "--once")[0] == 0
         following.send_signal(signal.SIGCONT)
