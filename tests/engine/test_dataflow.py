@@ -58,7 +58,9 @@ def test_a_data_set_goes_in_and_a_data_set_comes_out(tmp_path):
     pyarrow.parquet.write_table(pa.Table.from_batches(LOG), tmp_path / "gradients" / "0.parquet")
     stage = ps.stage_fn(config_of(), num_required=3, **ALL_COLUMNS)
     reader = pyarrow.dataset.dataset(tmp_path / "gradients").scanner().to_reader()
-    pyarrow.dataset.write_dataset(stage(reader), tmp_path / "deltas", schema=stage.schema, format="parquet")
+    pyarrow.dataset.write_dataset(
+        stage(reader), tmp_path / "deltas", schema=stage.schema, format="parquet", preserve_order=True
+    )
     staged = pyarrow.dataset.dataset(tmp_path / "deltas").to_table().combine_chunks().to_pydict()
     assert staged == pa.Table.from_batches(engine_of().stage(LOG, **ALL_COLUMNS)).to_pydict()
 

@@ -146,5 +146,5 @@ def test_parquet_files_of_arrow(gradients, expected, tmp_path, codec):
 
 @pytest.mark.parametrize("container", ["ipc", "parquet"])
 def test_a_folder_of_arrow_files(gradients, expected, tmp_path, container):
-    pa.dataset.write_dataset(gradients, tmp_path / "log", format=container)
+    pa.dataset.write_dataset(gradients, tmp_path / "log", format=container, preserve_order=True)
     assert state_of(tmp_path / "log") == expected
