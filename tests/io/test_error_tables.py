@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import ssl
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -345,7 +346,8 @@ def read(title):
         with ps.connect("grpc://127.0.0.1:1", TOKEN, patience_s=PATIENCE_S) as client, connection.as_source():
             client.status()
     for source in SOURCES[title].open(SOURCE_URIS[title], PATIENCE_S):
-        source.fix_end()
+        with closing(source):
+            source.fix_end()
 
 
 def check(run, code, exhausted, lines):
@@ -369,37 +371,33 @@ def check(run, code, exhausted, lines):
     return text
 
 
-def cases(errors):
-    """Return a case per error of each library that is installed, and one for each other library."""
-    results = []
-    for title, (library, errors_of) in errors.items():
-        try:
-            samples = errors_of()
-            __import__(library)
-        except ImportError:
-            results.append(pytest.param(title, None, None, id=f"{title}-{library}", marks=pytest.mark.skip(library)))
-            continue
-        results += [pytest.param(title, *each, id=f"{title}-{number}") for number, each in enumerate(samples)]
-    return results
+def each_error(errors, title, lines, monkeypatch):
+    """Yield the code and the error of each row, raised by the first call of the library. Skip without the library."""
+    library, errors_of = errors[title]
+    pytest.importorskip(library)
+    for code, error in errors_of():
+        lines.clear()
+        with monkeypatch.context() as patch:
+            stub_library(patch, title, error)
+            yield code, error
 
 
-@pytest.mark.parametrize(("title", "code", "error"), cases(TARGET_ERRORS))
-def test_a_follower_ends_or_retries_as_the_table_of_its_target_says(title, code, error, lines, monkeypatch, tmp_path):
+@pytest.mark.parametrize("title", TARGET_ERRORS)
+def test_a_follower_ends_or_retries_as_the_table_of_its_target_says(title, lines, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.lmdb").touch()
-    stub_library(monkeypatch, title, error)
-    text = check(lambda: follow(title), code, 6, lines)
-    assert UNLISTED not in text
-    row = TARGETS[title].errors.row(error)
-    assert row.advice in text
+    for code, error in each_error(TARGET_ERRORS, title, lines, monkeypatch):
+        text = check(lambda: follow(title), code, 6, lines)
+        assert UNLISTED not in text
+        assert TARGETS[title].errors.row(error).advice in text
 
 
-@pytest.mark.parametrize(("title", "code", "error"), cases(SOURCE_ERRORS))
-def test_a_reader_ends_or_retries_as_the_table_of_its_source_says(title, code, error, lines, monkeypatch):
-    stub_library(monkeypatch, title, error)
-    text = check(lambda: read(title), code, 3, lines)
-    assert UNLISTED not in text
-    assert SOURCES[title].errors.row(error).advice in text
+@pytest.mark.parametrize("title", SOURCE_ERRORS)
+def test_a_reader_ends_or_retries_as_the_table_of_its_source_says(title, lines, monkeypatch):
+    for code, error in each_error(SOURCE_ERRORS, title, lines, monkeypatch):
+        text = check(lambda: read(title), code, 3, lines)
+        assert UNLISTED not in text
+        assert SOURCES[title].errors.row(error).advice in text
 
 
 @pytest.mark.parametrize(("errors", "kinds"), [(TARGET_ERRORS, TARGETS), (SOURCE_ERRORS, SOURCES)])
