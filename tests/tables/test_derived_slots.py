@@ -57,11 +57,11 @@ def test_the_rules_whose_weight_is_a_function_of_the_slots_say_so():
     assert [name for name, rule in OPTIMIZERS.items() if rule.derived_slot] == ["ftrl", "online_yogi"]
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("variant", ["host", "xla"])
-def test_a_gradient_of_0_keeps_weights_that_were_read_without_slots(tmp_path, rule, variant):
-    if variant == "xla" and rule == "ftrl_power":
-        pytest.skip("XLA's pow differs by more")
+# XLA's pow differs by more than 2 ulp.
+@pytest.mark.parametrize(
+    ("variant", "rule"), [(v, rule) for v in ("host", "xla") for rule in RULES if (v, rule) != ("xla", "ftrl_power")]
+)
+def test_a_gradient_of_0_keeps_weights_that_were_read_without_slots(tmp_path, variant, rule):
     engine = ps.Engine(config_of(RULES[rule]), variant=variant)
     loaded = engine.read_tables(source_of(tmp_path / "w", user=weights_of()))
     assert loaded.derived == {"user/linears": ROWS}
