@@ -115,20 +115,22 @@ class FTRL(Optimizer):
         lr_power, beta = rule.numbers(w, "lr_power", "beta")
         before, after = _power(ops, a, -lr_power), _power(ops, a + square(ops, g), -lr_power)
         a = a + square(ops, g)
-        if rule.flag("multiply_linear_by_lr"):
+        times_lr = rule.flag("multiply_linear_by_lr")
+        if times_lr:
             z = z + (ops.rounded(lr * g) - ops.rounded((after - before) * w))
         else:
             per_lr = inverse(ops, lr)
             z = z + (g - ops.rounded(ops.rounded((after - before) * per_lr) * w))
-        return _solve(ops, *_problem(ops, rule, lr, after + beta), w, z), (a, z)
+        return _solve(ops, *_problem(ops, rule, lr, after + beta, times_lr), w, z), (a, z)
 
     @staticmethod
     def derived(rule: UpdateRule, lr: Array, w: Array, slots: Slots) -> tuple[Array, Array]:
         ops = Ops(np)
         lr_power, l1, l2, beta = rule.numbers(w, "lr_power", "l1", "l2", "beta")
-        if rule.flag("multiply_linear_by_lr") and not l1 and not l2:
+        times_lr = rule.flag("multiply_linear_by_lr")
+        if times_lr and not l1 and not l2:
             lr = w.dtype.type(1)  # the linear slot does not depend on the rate
-        return _keeping(*_problem(ops, rule, lr, _power(ops, slots[0], -lr_power) + beta), w)
+        return _keeping(*_problem(ops, rule, lr, _power(ops, slots[0], -lr_power) + beta, times_lr), w)
 
 
 @optimizer_class
@@ -276,10 +278,10 @@ def _power(ops: Ops, a: Array, power: Array) -> Array:
     return root(ops, a) if power == 0.5 else ops.rounded(ops.xp.power(a, power))
 
 
-def _problem(ops: Ops, rule: UpdateRule, lr: Array, scale: Array) -> tuple[Array | None, Array]:
-    """Return the limit and q of ``_solve``. scale : the power of the accumulator, plus beta"""
+def _problem(ops: Ops, rule: UpdateRule, lr: Array, scale: Array, times_lr: bool = False) -> tuple[Array | None, Array]:
+    """Return the limit and q of ``_solve``. scale : the power of the accumulator, plus beta; times_lr : so is z"""
     l1, l2 = rule.numbers(scale, "l1", "l2")
-    if rule.flag("multiply_linear_by_lr"):
+    if times_lr:
         return l1 * lr if l1 else None, scale + ops.rounded(2 * l2 * lr)
     return l1 or None, ops.rounded(scale * inverse(ops, lr)) + 2 * l2
 
