@@ -13,7 +13,6 @@ from services import Process, config_of, frame, replayed
 
 from penstock.io.flight import connect
 
-pytest.importorskip("pyspark")
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs java")
 
 
@@ -28,6 +27,8 @@ def write_batch(folder, number):
 
 @pytest.mark.evidence
 def test_a_service_applies_every_micro_batch_once(tmp_path):
+    # Here, not for the module: skipped as a whole, it would seem to be so where the rotation leaves its only test out.
+    pytest.importorskip("pyspark")
     config, source, query = tmp_path / "c.pbtxt", tmp_path / "gradients", tmp_path / "query"
     config_of().save(config)
     source.mkdir()
