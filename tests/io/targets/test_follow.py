@@ -4,6 +4,7 @@ import json
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -269,6 +270,20 @@ def test_a_store_that_is_unreachable_or_full_is_exit_6(tmp_path, refused):
         assert "command not allowed when used memory > 'maxmemory'" in refused(6, *words)
         store.close()
         assert refused(6, *words).startswith(f"penstock: {store.target}: Error 111 connecting to 127.0.0.1")
+
+
+def test_a_full_disk_under_lmdb_is_exit_6_and_says_so(tmp_path, refused, monkeypatch):
+    lmdb = pytest.importorskip("lmdb")
+
+    def truncated(*arguments):
+        raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+    monkeypatch.setattr(lmdb_file, "_put", truncated)
+    monkeypatch.setattr(lmdb_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=4096))
+    with service_of(ps.Engine(config_of())) as service:
+        words = ("--into", f"lmdb:{tmp_path}/rows.lmdb", "--patience", "0.1", "--once", *QUIET)
+        line = refused(6, "follow", service.address.uri, *words)
+    assert line.startswith(f"penstock: lmdb:{tmp_path}/rows.lmdb: [Errno 28] the disk is full, with 4,096 bytes free; ")
 
 
 def test_wrong_credentials_are_exit_2(tmp_path, refused, monkeypatch):
