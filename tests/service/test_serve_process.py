@@ -1,6 +1,7 @@
 """``penstock serve`` as a process, with trainers and readers as processes: killed, ended, refused."""
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -209,3 +210,16 @@ def test_a_port_in_use_is_exit_6(config, capsys):
         taken.listen()
         assert main(["serve", str(config), "--listen", f"grpc://127.0.0.1:{taken.getsockname()[1]}"]) == 6
     assert "cannot listen at grpc://127.0.0.1" in capsys.readouterr().err
+
+
+def test_a_folder_of_shared_tables_that_is_removed_is_noticed_at_the_next_commit(tmp_path):
+    config_of().save(tmp_path / "t.pbtxt")
+    words = ("--checkpoint", tmp_path / "run", "--shared", tmp_path / "shared")
+    with Process(tmp_path / "t.pbtxt", *words) as serving, connect(serving.uri, patience_s=0.1) as client:
+        client.put([frame(0)], "w0")
+        shutil.rmtree(tmp_path / "shared")
+        with pytest.raises(ps.ServiceError):
+            client.put([frame(1)], "w0")
+        code, _, text = serving.wait()
+    line = f"penstock: {tmp_path / 'shared'}: cannot write: the shared tables are gone: the folder was removed or "
+    assert (code, text) == (6, f"{line}replaced; start again\n")
