@@ -18,7 +18,7 @@ import penstock as ps
 from penstock.errors import InputError
 from penstock.io.flight import Client
 from penstock.io.flight.connection import Connection
-from penstock.io.targets import lmdb_file
+from penstock.io.targets import kafka_topic, lmdb_file
 from penstock.io.targets.follower import Follower
 from penstock.service.limits import Limits
 
@@ -384,3 +384,29 @@ def test_a_service_that_stops_to_answer_is_noticed(tmp_path):
             client.put(FRAMES[:3], "w0")
             while not follower.round() or store.step() < 3:
                 pass
+
+
+def test_a_wait_for_a_commit_of_kafka_ends_at_a_signal(tmp_path, monkeypatch):
+    def stop():
+        raise KeyboardInterrupt
+
+    with open_store("kafka", tmp_path) as store, service_of(ps.Engine(config_of())) as service:
+        target = store.open_target()
+        with client_of(service) as client:
+            follower = Follower(client, target, 0.0, 0.0)
+            while not follower.round():
+                pass
+            client.put(FRAMES[:1], "w0")
+            commit = target._commit
+
+            def frozen(producer):
+                suspend(store.cluster.process)
+                monkeypatch.setattr(kafka_topic.interrupts, "check", stop)
+                commit(producer)
+
+            monkeypatch.setattr(target, "_commit", frozen)
+            with pytest.raises(KeyboardInterrupt):
+                until(lambda: follower.round() and store.step() == 1)
+        target.close()
+        monkeypatch.undo()
+        store.cluster.process.send_signal(signal.SIGCONT)
