@@ -15,6 +15,12 @@ _MOST_COMPARED = 1024
 MOST_LISTED = 10
 # Not the form of a URI in advice.
 _CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(?!USER:PASSWORD@)[^/\s'\"]*@")
+_OPTION = re.compile(r"([?&])([\w.-]+)=([^&#\s'\"]+)")
+_SECRET = re.compile(
+    r"passw|passphrase|pwd|secret|token|credential|signature|(access|api|account|private)[_.-]?key"
+    r"|^(sas|sig|auth|key|pass|pw)$",
+    re.IGNORECASE,
+)
 
 
 class PenstockError(Exception):
@@ -40,8 +46,14 @@ class PenstockError(Exception):
 
 
 def without_credentials(text: str) -> str:
-    """Return a text without the keys and passwords that URIs in it have before their host."""
-    return _CREDENTIALS.sub(r"\1", text)
+    """Return a text without the keys and passwords that URIs in it have before their host, and in their options."""
+    return _CREDENTIALS.sub(r"\1", _OPTION.sub(_without_secret, text))
+
+
+def _without_secret(option: re.Match[str]) -> str:
+    mark, name, value = option.groups()
+    after = value[len(value.rstrip(":;,.)]")) :]  # of the sentence
+    return f"{mark}{name}=…{after}" if _SECRET.search(name) else option[0]
 
 
 class ConfigError(PenstockError, ValueError):

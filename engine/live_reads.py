@@ -87,8 +87,10 @@ class LiveReads(StepObserver):
             self._words.end(self._core.global_step)
 
     def durable(self, step: int) -> None:
-        """A commit of a step is on disk."""
+        """A commit of a step is on disk. Raises OSError if the files are not there any more."""
         self._words.durable_step = step
+        if self._folder is not None:
+            self._folder.check_there()
 
     # ---- the core's steps and loads
 

@@ -38,6 +38,7 @@ from penstock.tables.arguments import checked_parts
 from penstock.tables.initializers import start_of
 from penstock.threads import ThreadTeam
 from penstock.updates import OptaxRule, UpdateRule
+from penstock.updates.optax_transforms import depends_on_num_rows
 
 Tables = dict[str, Table]
 log = logging.getLogger("penstock")
@@ -503,6 +504,11 @@ def _check(spec: TableSpec, rule: UpdateRule | OptaxRule) -> None:
     for problem, applies in problems.items():
         if applies:
             raise UsageError(f"table '{spec.name}': {problem}; send its gradients to an Engine")
+    if isinstance(rule, OptaxRule) and depends_on_num_rows(rule.transform, spec.vocabulary_size, spec.dim):
+        raise UsageError(
+            f"rules, table '{spec.name}': the transform depends on the number of rows, as with a mask by shape, and "
+            "gets those of a batch, not the table; use one without the mask for the table that it means"
+        )
 
 
 def _definition(config: EmbeddingConfig, spec: TableSpec, rule: OptaxRule | None, mesh: Mesh) -> TableDefinition:

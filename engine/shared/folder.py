@@ -147,6 +147,7 @@ class SharedFolder:
             note_generation(self._lock, self.generation)
             close_before = _closes(self.path / HEADER)
             os.replace(part, self.path / HEADER)
+            self._header = os.stat(self.path / HEADER)
         except BaseException:
             with suppress(OSError):
                 os.unlink(part)
@@ -162,6 +163,14 @@ class SharedFolder:
                     os.unlink(self.path / name)
         self._begin()
         return words
+
+    def check_there(self) -> None:
+        """Raise OSError if readers cannot open the published tables any more."""
+        with suppress(OSError):
+            if os.path.samestat(self._header, os.stat(self.path / HEADER)):
+                return
+        problem = "the shared tables are gone: the folder was removed or replaced; start again"
+        raise OSError(errno.ESTALE, problem, os.fspath(self.path))
 
     def set_history(self, lineage: str, epoch: str) -> None:
         """Store lineage and epoch, between the ``begin`` and the ``end`` of a step."""

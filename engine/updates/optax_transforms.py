@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -194,6 +195,24 @@ def _depends_on_other_rows(transform: Any, is_slot: tuple[bool, ...], scale: flo
         if not np.allclose(whole, joined, rtol=1e-4, atol=1e-6 * np.abs(joined).max(initial=0), equal_nan=True):
             return True
     return False
+
+
+def depends_on_num_rows(transform: Any, num_rows: int, dim: int) -> bool:
+    """Return whether a transform is another program for a whole table than for one row, as with a mask by shape."""
+    return _program(transform, num_rows, dim) != _program(transform, 1, dim)
+
+
+def _program(transform: Any, num_rows: int, dim: int) -> str:
+    """Return the text of a transform's program, without the lengths of axes and its line breaks."""
+    import jax
+
+    def step(g: Array, w: Array) -> Any:
+        return transform.update(g, transform.init(w), w)
+
+    rows = jax.ShapeDtypeStruct((num_rows, dim), np.float32)
+    with own_promotions():
+        text = str(jax.make_jaxpr(step)(rows, rows))
+    return re.sub(r"(?<=[\[(, ])\d+(?=[,\])])|0x[0-9a-f]+|\s+", "", text)
 
 
 def _depends_on_finite_rows(transform: Any, is_slot: tuple[bool, ...]) -> bool:

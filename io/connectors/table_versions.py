@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import penstock.interrupts as interrupts
 import penstock.io.proxies as proxies
-from penstock.errors import InputError, PenstockError, StateError
+from penstock.errors import InputError, PenstockError, StateError, without_credentials
 from penstock.io.error_tables import INPUT, MISSING, OBJECT_STORES, UNREACHABLE, ErrorTable, text_of
 from penstock.io.sources.batch import Part
 
@@ -38,7 +38,7 @@ class TableVersions(ABC):
     errors = ERRORS
 
     def __init__(self, name: str, is_remote: bool) -> None:
-        self.name, self.is_remote = name, is_remote
+        self.name, self.is_remote = without_credentials(name), is_remote
         proxies.exempt_loopback()
 
     @abstractmethod

@@ -41,6 +41,9 @@ PASSING = (
 # Those of a service that a proxy may hide.
 _UNREACHABLE = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightInternalError)
 
+# A service that freezes in mid-stream answers no ping, and a minute later gRPC ends the stream. Its servers refuse
+# clients that ping a quiet stream more often than every 5 minutes.
+KEEPALIVE_MS, ANSWER_MS = 330_000, 60_000
 # gRPC stores the backoff of an address for the whole process; with this option a new connection resets it.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 _NO_PROXY = [("grpc.enable_http_proxy", 0)]
@@ -88,9 +91,14 @@ def dial(
     """
     certificates = trusted_certificates(address, roots)
     tls = {} if certificates is None else {"tls_root_certs": certificates}
-    options, generic = call_options(token), [*_OPTIONS, *(_NO_PROXY if address.is_loopback else [])]
+    options, generic = call_options(token), [*_OPTIONS, *_keepalive(), *(_NO_PROXY if address.is_loopback else [])]
     with flight_errors(address.uri):
         return flight.FlightClient(address.uri, generic_options=generic, **tls), options
+
+
+def _keepalive() -> list[tuple[str, int]]:
+    answer = [(name, ANSWER_MS) for name in ("grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")]
+    return [("grpc.keepalive_time_ms", KEEPALIVE_MS), ("grpc.http2.max_pings_without_data", 0), *answer]
 
 
 def call_options(token: str | None, timeout_s: float | None = None) -> flight.FlightCallOptions:

@@ -7,6 +7,7 @@ shards are loaded as tensors and plain data only. Entries that are not tensors a
 from __future__ import annotations
 
 import io
+import json
 import pickle
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -129,20 +130,45 @@ class _Shards:
         items = []
         for chunk in chunks:
             index = self._dcp.metadata.MetadataIndex(self._name, chunk.offsets)
-            items.append(
-                planner.ReadItem(
-                    type=planner.LoadItemType.TENSOR,
-                    dest_index=index,
-                    dest_offsets=self._torch.Size((0, *chunk.offsets[1:])),
-                    storage_index=index,
-                    storage_offsets=self._torch.Size((start - chunk.offsets[0], *[0] * (len(chunk.sizes) - 1))),
-                    lengths=self._torch.Size((self._end - start, *chunk.sizes[1:])),
-                )
+            item = planner.ReadItem(
+                type=planner.LoadItemType.TENSOR,
+                dest_index=index,
+                dest_offsets=self._torch.Size((0, *chunk.offsets[1:])),
+                storage_index=index,
+                storage_offsets=self._torch.Size((start - chunk.offsets[0], *[0] * (len(chunk.sizes) - 1))),
+                lengths=self._torch.Size((self._end - start, *chunk.sizes[1:])),
             )
+            if (shard := self._safetensor(self._metadata.storage_data[index], chunk)) is None:
+                items.append(item)
+            else:
+                rows = shard.narrow(0, start - chunk.offsets[0], self._end - start)
+                _Planner(whole).resolve_tensor(item).copy_(rows)
         reader = self._dcp.FileSystemReader(self._path)
         reader.set_up_storage_reader(self._metadata, is_coordinator=True)
         reader.read_data(planner.LoadPlan(items), _Planner(whole)).wait()
         self._read = tensor_of(whole, self._torch).read
+
+    def _safetensor(self, info: Any, chunk: Any) -> Any:
+        """Return a shard that was saved with SerializationFormat.SAFETENSORS, which torch cannot read; None: another.
+
+        All tensors of a file are one such block at its end, and the metadata has its beginning for each of them.
+        """
+        with (self._path / info.relative_path).open("rb") as file:
+            file.seek(info.offset)
+            size, text = file.read(8), file.read(1)
+            if text != b"{":
+                return None
+            text += file.read(int.from_bytes(size, "little") - 1)
+            header = json.loads(text)
+            saved = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])[self._name]["saved_offsets"]
+            if tuple(saved) != tuple(chunk.offsets):
+                problem = f"'{self._name}': torch wrote only the last one of its shards in {info.relative_path}"
+                advice = "save it again with SerializationFormat.TORCH_SAVE"
+                raise InputError(f"{problem}; {advice}", source=str(self._path))
+            first, end = header[self._name]["data_offsets"]
+            file.seek(first, io.SEEK_CUR)
+            data = bytearray(file.read(end - first))
+        return self._torch.frombuffer(data, dtype=self._entry.properties.dtype).reshape(chunk.sizes)
 
 
 class _Planner:

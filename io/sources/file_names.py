@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -33,8 +34,8 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 def matches(source: Any) -> list[Any]:
     """Return the names that a glob matches, in order; any other source, and a file of that very name, alone.
 
-    ``*``, ``?`` and ``[…]`` match inside a name, ``**`` any folders; in a URI only ``*`` and ``**``.
-    Raises InputError if nothing matches.
+    ``*``, ``?`` and ``[…]`` match inside a name, ``**`` any folders; in a URI only ``*`` and ``**``. Marks match only
+    a step of the glob that begins as they do. Raises InputError if nothing matches.
     """
     if not isinstance(source, str | os.PathLike):
         return [source]
@@ -46,12 +47,28 @@ def matches(source: Any) -> list[Any]:
         or os.path.lexists(text)
     ):
         return [source]
+    steps = [step for step in (text.partition("?")[0] if is_uri else text).split("/") if is_mark(step)]
     names = _matches_of_uri(text) if is_uri else sorted(glob.glob(text, recursive=True))
+    names = [name for name in names if not _is_marked(name.partition("?")[0] if is_uri else name, steps)]
     if not names:
         raise InputError("no file or directory matches", source=place_of(text))
     if not is_uri:
         check_distinct(names, text)
     return _outermost(names, [name.partition("?")[0] for name in names] if is_uri else names)
+
+
+def is_mark(name: str) -> bool:
+    """Return whether a directory is read without a file or folder of this name: ``.part-0.crc``, ``_SUCCESS``."""
+    return name.startswith((".", "_"))
+
+
+def _is_marked(path: str, steps: Sequence[str]) -> bool:
+    """Return whether a match is a mark, or in a folder that is one. steps : those of the glob that name marks
+
+    The logs of tables with versions stay, and are refused: next to them are files of rows that were replaced.
+    """
+    marks = [step for step in path.split("/") if is_mark(step) and step not in ("_delta_log", "_versions")]
+    return any(not any(mark == step or fnmatchcase(mark, step) for step in steps) for mark in marks)
 
 
 def _outermost(names: Sequence[str], paths: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ import pyarrow.fs
 from penstock.errors import InputError, UsageError
 from penstock.filesystem.file_stores import place_of
 from penstock.io.sources.batch import Batch, Part, Parts, Source, arrow_errors
-from penstock.io.sources.file_names import check_distinct, filesystem_of, keys_of, matches, with_keys
+from penstock.io.sources.file_names import check_distinct, filesystem_of, is_mark, keys_of, matches, with_keys
 from penstock.io.sources.files import open_file
 from penstock.io.sources.in_memory import parts_of_batches, parts_of_reader, reader_of_capsule, scan_of, stream_part
 from penstock.io.sources.ipc_file import ARROW_FILE
@@ -213,7 +213,7 @@ def _files_of(fs: pa.fs.FileSystem, path: str, name: str) -> list[tuple[str, str
     entries = fs.get_file_info(pa.fs.FileSelector(path, recursive=True))
     root = path.rstrip("/") + "/"
     inside = sorted(f.path.removeprefix(root) for f in entries if f.type == pa.fs.FileType.File)
-    inside = [f for f in inside if not any(step.startswith((".", "_")) for step in f.split("/"))]
+    inside = [f for f in inside if not any(map(is_mark, f.split("/")))]
     if not inside:
         raise InputError("the directory holds no files", source=name)
     if isinstance(fs, pa.fs.LocalFileSystem):

@@ -9,10 +9,12 @@ that one wrote.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import penstock.interrupts as interrupts
 from penstock.errors import PenstockError, StateError, TargetError
 from penstock.filesystem.state_files import parsed_json
 from penstock.io.connectors.kafka_client import (
@@ -44,6 +46,7 @@ MARK, STEP = b"penstock", "penstock.step"
 # Offsets from the end in which the last mark is looked for first.
 _TAIL = 10
 _COMMIT_S = 60.0
+_LOOK_S = 1.0  # between two looks for a signal
 
 
 def row_key(table: str, id_: int) -> bytes:
@@ -118,7 +121,8 @@ class KafkaTopic(Target):
                     producer.produce(self._topic.name, value, key, headers=headers, **place)
                     return
                 except BufferError:  # the client's queue is full
-                    producer.poll(1.0)
+                    producer.poll(_LOOK_S)
+                    interrupts.check()
 
         producer.begin_transaction()
         try:
@@ -130,10 +134,22 @@ class KafkaTopic(Target):
             except StateError:
                 producer.abort_transaction(TIMEOUT_S)
                 raise
-            producer.commit_transaction(_COMMIT_S)
+            self._commit(producer)
         except BaseException:
             self.close()
             raise
+
+    def _commit(self, producer: Any) -> None:
+        """Commit the open transaction, by calls between which a signal ends the wait."""
+        end_s = time.monotonic() + _COMMIT_S
+        while True:
+            try:
+                producer.commit_transaction(_LOOK_S)
+                return
+            except self._topic.client.KafkaException as error:
+                if error.args[0].name() != "_TIMED_OUT" or not error.args[0].retriable() or time.monotonic() > end_s:
+                    raise
+            interrupts.check()
 
     def _last_mark(self) -> Stored | None:
         """Return what the last mark names, which no other producer can follow from here on without fencing this one."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import penstock.io.proxies as proxies
 from penstock.errors import StateError
+from penstock.io.connectors.lance_versions import store_options
 from penstock.io.error_tables import FILES, OBJECT_STORES, UNREACHABLE, ErrorRow, ErrorTable
 from penstock.io.flight import Delta
 from penstock.io.registry import Library
@@ -91,7 +92,13 @@ class LanceDataset(Target):
         schema = row_schema(new.job, new.job.id_column_type(), fixed=True).with_metadata({JOB: new.job.encoded()})
         rows = row_table(tables, schema)
         if dataset is None:
-            self._library.write_dataset(rows, self._uri, schema, transaction_properties=_properties(new))
+            self._library.write_dataset(
+                rows,
+                self._uri,
+                schema,
+                storage_options=store_options(self._uri),
+                transaction_properties=_properties(new),
+            )
             return
         fragments = self._library.fragment.write_fragments(rows, dataset, schema, mode="overwrite")
         overwriting = self._library.LanceOperation.Overwrite(schema, fragments)
@@ -100,7 +107,8 @@ class LanceDataset(Target):
     def _commit(self, transaction: Any, new: Stored) -> None:
         """Commit a transaction. It fails if another one has changed rows since the dataset was read."""
         transaction.transaction_properties = _properties(new)
-        self._library.LanceDataset.commit(self._uri, transaction, max_retries=0)
+        options = store_options(self._uri)
+        self._library.LanceDataset.commit(self._uri, transaction, storage_options=options, max_retries=0)
 
     def _stored(self, dataset: Any) -> Stored | None:
         """Return what the rows of a dataset are, None if that cannot be determined. Raises StateError."""
@@ -148,7 +156,7 @@ class LanceDataset(Target):
 
     def _dataset(self) -> Any:
         try:
-            return self._library.dataset(self._uri)
+            return self._library.dataset(self._uri, storage_options=store_options(self._uri))
         except ValueError as error:  # pylance has no class for it
             if "not found" in str(error).lower():
                 return None

@@ -5,7 +5,9 @@ The file is opened for each transaction: one that replaces it, such as a backup,
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +53,8 @@ STATE = b"penstock"
 # Address space, not disk: the file grows as needed, and the map doubles when it is full.
 MAP_BYTES = 1 << 30
 MOST_TABLES = 1 << 16
+# A disk with less is full: LMDB writes up to 64 pages at once.
+_FULL_BYTES = 1 << 20
 
 
 def rows_name(table: str) -> bytes:
@@ -119,6 +123,12 @@ class LmdbFile(Target):
                 return
             except self._lmdb.MapFullError:
                 self._map_bytes *= 2
+            except self._lmdb.Error as error:
+                # LMDB reports a write that ends in the middle, where the disk is full, as an error of the disk.
+                free = shutil.disk_usage(self._path.parent).free
+                if os.strerror(errno.EIO) not in str(error) or free >= _FULL_BYTES:
+                    raise
+                raise OSError(errno.ENOSPC, f"the disk is full, with {free:,} bytes free") from error
 
     @contextmanager
     def _transaction(self, write: bool) -> Iterator[tuple[Any, Any]]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qsl
 
+import penstock.interrupts as interrupts
 from penstock.errors import TargetError, UsageError
 from penstock.io.error_tables import (
     CERTIFICATE,
@@ -117,6 +119,7 @@ STATE = "penstock-state"
 # Fields in one command, and of a new table in one pipeline: Redis serves other clients between two commands.
 FIELDS, PIPELINE_FIELDS = 1_000, 10_000
 _TIMEOUT_S = 30.0
+_LOOK_S = 1.0  # between two looks for a signal
 # How long the hashes of a fill stay after its last command, if its follower is killed.
 _FILL_S = 600
 # A key that never exists, for commands that are refused before they run.
@@ -202,13 +205,16 @@ class RedisHashes(Target):
         return self._opened
 
     def _connected(self, answer_s: float) -> Any:
-        """Return a client that retries nothing by itself."""
-        return self._redis.Redis.from_url(
+        """Return a client that retries nothing by itself, and whose waits for an answer end at a signal."""
+        client = self._redis.Redis.from_url(
             self._uri,
             socket_timeout=answer_s,
             socket_connect_timeout=self.connect_s,
             retry=self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 0),
         )
+        pool = client.connection_pool
+        pool.connection_class = _interruptible(pool.connection_class, answer_s)
+        return client
 
     def stored(self) -> Stored | None:
         return self._read(self._client)
@@ -319,6 +325,23 @@ class RedisHashes(Target):
 
     def failures(self) -> Any:
         return failures(self.name, ERRORS, self._redis.exceptions.RedisError)
+
+
+def _interruptible(kind: Any, answer_s: float) -> Any:
+    """Return a class of connections that look for a signal while they wait for an answer."""
+
+    class Interruptible(kind):  # type: ignore[misc]
+        def read_response(self, *arguments: Any, **options: Any) -> Any:
+            end_s = time.monotonic() + answer_s
+            try:
+                while time.monotonic() < end_s and not self.can_read(_LOOK_S):
+                    interrupts.check()
+            except BaseException:
+                self.disconnect()  # the answer may arrive after all
+                raise
+            return super().read_response(*arguments, **options)
+
+    return Interruptible
 
 
 def _set(pipe: Any, key: str, rows: TableRows) -> None:

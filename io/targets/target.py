@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import penstock.forks as forks
-from penstock.errors import PenstockError, StateError, TargetError, listed
+from penstock.errors import PenstockError, StateError, TargetError, listed, without_credentials
 from penstock.filesystem import atomic_files
 from penstock.filesystem.state_files import parsed_json
 from penstock.io.error_tables import FILES, ErrorTable
@@ -227,7 +227,7 @@ class Target(ABC):
     connect_s = 5.0
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = without_credentials(name)
 
     @abstractmethod
     def stored(self) -> Stored | None:

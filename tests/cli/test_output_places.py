@@ -80,6 +80,27 @@ def test_errors_print_no_credentials_of_a_uri(tmp_path, log, config, capsys, mon
     assert "a-key" not in text
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "password=a-secret",
+        "region=eu-1&access_key=a-secret&secret_key=a-secret",
+        "token=a-secret",
+        "sv=2024&sig=a-secret%3D",
+        "sas=a-secret@b",
+        "X-Amz-Signature=a-secret/a-secret",
+    ],
+)
+def test_errors_print_no_credentials_of_the_options_of_a_uri(config, capsys, query):
+    for place in (f"s4://bucket/log?{query}", f"nats:bucket?{query}", f"grpc://h:1/p?{query}"):
+        assert main(["replay", str(config), place]) in (2, 3)
+        assert "a-secret" not in "".join(capsys.readouterr())
+    error = ps.InputError("gone", source=f"x://bucket/log?{query}&step=3&keys=7")
+    assert str(error).startswith("x://bucket/log?")
+    assert str(error).endswith("=…&step=3&keys=7: gone")
+    assert "=…: gone" in str(ps.UsageError(f"x://h?{query}: gone"))
+
+
 def test_methods_take_no_uri_for_a_local_folder(tmp_path, config, monkeypatch):
     monkeypatch.chdir(tmp_path)
     engine = ps.Engine(ps.EmbeddingConfig.load(config))

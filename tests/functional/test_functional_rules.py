@@ -155,6 +155,14 @@ def test_transforms_without_a_state_by_row_are_refused(transform, message):
         from_optax(transform)
 
 
+def test_a_transform_that_looks_at_the_number_of_rows_is_refused(mesh_of):
+    """As optax.masked and adamw(mask=) do: their functions would see the rows of a batch."""
+    rule = from_optax(Transform(lambda w: (), lambda g, s, w: (-g if w.shape == (ROWS, DIM) else g * 0.0, s)))
+    with pytest.raises(ps.UsageError, match="rules, table 't': the transform depends on the number of rows, as with a"):
+        embedding_of(mesh_of(1), rule)
+    embedding_of(mesh_of(1), from_optax(Transform(lambda w: (), lambda g, s, w: (-g if w.shape[1] > 1 else g, s))))
+
+
 def test_something_else_than_a_transform_is_refused():
     with pytest.raises(ps.UsageTypeError, match=r"expected an optax\.GradientTransformation, got float"):
         from_optax(0.1)

@@ -1,6 +1,7 @@
 """``penstock serve`` as a process, with trainers and readers as processes: killed, ended, refused."""
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,10 +11,11 @@ import numpy as np
 import pyarrow.flight as flight
 import pytest
 from ipc import write
-from limits import HANG_S, until
+from limits import HANG_S, suspend, until
 from services import Process, config_of, frame, free_port, replayed
 
 import penstock as ps
+import penstock.io.flight.connection as connection
 from penstock.cli.main import main
 from penstock.io.flight import connect
 
@@ -209,3 +211,34 @@ def test_a_port_in_use_is_exit_6(config, capsys):
         taken.listen()
         assert main(["serve", str(config), "--listen", f"grpc://127.0.0.1:{taken.getsockname()[1]}"]) == 6
     assert "cannot listen at grpc://127.0.0.1" in capsys.readouterr().err
+
+
+def test_a_folder_of_shared_tables_that_is_removed_is_noticed_at_the_next_commit(tmp_path):
+    config_of().save(tmp_path / "t.pbtxt")
+    words = ("--checkpoint", tmp_path / "run", "--shared", tmp_path / "shared")
+    with Process(tmp_path / "t.pbtxt", *words) as serving, connect(serving.uri, patience_s=0.1) as client:
+        client.put([frame(0)], "w0")
+        shutil.rmtree(tmp_path / "shared")
+        with pytest.raises(ps.ServiceError):
+            client.put([frame(1)], "w0")
+        code, _, text = serving.wait()
+    line = f"penstock: {tmp_path / 'shared'}: cannot write: the shared tables are gone: the folder was removed or "
+    assert (code, text) == (6, f"{line}replaced; start again\n")
+
+
+@pytest.mark.evidence
+def test_a_service_that_freezes_in_mid_stream_is_noticed(tmp_path, monkeypatch):
+    """By gRPC, sooner here: a service accepts pings of a quiet stream only every 5 minutes."""
+    monkeypatch.setattr(connection, "KEEPALIVE_MS", 10_000)
+    monkeypatch.setattr(connection, "ANSWER_MS", 1000)
+    config_of().save(tmp_path / "t.pbtxt")
+
+    def frames():
+        yield frame(1)
+        suspend(serving.process)
+        yield from map(frame, range(2, 9))
+
+    with Process(tmp_path / "t.pbtxt") as serving, connect(serving.uri, patience_s=0.1) as client:
+        client.put([frame(0)], "w0")
+        with pytest.raises(ps.ServiceError, match=f"{serving.uri}: Stream removed"):
+            client.put(frames(), "w0")

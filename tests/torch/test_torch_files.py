@@ -200,22 +200,39 @@ def test_damaged_and_old_files_are_exit_3(tmp_path, imported):
         assert "cannot be read as a safetensors file: " in text
 
 
-def saved_by_dcp(folder, **more):
+def saved_by_dcp(folder, writer=None, **more):
     """A folder of DCP with TorchRec's names."""
     state = {"embedding_bags.user.weight": {"user.momentum1": torch.rand(60, 4)}}
     tensors = {"embedding_bags.user.weight": torch.rand(60, 4), "embedding_bags.item.weight": torch.rand(20, 4)}
     saved = {"model": tensors, "optim": {"state": state, "param_groups": [{"lr": 0.1}]}, "step": 3, **more}
-    dcp.save(saved, checkpoint_id=folder, no_dist=True)
+    dcp.save(saved, checkpoint_id=folder, storage_writer=writer, no_dist=True)
     return tensors, state["embedding_bags.user.weight"]["user.momentum1"]
 
 
-def test_a_folder_of_dcp(tmp_path, imported):
-    tensors, sums = saved_by_dcp(tmp_path / "dcp")
+@pytest.mark.parametrize("serialization", ["TORCH_SAVE", "SAFETENSORS"])
+def test_a_folder_of_dcp(tmp_path, imported, monkeypatch, serialization):
+    monkeypatch.setattr("penstock.io.formats.tensor_blocks._BLOCK_BYTES", 7 * 4 * 8)
+    form = getattr(dcp.filesystem, "SerializationFormat", None)
+    if form is None:
+        pytest.skip("torch has one form")
+    writer = dcp.FileSystemWriter(tmp_path / "dcp", serialization_format=form[serialization])
+    tensors, sums = saved_by_dcp(tmp_path / "dcp", writer)
     parts, result = imported(tmp_path / "dcp")
     np.testing.assert_array_equal(parts["user"]["parameters"], tensors["embedding_bags.user.weight"])
     np.testing.assert_array_equal(parts["user"]["accumulators"], sums)
     np.testing.assert_array_equal(parts["item"]["parameters"], tensors["embedding_bags.item.weight"])
     assert result["skipped"] == {"optim.param_groups.0.lr": "no tensor", "step": "no tensor"}
+
+
+def test_shards_that_safetensors_of_dcp_replaced_are_reported(tmp_path, imported):
+    if not hasattr(dcp.filesystem, "SerializationFormat"):
+        pytest.skip("torch has one form")
+    safetensors = dcp.filesystem.SerializationFormat.SAFETENSORS
+    saved_by_dcp(tmp_path / "dcp", dcp.FileSystemWriter(tmp_path / "dcp", serialization_format=safetensors))
+    (file,) = (tmp_path / "dcp").glob("*.distcp")
+    file.write_bytes(file.read_bytes().replace(b"[0, 0]", b"[9, 0]"))  # where another shard of the tensor begins
+    text = imported(tmp_path / "dcp", code=3)
+    assert f"weight': torch wrote only the last one of its shards in {file.name}; save it again with" in text
 
 
 def test_shards_of_rows_and_of_columns_from_two_ranks(tmp_path, imported, monkeypatch):

@@ -108,7 +108,7 @@ def test_a_file_that_is_damaged_is_not_read_forever(server):
 def test_a_refusal_is_a_mistake_of_the_caller(scheme, server, monkeypatch):
     module, opens = {"delta": ("deltalake", "DeltaTable"), "lance": ("lance", "dataset")}[scheme]
 
-    def refuse(*_):
+    def refuse(*_, **options):
         raise OSError("Generic S3 error: Client error with status 403 Forbidden: <Code>AccessDenied</Code>\nmore")
 
     monkeypatch.setattr(pytest.importorskip(module), opens, refuse)

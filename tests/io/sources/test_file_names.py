@@ -75,6 +75,24 @@ def test_a_glob_without_matches_and_a_file_of_that_name(folder):
     assert engine().run(folder / "part-[1].parquet").rows == 6
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_glob_skips_the_marks_that_a_directory_skips(folder, scheme):
+    (folder / "notes.txt").unlink()
+    (folder / "_temporary").mkdir()
+    for name in ("_SUCCESS", "_committed_17", ".part-0.parquet.crc", "_temporary/part-9.parquet"):
+        (folder / name).touch()
+    uri = f"{scheme}{folder}".replace(" ", "%20" if scheme else " ")
+    for source in (uri, f"{uri}/*", f"{uri}/**", f"{scheme}{folder.parent}/*/*"):
+        assert engine().run(source).rows == 18
+    (folder / "part-0.parquet").rename(folder / "_part-0.parquet")
+    assert engine().run(f"{uri}/_part*").rows == 6  # a glob that names them
+    (folder / "_delta_log").mkdir()
+    (folder / "_delta_log" / "0.json").touch()
+    for source in (uri, f"{uri}/*"):
+        with pytest.raises(ps.PenstockError, match=r"is a table with versions|_delta_log"):
+            engine().run(source)
+
+
 def test_the_command_line_takes_globs(folder, capsys):
     ps.EmbeddingConfig.from_tables(TABLES).save(folder / "tables.pbtxt")
     for command in ("replay", "validate"):

@@ -4,6 +4,7 @@ import json
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -17,7 +18,7 @@ import penstock as ps
 from penstock.errors import InputError
 from penstock.io.flight import Client
 from penstock.io.flight.connection import Connection
-from penstock.io.targets import lmdb_file
+from penstock.io.targets import kafka_topic, lmdb_file
 from penstock.io.targets.follower import Follower
 from penstock.service.limits import Limits
 
@@ -271,6 +272,20 @@ def test_a_store_that_is_unreachable_or_full_is_exit_6(tmp_path, refused):
         assert refused(6, *words).startswith(f"penstock: {store.target}: Error 111 connecting to 127.0.0.1")
 
 
+def test_a_full_disk_under_lmdb_is_exit_6_and_says_so(tmp_path, refused, monkeypatch):
+    lmdb = pytest.importorskip("lmdb")
+
+    def truncated(*arguments):
+        raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+    monkeypatch.setattr(lmdb_file, "_put", truncated)
+    monkeypatch.setattr(lmdb_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=4096))
+    with service_of(ps.Engine(config_of())) as service:
+        words = ("--into", f"lmdb:{tmp_path}/rows.lmdb", "--patience", "0.1", "--once", *QUIET)
+        line = refused(6, "follow", service.address.uri, *words)
+    assert line.startswith(f"penstock: lmdb:{tmp_path}/rows.lmdb: [Errno 28] the disk is full, with 4,096 bytes free; ")
+
+
 def test_wrong_credentials_are_exit_2(tmp_path, refused, monkeypatch):
     with open_store("redis", tmp_path) as store, service_of(ps.Engine(config_of()), tokens=(b"secret",)) as service:
         words = ("follow", service.address.uri, "--into", store.target, "--once", *QUIET)
@@ -369,3 +384,29 @@ def test_a_service_that_stops_to_answer_is_noticed(tmp_path):
             client.put(FRAMES[:3], "w0")
             while not follower.round() or store.step() < 3:
                 pass
+
+
+def test_a_wait_for_a_commit_of_kafka_ends_at_a_signal(tmp_path, monkeypatch):
+    def stop():
+        raise KeyboardInterrupt
+
+    with open_store("kafka", tmp_path) as store, service_of(ps.Engine(config_of())) as service:
+        target = store.open_target()
+        with client_of(service) as client:
+            follower = Follower(client, target, 0.0, 0.0)
+            while not follower.round():
+                pass
+            client.put(FRAMES[:1], "w0")
+            commit = target._commit
+
+            def frozen(producer):
+                suspend(store.cluster.process)
+                monkeypatch.setattr(kafka_topic.interrupts, "check", stop)
+                commit(producer)
+
+            monkeypatch.setattr(target, "_commit", frozen)
+            with pytest.raises(KeyboardInterrupt):
+                until(lambda: follower.round() and store.step() == 1)
+        target.close()
+        monkeypatch.undo()
+        store.cluster.process.send_signal(signal.SIGCONT)

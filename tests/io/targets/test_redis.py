@@ -1,13 +1,14 @@
 """Redis as a target: what it needs from a server, and that no line has a row or a password."""
 
 import re
+import signal
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 import pytest
 from cli import outcome
-from limits import until
+from limits import suspend, until
 from services import client_of, service_of
 from stores import config_of, frame, open_store, rows_of
 
@@ -195,3 +196,20 @@ def test_tls_to_a_port_without_it_ends_within_patience(store, capsys):
         )
     assert code in (2, 6)  # whether the server answers depends on the random bytes of the handshake
     assert re.search("does the server use TLS at this port|use the address without TLS", line)
+
+
+def test_a_wait_for_a_server_that_does_not_answer_ends_at_a_signal(tmp_path, monkeypatch):
+    def stop():
+        raise KeyboardInterrupt
+
+    with open_store("redis", tmp_path) as store:
+        target = store.open_target()
+        target.stored()
+        suspend(store.process)
+        monkeypatch.setattr(redis_hashes.interrupts, "check", stop)
+        with pytest.raises(KeyboardInterrupt), target.failures():
+            target.stored()
+        store.process.send_signal(signal.SIGCONT)
+        monkeypatch.undo()
+        assert target.stored() is None  # over a new connection, which the answer to the other one cannot reach
+        target.close()
