@@ -220,7 +220,7 @@ def entries_of(group: Group) -> list[Entry]:
 
 def names_in(module: str) -> list[str]:
     """Return the public names of a module."""
-    lazy = [name for name, loaded in penstock._modules_by_name().items() if loaded == module]
+    lazy = [name for name, loaded in penstock._MODULES.items() if loaded == module]
     names = [*lazy, *MODULES.get(module, ())]
     if module.removeprefix("penstock.") in PACKAGES:
         names = [*importlib.import_module(module).__all__, *names]
