@@ -147,9 +147,9 @@ def check_mode(args: argparse.Namespace, mode: str, allowed: Container[str] = ()
             raise UsageError(f"{option.flag_name}: belongs to {others}")
 
 
-def keywords_of(args: argparse.Namespace, mode: str, *concerns: type) -> dict[str, Any]:
-    """Return the flags that are options of some concerns in a mode, as keywords."""
-    names = [name for name in options_of(mode, *concerns) if name in args]
+def keywords_of(args: argparse.Namespace, mode: str, *classes: type) -> dict[str, Any]:
+    """Return the flags that are options of some classes in a mode, as keywords."""
+    names = [name for name in options_of(mode, *classes) if name in args]
     keywords = {name: pairs_of(args, name) if name in PAIRS else getattr(args, name) for name in names}
     return keywords | ({"columns": columns_of(args)} if "columns" in keywords else {})
 

@@ -29,7 +29,7 @@ from penstock.engine import Engine
 from penstock.errors import InputError, StaleInputError, UsageError
 from penstock.io.registry import either
 from penstock.io.sources.source_kinds import source_kind, source_kinds
-from penstock.options import JOB_CONCERNS, SOURCE, TableChangeKeywords
+from penstock.options import JobOptions, SourceOptions, TableChangeOptions
 from penstock.shared.folder import SharedFolder
 
 EXAMPLE = "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables"
@@ -77,7 +77,7 @@ def replay_on_ray(args: argparse.Namespace, out: Output) -> None:
     if (file := file_of_deltas(args)) is not None:
         check_writable(file.parent)
     place = args.checkpoint or args.out or args.deltas
-    keywords = keywords_of(args, "job", *JOB_CONCERNS) | {
+    keywords = keywords_of(args, "job", JobOptions) | {
         "init": None if args.init is None else os.path.abspath(args.init),
         "threads": args.threads or 1,
     }
@@ -103,7 +103,7 @@ def replay(args: argparse.Namespace, out: Output) -> None:
     checked = Checked(args, "run")
     check_no_passes(args)
     quarantine = checked.quarantine
-    keywords = keywords_of(args, "run", *SOURCE) | checked.deltas
+    keywords = keywords_of(args, "run", SourceOptions) | checked.deltas
     engine = make_engine(args, checked.config)
     if engine.is_shared:
         _ = engine.reads
@@ -145,7 +145,7 @@ def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     """
     mesh = make_devices(args.devices)
     gate = {"num_required": args.num_required, "reduction": args.reduction}
-    changes = keywords_of(args, "restore", TableChangeKeywords)
+    changes = keywords_of(args, "restore", TableChangeOptions)
     folder = None if args.shared is None else SharedFolder(args.shared)
     if args.resume and Folder(args.checkpoint).numbers():
         return Engine.restore(args.checkpoint, mesh, args.threads, config=config, shared=folder, **gate, **changes)

@@ -15,8 +15,8 @@ from penstock.cli.output import Output, ProgressLine, count, place_text, writing
 from penstock.cli.replay_flags import Checked
 from penstock.cli.replay_report import say_end, say_report, written_aside
 from penstock.errors import InputError, StaleInputError, UsageError
-from penstock.options import PASS_CONCERNS
-from penstock.shares.multi_pass import MultiPass, PassOptions, check_seekable
+from penstock.options import PassOptions
+from penstock.shares.multi_pass import MultiPass, check_seekable
 
 
 def replay_in_passes(args: argparse.Namespace, out: Output) -> None:
@@ -28,7 +28,7 @@ def replay_in_passes(args: argparse.Namespace, out: Output) -> None:
         raise UsageError("--passes: name a folder for the rows, with --checkpoint DIR or --out DIR")
     check_seekable(args.sources)
     checked = Checked(args, "passes")
-    keywords = keywords_of(args, "passes", *PASS_CONCERNS) | checked.deltas
+    keywords = keywords_of(args, "passes", PassOptions) | checked.deltas
     progress = ProgressLine()
     with _folder(args) as folder, writing(folder):
         replay = MultiPass(

@@ -5,7 +5,7 @@ from checkpoints import batch, config_of
 from ipc import write
 
 import penstock as ps
-from penstock.options import JOB_CONCERNS, RUN, options_of
+from penstock.options import JobOptions, RunOptions, StageOptions, options_of
 from penstock.shares.ray.job import Job
 
 MODES = {"job": ["--ray", "auto", "--shares", "2"], "passes": ["--passes", "2"], "run": []}
@@ -37,7 +37,7 @@ def test_a_flag_that_does_not_work_in_a_mode_is_refused(tmp_path, refused, mode,
     assert wanted in line
 
 
-@pytest.mark.parametrize("name", sorted(options_of(None, *JOB_CONCERNS).keys() - options_of("job")))
+@pytest.mark.parametrize("name", sorted(options_of(None, RunOptions).keys() - options_of("job")))
 def test_a_job_refuses_the_keywords_of_other_modes(name):
     with pytest.raises(ps.UsageError, match=f"^Job: unknown argument '{name}'"):
         Job(config_of(), ["log.arrows"], shares=1, **{name: None})
@@ -49,6 +49,11 @@ def test_an_option_has_one_flag_one_default_and_a_mode():
     assert all(option.modes for option in options_of().values())
 
 
+@pytest.mark.parametrize(("mode", "kind"), [("run", RunOptions), ("stage", StageOptions), ("job", JobOptions)])
+def test_the_keywords_of_a_call_work_in_its_mode(mode, kind):
+    assert options_of(None, kind) == options_of(mode, kind)
+
+
 def test_a_keyword_of_stage_is_one_of_run():
-    assert options_of("run", *RUN).keys() - options_of("stage", *RUN) == {"deltas"}
-    assert options_of("stage", *RUN).keys() - options_of("run", *RUN) == set()
+    assert options_of("run", RunOptions).keys() - options_of("stage", StageOptions) == {"deltas"}
+    assert options_of("stage", StageOptions).keys() - options_of("run", RunOptions) == set()
