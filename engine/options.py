@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -212,15 +211,6 @@ class SteppingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgressOptions:
-    """Who is told how far a run is."""
-
-    progress: Progress | None = option(
-        "called after every frame with the counters, the gate and the share of input read"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class CommittingOptions:
     """Where the state is committed."""
 
@@ -360,12 +350,18 @@ class WatchingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions:
-    """The devices of the tables."""
+class MachineOptions:
+    """The devices of the tables, and the memory that other processes read."""
 
     devices: int | None = option(
         "devices that share the tables; on a CPU, parts of its memory (default: all accelerators, or 1)",
         flag=Flag("N", whole(1, MOST_PARALLEL)),
+    )
+    shared: str | os.PathLike[str] | None = option(
+        "a folder of this machine, best in /dev/shm, whose files have the tables for other processes to read",
+        None,
+        frozenset({"run", "serve"}),
+        Flag("DIR", local_path, pages=("readers.md",)),
     )
 
 
@@ -379,88 +375,16 @@ class ThreadOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedOptions:
-    """Where other processes read."""
-
-    shared: str | os.PathLike[str] | None = option(
-        "a folder of this machine, best in /dev/shm, whose files have the tables for other processes to read",
-        flag=Flag("DIR", local_path, pages=("readers.md",)),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterOptions:
-    """Where a job runs."""
-
-    address: str | None = option(
-        "of the Ray cluster, as ``ray.init`` takes it; None: the one that is connected, else auto",
-        flag=Flag(
-            "ADDRESS",
-            name="ray",
-            help="address of the cluster; auto: this machine's; local: start one here",
-            pages=("ray.md",),
-        ),
-    )
-    shares: int | None = option("owners of the rows, each with a share", flag=Flag("N", whole(1)))
-    readers: int | None = option("readers of the sources (default: one per share)", flag=Flag("M", whole(1)))
-    accelerator: str | None = option("give each share one GPU or TPU chip to itself", flag=Flag(choices=("gpu", "tpu")))
-    rounds_per_block: int | None = option(
-        "frames of every source that travel together; None: about 16 MiB of rows per share"
-    )
-    owner_options: Mapping[str, Any] | None = option('of the owners\' actors, such as ``{"resources": {"TPU": 4}}``')
-    reader_options: Mapping[str, Any] | None = option("of the readers' actors")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NumPassesOptions:
-    """How many passes."""
-
-    passes: int | str | None = option(
-        "read the sources K times, each time for one share of the rows; auto: as often as memory requires",
-        flag=Flag("K|auto", number_of_passes, pages=("placement.md#in-passes",)),
-    )
-    memory: int | None = option(
-        "memory that --passes auto may use (default: what limits and other processes leave)",
-        flag=Flag("BYTES", whole(1)),
-    )
-
-
-# Concern → the group of its flags, and the modes of its options; groups stand in this order under ``--help``.
-CONCERNS: dict[type, tuple[str, frozenset[str]]] = {
-    OutputOptions: ("", COMMANDS),
-    InitialOptions: ("", ENGINES),
-    ReadingOptions: ("reading", READS),
-    OneReaderOptions: ("reading", READS - JOB),
-    GateOptions: ("the gate", EVERYWHERE),
-    SteppingOptions: ("the gate", READS),
-    ProgressOptions: ("the gate", RUNS - JOB),
-    CommittingOptions: ("checkpoint", ENGINES),
-    TableChangeOptions: ("checkpoint", RESTORES),
-    DeltaTargetOptions: ("deltas", RUNS - {"stage"}),
-    DeltaContents: ("deltas", RUNS),
-    DeltaOptions: ("deltas", ONE_ENGINE),
-    WatchingOptions: ("watching", COMMANDS - PASSES),
-    DeviceOptions: ("machine", COMMANDS - JOB),
-    ThreadOptions: ("machine", ENGINES),
-    SharedOptions: ("machine", frozenset({"run", "serve"})),
-    NumPassesOptions: ("tables larger than memory (docs/placement.md)", PASSES),
-    ClusterOptions: ("a job on a Ray cluster (docs/ray.md)", JOB),
-}
-OPTIONS: Mapping[str, Option] = {
-    each.name: Option(each.name, each.default, group, **{**each.metadata, "modes": each.metadata["modes"] or modes})
-    for concern, (group, modes) in CONCERNS.items()
-    for each in fields(concern)
-    if each.name in concern.__annotations__
-}
-
-
 # ---- what the code uses. Fields stand in the order of the bases from the last one to the first.
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceOptions(ProgressOptions, CommittingOptions, SteppingOptions, OneReaderOptions, ReadingOptions):
+class SourceOptions(CommittingOptions, SteppingOptions, OneReaderOptions, ReadingOptions):
     """How a source is read, applied and committed."""
+
+    progress: Progress | None = option(
+        "called after every frame with the counters, the gate and the share of input read"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,7 +403,6 @@ class RunOptions(DeltaTargetOptions, StageOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions(
-    ClusterOptions,
     DeltaContents,
     DeltaTargetOptions,
     CommittingOptions,
@@ -494,14 +417,29 @@ class JobOptions(
 
     config: EmbeddingConfig = field(kw_only=False)
     sources: Sequence[Any] = field(kw_only=False)
-    shares: int
     threads: int | None = 1
     numbered: bool = True
+    address: str | None = option(
+        "of the Ray cluster, as ``ray.init`` takes it; None: the one that is connected, else auto",
+        flag=Flag(
+            "ADDRESS",
+            name="ray",
+            help="address of the cluster; auto: this machine's; local: start one here",
+            pages=("ray.md",),
+        ),
+    )
+    shares: int = option("owners of the rows, each with a share", flag=Flag("N", whole(1)))
+    readers: int | None = option("readers of the sources (default: one per share)", flag=Flag("M", whole(1)))
+    accelerator: str | None = option("give each share one GPU or TPU chip to itself", flag=Flag(choices=("gpu", "tpu")))
+    rounds_per_block: int | None = option(
+        "frames of every source that travel together; None: about 16 MiB of rows per share"
+    )
+    owner_options: Mapping[str, Any] | None = option('of the owners\' actors, such as ``{"resources": {"TPU": 4}}``')
+    reader_options: Mapping[str, Any] | None = option("of the readers' actors")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassOptions(
-    NumPassesOptions,
     TableChangeOptions,
     DeltaContents,
     DeltaTargetOptions,
@@ -513,11 +451,45 @@ class PassOptions(
     """How a replay in passes runs. checkpoint : the folder of the commit, on a file system with hard links"""
 
     checkpoint: str | os.PathLike[str]
-    passes: int | str
     numbered: bool = True
+    passes: int | str = option(
+        "read the sources K times, each time for one share of the rows; auto: as often as memory requires",
+        flag=Flag("K|auto", number_of_passes, pages=("placement.md#in-passes",)),
+    )
+    memory: int | None = option(
+        "memory that --passes auto may use (default: what limits and other processes leave)",
+        flag=Flag("BYTES", whole(1)),
+    )
 
 
-@cache
+# Concern → the group of its flags, and the modes of its options; groups stand in this order under ``--help``.
+CONCERNS: dict[type, tuple[str, frozenset[str]]] = {
+    OutputOptions: ("", COMMANDS),
+    InitialOptions: ("", ENGINES),
+    ReadingOptions: ("reading", READS),
+    OneReaderOptions: ("reading", READS - JOB),
+    GateOptions: ("the gate", EVERYWHERE),
+    SteppingOptions: ("the gate", READS),
+    SourceOptions: ("the gate", RUNS - JOB),
+    CommittingOptions: ("checkpoint", ENGINES),
+    TableChangeOptions: ("checkpoint", RESTORES),
+    DeltaTargetOptions: ("deltas", RUNS - {"stage"}),
+    DeltaContents: ("deltas", RUNS),
+    DeltaOptions: ("deltas", ONE_ENGINE),
+    WatchingOptions: ("watching", COMMANDS - PASSES),
+    MachineOptions: ("machine", COMMANDS - JOB),
+    ThreadOptions: ("machine", ENGINES),
+    PassOptions: ("tables larger than memory (docs/placement.md)", PASSES),
+    JobOptions: ("a job on a Ray cluster (docs/ray.md)", JOB),
+}
+OPTIONS: Mapping[str, Option] = {
+    each.name: Option(each.name, each.default, group, **{**each.metadata, "modes": each.metadata["modes"] or modes})
+    for concern, (group, modes) in CONCERNS.items()
+    for each in fields(concern)
+    if each.metadata and each.name in concern.__annotations__
+}
+
+
 def options_of(mode: str | None = None, *classes: type) -> Mapping[str, Option]:
     """Return the options of some classes, by name. mode : in which they work; None: any; classes : none: all"""
     names = {each.name for kind in classes for each in fields(kind)}
