@@ -63,7 +63,9 @@ RESTORES = frozenset({"run", "serve", "passes", "restore"})
 class OutputOptions:
     """What a command writes at its end."""
 
-    out: str | os.PathLike[str] | None = option("write ``DIR/<table>.parquet`` at the end", flag=Flag("DIR", local_path))
+    out: str | os.PathLike[str] | None = option(
+        "write ``DIR/<table>.parquet`` at the end", flag=Flag("DIR", local_path)
+    )
     state_hash: bool = option(
         "compute the state hash at the end", True, flag=Flag(name="no-hash", help="do not compute the state hash")
     )
