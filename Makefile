@@ -6,7 +6,7 @@ BIN := .venv/bin
 KERNEL_SOURCES := $(wildcard pyx/*.pyx pyx/*.pxd pyx/*.h pyx/keys/*.pyx pyx/keys/*.pxd pyx/keys/*.h bench/*.pyx)
 
 .PHONY: demo demo-train test evidence neighbours pythons versions lint types checked tsan sanitize fuzz mutations faults weekly \
-	follow-histories cluster bench docs dist release-check proto clean \
+	follow-histories cluster bench docs dist release-check proto stub clean \
 	tpu-matrix tpu-small gpu-aot
 
 demo: .venv/running
@@ -187,6 +187,10 @@ dist: .venv/installed
 proto: .venv/installed
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c .ci/constraints.txt grpcio-tools==1.75.1
 	PYTHON=$(CURDIR)/$(BIN)/python sh engine/config/generate.sh
+
+# The public names of engine/__init__.py, for type checkers.
+stub: .venv/installed
+	$(BIN)/python tests/support/public_stub.py
 
 # The exact versions that CI uses; users of the package are bound only by pyproject.toml. `make demo` installs only the
 # runtime dependencies; every other target also installs the developers' tools, and EXTRAS.

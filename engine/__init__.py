@@ -6,41 +6,51 @@ neither jax nor pyarrow.
 
 __version__ = "0.1.0"
 
-_modules: dict[str, str] = {}  # of public names, once one was asked for
+# Module → its public names. `make stub` writes them into __init__.pyi, for type checkers.
+_NAMES = {
+    "penstock": "bridge functional updates",
+    "penstock.accumulators": "ConditionalAccumulator SparseConditionalAccumulator SparseGradient",
+    "penstock.activations.coo": "CooIds",
+    "penstock.activations.deduplication": "DeduplicationData",
+    "penstock.checkpoint.versions": "tag",
+    "penstock.config.dynamic": "Dynamic",
+    "penstock.config.embedding": "EmbeddingConfig",
+    "penstock.config.engine_config_pb2": "EngineConfig",
+    "penstock.config.features": "FeatureConfig",
+    "penstock.config.lint.findings": "Finding",
+    "penstock.config.placement": "Placement",
+    "penstock.config.tables": "Constant QuantizationConfig RowIdInitializer TableConfig TruncatedNormal Uniform",
+    "penstock.dataflow": "BlockStage StageFunction stage_fn",
+    "penstock.engine": "Engine",
+    "penstock.errors": "CancelledError CapacityError ConfigError DeltasGoneError InputError PeerError PenstockError "
+    "ReadTimeoutError ServiceError ServiceTimeoutError StateError TakeTimeoutError TruncatedInputError UsageError "
+    "UsageTypeError",
+    "penstock.io.decoding.string_ids": "hash_ids",
+    "penstock.io.flight": "connect",
+    "penstock.shared.table_reader": "Reader",
+    "penstock.stats": "Report TableReport",
+    "penstock.updates": "DynamicLearningRate",
+    "penstock.updates.adagrad_family": "Adagrad AdagradMomentum BoundedAdagrad FrequencyAwareAdagrad MDLAdagradLight "
+    "ProximalAdagrad RowWiseAdagrad",
+    "penstock.updates.ftrl": "FTRL OnlineYogi ProximalYogi",
+    "penstock.updates.moments": "Adadelta Adam CenteredRMSProp Lion Momentum RMSProp",
+    "penstock.updates.stateless": "Assign FrequencyEstimator SGD UserDefinedProgram",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> object:
     import importlib
 
-    if name == "__all__":
-        return sorted([*_modules_by_name(), *_optimizers()])
-    if (module := _modules_by_name().get(name)) == "penstock":
-        return importlib.import_module(f"penstock.{name}")
-    if module is not None:
-        value = getattr(importlib.import_module(module), name)
-    elif name.startswith("_") or (value := _optimizers().get(name)) is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'penstock' has no attribute '{name}'")
-    globals()[name] = value
+    if module == "penstock":
+        return importlib.import_module(f"penstock.{name}")
+    globals()[name] = value = getattr(importlib.import_module(module), name)
     return value
 
 
-def _modules_by_name() -> dict[str, str]:
-    """Return the module of every public name but the optimizers, as the stub lists them for type checkers."""
-    import re
-
-    if not _modules:
-        with open(f"{__file__}i", encoding="utf-8") as stub:
-            statements = re.findall(r"^from (\S+) import (\([^)]*|.*)", stub.read(), re.MULTILINE)
-        _modules.update({name: module for module, names in statements for name in re.findall(r"(\w+) as", names)})
-    return _modules
-
-
-def _optimizers() -> dict[str, object]:
-    """Return every optimizer's class by name. A class that its module lists needs no entry in the stub."""
-    from penstock.updates import OPTIMIZERS
-
-    return {optimizer.__name__: optimizer for optimizer in OPTIMIZERS.values()}
-
-
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__getattr__("__all__")})  # type: ignore[misc]
+    return sorted({*globals(), *__all__})

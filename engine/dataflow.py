@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.config.embedding import EmbeddingConfig
-from penstock.deltas import DeltaOptions, form_of
-from penstock.options import ENGINE, RUN, options_of
+from penstock.deltas import form_of
+from penstock.options import DeltaOptions, GateOptions, InitialOptions, StageOptions, ThreadOptions, options_of
 from penstock.validation import check_known
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 # Arguments of Engine, and ``init``, the initial tables (``Engine.read_tables``).
-ENGINE_OPTIONS = options_of("stage", *ENGINE)
-STAGE_OPTIONS = options_of("stage", *RUN)
+ENGINE_OPTIONS = options_of("stage", InitialOptions, GateOptions, ThreadOptions)
+STAGE_OPTIONS = options_of("stage", StageOptions)
 
 
 class StageFunction:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from penstock.core import NONE, UNLIMITED, EngineCore, Passed, StepObserver, Ste
 from penstock.errors import ConfigError, UsageError
 from penstock.frames import Int64
 from penstock.io.delta_format import DeltaBlock, DeltaForm, KeyChanges, Piece, Shape, checksum_begin
-from penstock.options import DeltaKeywords, Options, options_of
+from penstock.options import DeltaOptions, RunOptions, options_of
 from penstock.validation import whole
 
 if TYPE_CHECKING:
@@ -28,14 +28,10 @@ if TYPE_CHECKING:
     from penstock.config.specs import TableSpec
 
 
-class DeltaOptions(Options, concerns=(DeltaKeywords,)):
-    """The contents of deltas, and how often one is emitted. ``Engine.run`` documents every option."""
-
-
-def check_no_deltas(keywords: Mapping[str, Any]) -> None:
-    """Raise UsageError for a keyword of a run without deltas that sets their contents."""
-    for name, option in options_of("run", DeltaKeywords).items():
-        if keywords.get(name, option.default_in("run")) != option.default_in("run"):
+def check_no_deltas(options: RunOptions) -> None:
+    """Raise UsageError for an option of a run without deltas that sets their contents."""
+    for name in options_of("run", DeltaOptions):
+        if getattr(options, name) != getattr(RunOptions, name):
             raise UsageError(f"{name}: sets what deltas hold; give deltas= too")
 
 

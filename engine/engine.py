@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from penstock.accumulators.frame_gate import FrameGate
 from penstock.accumulators.gradient_checks import contributor_of
@@ -15,22 +16,16 @@ from penstock.checkpoint.session import CheckpointSession
 from penstock.checkpoint.table_changes import TableChanges
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import checked_reduction
-from penstock.deltas import DeltaOptions, Deltas, check_no_deltas
+from penstock.deltas import Deltas, check_no_deltas
 from penstock.errors import listed
 from penstock.frames import Contributor, time_given
 from penstock.io.decoding.frame_from_arrays import one_frame
-from penstock.keywords import with_defaults, with_keywords
+from penstock.keywords import with_options
 from penstock.learning_rates import Rates
 from penstock.live_reads import LiveReads
 from penstock.lockstep import create_core, sharing_errors
-from penstock.options import (
-    RUN,
-    AnyPath,
-    RunKeywords,
-    StageKeywords,
-    TableChangeKeywords,
-)
-from penstock.run import RunOptions, SourceRun
+from penstock.options import AnyPath, RunOptions, StageOptions, TableChangeOptions
+from penstock.run import SourceRun
 from penstock.shared.folder import SharedFolder
 from penstock.stats import Report
 from penstock.table_access import TableAccess
@@ -38,11 +33,26 @@ from penstock.tables.table_programs import Variant
 from penstock.tables.table_set import TableSet
 from penstock.telemetry import Telemetry
 from penstock.threads import ThreadTeam
-from penstock.validation import check_known, whole
+from penstock.validation import whole
 
 if TYPE_CHECKING:
     import jax
     import pyarrow as pa
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreOptions(TableChangeOptions):
+    """The arguments of ``Engine.restore``."""
+
+    path: AnyPath = field(kw_only=False)
+    mesh: jax.sharding.Mesh | None = field(default=None, kw_only=False)
+    threads: int | None = field(default=None, kw_only=False)
+    config: EmbeddingConfig | None = None
+    num_required: int | None = None
+    reduction: str | None = None
+    share: tuple[int, int] | None = None
+    version: str | int | None = None
+    shared: AnyPath | SharedFolder | None = None
 
 
 class Engine(TableAccess, ActivationAccess):
@@ -179,8 +189,8 @@ class Engine(TableAccess, ActivationAccess):
 
     # ---- gradients in
 
-    @with_keywords("run", *RUN)
-    def run(self, source: Any, **keywords: Unpack[RunKeywords]) -> Report:
+    @with_options(RunOptions)
+    def run(self, options: RunOptions) -> Report:
         """Apply a source of gradients, frame by frame, to its end.
 
         Parameters
@@ -225,17 +235,15 @@ class Engine(TableAccess, ActivationAccess):
         array([[0.8, 0.6],
                [0.6, 0.6]], dtype=float32)
         """
-        values = with_defaults("Engine.run", "run", RUN, keywords)
-        options = RunOptions.among(values)
         with sharing_errors(self.core):
-            if values["deltas"] is None:
-                check_no_deltas(keywords)
-                return self._source_run(source, options).run()
-            deltas = Deltas(self.core, DeltaOptions.among(values))
-            return self._source_run(source, options, deltas).run_into(values["deltas"])
+            if options.deltas is None:
+                check_no_deltas(options)
+                return self._source_run(options).run()
+            deltas = Deltas(self.core, options)
+            return self._source_run(options, deltas).run_into(options.deltas)
 
-    @with_keywords("stage", *RUN)
-    def stage(self, source: Any, **keywords: Unpack[StageKeywords]) -> pa.RecordBatchReader:
+    @with_options(StageOptions)
+    def stage(self, options: StageOptions) -> pa.RecordBatchReader:
         """Apply a source as ``run`` does, and return the rows that change as an Arrow stream (docs/deltas.md).
 
         Parameters
@@ -274,9 +282,7 @@ class Engine(TableAccess, ActivationAccess):
         [1, 1] [3, 5] [[0.75, 0.5], [0.75, 0.5]]
         [2] [5] [[-0.25, -0.5]]
         """
-        values = with_defaults("Engine.stage", "stage", RUN, keywords)
-        deltas = Deltas(self.core, DeltaOptions.among(values))
-        return self._source_run(source, RunOptions.among(values), deltas).reader()
+        return self._source_run(options, Deltas(self.core, options)).reader()
 
     def apply(
         self,
@@ -387,21 +393,8 @@ class Engine(TableAccess, ActivationAccess):
         self.session.save(path)
 
     @classmethod
-    @with_keywords("restore", TableChangeKeywords)
-    def restore(
-        cls,
-        path: AnyPath,
-        mesh: jax.sharding.Mesh | None = None,
-        threads: int | None = None,
-        *,
-        config: EmbeddingConfig | None = None,
-        num_required: int | None = None,
-        reduction: str | None = None,
-        share: tuple[int, int] | None = None,
-        version: str | int | None = None,
-        shared: AnyPath | SharedFolder | None = None,
-        **keywords: Unpack[TableChangeKeywords],
-    ) -> Engine:
+    @with_options(RestoreOptions)
+    def restore(cls, options: RestoreOptions) -> Engine:
         """Return an engine in the state of a commit of a checkpoint folder, on any mesh.
 
         Parameters
@@ -451,13 +444,20 @@ class Engine(TableAccess, ActivationAccess):
         >>> restored.global_step, restored.state_hash() == engine.state_hash()
         (1, True)
         """
-        check_known("Engine.restore", keywords, TableChanges.names)
-        changes = TableChanges(**keywords)
-        if shared is None:
-            return restore(cls, path, config, mesh, threads, num_required, reduction, share, version, changes)
-        folder = shared if isinstance(shared, SharedFolder) else SharedFolder(shared)
-        make = partial(cls, shared=folder)
-        engine = restore(make, path, config, mesh, threads, num_required, reduction, share, version, changes)
+        shared = options.shared
+        folder = shared if isinstance(shared, SharedFolder) or shared is None else SharedFolder(shared)
+        engine = restore(
+            cls if folder is None else partial(cls, shared=folder),
+            options.path,
+            options.config,
+            options.mesh,
+            options.threads,
+            options.num_required,
+            options.reduction,
+            options.share,
+            options.version,
+            TableChanges.among(vars(options)),
+        )
         if folder is not shared:
             _ = engine.reads  # publishes the rows, as in __init__
         return engine
@@ -530,5 +530,5 @@ class Engine(TableAccess, ActivationAccess):
 
     # ---- internal
 
-    def _source_run(self, source: Any, options: RunOptions, deltas: Deltas | None = None) -> SourceRun:
-        return SourceRun(self.core, self.session, self.watch, self.gate, source, options, deltas)
+    def _source_run(self, options: StageOptions, deltas: Deltas | None = None) -> SourceRun:
+        return SourceRun(self.core, self.session, self.watch, self.gate, options, deltas)

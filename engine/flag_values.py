@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,23 +42,17 @@ class Flag:
 class Option:
     """One option of the table in options.py.
 
+    group : of the flags under ``--help``
     text : for docstrings and help
-    modes : in which it works; empty: those of its concern
-    elsewhere : mode → the default there, if it is another
-    name, hint, group, flag : set by ``options_of`` there; group : of the flags under ``--help``
+    modes : in which it works
     """
 
+    name: str
+    default: Any
+    group: str
     text: str
-    default: Any = None
-    modes: frozenset[str] = frozenset()
-    elsewhere: Mapping[str, Any] = field(default_factory=dict)
-    name: str = ""
-    hint: str = ""
-    group: str = ""
-    flag: Flag | None = None
-
-    def default_in(self, mode: str) -> Any:
-        return self.elsewhere.get(mode, self.default)
+    modes: frozenset[str]
+    flag: Flag | None
 
     @property
     def described(self) -> str:
@@ -80,6 +74,11 @@ class Option:
         if self.flag.metavar and isinstance(self.default, int | float):
             text += f" (default {self.default / self.flag.unit:g})"
         return text
+
+
+def option(text: str, default: Any = None, modes: frozenset[str] = frozenset(), flag: Flag | None = None) -> Any:
+    """Return a field of a dataclass, for an ``Option``. modes : empty: those of its concern"""
+    return field(default=default, metadata={"text": text, "modes": modes, "flag": flag})
 
 
 def whole(least: int | None = None, most: int | None = None) -> Callable[[str], int]:

@@ -1,45 +1,49 @@
-"""Options as the keywords of a call: their defaults, its signature and its docstring."""
+"""A method that takes one value of options, called with the options as arguments of its own."""
 
+import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
 
-from penstock.options import options_of
+from penstock.options import OPTIONS
 from penstock.validation import check_known
 
-Called = TypeVar("Called", bound=Callable[..., Any])
+Arguments = ParamSpec("Arguments")
+Given = TypeVar("Given")
+Owner = TypeVar("Owner")
+Result = TypeVar("Result")
 
 
-def with_defaults(call: str, mode: str, concerns: tuple[type, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a call with the defaults of the others. Raise UsageTypeError for an unknown one."""
-    options = options_of(mode, *concerns)
-    check_known(call, keywords, options)
-    return {name: option.default_in(mode) for name, option in options.items()} | dict(keywords)
+def with_options(
+    kind: Callable[Arguments, Given],
+) -> Callable[[Callable[[Owner, Given], Result]], Callable[Concatenate[Owner, Arguments], Result]]:
+    """Return a decorator: the arguments of a method are the fields of the dataclass that it takes.
 
-
-def with_keywords(mode: str, *concerns: type) -> Callable[[Called], Called]:
-    """Return a decorator: the signature of a function, and ``{options}`` in its docstring, list a mode's keywords.
-
-    ``{options}`` stands in a numpydoc section Parameters.
+    ``{options}`` in its docstring, in a numpydoc section Parameters, lists the options that the docstring does not
+    explain itself. A call raises UsageTypeError for an unknown keyword.
     """
 
-    def decorated(function: Called) -> Called:
-        options = options_of(mode, *concerns).values()
-        signature = inspect.signature(function)
-        named = [value for value in signature.parameters.values() if value.kind is not value.VAR_KEYWORD]
-        kind = inspect.Parameter.KEYWORD_ONLY
-        named += [
-            inspect.Parameter(option.name, kind, default=option.default_in(mode), annotation=option.hint)
-            for option in options
+    def decorated(method: Callable[[Owner, Given], Result]) -> Callable[Concatenate[Owner, Arguments], Result]:
+        call, text = method.__qualname__.removesuffix(".__init__"), inspect.getdoc(method) or ""
+        plain, fields = inspect.signature(method), inspect.signature(kind).parameters
+        owner_itself, _ = plain.parameters.values()
+        signature = plain.replace(parameters=[owner_itself, *fields.values()])
+
+        @functools.wraps(method)
+        def called(owner: Owner, /, *arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+            check_known(call, keywords, fields)
+            signature.bind(owner, *arguments, **keywords)  # raises TypeError, in the words of Python
+            return method(owner, kind(*arguments, **keywords))
+
+        lines = [
+            f"{option} : {given.annotation}, default {given.default!r}\n"
+            + textwrap.fill(OPTIONS[option].described, 112, initial_indent="    ", subsequent_indent="    ")
+            for option, given in fields.items()
+            if option in OPTIONS and f"\n{option} : " not in text
         ]
-        function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
-        texts = [
-            f"{option.name} : {option.hint}, default {option.default_in(mode)!r}\n"
-            + textwrap.fill(option.described, 112, initial_indent="    ", subsequent_indent="    ")
-            for option in options
-        ]
-        function.__doc__ = (inspect.getdoc(function) or "").replace("{options}", "\n".join(texts))
-        return function
+        called.__signature__ = signature  # type: ignore[attr-defined]
+        called.__doc__ = text.replace("{options}", "\n".join(lines))
+        return called
 
     return decorated

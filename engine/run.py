@@ -27,7 +27,7 @@ from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import OpenDeltas
 from penstock.learning_rates import LearningRates
 from penstock.lockstep import rounds, sharing_errors
-from penstock.options import SOURCE, Options
+from penstock.options import StageOptions
 from penstock.planning.look_ahead import LookAhead, looked_ahead
 from penstock.stats import Counters, Report
 from penstock.telemetry import Telemetry
@@ -36,10 +36,6 @@ from penstock.validation import function, is_uri, place, share, whole
 log = logging.getLogger("penstock")
 
 Frames = Iterator[tuple[int, Frame | FrameRun]]
-
-
-class RunOptions(Options, concerns=SOURCE):
-    """How a source is read, applied and committed. ``Engine.run`` documents every option."""
 
 
 class SourceRun:
@@ -58,8 +54,7 @@ class SourceRun:
         session: CheckpointSession,
         telemetry: Telemetry,
         gate: FrameGate,
-        source: Any,
-        options: RunOptions,
+        options: StageOptions,
         deltas: Deltas | None = None,
     ) -> None:
         core.check_ready()
@@ -72,7 +67,7 @@ class SourceRun:
         read = ReadOptions.of_config(
             core.config, vars(options), on_bad_row=mode, rates_needed=self._rates.missing, unvalidated=True
         )
-        self._reader = FrameReader(source, read)
+        self._reader = FrameReader(options.source, read)
         self._ahead = None
         if self._reader.is_ready and looked_ahead(core.tables.specs):
             self._ahead = LookAhead(core, self._reader, options.flush)

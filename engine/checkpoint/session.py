@@ -24,7 +24,7 @@ from penstock.filesystem.descriptors import reserve
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import OpenDeltas, RunFiles
-from penstock.options import KEEP, Options
+from penstock.options import KEEP, CommittingOptions
 from penstock.stats import Counters
 from penstock.validation import INT64_MAX, whole
 
@@ -208,7 +208,7 @@ class CheckpointSession(StepObserver):
         self,
         reader: FrameReader,
         counters: Counters,
-        options: Options,
+        options: CommittingOptions,
         quarantine: Path | None,
         may_commit: Callable[[], bool],
         open_deltas: OpenDeltas | None,

@@ -18,7 +18,7 @@ from penstock.checkpoint.store import Commit
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.specs import TableSpec
 from penstock.errors import StateError, UsageError, UsageTypeError, listed
-from penstock.options import Options, TableChangeKeywords
+from penstock.options import TableChangeOptions
 
 log = logging.getLogger("penstock")
 
@@ -30,8 +30,11 @@ _OF_ROWS, _OF_SLOTS = ("dim", "storage_dtype", "dynamic"), ("optimizer", "slots"
 _OF_COMMITS = ("drop_table", "rename", "reset_slots", "reset_table")
 
 
-class TableChanges(Options, concerns=(TableChangeKeywords,), mode="restore"):
+@dataclass(frozen=True, kw_only=True)
+class TableChanges(TableChangeOptions):
     """The changes that a restoration permits. Raises UsageError for two of one table."""
+
+    rename: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("drop_table", "reset_slots", "reset_table"):

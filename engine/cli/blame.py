@@ -24,7 +24,7 @@ from penstock.frames import Contributor, Frame
 from penstock.gate import Gate
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.opening import check_not_read
-from penstock.options import ReadingKeywords
+from penstock.options import OneReaderOptions, ReadingOptions
 from penstock.stats import too_stale
 
 EXAMPLE = "penstock blame tables.pbtxt monday.arrows --table user --id 4711 --num-required 4"
@@ -63,7 +63,9 @@ def run(args: argparse.Namespace, out: Output) -> None:
     config = EmbeddingConfig.load(args.config)
     table = _table_of(config, args.table)
     key = _key_of(config, table, args.id)
-    keywords = keywords_of(args, "check", ReadingKeywords) | {"on_bad_row": "drop" if drops_bad_rows else "error"}
+    keywords = keywords_of(args, "check", ReadingOptions, OneReaderOptions) | {
+        "on_bad_row": "drop" if drops_bad_rows else "error"
+    }
     options = ReadOptions.of_config(config, keywords, num_tags=None, unvalidated=True, verifies=False)
     reader = FrameReader(args.sources, options)
     gate = Gate(args.num_required or config.gate_num_required or 1)

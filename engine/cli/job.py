@@ -15,7 +15,7 @@ from penstock.cli.replay_report import say_report
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import UsageError
 from penstock.io.sources.source_kinds import source_kind
-from penstock.options import JOB_CONCERNS
+from penstock.options import JobOptions
 from penstock.shares.ray.job import Job
 
 EXAMPLE = "penstock job tables.pbtxt a.arrows b.arrows --ray auto --shares 8 --num-required 2 --checkpoint state"
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     if (file := file_of_deltas(args)) is not None:
         check_writable(file.parent)
     place = args.checkpoint or args.out or args.deltas
-    keywords = keywords_of(args, "job", *JOB_CONCERNS) | {
+    keywords = keywords_of(args, "job", JobOptions) | {
         "init": None if args.init is None else os.path.abspath(args.init),
         "threads": args.threads or 1,
     }

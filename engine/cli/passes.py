@@ -15,8 +15,8 @@ from penstock.cli.output import Output, ProgressLine, count, place_text, writing
 from penstock.cli.replay_flags import Checked
 from penstock.cli.replay_report import say_end, say_report, written_aside
 from penstock.errors import InputError, StaleInputError, UsageError
-from penstock.options import PASS_CONCERNS, WatchingKeywords, options_of
-from penstock.shares.multi_pass import MultiPass, PassOptions, check_seekable
+from penstock.options import PassOptions, WatchingOptions, options_of
+from penstock.shares.multi_pass import MultiPass, check_seekable
 
 EXAMPLE = "penstock passes tables.pbtxt log.arrows --passes 4 --checkpoint parts --every 10"
 
@@ -25,7 +25,7 @@ def add(command: Parser) -> None:
     add_sources(command, read_again=True)
     add_flags(command, "passes")
     # Passes read files to their end, and nothing watches them.
-    command.set_defaults(follow=False, patience=0.0, **dict.fromkeys(options_of("run", WatchingKeywords)))
+    command.set_defaults(follow=False, patience=0.0, **dict.fromkeys(options_of("run", WatchingOptions)))
 
 
 def run(args: argparse.Namespace, out: Output) -> None:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
         raise UsageError("name a folder for the rows, with --checkpoint DIR or --out DIR")
     check_seekable(args.sources)
     checked = Checked(args)
-    keywords = keywords_of(args, "passes", *PASS_CONCERNS)
+    keywords = keywords_of(args, "passes", PassOptions)
     progress = ProgressLine()
     with _folder(args) as folder, writing(folder):
         replay = MultiPass(

@@ -20,7 +20,7 @@ from penstock.config.placement import MOST_BYTES
 from penstock.errors import ConfigError, UsageError
 from penstock.flag_values import MOST_PARALLEL, number, whole
 from penstock.io.decoding.reader import FrameReader
-from penstock.options import ReadingKeywords
+from penstock.options import OneReaderOptions, ReadingOptions
 from penstock.planning.cached_rows import CacheForecast
 from penstock.planning.choices import all_choices
 from penstock.planning.feeding import BUSY, Device, Need, needs
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
         if not args.sources:
             out.result({"device": of_device})
             return
-    keywords = keywords_of(args, "check", ReadingKeywords)
+    keywords = keywords_of(args, "check", ReadingOptions, OneReaderOptions)
     options = reading(config, **keywords | {"on_bad_row": "drop" if drops_bad_rows else "error"})
     reader = FrameReader(args.sources, options)
     started_s = time.perf_counter()

@@ -25,7 +25,7 @@ from penstock.cli.replay_report import say_end, say_report, written_aside
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import InputError, StaleInputError
-from penstock.options import RUN, TableChangeKeywords
+from penstock.options import RunOptions, TableChangeOptions
 from penstock.shared.folder import SharedFolder
 
 EXAMPLE = "penstock replay tables.pbtxt monday.arrows tuesday.arrows --num-required 4 --out tables"
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     checked = Checked(args)
     check_no_passes(args)
     quarantine = checked.quarantine
-    keywords = keywords_of(args, "run", *RUN)
+    keywords = keywords_of(args, "run", RunOptions)
     engine = make_engine(args, checked.config)
     if engine.is_shared:
         _ = engine.reads
@@ -83,7 +83,7 @@ def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     """
     mesh = make_devices(args.devices)
     gate = {"num_required": args.num_required, "reduction": args.reduction}
-    changes = keywords_of(args, "restore", TableChangeKeywords)
+    changes = keywords_of(args, "restore", TableChangeOptions)
     folder = None if args.shared is None else SharedFolder(args.shared)
     if args.resume and Folder(args.checkpoint).numbers():
         return Engine.restore(args.checkpoint, mesh, args.threads, config=config, shared=folder, **gate, **changes)

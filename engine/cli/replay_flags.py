@@ -10,7 +10,7 @@ from penstock.checkpoint.versions import check_no_version
 from penstock.cli.command_line import check_reading
 from penstock.cli.output import check_writable, place_text
 from penstock.config.embedding import EmbeddingConfig
-from penstock.deltas import DeltaOptions, form_of
+from penstock.deltas import form_of
 from penstock.errors import UsageError
 from penstock.filesystem.append_file import check_new
 from penstock.io.decoding.read_options import ReadOptions
@@ -19,14 +19,14 @@ from penstock.io.sources.opening import check_not_read, open_sources
 from penstock.io.sources.seekable_source import check_order
 from penstock.io.table_files import table_path
 from penstock.learning_rates import check_given
-from penstock.options import DeltaKeywords, TableChangeKeywords, options_of
+from penstock.options import DeltaOptions, TableChangeOptions, options_of
 from penstock.shares.pass_folder import PassFolder
 
 
 def check_deltas(args: argparse.Namespace) -> None:
     """Raise UsageError for flags of deltas that exclude each other."""
     if args.deltas is None:
-        for name, option in options_of("run", DeltaKeywords).items():
+        for name, option in options_of("run", DeltaOptions).items():
             if getattr(args, name, option.default) != option.default:
                 raise UsageError(f"{option.flag_name}: name a file for deltas: --deltas FILE")
         return
@@ -80,7 +80,7 @@ def check_checkpoint(args: argparse.Namespace) -> None:
             if getattr(args, flag):
                 raise UsageError(f"--{flag}: name a checkpoint: --checkpoint DIR")
     if not args.resume:
-        for name, option in options_of("restore", TableChangeKeywords).items():
+        for name, option in options_of("restore", TableChangeOptions).items():
             if getattr(args, name, None) and not (name == "new_tables" and args.init is not None):
                 raise UsageError(f"{option.flag_name}: the tables of a commit change when it is resumed: add --resume")
     if args.checkpoint is not None:

@@ -31,7 +31,7 @@ from penstock.cli.pages.monitoring import Watching, check_library, page_addresse
 from penstock.cli.replay import make_engine
 from penstock.cli.replay_flags import check_checkpoint
 from penstock.config.embedding import EmbeddingConfig
-from penstock.deltas import DeltaOptions, form_of
+from penstock.deltas import form_of
 from penstock.errors import ConfigError, ListenError, UsageError
 from penstock.events import report
 from penstock.filesystem.descriptors import raise_limit
@@ -41,7 +41,7 @@ from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.flight.connection import Address
 from penstock.io.patience import Patience
 from penstock.learning_rates import LearningRates
-from penstock.options import ReadingKeywords, WatchingKeywords, options_of
+from penstock.options import DeltaOptions, OneReaderOptions, ReadingOptions, WatchingOptions, options_of
 from penstock.service.auth import Certificates, Tokens, certificates, check_protected, may_read, tokens_of
 from penstock.service.limits import Limits
 from penstock.service.received_memory import keep_freed_memory
@@ -70,7 +70,7 @@ LIMITS: LimitFlags = {
 DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", "MB", "memory of the deltas kept for readers", "")}
 # The arguments that a replica uses.
 REPLICA_FLAGS: tuple[str, ...] = ("replica", "listen", "tls_cert", "tls_key", "token_file", "insecure", "grace", "json")
-REPLICA_FLAGS += tuple(options_of("serve", WatchingKeywords))
+REPLICA_FLAGS += tuple(options_of("serve", WatchingOptions))
 REPLICA_FLAGS += ("max_message", *(field for field, *_ in LIMITS.values()))
 # The signal that reloads tokens and certificates; None: this system has none.
 HANGUP = getattr(signal, "SIGHUP", None)
@@ -158,7 +158,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     config = EmbeddingConfig.load(args.config)
     # Report invalid flags and missing files before allocating the tables.
     rates = LearningRates(config.num_tags, pairs_of(args, "learning_rates"), config.schedules)
-    keywords = keywords_of(args, "serve", ReadingKeywords) | {"on_bad_row": args.on_bad_row}
+    keywords = keywords_of(args, "serve", ReadingOptions, OneReaderOptions) | {"on_bad_row": args.on_bad_row}
     reading = ReadOptions.of_config(config, keywords, rates_needed=rates.missing, unvalidated=True)
     if rates.missing:
         report(

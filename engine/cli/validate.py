@@ -27,7 +27,7 @@ from penstock.io.decoding.reader import FrameReader, Frames, ReadOptions, in_ord
 from penstock.io.sources.opening import Source, expanded, open_sources
 from penstock.io.sources.source_kinds import source_kind
 from penstock.learning_rates import LearningRates
-from penstock.options import ReadingKeywords
+from penstock.options import OneReaderOptions, ReadingOptions
 from penstock.pipeline import BadRowsError, Pipeline, TableStore
 from penstock.pyx.keys.directory import directory_bytes
 from penstock.stats import Counters, too_stale
@@ -74,7 +74,7 @@ def check_all(args: argparse.Namespace, out: Output) -> int:
     if config is None and args.sources:
         out.say(f"{'error':8}  the sources were not read: without a usable configuration there is nothing to check by")
     elif config is not None:
-        keywords = keywords_of(args, "check", ReadingKeywords) | {"on_bad_row": "drop", "merge": None}
+        keywords = keywords_of(args, "check", ReadingOptions, OneReaderOptions) | {"on_bad_row": "drop", "merge": None}
         missing = LearningRates(config.num_tags, rates, config.schedules).missing
         options = ReadOptions.of_config(config, keywords, rates_needed=missing)
         checks = [SourceCheck(source, drops_bad_rows) for text in args.sources for source in _sources(text, args)]

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.deltas import DeltaOptions, Deltas
+from penstock.deltas import Deltas
 from penstock.errors import DeltasGoneError, ServiceError
 from penstock.lineage import ANEW
+from penstock.options import DeltaOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa

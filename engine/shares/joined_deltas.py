@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute
 
 from penstock.config.specs import TableSpec
-from penstock.deltas import DeltaInProgress, DeltaOptions, form_of
+from penstock.deltas import DeltaInProgress, form_of
 from penstock.frames import Array, Float32, Int64
 from penstock.io.delta_format import OPS, DeltaBlock, KeyChanges, Piece
+from penstock.options import DeltaOptions
 
 # Deltas of one share: the global step at the end of the interval of each, and its batches.
 ShareDeltas = Sequence[tuple[int, Sequence[pa.RecordBatch]]]

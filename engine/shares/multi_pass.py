@@ -26,12 +26,18 @@ from penstock.checkpoint.store import PASSES, Commit, Folder
 from penstock.checkpoint.table_changes import TableChange, TableChanges, changes_in, first_names
 from penstock.checkpoint.versions import check_no_version
 from penstock.config.embedding import EmbeddingConfig
-from penstock.deltas import DeltaOptions
 from penstock.engine import Engine
 from penstock.errors import CapacityError, InputError, UsageError
 from penstock.io.delta_sink import is_stream, open_deltas
 from penstock.io.sources.opening import read_once
-from penstock.options import PASS_CONCERNS, Options, ReadingKeywords, options_of
+from penstock.options import (
+    DeltaOptions,
+    OneReaderOptions,
+    PassOptions,
+    ReadingOptions,
+    TableChangeOptions,
+    options_of,
+)
 from penstock.shares import WholeTables
 from penstock.shares.joined_deltas import JoinedDeltas
 from penstock.shares.joined_reports import joined_tables
@@ -47,14 +53,6 @@ if TYPE_CHECKING:
     from penstock.options import Progress
 
 _AGAIN = "nothing was committed: restore the sources, which must not change meanwhile, and resume; or replay them anew"
-
-
-class PassOptions(Options, concerns=PASS_CONCERNS, mode="passes"):
-    """How a replay in passes runs. The options of ``Engine`` and ``Engine.run`` mean the same here; the others:
-
-    passes : or "auto": as many as memory requires; memory : bytes that the process may use; None: what its limits leave
-    checkpoint : the folder of the commit, on a file system with hard links
-    """
 
 
 class PassEngine(Engine):
@@ -84,10 +82,10 @@ class MultiPass:
                 f"{self._folder.path}: a replay in passes commits to a folder on this machine, not to a URI"
             )
         self._form = DeltaOptions.among(vars(options))
-        names = (*options_of("passes", ReadingKeywords), "learning_rates")
+        names = (*options_of("passes", ReadingOptions, OneReaderOptions), "learning_rates")
         self._reading = {name: getattr(options, name) for name in names}
         JoinedDeltas(config.tables, self._form, 0)
-        self._changes = {name: getattr(options, name) for name in TableChanges.names}
+        self._changes = {name: getattr(options, name) for name in options_of(None, TableChangeOptions)}
         self._work = PassFolder(self._folder.path / PASSES)
         self.count = 0
 

@@ -47,6 +47,7 @@ class DynamicLearningRate:
 
 
 LearningRate = float | Callable[..., Any] | DynamicLearningRate
+"""What optimizers take: a number, a function of the global step, or a ``DynamicLearningRate``."""
 Clip = float | tuple[float | None, float | None] | None
 SlotFunction = Callable[..., Any] | None
 Equation = Callable[[Ops, UpdateRule, Array, Array, Array, Slots], Result]

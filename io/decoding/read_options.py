@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +11,15 @@ from penstock.config.specs import FeatureSpec
 from penstock.errors import UsageError, listed
 from penstock.io.decoding.role_types import suggestion
 from penstock.io.decoding.schema import FLOATS, check_columns
-from penstock.options import Options, ReadingKeywords
+from penstock.options import OneReaderOptions, ReadingOptions
 from penstock.validation import whole
 
 if TYPE_CHECKING:
     from penstock.config.embedding import EmbeddingConfig
 
 
-class ReadOptions(Options, concerns=(ReadingKeywords,)):
+@dataclass(frozen=True)
+class ReadOptions(OneReaderOptions, ReadingOptions):
     """The options for reading sources: those of a run, where ``on_bad_row`` may be "quarantine" (also pass it on), and
 
     sizes : table → (vocabulary_size, dim); for dynamic tables ANY_INT64 or ANY_UINT64 (``config.id_ranges``)
@@ -37,6 +39,7 @@ class ReadOptions(Options, concerns=(ReadingKeywords,)):
     ids_only: bool = False
     unvalidated: bool = False
     verifies: bool = True
+    columns: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
     @property
     def frame_rows(self) -> int | None:
@@ -53,8 +56,7 @@ class ReadOptions(Options, concerns=(ReadingKeywords,)):
         return cls.among(values, **{**tables, "columns": columns, "needs_time": config.needs_time, **others})
 
     def __post_init__(self) -> None:
-        check_columns(self.columns or {})
-        object.__setattr__(self, "columns", self.columns or {})
+        check_columns(self.columns)
         whole("max_message", self.max_message, 1)
         choices = {
             "merge": (self.merge, (None, "step", "round")),

@@ -15,8 +15,9 @@ import penstock as ps
 from penstock.checkpoint.manifests import digest_of
 from penstock.checkpoint.rollbacks import roll_back_folder
 from penstock.checkpoint.store import Folder
-from penstock.deltas import DeltaOptions, Deltas
+from penstock.deltas import Deltas
 from penstock.metrics import Metrics
+from penstock.options import DeltaOptions
 
 
 @pytest.fixture

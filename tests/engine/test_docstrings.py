@@ -6,13 +6,15 @@ import inspect
 import re
 
 import pytest
-from public_calls import public_calls
-from scripts import loaded, site_pages
+from public_calls import public_calls, with_methods
+from scripts import listed_names
 from services import service_of
 
 import penstock as ps
 
-api_pages = loaded("docs/api_pages.py")
+# Numpydoc's sections, in its order.
+SECTIONS = ("Parameters", "Attributes", "Returns", "Yields", "Raises", "See Also", "Notes", "References", "Examples")
+SECTION = re.compile(rf"^({'|'.join(SECTIONS)})\n-+\n", re.MULTILINE)
 SERVICE = "grpc://127.0.0.1:8815"
 # Of the libraries that examples import, those that a user may not have.
 OPTIONAL = ("optax",)
@@ -25,14 +27,11 @@ GENERATED = {"EngineConfig"}
 def documented():
     """name → public function or class, each once; with those of modules that ``import penstock`` does not offer."""
     calls = {name: call for name, call in public_calls().items() if name not in GENERATED}
-    for module, names in api_pages.MODULES.items():
-        if module in LIBRARIES:
-            continue
-        members = {name: getattr(importlib.import_module(module), name) for name in names}
-        calls |= {f"{module}.{name}": member for name, member in members.items()}
-        for name, member in members.items():
-            methods = {method: getattr(member, method) for method, _ in api_pages.public_methods(member)}
-            calls |= {f"{module}.{name}.{method}": call for method, call in methods.items() if callable(call)}
+    for module, names in listed_names().items():
+        if module not in (*LIBRARIES, "penstock", "penstock.torch"):
+            calls |= with_methods(
+                {f"{module}.{name}": getattr(importlib.import_module(module), name) for name in names}
+            )
     first = {}
     for name, call in calls.items():
         if inspect.getdoc(call) and not (inspect.isfunction(call) and not call.__doc__):
@@ -57,13 +56,13 @@ def is_error(call):
 
 def sections_of(call):
     """Title → body, of every section of a docstring."""
-    _, *parts = api_pages.SECTION.split(text_of(call))
+    _, *parts = SECTION.split(text_of(call))
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def names_in(body):
     """The names that a section explains."""
-    heads = [head.partition(" : ")[0] for head, _ in api_pages.entries(body)]
+    heads = [head.partition(" : ")[0] for head in re.findall(r"^\S.*", body, re.MULTILINE)]
     return {name.strip().lstrip("*") for head in heads for name in head.split(",")}
 
 
@@ -96,7 +95,7 @@ def test_the_summary_of_a_function_is_imperative():
 
 def test_the_sections_of_a_docstring_are_in_order():
     titles = {name: re.findall(r"^(.+)\n---+$", inspect.getdoc(call), re.MULTILINE) for name, call in CALLS.items()}
-    ordered = {name: [title for title in api_pages.SECTIONS if title in titles[name]] for name in CALLS}
+    ordered = {name: [title for title in SECTIONS if title in titles[name]] for name in CALLS}
     assert titles == ordered
 
 
@@ -144,7 +143,7 @@ def test_the_example_of_a_docstring_runs(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("module", LIBRARIES)
 def test_the_examples_of_a_module_that_needs_a_library_run(module):
     pytest.importorskip(LIBRARIES[module])
-    for name in api_pages.names_in(module):
+    for name in listed_names()[module]:
         run(name, text_of(getattr(importlib.import_module(module), name)))
 
 
@@ -160,11 +159,3 @@ def test_every_class_and_function_that_penstock_exports_has_an_example():
     exported = [name for name in ps.__all__ if name in CALLS and not is_error(CALLS[name])]
     methods = [name for name in CALLS if name.startswith("Engine.")]
     assert [name for name in [*exported, *methods] if name not in EXAMPLES] == []
-
-
-def test_the_site_renders_the_sections():
-    page = "\n".join(site_pages().values())
-    assert "----" not in page
-    assert "- `ids` (array_like of int, shape (n,)): Repeats allowed." in page
-    assert "- `contribution_rows` (int | str | None, default None): a frame is N rows" in page
-    assert page.count("```pycon\n") >= len(EXAMPLES) - 10

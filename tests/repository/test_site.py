@@ -12,11 +12,12 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from browser import WIDTHS
-from scripts import ROOT, loaded, site_pages
+from scripts import ROOT, listed_names
 
 import penstock as ps
 
-api_pages = loaded("docs/api_pages.py")
+# Packages whose ``__all__`` is public.
+PACKAGES = ("bridge", "functional", "ray", "updates")
 # Of each kind of page one, those with wide tables and long lines.
 PAGES = [
     "",
@@ -35,26 +36,19 @@ PAGES = [
 ]
 
 
-def listed_names():
-    """The names that the pages list, with the module that they are imported from."""
-    text = "\n".join(site_pages().values())
-    return re.findall(r"^## \S+ \{ #\S+ \}\n\n```python\n([\w.]+)", text, re.MULTILINE)
+def test_every_public_name_is_on_exactly_one_page():
+    listed = [f"{module}.{name}" for module, names in listed_names().items() for name in names]
+    public = {f"penstock.{name}" for name in ps.__all__ if name not in PACKAGES}
+    for package in PACKAGES:
+        names = importlib.import_module(f"penstock.{package}").__all__
+        public |= {f"penstock.{package}.{name}" for name in names if name not in ps.__all__}
+    assert public - set(listed) == set()
+    assert [name for name, count in Counter(listed).items() if count != 1] == []
+    assert [name for name in listed if name.rpartition(".")[2] in ps.__all__ and name.count(".") > 1] == []
 
 
-def test_every_public_name_is_in_exactly_one_group():
-    public = {f"penstock.{name}" for name in ps.__all__ if name not in api_pages.PACKAGES}
-    for package in ("penstock.bridge", "penstock.functional", "penstock.updates", "penstock.ray"):
-        names = importlib.import_module(package).__all__
-        public |= {f"{package}.{name}" for name in names if name not in ps.__all__}
-    public |= {f"{module}.{name}" for module, names in api_pages.MODULES.items() for name in names}
-    counts = Counter(listed_names())
-    assert {name: counts[name] for name in public if counts[name] != 1} == {}
-    assert {name: count for name, count in counts.items() if count != 1} == {}
-
-
-def test_the_names_of_torch_are_in_its_group():
-    names = pytest.importorskip("penstock.torch").__all__
-    assert {name for name in listed_names() if ".torch." in name} == {f"penstock.torch.{name}" for name in names}
+def test_the_names_of_torch_are_on_its_page():
+    assert set(listed_names()["penstock.torch"]) == set(pytest.importorskip("penstock.torch").__all__)
 
 
 def test_every_name_that_a_page_imports_is_listed():
@@ -62,15 +56,37 @@ def test_every_name_that_a_page_imports_is_listed():
     imports = re.findall(r"^ *from (penstock\.[\w.]+) import ([\w, ]+)$", "\n".join(pages), re.MULTILINE)
     names = {f"{module}.{name}" for module, names in imports for name in names.split(", ")}
     assert "penstock.ray.Job" in names
-    assert names - set(listed_names()) == set()
+    assert names - {f"{module}.{name}" for module, names in listed_names().items() for name in names} == set()
 
 
-def test_a_name_shows_its_signature_with_all_parameters_and_its_methods():
-    engine, functional = (site_pages()[group] for group in ("engine", "functional"))
-    assert '### Engine.run { #Engine.run data-toc-label="run" }\n\n```python\nEngine.run(\n    source: Any,' in engine
-    assert "### Engine.global_step " in engine
-    assert "penstock.functional.keras_embedding.PreparedBatches(\n    layer: Embedding," in functional
-    assert "save_own_variables" not in functional
+# ---- built
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder of the built site; without the tools of the extra ``docs`` there is none."""
+    pytest.importorskip("mkdocstrings")
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "0.0.9").mkdir()
+    words = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder / ps.__version__)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an announcement, not a warning
+    subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=True)
+    return folder
+
+
+def test_the_reference_shows_keywords_types_links_and_examples_of_every_name(built):
+    folder = built / ps.__version__ / "reference"
+    pages = {page.parent.name: page.read_text() for page in folder.glob("*/index.html")}
+    text = "\n".join(pages.values())
+    names = [f"{module}.{name}" for module, names in listed_names().items() for name in names]
+    assert [name for name in names if f'id="{name}"' not in text] == []
+    words = " ".join(re.sub("<[^>]*>", "", pages["engine"]).split())
+    assert "contribution_rows (int | str | None, default: None ) – a frame is N rows" in words
+    assert "reduction (&#39;mean&#39; or &#39;sum&#39; or None, default: None )" in words
+    assert 'id="penstock.Engine.retrieve_parameters"' in pages["engine"]
+    assert 'href="../../brokers/">brokers<' in pages["engine"]
+    assert "save_own_variables" not in pages["functional"]
+    assert text.count("&gt;&gt;&gt; ") > 500
 
 
 # ---- in a browser
@@ -82,15 +98,9 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The address of the built site; without the tools of the extra ``docs`` there is none."""
-    pytest.importorskip("mkdocs")
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "0.0.9").mkdir()
-    words = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder / ps.__version__)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an announcement, not a warning
-    subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=True)
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=folder)) as server:
+def site(built):
+    """The address of the built site."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=built)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()

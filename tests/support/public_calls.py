@@ -14,6 +14,11 @@ def public_calls():
     for package in PACKAGES:
         module = getattr(penstock, package)
         named |= {f"{package}.{name}": getattr(module, name) for name in module.__all__}
+    return with_methods(named)
+
+
+def with_methods(named):
+    """Those of these names that can be called, and the public methods of the classes among them."""
     calls = {}
     for name, value in named.items():
         calls[name] = value

@@ -4,9 +4,10 @@ import penstock as ps
 from penstock.checkpoint.parts import join_parts
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Folder
-from penstock.deltas import DeltaOptions, Deltas
+from penstock.deltas import Deltas
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.learning_rates import LearningRates
+from penstock.options import DeltaOptions
 from penstock.shares import Router, WholeTables, frames_of
 from penstock.shares.joined_deltas import JoinedDeltas
 from penstock.stats import Counters

@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 import penstock as ps
+from penstock.ray import Job
 
 
 def configure() -> ps.EmbeddingConfig:
@@ -56,8 +57,11 @@ def follow(engine: ps.Engine, config: ps.EmbeddingConfig) -> None:
     print(next(iter(stage([]))), stage.schema)
 
 
-def complain_of_keywords(engine: ps.Engine) -> None:
+def complain_of_keywords(engine: ps.Engine, config: ps.EmbeddingConfig) -> None:
     """mypy reports each of these: an ignored line without an error is itself an error."""
     engine.run("log.arrows", limitt=3)  # type: ignore[call-arg]
     engine.run("log.arrows", limit="3")  # type: ignore[arg-type]
     engine.stage("log.arrows", deltas="deltas.arrows")  # type: ignore[call-arg]
+    engine.run(source="log.arrows", flush=1.5)  # type: ignore[arg-type]
+    ps.Engine.restore("c", drop_tables=["item"])  # type: ignore[call-arg]
+    Job(config, ["log.arrows"], shares=2, per_rows=3)  # type: ignore[call-arg]

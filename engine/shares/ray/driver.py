@@ -19,7 +19,7 @@ from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.errors import CapacityError, StateError
 from penstock.io.run_files import RunFiles
-from penstock.options import JOB_CONCERNS, Options
+from penstock.options import JobOptions
 from penstock.shares.joined_deltas import JoinedDeltas
 from penstock.shares.joined_reports import joined_counters
 from penstock.shares.ray.cluster import Actors, LostError
@@ -37,10 +37,6 @@ AHEAD = 2
 IN_FLIGHT = 2
 # The bytes that a block should have per owner, and the most rounds: each block costs Ray a task per reader and owner.
 BLOCK_BYTES, MOST_ROUNDS, GROWTH = 16 << 20, 256, 4
-
-
-class JobOptions(Options, concerns=JOB_CONCERNS, mode="job"):
-    """How a job runs: what its engines, its readers and its driver need. ``Job`` documents every option."""
 
 
 @dataclass

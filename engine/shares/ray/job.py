@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,26 +12,24 @@ from typing import TYPE_CHECKING, Any
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import first_names
 from penstock.checkpoint.versions import check_no_version
-from penstock.config.embedding import EmbeddingConfig
 from penstock.core import checked_reduction
-from penstock.deltas import DeltaOptions
 from penstock.errors import PeerError, UsageError
 from penstock.io.decoding.reader import ReadOptions, unverified_text
 from penstock.io.delta_sink import open_deltas
 from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import RunFiles
 from penstock.io.sources.opening import expanded
-from penstock.keywords import with_keywords
+from penstock.keywords import with_options
 from penstock.learning_rates import LearningRates
-from penstock.options import JOB_CONCERNS
+from penstock.options import DeltaOptions, JobOptions
 from penstock.shares import WholeTables
 from penstock.shares.joined_deltas import JoinedDeltas
 from penstock.shares.joined_reports import joined_problems, joined_tables, joined_variants
 from penstock.shares.ray.cluster import Actors, LostError, RemoteTables, started, with_accelerator
-from penstock.shares.ray.driver import Driver, JobOptions
+from penstock.shares.ray.driver import Driver
 from penstock.shares.ray.owners import Ended
 from penstock.stats import Counters, Report
-from penstock.validation import check_known, share, whole
+from penstock.validation import share, whole
 
 if TYPE_CHECKING:
     from penstock.shares.ray.job_metrics import JobMetrics
@@ -66,8 +64,8 @@ class Job:
     >>> report = job.run()  # doctest: +SKIP
     """
 
-    @with_keywords("job", *JOB_CONCERNS)
-    def __init__(self, config: EmbeddingConfig, sources: Sequence[Any], **keywords: Any) -> None:
+    @with_options(JobOptions)
+    def __init__(self, options: JobOptions) -> None:
         """Create a job; ``run`` starts it.
 
         Parameters
@@ -86,12 +84,10 @@ class Job:
         ConfigError
             If the configuration cannot run.
         """
-        check_known("Job", keywords, JobOptions.names)
-        if "shares" not in keywords:
+        if options.shares is None:
             raise UsageError("Job: give shares=, the number of owners of the rows")
-        self._config, self.options = config, JobOptions(**keywords)
-        self._sources = expanded(sources)
-        options = self.options
+        self.options, self._config, self._sources = options, options.config, expanded(options.sources)
+        config = options.config
         if not self._sources:
             raise UsageError("sources: give at least one")
         whole("shares", options.shares, 1)
@@ -225,7 +221,7 @@ class Job:
     ) -> tuple[list[Ended], str | None]:
         """Run to the end. Return what the owners report, and the state hash if it is wanted."""
         options, joined, opened = self.options, None, None
-        if self._delta_options is not None:
+        if self._delta_options is not None and options.deltas is not None:
             joined = JoinedDeltas(self._config.tables, self._delta_options, driver.changed_step)
             opened = partial(open_deltas, options.deltas, joined.schema, driver.changed_step)
         is_committed = None if folder is None else lambda: driver.has_committed

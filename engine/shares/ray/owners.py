@@ -13,11 +13,12 @@ import pyarrow as pa
 from penstock.checkpoint.store import Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import EngineCore
-from penstock.deltas import DeltaOptions, Deltas
+from penstock.deltas import Deltas
 from penstock.engine import Engine
 from penstock.errors import ConfigError, PenstockError, UsageError
 from penstock.frames import Float32, Frame, Int64
 from penstock.learning_rates import LearningRates, Rates
+from penstock.options import DeltaOptions
 from penstock.shares import frames_of
 from penstock.shares.ray.readers import Place
 from penstock.stats import Counters, TableReport
