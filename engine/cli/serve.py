@@ -357,7 +357,6 @@ def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
     text = f"{count(status['frames'])}: {count(status['rows'])} rows, {several(status['steps'], 'step')}"
     out.say(f"frames    {text}" + (f", {count(status['stale'])} stale" if status["stale"] else ""))
     reports = service.engine.core.table_reports()
-    out.say_all("note      ", status["notes"])
     out.say_tables("keys      ", keys_texts(reports))
     out.say_tables("cache     ", cache_texts(reports))
     out.say_tables("wrote     ", files)
