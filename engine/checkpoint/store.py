@@ -376,15 +376,16 @@ class Folder:
             self.unlock()
 
     def tidy(self, keep: int | None = None, newest: Commit | None = None) -> None:
-        """Remove penstock's files, except those of tags and of the last ``keep`` commits. Do nothing if one is damaged.
+        """Remove penstock's files, except those of tags and of the last ``keep`` commits. Do nothing if names or a
+        commit cannot be read.
 
         A commit that repeats the one before is kept only as the newest, and does not count: starts that are followed by
         no frame remove no earlier state.
         keep : None: all commits; newest : the newest commit, if the caller has just written it
         """
         kept: list[Commit] = []
-        numbers = self.numbers()
         try:
+            numbers = self.numbers()
             for number in reversed(numbers):
                 commit = newest if newest and newest.number == number else self.load(number)
                 if not kept or not commit.repeats:

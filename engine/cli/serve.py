@@ -43,8 +43,8 @@ from penstock.io.patience import Patience
 from penstock.learning_rates import LearningRates
 from penstock.options import ReadingKeywords, WatchingKeywords, options_of
 from penstock.service.auth import Certificates, Tokens, certificates, check_protected, may_read, tokens_of
+from penstock.service.connections import wait_for_descriptors
 from penstock.service.limits import Limits
-from penstock.service.received_memory import keep_freed_memory
 from penstock.service.replica import ReplicaService
 from penstock.service.sequencer import Saving
 from penstock.service.server import Service
@@ -160,7 +160,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     if HANGUP is not None:
         interrupts.reserve(HANGUP)
     raise_limit()
-    keep_freed_memory()
+    wait_for_descriptors()
     if args.replica is not None:
         serve_replica(args, out)
         return

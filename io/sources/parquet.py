@@ -1,8 +1,4 @@
-"""Parquet files, read a few pages at a time; their batches delimit no frames.
-
-For ``cat a b`` every reader uses b's footer with a's bytes, which look alike if one writer wrote both. This module
-therefore accounts for the bytes between the last column and the footer.
-"""
+"""Parquet files, read a few pages at a time; their batches delimit no frames."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import pyarrow.parquet
 
 from penstock.errors import InputError, TruncatedInputError
 from penstock.io.sources.batch import Batch, Batches, Part, arrow_errors
-from penstock.io.sources.parquet_pages import Group, check_pages, read_groups, rows_at_once
+from penstock.io.sources.parquet_pages import check_pages, read_groups, rows_at_once
 from penstock.io.sources.remote_file import RemoteFile
 
 PARQUET, ENCRYPTED = b"PAR1", b"PARE"
@@ -24,10 +20,7 @@ _NOT_READ = "corrupt Parquet file"
 
 def parquet_part(file: pa.NativeFile, size: int, name: str) -> Part:
     with arrow_errors(_NOT_READ, name):
-        footer = _footer(file, size, name)
-        groups = read_groups(footer)
-        if _holds_two(file, size - _TAIL_BYTES - len(footer), groups):
-            raise InputError("two Parquet files in one? Give them as two sources", source=name)
+        groups = read_groups(_footer(file, size, name))
         parquet = open_parquet(file)
         schema, num_rows = parquet.schema_arrow, parquet.metadata.num_rows
     num_done = 0
@@ -88,23 +81,3 @@ def _footer(file: pa.NativeFile, size: int, name: str) -> bytes:
     footer = bytes(file.read(length))
     file.seek(0)
     return footer
-
-
-def _holds_two(file: pa.NativeFile, num_bytes: int, groups: list[Group]) -> bool:
-    """Return whether another file ends inside this one: its magic and the next one's are adjacent.
-
-    Where a file of n bytes precedes, n bytes more lie between the last column and the footer than the
-    footer knows of; so the other's end is looked for in the first n bytes, which without page
-    indexes and filters are none.
-
-    num_bytes : up to the footer
-    """
-    chunks = [chunk for group in groups for chunk in group.chunks]
-    unknown = num_bytes - max((chunk.end for chunk in chunks), default=len(PARQUET))
-    seam, has_seam, offset = PARQUET * 2, False, 0
-    while offset < unknown and not has_seam:
-        file.seek(offset)
-        has_seam = seam in bytes(file.read(_READ_BYTES + len(seam)))
-        offset += _READ_BYTES
-    file.seek(0)
-    return has_seam
