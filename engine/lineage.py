@@ -73,12 +73,12 @@ class Lineage:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Lineage | None:
         """Return what the positions of a commit contain; None: they contain no lineage."""
-        lineage, epochs, parent = (state.get(name) for name in LINEAGE_FIELDS)
-        if lineage is None:
+        if state["lineage"] is None:
             return None
+        parent = state.get("parent")
         return cls(
-            lineage,
-            tuple(Epoch(name, int(step), *map(bool, rest)) for name, step, *rest in epochs),
+            state["lineage"],
+            tuple(Epoch(name, int(step), *map(bool, rest)) for name, step, *rest in state["epochs"]),
             None if parent is None else Parent(*parent),
         )
 
