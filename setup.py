@@ -34,9 +34,15 @@ if "CC" not in os.environ and shutil.which("ccache"):
 
 # Package → folder; those below them have the names of their folders.
 PACKAGE_DIR = {"penstock": "engine", "penstock.bench": "bench", "penstock.io": "io", "penstock.pyx": "pyx"}
+# What only developers run, from the repository, is in no wheel.
+DEVELOPERS = ("tpu", "gpu")
 PACKAGES = [
     *PACKAGE_DIR,
-    *(f"{root}.{name}" for root, folder in PACKAGE_DIR.items() for name in find_packages(str(ROOT / folder))),
+    *(
+        f"{root}.{name}"
+        for root, folder in PACKAGE_DIR.items()
+        for name in find_packages(str(ROOT / folder), exclude=DEVELOPERS if folder == "bench" else ())
+    ),
 ]
 
 # Listed by name, never by a glob: from an sdist without the .pyx files, a glob would silently build a wheel without

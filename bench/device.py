@@ -31,8 +31,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from penstock.bench import device_runs
+from penstock.bench.device_cases import optimizers
 from penstock.bench.device_own_steps import OwnStep
-from penstock.bench.tpu.step_cases import optimizers
 from penstock.bridge import backends
 from penstock.bridge.backend_tables import BackendTables
 from penstock.bridge.device_tables import DeviceTable

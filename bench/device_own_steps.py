@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from penstock.bench.tpu.functional_step import batch_of
+from penstock.bench.device_cases import batch_of
 from penstock.bridge import Table, apply, backends, gather
 from penstock.bridge.device_tables import DeviceTable
 from penstock.bridge.functional_table import Format

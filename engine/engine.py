@@ -146,7 +146,7 @@ class Engine(TableAccess, ActivationAccess):
         in_job = share is not None and not self.commits_alone
         self.session = CheckpointSession(self.core, partial(self.watch.timed, "save"), in_job)
         self.core.observe(self.session)
-        self.gate = FrameGate(self.core.gate, self.apply)
+        self.gate = FrameGate(self.core.gate)
         self._exchange = Exchange(config, self._looked_up, self.core.take_in, self.core.gate)
         self._reads: LiveReads | None = None
         if self._folder is not shared:
@@ -322,6 +322,11 @@ class Engine(TableAccess, ActivationAccess):
             If a dynamic learning rate has no value.
         UsageError
             If an argument is out of range.
+
+        Notes
+        -----
+        Validation runs before the gate's lock is acquired. Admission, sums and the step run under the lock, so that the
+        frames of all threads have one order.
 
         Examples
         --------

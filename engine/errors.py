@@ -181,6 +181,11 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join([*names[:MOST_LISTED], *more])
 
 
+def unreleased(place: object, advice: str) -> StateError:
+    """Return the error of a file in a format from before the first release. advice : what to do"""
+    return StateError(f"{place}: written by an unreleased earlier version of penstock, which is not read; {advice}")
+
+
 class TruncatedInputError(InputError, EOFError):
     """The input is truncated: it has no end marker, or ends inside a message."""
 

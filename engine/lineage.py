@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import DeltasGoneError
 
-# The first epoch of every lineage, and that of commits and readers that name none.
+# The first epoch of every lineage, and that of readers that name none.
 FIRST_EPOCH = "0"
 # The newest epochs that are kept; readers of earlier ones fetch the tables again.
 MOST_EPOCHS = 64
@@ -73,13 +73,14 @@ class Lineage:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Lineage | None:
         """Return what the positions of a commit contain; None: they contain no lineage."""
-        lineage, epochs, parent = (state.get(name) for name in LINEAGE_FIELDS)
-        if lineage is None:
+        if state["lineage"] is None:
             return None
-        result = cls(lineage, parent=None if parent is None else Parent(*parent))
-        if epochs is None:  # in commits of earlier versions: it is the first epoch
-            return result
-        return replace(result, epochs=tuple(Epoch(name, int(step), *map(bool, rest)) for name, step, *rest in epochs))
+        parent = state.get("parent")
+        return cls(
+            state["lineage"],
+            tuple(Epoch(name, int(step), *map(bool, rest)) for name, step, *rest in state["epochs"]),
+            None if parent is None else Parent(*parent),
+        )
 
     def get_state(self) -> dict[str, Any]:
         """Return it as plain data, for the positions of a commit."""

@@ -327,12 +327,8 @@ class Counters:
         return Report(seconds=seconds, rows_per_s=rows_per_s, **self.get_state(), **rest)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the counters as plain data, in the form of before where newer ones are 0."""
-        state = {**vars(self), "dropped": dict(self.dropped)}
-        for name in ("rolled_back", "not_finite", "first_not_finite"):
-            if not state[name]:
-                del state[name]
-        return state
+        """Return the counters as plain data."""
+        return {**vars(self), "dropped": dict(self.dropped)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Counters:

@@ -109,7 +109,7 @@ def receive(worker: int, pipe, engine: ps.Engine, turn: Turn) -> None:
         with pipe, pa.ipc.open_stream(pipe) as stream:
             for batch in stream:
                 step = batch["step"][0].as_py()
-                engine.gate.push({"words": (batch["id"], batch["gradient"])}, local_step=step, contributor=worker)
+                engine.apply({"words": (batch["id"], batch["gradient"])}, local_step=step, contributor=worker)
                 turn.tell()
         failed = False
     finally:

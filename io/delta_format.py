@@ -17,8 +17,8 @@ import pyarrow as pa
 from penstock.errors import UsageError
 from penstock.frames import Float32, Int64
 
-# Key in the schema's metadata, and its values: for streams with dynamic tables, whose checksums cover more, and others.
-DELTAS_KEY, VERSION, VERSION_WITH_KEYS = b"penstock.deltas", b"1", b"2"
+# The key of the format's number in the schema's metadata, and the number.
+DELTAS_KEY, VERSION = b"penstock.delta_stream", b"1"
 OPS = ("upsert", "delete")
 
 # A batch ends at the first of these limits: they bound the memory of a consumer, whatever a step changed.
@@ -115,7 +115,7 @@ class DeltaForm:
             fields.append(pa.field("parent", pa.int64(), nullable=False))
             fields.append(pa.field("checksum", pa.uint32(), nullable=False))
             fields.append(pa.field("rows_left", pa.int64(), nullable=False))
-        self.schema = pa.schema(fields, metadata={DELTAS_KEY: VERSION_WITH_KEYS if dynamic else VERSION})
+        self.schema = pa.schema(fields, metadata={DELTAS_KEY: VERSION})
 
     def slots_of(self, table: str) -> list[str]:
         """Return the slots of a table that are included."""

@@ -200,12 +200,11 @@ def open_deltas(
 def _is_known(path: Path, committed: Mapping[str, Any] | None) -> bool:
     """Return whether this may be the file that a commit refers to.
 
-    A run that was killed before a commit referred to its file may leave a ``.FILE.part`` of another name. Older
-    commits contain no name.
+    A run that was killed before a commit referred to its file may leave a ``.FILE.part`` of another name.
     """
     if committed is None:
         return False
-    return path.exists() or (part_of(path).exists() and committed.get("name", path.name) == path.name)
+    return path.exists() or (part_of(path).exists() and committed["name"] == path.name)
 
 
 def is_stream(target: str) -> bool:

@@ -4,7 +4,6 @@ import ctypes
 import gc
 import os
 import resource
-import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -160,13 +159,6 @@ def shared():
         return path
 
     return find
-
-
-@pytest.fixture
-def at_0db4065(tmp_path, monkeypatch):
-    """A copy of what that commit left, as the working directory: commits name sources as they were spelled."""
-    shutil.copytree(Path(__file__).parent / "data" / "at_0db4065", tmp_path / "data", symlinks=True)
-    monkeypatch.chdir(tmp_path / "data")
 
 
 @pytest.fixture(scope="session")

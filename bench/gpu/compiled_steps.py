@@ -26,8 +26,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from penstock.bench.device_cases import LOOKUPS, batch_of, optimizers
 from penstock.bench.tpu import functional_step, in_place
-from penstock.bench.tpu.step_cases import optimizers
 
 H200 = """
 gpu_device_info {
@@ -137,7 +137,7 @@ def lines_of(case: GpuCase, layout: Any) -> int:
     from penstock.bridge.sharding import MAX_BUCKET, largest_bucket
 
     if case.is_own:
-        return functional_step.LOOKUPS // 2
+        return LOOKUPS // 2
     return MAX_BUCKET if case.program == "read" else largest_bucket("gpu", layout.line)
 
 
@@ -219,7 +219,7 @@ def least_bytes(layout: Any) -> int:
     gradients read, and the arrays of ``Uses`` read once."""
     import jax
 
-    uses = functional_step.batch_of(layout, by_gathers=True)
+    uses = batch_of(layout, by_gathers=True)
     activations = 2 * functional_step.SAMPLES * 4 * layout.line.dim
     lookups = sum(array.nbytes for array in jax.tree.leaves(uses))
     return int(2 * uses.counts.sum() * layout.line.nbytes(1) + activations + lookups)
@@ -245,7 +245,7 @@ def faults(case: GpuCase, layout: Any, program: Any, ptx: str) -> Iterator[str]:
 
 def byte_share(layout: Any, text: str) -> float:
     """Return the bytes that a user's step moves, as a multiple of the least."""
-    lines = int(functional_step.batch_of(layout, by_gathers=True).counts.sum())
+    lines = int(batch_of(layout, by_gathers=True).counts.sum())
     return moved_bytes(layout, text, lines) / least_bytes(layout)
 
 
@@ -253,7 +253,7 @@ def temporary_bound(case: GpuCase, layout: Any) -> int:
     """Return the bytes that a program may need in addition to the table: its rows three times, and sorted lookups."""
     bound: int = (1 << 20) + 3 * lines_of(case, layout) * in_place.line_bytes(layout.line)
     if case.is_own:
-        bound = functional_step.temporary_bound(layout) + 4 * functional_step.LOOKUPS * 4 * (layout.line.width + 8)
+        bound = functional_step.temporary_bound(layout) + 4 * LOOKUPS * 4 * (layout.line.width + 8)
     return bound
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from penstock.bench.device_cases import LOOKUPS, LOOKUPS_PER_SAMPLE, batch_of
 from penstock.bench.tpu import in_place
 from penstock.bench.tpu.matrix import Compiler, prepare
 from penstock.bench.tpu.step_cases import TOPOLOGIES, Case
@@ -25,10 +26,8 @@ from penstock.bench.tpu.step_cases import TOPOLOGIES, Case
 DIMS = (8, 12, 16, 20, 24, 32, 40, 64, 100, 128, 256, 300)
 OPTIMIZERS = ("SGD", "Adagrad", "Adam")
 PLACES = ("one chip", "three chips", "all chips", "shard_map", "scan")
-ROWS, LOOKUPS, LOOKUPS_PER_SAMPLE, SCANNED = 1_000_003, 8192, 4, 4
+ROWS, SCANNED = 1_000_003, 4
 SAMPLES = LOOKUPS // LOOKUPS_PER_SAMPLE
-# Of the Zipf distribution of ids: of 8,192 lookups 3,962 touch a new row, and 911 the same.
-EXPONENT = 1.12
 SMALL = {("v5e", 64, "one chip"), ("v5e", 100, "scan"), ("v5p", 32, "all chips"), ("v6e", 128, "shard_map")}
 SMALL |= {("v4", 300, "one chip"), ("tpu7x", 16, "one chip"), ("v5e", 24, "three chips")}
 
@@ -96,23 +95,6 @@ def compiled(table_of_case: tuple[Any, Any, Any], step: FunctionalStep, by_gathe
         run = jax.shard_map(trained, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     program = jax.jit(run, donate_argnums=0).lower(table, uses).compile()
     return program, layout
-
-
-def batch_of(layout: Any, by_gathers: bool, lookups: int = LOOKUPS) -> Any:
-    """Return the lookups of a batch: ids by a Zipf distribution, a few per sample, some of them often."""
-    import numpy as np
-
-    from penstock.activations.deduplication import FeatureUses
-    from penstock.bridge.functional_table import Feature
-    from penstock.bridge.lookup_plan import LookupPlan
-
-    n, rng = layout.num_devices, np.random.default_rng(0)
-    size, num_samples = lookups * n, lookups * n // LOOKUPS_PER_SAMPLE
-    ids, rows = np.unique(rng.zipf(EXPONENT, size) % layout.vocabulary_size, return_inverse=True)
-    samples = np.sort(rng.integers(0, num_samples, size)).astype(np.uint32)
-    feature = Feature("f", (num_samples,))
-    plan = LookupPlan.of(layout, ids, [feature], [FeatureUses(rows.astype(np.uint32), samples, None, 0)], by_gathers)
-    return plan.padded(plan.sizes)
 
 
 def check(layout: Any, program: Any) -> list[str]:

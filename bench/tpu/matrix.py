@@ -21,10 +21,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from penstock.bench.device_cases import optimizers
 from penstock.bench.tpu import in_place
 from penstock.bench.tpu.moved_bytes import dma_bytes, hbm_bytes
 from penstock.bench.tpu.results_page import bundles_in, read_results, row_of, write
-from penstock.bench.tpu.step_cases import LINES, OF_EIGHT, OF_FOUR_HOSTS, TOPOLOGIES, Case, Result, cases, optimizers
+from penstock.bench.tpu.step_cases import LINES, OF_EIGHT, OF_FOUR_HOSTS, TOPOLOGIES, Case, Result, cases
 
 # Bytes moved, as a multiple of the floor. XLA's staging leaves the chip beyond this dim, and beyond ``LINES`` lines,
 # and it is never on the chip in programs that leave small tables in HBM.

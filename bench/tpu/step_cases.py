@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Any
+
+from penstock.bench.device_cases import optimizers
 
 TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 FOUR_HOSTS = "v5e, 4 hosts"
@@ -77,17 +78,6 @@ class Result:
         return None if self.bytes_per_line is None else self.bytes_per_line / floor
 
 
-def optimizers() -> dict[str, Any]:
-    """Return every optimizer that has a formula, by name."""
-    from penstock.updates import OPTIMIZERS, UPDATES, UserDefinedProgram
-
-    classes = [OPTIMIZERS[algorithm] for algorithm in UPDATES if algorithm != UserDefinedProgram.parameters_field]
-    return {
-        optimizer.__name__: optimizer(**SETTINGS.get(optimizer.__name__, {"learning_rate": 0.1}))
-        for optimizer in classes
-    }
-
-
 def cases(small: bool) -> Iterator[Case]:
     """Yield the cases of the grid. small : each generation and each optimizer once, the rest sampled"""
     for generation, dim, optimizer in product(TOPOLOGIES, DIMS, MAIN):
@@ -156,8 +146,6 @@ def unseen_cases(small: bool) -> Iterator[Case]:
                     yield case
 
 
-# Settings of optimizers, where a learning rate of 0.1 alone will not do.
-SETTINGS = {"AdagradMomentum": {"learning_rate": 0.1, "momentum": 0.9}, "Assign": {}}
 ROW_WISE = "RowWiseAdagrad"  # the one whose slots are no lines; XLA compiles its steps
 SMALL = {("v4", "SGD", 8), ("v5e", "Adagrad", 32), ("v5e", "Adam", 128), ("v5p", "FTRL", 64), ("v6e", "Adam", 200)}
 SMALL |= {("tpu7x", "Adagrad", 128)}

@@ -2,83 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from penstock.errors import StateError
-from penstock.frames import Contributor
 from penstock.gate import Gate
 from penstock.stats import Stale
 from penstock.validation import whole
 
 
 class FrameGate:
-    """The gate of an engine as its producers see it: they push frames, and takers are refused.
+    """The gate of an engine as its producers see it: ``Engine.apply`` pushes frames, and takers are refused.
 
     Parameters
     ----------
     gate : Gate
         The engine's gate.
-    push : callable
-        ``Engine.apply``.
 
     Examples
     --------
     >>> import penstock as ps
     >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
     >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), num_required=2)
-    >>> engine.gate.push({"user": ([5], [[1.0, 2.0]])}, local_step=0, contributor="worker-0")
+    >>> engine.apply({"user": ([5], [[1.0, 2.0]])}, local_step=0, contributor="worker-0")
     True
     >>> engine.gate
     FrameGate(1 of 2 frames in ('worker-0': 1); global step 0; no taker is waiting)
     """
 
-    def __init__(self, gate: Gate, push: Callable[..., bool]) -> None:
-        self._gate, self._push = gate, push
-
-    def push(
-        self,
-        gradients: Mapping[str, tuple[Any, Any]],
-        *,
-        local_step: int | None = None,
-        learning_rates: Any = None,
-        contributor: Contributor = None,
-        time: int | None = None,
-    ) -> bool:
-        """Push one frame, from any thread, also while the engine runs: ``Engine.apply``.
-
-        Parameters
-        ----------
-        gradients : mapping of str to (ids, gradients)
-            By table: integers, shape (n,), and floats, shape (n, dim).
-        local_step : int or None
-            The producer's step; if it is behind ``global_step``, the frame is stale. None: never stale.
-        learning_rates : mapping of int to float, sequence of float or None
-            By tag; take precedence over the schedules.
-        contributor : str, int or None
-            The producer, for ``explain`` and ``stale``.
-        time : int or None
-            Of the frame, in seconds, for tables with the clock "time", which need it.
-
-        Returns
-        -------
-        bool
-            False if the frame was stale and dropped.
-
-        Raises
-        ------
-        InputError
-            If an id, a gradient or a shape is invalid; nothing is applied then.
-
-        Notes
-        -----
-        Validation runs before the gate's lock is acquired. Admission, sums and the step run under the lock, so that the
-        frames of all threads have one order.
-        """
-        return self._push(
-            gradients, local_step=local_step, learning_rates=learning_rates, contributor=contributor, time=time
-        )
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
 
     def take(self, *_: Any, **__: Any) -> NoReturn:
         """Raise StateError: the gate's sums belong to the tables, and a take would count a step that they never saw.

@@ -32,7 +32,7 @@ from penstock.bridge.row_cache import RowCache
 from penstock.bridge.row_format import WITHOUT_KERNEL
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import form, stacked
-from penstock.bridge.variants import KERNELS, VARIANTS, current
+from penstock.bridge.variants import KERNELS, VARIANTS
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, ConfigError, short
 from penstock.threads import ThreadTeam
@@ -143,7 +143,7 @@ def sums_by_gathers(mesh: AnyMesh) -> bool:
 def requested_variant() -> str | None:
     """Return the variant that the environment requests; None: it leaves the choice to others. Raises ConfigError."""
     requested = _requested(VARIANT, VARIANTS)
-    return None if requested in (None, "auto") else current(requested)
+    return None if requested in (None, "auto") else requested
 
 
 def choose(
@@ -200,7 +200,7 @@ def possible(variant: str, mesh: AnyMesh, layout: Layout, rule: UpdateRule, proc
 
 def _requested(variable: str, choices: tuple[str, ...]) -> str | None:
     requested = os.environ.get(variable) or None
-    if requested is not None and current(requested) not in choices:
+    if requested is not None and requested not in choices:
         raise ConfigError(f"{variable}: expected one of {', '.join(choices)}, got '{requested}'")
     return requested
 

@@ -12,7 +12,6 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 from penstock.bridge.devices import AnyMesh, HostMesh, platform, reason_of
-from penstock.bridge.thread_memory import check_thread_memory
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -45,13 +44,12 @@ def default_mesh(count: int | None = None) -> AnyMesh:
     """Return the accelerators that jax finds, without loading it where it finds none: then the host.
 
     count : the first so many accelerators, or parts of the host's memory; None: all accelerators, or one part
-    Raises UsageError if jax finds no device, or fewer; CapacityError.
+    Raises UsageError if jax finds no device, or fewer.
     """
     reason = "" if "jax" in sys.modules else _reason_for_the_host()
     if reason:
         mesh: AnyMesh = HostMesh(count or 1, reason)
     else:
-        check_thread_memory()
         from penstock.bridge import jax_devices
 
         mesh = jax_devices.default_mesh(count)
@@ -76,11 +74,10 @@ def _reason_for_the_host() -> str:
 def on_jax(mesh: AnyMesh) -> Mesh:
     """Return a mesh of jax: for parts of the host's memory, of as many CPU devices, or those that there are.
 
-    Raises ConfigError if jax may not use its CPU devices, CapacityError.
+    Raises ConfigError if jax may not use its CPU devices.
     """
     if not isinstance(mesh, HostMesh):
         return mesh
-    check_thread_memory()
     from penstock.bridge import jax_devices
 
     return jax_devices.cpu_mesh(mesh.size)

@@ -6,8 +6,3 @@ from __future__ import annotations
 VARIANTS = ("auto", "xla", "pallas", "sparsecore", "host")
 # Those whose steps are kernels for a TPU, which need a canary.
 KERNELS = ("pallas", "sparsecore")
-
-
-def current(variant: str) -> str:
-    """Return the present name of a variant: callers, the environment and commits may say ``ffi`` for ``host``."""
-    return "host" if variant == "ffi" else variant

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from penstock.bridge.variants import VARIANTS, current
+from penstock.bridge.variants import VARIANTS
 from penstock.checkpoint.arrays import rows_of
 from penstock.checkpoint.incremental import CommitContents, Saved
 from penstock.checkpoint.manifests import CLOCK_OFFSET, trusting
@@ -84,6 +84,7 @@ def describe(
     plain: dict[str, Any] = {
         "global_step": core.global_step,
         "changed_step": core.changed_step,
+        CLOCK_OFFSET: core.clock_offset,
         "tables": [described(spec) for spec in core.config.tables],
         "programs": core.tables.programs.get_state(),
         "num_required": core.gate.num_required,
@@ -100,8 +101,6 @@ def describe(
         **({TABLE_CHANGES: states_of(changes)} if changes else {}),
     }
     stores = core.pipeline.stores.items()
-    if core.clock_offset or totals.rolled_back:
-        plain[CLOCK_OFFSET] = core.clock_offset
     records = [Record("store", {"table": name}, core.tables.by_id(name, store.get_state())) for name, store in stores]
     dynamic = core.tables.dynamic.items()
     records += [Record("directory", {"table": name}, table.get_state()) for name, table in dynamic]
@@ -170,8 +169,8 @@ def restore(
                     files = files_for(commit, shares)
             check_complete(commit, shares, place)
             folder.checked(commit, files)
-            programs = changed.contents.get("programs", {})
-            variants = {name: current(program["variant"]) for name, program in programs.items()}
+            programs = changed.contents["programs"]
+            variants = {name: program["variant"] for name, program in programs.items()}
             for variant in variants.values():
                 if variant not in VARIANTS:
                     raise StateError(f"{place}: variant {variant!r}; this penstock has {', '.join(VARIANTS)}")
@@ -249,7 +248,7 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
             )
         del stores[name]
     contents = commit.contents
-    core.tables.programs.resume(contents.get("programs", {}))  # older commits omit it
+    core.tables.programs.resume(contents["programs"])
 
     def put() -> None:
         for name, store in core.pipeline.stores.items():
@@ -257,8 +256,8 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
         core.pipeline.set_state(contents["pipeline"])
 
     core.gate.set_state(contents["gate"], put)
-    core.changed_step = int(contents.get("changed_step", core.global_step))
-    core.set_clock_offset(contents.get(CLOCK_OFFSET, 0))
+    core.changed_step = int(contents["changed_step"])
+    core.set_clock_offset(contents[CLOCK_OFFSET])
     lost = {old: _num_ids(sums) for old, sums in saved_stores.items() if changed.names.get(old) not in stores}
     return {name: count for name, count in lost.items() if count}
 

@@ -15,10 +15,6 @@ from typing import Any
 
 from penstock.errors import PenstockError, StateError
 
-# The version of the format. In a folder with tags commits have the second one: a penstock that reads only the first
-# would remove the files that tags pin. Commits after a rollback have the third one: a penstock that does not read their
-# CLOCK_OFFSET would let keys expire at other steps.
-VERSION, WITH_TAGS, WITH_ROLLBACKS = 3, 4, 5
 CLOCK_OFFSET = "clock_offset"
 
 
@@ -33,7 +29,8 @@ def digest_of(data: bytes) -> str:
 
 # ---- the form
 
-KEY = "penstock.checkpoint"
+# The key of the format's number, and the one of versions that were never released.
+KEY, FORMAT, UNRELEASED_KEY = "penstock.commit", 1, "penstock.checkpoint"
 PART = r"[0-9]{8,}(-[0-9]+of[0-9]+(\.[0-9a-f]+)?)?\.(commit|base|delta)"
 _DATA_FILE = re.compile(PART.replace("commit|", ""))
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -46,7 +43,7 @@ _TABLE = {
     "dim": int,
     "optimizer": str,
     "slots": [str],
-    "storage_dtype?": str,
+    "storage_dtype": str,
     "dynamic?": dict,
     "drawn_as?": str,
 }
@@ -58,10 +55,10 @@ _CHANGE = {
     "lost_sums?": {str: int},
 }
 _COUNTERS = {
-    **dict.fromkeys(["rows?", "frames?", "stale?", "steps?", "held_bytes?", "truncated?", "stale_rows?"], int),
-    "rolled_back?": int,
-    "not_finite?": int,
-    "first_not_finite?": str,
+    **dict.fromkeys(["rows", "frames", "stale", "steps", "held_bytes", "truncated", "stale_rows"], int),
+    "rolled_back": int,
+    "not_finite": int,
+    "first_not_finite": str,
     "dropped": {str: int},
 }
 _MANIFEST = {
@@ -69,16 +66,24 @@ _MANIFEST = {
     "number": int,
     "files": [{"name": str, "num_bytes": int, "digest": str, "parent": (str, None)}],
     "global_step": int,
-    "changed_step?": int,
-    f"{CLOCK_OFFSET}?": int,
+    "changed_step": int,
+    CLOCK_OFFSET: int,
     "tables": [_TABLE],
     "table_changes?": [_CHANGE],
-    "programs?": {str: {"variant": str}},
+    "programs": {str: {"variant": str}},
     "num_required": int,
     "reduction": str,
     "seed": int,
     "learning_rates": (list, None),
-    "positions": {"sources": [list], "producers?": {str: int}, "tallies?": {str: list}, "unchecked?": [int]},
+    "positions": {
+        "sources": [list],
+        "producers": {str: int},
+        "tallies": {str: list},
+        "creations": {str: str},
+        "stale_rows": int,
+        "rows": int,
+        "unchecked": [int],
+    },
     "counters": _COUNTERS,
     "gate": {"global_step": int, "num_accumulated": int},
     "pipeline": dict,

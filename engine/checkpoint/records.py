@@ -22,7 +22,7 @@ from penstock.errors import StateError
 from penstock.filesystem.state_files import parsed_json
 from penstock.frames import Array, Int64
 
-MAGIC = b"PENSTOCK\x03\x00\x00\x00"  # the last four bytes: the version of this format
+MAGIC = b"PSTKROWS\x01\x00\x00\x00"  # the last four bytes: the version of this format
 _LENGTH = struct.Struct("<I")
 
 

@@ -48,7 +48,7 @@ class SavedState:
 
     def clock_offset(self, step: int) -> int:
         """Return the offset of the clock of an engine that takes this state at a step."""
-        return step - self.commit.step + int(self.commit.contents.get(CLOCK_OFFSET, 0))
+        return step - self.commit.step + int(self.commit.contents[CLOCK_OFFSET])
 
     @property
     def time(self) -> int | None:
@@ -143,9 +143,7 @@ def check_same(commit: Commit, tables: Sequence[Mapping[str, Any]], seed: int, p
     for name in saved.keys() ^ now.keys():
         raise StateError(f"{place}: table '{name}' is {'not there' if name in now else 'gone now'}{_RATHER}")
     for name in saved:
-        then, current = (
-            {"storage_dtype": "float32", "dynamic": {}, "drawn_as": name, **table[name]} for table in (saved, now)
-        )
+        then, current = ({"dynamic": {}, "drawn_as": name, **table[name]} for table in (saved, now))
         for key in ("dim", "optimizer", "slots", "storage_dtype", "dynamic", "vocabulary_size", "drawn_as"):
             if then[key] != current[key]:
                 raise StateError(
@@ -164,7 +162,7 @@ def _stepped(newest: Commit, target: Commit) -> dict[str, Any]:
     before, step = newest.contents, newest.step + 1
     counters, time = dict(before["counters"]), target.contents["pipeline"].get("time")
     if dropped := before["gate"]["num_accumulated"]:
-        counters["rolled_back"] = counters.get("rolled_back", 0) + dropped
+        counters["rolled_back"] += dropped
     pipeline = {name: value for name, value in before["pipeline"].items() if name != "time"}
     positions, lineage = before["positions"], Lineage.from_state(before["positions"])
     if lineage is not None:  # a reader may have other rows of this step, of commits that are gone since
@@ -177,7 +175,7 @@ def _stepped(newest: Commit, target: Commit) -> dict[str, Any]:
         "pipeline": pipeline if time is None else {**pipeline, "time": time},
         "counters": counters,
         "positions": positions,
-        CLOCK_OFFSET: step - target.step + int(target.contents.get(CLOCK_OFFSET, 0)),
+        CLOCK_OFFSET: step - target.step + int(target.contents[CLOCK_OFFSET]),
     }
 
 

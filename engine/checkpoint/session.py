@@ -20,7 +20,6 @@ from penstock.checkpoint.table_changes import TABLE_CHANGES, TableChange, change
 from penstock.checkpoint.versions import Version, check_no_version, make_tag
 from penstock.core import EngineCore, Passed, StepObserver
 from penstock.errors import StateError, UsageError, UsageTypeError
-from penstock.filesystem.descriptors import reserve
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import OpenDeltas, RunFiles
@@ -201,7 +200,7 @@ class CheckpointSession(StepObserver):
     def commits(self, folder: Folder, every: int | None, resume: bool, listener: CommitListener) -> CommitSession:
         """Open the commits of a service to a folder. every : steps between two commits; None: only on request"""
         saver = self._opened(folder, KEEP, resume)
-        return CommitSession(self._core, saver, every, listener, lambda: reserve.open(self._core.tables.prepare_thread))
+        return CommitSession(self._core, saver, every, listener, self._core.tables.prepare_thread)
 
     @contextmanager
     def run(

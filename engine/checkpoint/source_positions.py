@@ -163,7 +163,7 @@ class Positions:
             **({"lineage": None, "epochs": None} if self.lineage is None else self.lineage.get_state()),
             "stale_rows": self.stale_rows,
             "rows": self.rows,
-            **({"unchecked": self.unchecked} if self.unchecked else {}),
+            "unchecked": self.unchecked,
         }
 
     @classmethod
@@ -173,17 +173,16 @@ class Positions:
             SourcePosition(source, int(frames), digest, *(tuple(map(int, numbers)) for numbers in position))
             for source, frames, digest, *position in state["sources"]
         ]
-        # Older checkpoints have no producers, or no creations.
-        positions.creations = dict(state.get("creations", {}))
-        positions.producers = {name: int(frames) for name, frames in state.get("producers", {}).items()}
+        positions.creations = dict(state["creations"])
+        positions.producers = {name: int(frames) for name, frames in state["producers"].items()}
         positions.tallies = {
             name: Tally(stream, int(applied), int(stale), {reason: int(rows) for reason, rows in dropped.items()})
-            for name, (stream, applied, stale, dropped) in state.get("tallies", {}).items()
+            for name, (stream, applied, stale, dropped) in state["tallies"].items()
         }
         positions.lineage = Lineage.from_state(state)
-        positions.stale_rows = int(state.get("stale_rows", 0))
-        positions.rows = int(state.get("rows", 0))
-        positions.unchecked = list(state.get("unchecked", ()))
+        positions.stale_rows = int(state["stale_rows"])
+        positions.rows = int(state["rows"])
+        positions.unchecked = list(state["unchecked"])
         return positions
 
     def of_source(self, number: int) -> Positions:

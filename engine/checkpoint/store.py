@@ -23,18 +23,16 @@ from typing import Any, TypeVar
 
 import penstock.forks as forks
 from penstock.checkpoint.manifests import (
-    CLOCK_OFFSET,
+    FORMAT,
     KEY,
     PART,
-    VERSION,
-    WITH_ROLLBACKS,
-    WITH_TAGS,
+    UNRELEASED_KEY,
     check_manifest,
     digest_of,
     new_digest,
 )
 from penstock.checkpoint.records import Record, read_records
-from penstock.errors import CommitGoneError, StateError, UsageError, UsageTypeError
+from penstock.errors import CommitGoneError, StateError, UsageError, UsageTypeError, unreleased
 from penstock.filesystem.file_stores import store_at
 from penstock.filesystem.state_files import parsed_json
 from penstock.lineage import LINEAGE_FIELDS
@@ -136,11 +134,10 @@ class Commit:
     def num_bytes(self) -> int:
         return sum(file.num_bytes for file in self.files)
 
-    def encoded(self, version: int = VERSION, tag: Mapping[str, Any] | None = None) -> bytes:
+    def encoded(self, tag: Mapping[str, Any] | None = None) -> bytes:
         """Return the manifest: JSON, and the digest of that on a separate line. tag : what a tag adds to it"""
         files = [asdict(file) for file in self.files]
-        version = WITH_ROLLBACKS if CLOCK_OFFSET in self.contents else version
-        fields = {KEY: version, "number": self.number, "files": files, **self.contents}
+        fields = {KEY: FORMAT, "number": self.number, "files": files, **self.contents}
         text = json.dumps(fields if tag is None else {**fields, "tag": tag}, indent=1)
         return f"{text}\n{digest_of(text.encode())}\n".encode()
 
@@ -263,7 +260,7 @@ class Folder:
         Raises FileExistsError if there is a tag of the name, unless ``replace``.
         """
         fields = {"name": tag.name, "note": tag.note, "tagged_s": tag.tagged_s}
-        self.files.publish(f"{tag.name}.tag", unfinished, tag.commit.encoded(WITH_TAGS, fields), check, replace)
+        self.files.publish(f"{tag.name}.tag", unfinished, tag.commit.encoded(fields), check, replace)
 
     def remove_tag(self, name: str) -> None:
         self.files.remove(f"{name}.tag")
@@ -279,10 +276,11 @@ class Folder:
             if digest_of(text).encode() != last:
                 raise self._damaged(name, number, "its digest does not fit: damaged or cut")
             manifest = parsed_json(text)
-            version = manifest.get(KEY) if isinstance(manifest, dict) else None
-            if type(version) is int and not VERSION <= version <= WITH_ROLLBACKS:
-                reads = f"this penstock reads versions {VERSION} to {WITH_ROLLBACKS}"
-                raise StateError(f"{self.files.file(name)}: version {version}; {reads}")
+            if isinstance(manifest, dict) and UNRELEASED_KEY in manifest:
+                raise unreleased(self.files.file(name), "replay the sources into a new checkpoint")
+            number_of_format = manifest.get(KEY) if isinstance(manifest, dict) else None
+            if type(number_of_format) is int and number_of_format != FORMAT:
+                raise StateError(f"{self.files.file(name)}: format {number_of_format}; this penstock reads {FORMAT}")
             check_manifest(manifest)
             del manifest[KEY]
             commit_number, tag = manifest.pop("number"), manifest.pop("tag", {})
@@ -336,7 +334,7 @@ class Folder:
     def name(self, commit: Commit) -> None:
         """Write the manifest of a commit, after all files that it lists are durable."""
         with self.files.publishing(_manifest(commit.number)) as file:
-            file.write(commit.encoded(WITH_TAGS if self._has_tags else VERSION))
+            file.write(commit.encoded())
 
     def lock(self, wait_s: float = LOCK_WAIT_S) -> None:
         """Lock the folder, created if missing, until ``unlock`` or the end of the process.
@@ -378,15 +376,16 @@ class Folder:
             self.unlock()
 
     def tidy(self, keep: int | None = None, newest: Commit | None = None) -> None:
-        """Remove penstock's files, except those of tags and of the last ``keep`` commits. Do nothing if one is damaged.
+        """Remove penstock's files, except those of tags and of the last ``keep`` commits. Do nothing if names or a
+        commit cannot be read.
 
         A commit that repeats the one before is kept only as the newest, and does not count: starts that are followed by
         no frame remove no earlier state.
         keep : None: all commits; newest : the newest commit, if the caller has just written it
         """
         kept: list[Commit] = []
-        numbers = self.numbers()
         try:
+            numbers = self.numbers()
             for number in reversed(numbers):
                 commit = newest if newest and newest.number == number else self.load(number)
                 if not kept or not commit.repeats:
@@ -498,7 +497,7 @@ class Folder:
 
 def _state(contents: Mapping[str, Any]) -> str:
     """Return the contents of a commit as text, without what tells commits of the same state apart."""
-    positions = {name: value for name, value in contents.get("positions", {}).items() if name not in LINEAGE_FIELDS}
+    positions = {name: value for name, value in contents["positions"].items() if name not in LINEAGE_FIELDS}
     state = {name: value for name, value in contents.items() if name != REPEATS}
     return json.dumps({**state, "positions": positions}, sort_keys=True)
 

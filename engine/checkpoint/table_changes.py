@@ -193,7 +193,7 @@ class _Comparison:
         return ChangedTables(self._with_tables(entries, loaded), loaded, frozenset(new_slots), change, adds_rows)
 
     def _with_tables(self, entries: list[dict[str, Any]], loaded: Mapping[str, str]) -> dict[str, Any]:
-        programs = self._contents.get("programs", {})
+        programs = self._contents["programs"]
         contents = {
             **self._contents,
             "tables": entries,
@@ -270,7 +270,7 @@ class _Comparison:
 
     def _entry(self, old: str, name: str) -> dict[str, Any]:
         """Return the entry of a table of the commit under its name here."""
-        entry = {"storage_dtype": "float32", **self._saved[old], "name": name}  # older commits omit the type
+        entry = {**self._saved[old], "name": name}
         drawn_as = entry.pop("drawn_as", old)
         return entry if drawn_as == name else {**entry, "drawn_as": drawn_as}
 

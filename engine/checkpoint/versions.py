@@ -181,7 +181,6 @@ def make_tag(folder: Folder, load: Callable[[], Commit], name: str, note: str, m
             before = folder.tag(name)
             step = "" if before is None else f" names step {before.commit.step}"
             raise UsageError(f"{folder.path}: tag '{name}'{step} already; give --move (move=True) to move it") from None
-        _announce(folder)
         return new
 
     return folder.read_last(write, load)
@@ -232,17 +231,6 @@ def _check_is_there(folder: Folder, commit: Commit) -> None:
             return
     if not any(tag.commit.files == commit.files for tag in folder.tags()):
         raise CommitGoneError(f"{folder.path}: commit {commit.number} was removed before it had its tag")
-
-
-def _announce(folder: Folder) -> None:
-    """Write the newest manifest again, with the version of a folder with tags, if no run is committing.
-
-    A run writes later ones with that version. Without either, a penstock that knows no tags would clean the folder.
-    """
-    if not folder.files.names_appear_whole:
-        return
-    with suppress(OSError, StateError, UsageError), folder.locked(wait_s=0):  # the tag is there, whatever happens here
-        folder.name(folder.must_load())
 
 
 def _of_step(folder: Folder, step: int) -> Commit:

@@ -1,4 +1,4 @@
-"""``penstock plan``: what settings of dynamic and of cached tables would do to a log, and what feeds a device."""
+"""``penstock plan``: what settings of dynamic and of cached tables would do to a log."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from penstock.cli.output import Output, ProgressLine, count, frames_text, size_t
 from penstock.config.dynamic import MAX_COUNT
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.placement import MOST_BYTES
-from penstock.errors import ConfigError, UsageError
 from penstock.flag_values import MOST_PARALLEL, number, whole
 from penstock.io.decoding.reader import FrameReader
 from penstock.options import OneReaderOptions, ReadingOptions
 from penstock.planning.cached_rows import CacheForecast
 from penstock.planning.choices import all_choices
-from penstock.planning.feeding import BUSY, Device, Need, needs
 from penstock.planning.forecast import Forecast, TableForecast
 from penstock.planning.planner import EXACT_ROWS, Planner, reading
 from penstock.stats import percent
@@ -45,14 +43,13 @@ def add(command: Parser) -> None:
     command.add_argument(
         "config",
         metavar="CONFIG",
-        help="EngineConfig, text or binary; with a dynamic or cached table for a plan of a log",
+        help="EngineConfig, text or binary, with a dynamic or cached table",
     )
     command.add_argument(
         "sources",
         metavar="SOURCE",
-        nargs="*",
-        help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order. "
-        "None: only the model of --device",
+        nargs="+",
+        help="Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order",
     )
     choices = command.add_argument_group(
         "choices",
@@ -66,19 +63,6 @@ def add(command: Parser) -> None:
         metavar="SHARE",
         help="follow this share of the keys, rounded down to 1/2, 1/4, …, and estimate; 1: all (default: all, or what "
         f"{EXACT_ROWS // 1_000_000} million rows of all choices together have room for)",
-    )
-    device = command.add_argument_group("device")
-    device.add_argument(
-        "--device",
-        type=_device,
-        metavar="NAME",
-        help="print how many threads of the host feed such chips, by a model: generation and chips, such as v5e-8",
-    )
-    device.add_argument(
-        "--uses",
-        type=number("a number from 1 to 1,000,000", 1, 1e6),
-        metavar="N",
-        help="with --device: how often a step has each row that it updates (default 1)",
     )
     add_flags(command, "check")
     machine = command.add_argument_group("machine")
@@ -96,13 +80,6 @@ def _several(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
         return [parse(part) for part in text.split(",")]
 
     return parse_several
-
-
-def _device(text: str) -> Device:
-    try:
-        return Device.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}, got '{text}'") from None
 
 
 def _after(text: str) -> int | None:
@@ -126,17 +103,7 @@ _CHOICES: dict[str, tuple[Callable[[str], Any], str]] = {
 
 def run(args: argparse.Namespace, out: Output) -> None:
     _, drops_bad_rows, _ = check_reading(args)  # reported before the configuration is read
-    of_device = None
-    if args.uses is not None and args.device is None:
-        raise UsageError("--uses is for --device")
-    if args.device is None and not args.sources:
-        raise UsageError("expected a SOURCE, or --device")
     config = EmbeddingConfig.load(args.config)
-    if args.device is not None:
-        of_device = say_needs(out, config, args.device, args.uses or 1)
-        if not args.sources:
-            out.result({"device": of_device})
-            return
     keywords = keywords_of(args, "check", ReadingOptions, OneReaderOptions)
     options = reading(config, **keywords | {"on_bad_row": "drop" if drops_bad_rows else "error"})
     reader = FrameReader(args.sources, options)
@@ -158,38 +125,11 @@ def run(args: argparse.Namespace, out: Output) -> None:
         planner.run(reader, limit=args.limit, flush=args.flush, max_stale=args.max_stale, progress=progress)
     finally:
         progress.clear()
-    say_plan(out, planner, time.perf_counter() - started_s, reader.first_bad, of_device)
+    say_plan(out, planner, time.perf_counter() - started_s, reader.first_bad)
 
 
-def say_needs(out: Output, config: EmbeddingConfig, device: Device, uses: float) -> dict[str, Any]:
-    """Print how many threads each table needs to keep chips busy. Returns the same as plain data."""
-    tables = list(needs(config.tables, device, uses))
-    if not tables:
-        raise ConfigError("no table on the devices is updated by a kernel: --device has no model of XLA's steps")
-    chips = f"{device.chips} chip{'s' * (device.chips > 1)}"
-    out.say(f"device    {chips} {device.generation}, each {BUSY:.0%} busy; a model: no chip has confirmed it")
-    _say_cells(out, [_DEVICE_HEADINGS, *map(_cells_of_device, tables)])
-    return {
-        "generation": device.generation,
-        "chips": device.chips,
-        "busy": BUSY,
-        "uses": uses,
-        "tables": [vars(need) for need in tables],
-    }
-
-
-_DEVICE_HEADINGS = ["table", "variant", "rows/s of a chip", "rows/s of a thread", "threads", ""]
-
-
-def _cells_of_device(need: Need) -> list[str]:
-    rates = (f"{rate / 1e6:,.1f} M" for rate in (need.chip_rows, need.thread_rows))
-    return [need.table, need.variant, *rates, count(need.threads), f"limited by {need.bound}"]
-
-
-def say_plan(
-    out: Output, planner: Planner, seconds: float, first_bad: dict[str, str], of_device: dict[str, Any] | None = None
-) -> None:
-    """Print what became of keys and rows under every choice. of_device : as ``say_needs`` returns it"""
+def say_plan(out: Output, planner: Planner, seconds: float, first_bad: dict[str, str]) -> None:
+    """Print what became of keys and rows under every choice."""
     counters, pending = planner.counters, planner.gate.num_accumulated
     notes = list(counters.notes(first_bad))
     if planner.is_over:
@@ -218,7 +158,6 @@ def say_plan(
             "seconds": seconds,
             "notes": notes,
             "choices": choices,
-            **({} if of_device is None else {"device": of_device}),
         }
     )
 

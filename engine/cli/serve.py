@@ -43,8 +43,8 @@ from penstock.io.patience import Patience
 from penstock.learning_rates import LearningRates
 from penstock.options import DeltaOptions, OneReaderOptions, ReadingOptions, WatchingOptions, options_of
 from penstock.service.auth import Certificates, Tokens, certificates, check_protected, may_read, tokens_of
+from penstock.service.connections import wait_for_descriptors
 from penstock.service.limits import Limits
-from penstock.service.received_memory import keep_freed_memory
 from penstock.service.replica import ReplicaService
 from penstock.service.sequencer import Saving
 from penstock.service.server import Service
@@ -148,7 +148,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     if HANGUP is not None:
         interrupts.reserve(HANGUP)
     raise_limit()
-    keep_freed_memory()
+    wait_for_descriptors()
     if args.replica is not None:
         serve_replica(args, out)
         return
@@ -345,7 +345,6 @@ def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
     text = f"{count(status['frames'])}: {count(status['rows'])} rows, {several(status['steps'], 'step')}"
     out.say(f"frames    {text}" + (f", {count(status['stale'])} stale" if status["stale"] else ""))
     reports = service.engine.core.table_reports()
-    out.say_all("note      ", status["notes"])
     out.say_tables("keys      ", keys_texts(reports))
     out.say_tables("cache     ", cache_texts(reports))
     out.say_tables("wrote     ", files)

@@ -43,21 +43,21 @@ def status_of(client: Client) -> dict[str, Any]:
     """Return the status. Raises InputError if there is no service of penstock, UsageError for wrong credentials."""
     with as_source():
         status = client.status()
-    if not {"global_step", "committed_step", "lineage", "seconds"} <= status.keys():
+    if not {"global_step", "committed_step", "lineage", "epoch", "seconds", "version"} <= status.keys():
         raise InputError("it answers 'status' with something else than penstock does", source=client.connection.uri)
     return status
 
 
 def show(uri: str, status: dict[str, Any], out: Output) -> None:
-    """Print a status as text. A service of an earlier version does not say all of it."""
+    """Print a status as text."""
     is_replica = status.get("service") == "replica"
     kind = "replica" if is_replica else "service"
-    version = printable(str(status.get("version", "an earlier version")))
+    version = printable(str(status["version"]))
     out.say(f"{kind:<10}{uri}: {status.get('state', 'serving')}, up {duration(status['seconds'])}, penstock {version}")
     committed = status["committed_step"]
     text = "without a checkpoint" if committed is None else f"committed {count(committed)}"
     out.say(f"step      {count(status['global_step'])}, {text}")
-    out.say(f"lineage   {printable(str(status['lineage']))}, epoch {printable(str(status.get('epoch')))}")
+    out.say(f"lineage   {printable(str(status['lineage']))}, epoch {printable(str(status['epoch']))}")
     if is_replica:
         out.say(f"tables    {printable(listed(map(str, status['tables'])))}")
     else:
@@ -68,7 +68,6 @@ def show(uri: str, status: dict[str, Any], out: Output) -> None:
         out.say(f"producers {count(status['producers'])}, {several(status['streams'], 'open stream')}, {queued}")
         for reason, number in status["dropped"].items():
             out.say(f"dropped   {several(number, 'row')}: {printable(reason)}")
-        out.say_all("note      ", map(printable, status["notes"]))
     text = f"{several(status['connections'], 'connection')}, {several(status['calls'], 'call')} in progress"
     out.say(f"callers   {text}, {count(status['refused'])} refused")
     if "lookups" in status:

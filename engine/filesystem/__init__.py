@@ -1,1 +1,1 @@
-"""Operations on files: atomic and growing files, pipes, and the file descriptors of this process."""
+"""Operations on files: atomic and growing files, pipes, and the limit on file descriptors."""

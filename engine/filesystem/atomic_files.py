@@ -3,7 +3,7 @@
 ``operations`` makes all calls that touch the disk, one method per call that can fail or be the last one before a
 power failure: tests replace the object. The functions below keep the order that makes a file
 complete or absent: temporary file in the same folder, fsync, rename, fsync of the folder. Errors are OSError and
-name a path. Files are opened through the reserve of descriptors, if there is one.
+name a path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import penstock.forks as forks
-from penstock.filesystem.descriptors import reserve
 
 # The size of one write to the system: smaller writes are buffered, larger ones pass through.
 BUFFER_BYTES = 1 << 17
@@ -112,9 +111,7 @@ class _Unbuffered(io.RawIOBase):
         self.num_bytes = self._along = kept_bytes or 0
         self._file = -1  # Python closes also an object whose file could not be opened
         with _naming(name):
-            self._file = reserve.open(
-                lambda: operations.create(path) if kept_bytes is None else operations.resume(path, kept_bytes)
-            )
+            self._file = operations.create(path) if kept_bytes is None else operations.resume(path, kept_bytes)
         forks.keep(self._file)
 
     def writable(self) -> bool:
@@ -285,7 +282,7 @@ def link_if_possible(old: Path, new: Path) -> bool:
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable."""
     with _naming(path):
-        reserve.open(lambda: operations.sync_folder(path))
+        operations.sync_folder(path)
 
 
 def remove(path: Path) -> None:
@@ -331,7 +328,7 @@ def lock(path: Path) -> int:
     Raises BlockingIOError, whose text names the process that holds the lock.
     """
     with _naming(path):
-        file = forks.keep(reserve.open(lambda: operations.open_lock(path)))
+        file = forks.keep(operations.open_lock(path))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:  # locked, a file system without locks, or a lock that is not a file

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from penstock.filesystem import atomic_files
-from penstock.filesystem.descriptors import reserve
 from penstock.filesystem.read_ahead import Blocks
 from penstock.filesystem.state_files import open_regular
 
@@ -143,12 +142,12 @@ class LocalStore(FileStore):
 
     def names(self) -> Sequence[str]:
         try:
-            return reserve.open(lambda: os.listdir(self._path))
+            return os.listdir(self._path)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def open(self, name: str, ahead: bool = True) -> BinaryIO:
-        return reserve.open(lambda: open_regular(self._path / name))
+        return open_regular(self._path / name)
 
     def size(self, name: str) -> int:
         return (self._path / name).stat().st_size

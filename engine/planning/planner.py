@@ -124,7 +124,7 @@ class Planner:
             raise InputError(problem)
 
     def _push_all(self, reader: FrameReader, limit: int | None, flush: bool, progress: Progress | None) -> None:
-        seen = FrameGate(self.gate, lambda *_, **__: False)
+        seen = FrameGate(self.gate)
         with closing(reader.numbered()) as numbered:
             for _, frame in islice(numbered, limit):
                 if not frame.is_void:

@@ -83,8 +83,6 @@ class BrokerIntake:
             while not self._over.is_set():
                 messages = reader.read(WAIT_S)
                 stream.creation = reader.creation
-                if reader.note is not None and reader.note not in self._sequencer.notes:
-                    self._sequencer.notes.append(reader.note)
                 for message in messages:
                     self._push(stream, frames, partition, message)
                     if self._over.is_set():

@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Protocol
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Protocol, TypeVar
 from urllib.parse import unquote
 
-from penstock.filesystem import descriptors
+from penstock.filesystem import atomic_files, descriptors
 from penstock.service.limits import Limits
 
 # The time that a connection has for its first admitted call.
@@ -27,10 +28,42 @@ FIRST_CALL_S = 10.0
 CHECK_EVERY_S = 0.5
 # The share of the process's descriptors that connections may use.
 SHARE = 0.75
-# Descriptors reserved for commits, which open a few at a time.
-RESERVE = 16
+# How long to wait for a descriptor while connections have all of them, and the pause between two attempts.
+DESCRIPTOR_WAIT_S, DESCRIPTOR_PAUSE_S = 30.0, 0.05
+_NONE_LEFT = (errno.EMFILE, errno.ENFILE)
 
 Peer = tuple[str, int]  # address and port
+T = TypeVar("T")
+
+
+def when_free(call: Callable[[], T]) -> T:
+    """Return the result of a call that needs a descriptor. While there is none, repeat it: the checks free some."""
+    until_s = time.monotonic() + DESCRIPTOR_WAIT_S
+    while True:
+        try:
+            return call()
+        except OSError as error:
+            if error.errno not in _NONE_LEFT or time.monotonic() > until_s:
+                raise
+        time.sleep(DESCRIPTOR_PAUSE_S)
+
+
+class _WaitingOperations(atomic_files.Operations):
+    """File operations that wait for a descriptor."""
+
+    def create(self, path: Path) -> int:
+        return when_free(partial(super().create, path))
+
+    def open_lock(self, path: Path) -> int:
+        return when_free(partial(super().open_lock, path))
+
+    def sync_folder(self, path: Path) -> None:
+        when_free(partial(super().sync_folder, path))
+
+
+def wait_for_descriptors() -> None:
+    """Let what this process writes from now on, such as commits, wait for descriptors."""
+    atomic_files.operations = _WaitingOperations()
 
 
 class Call(Protocol):
@@ -75,7 +108,6 @@ class Connections:
         self._sockets = _Sockets()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        descriptors.reserve.hold(RESERVE)
 
     @property
     def num_open(self) -> int:
@@ -113,12 +145,10 @@ class Connections:
         if self._thread is not None:
             self._thread.join()
         self._sockets.close()
-        descriptors.reserve.release(RESERVE)
 
     def _run(self) -> None:
         while not self._over.wait(CHECK_EVERY_S):
             self._shut_down(self._excess)
-            descriptors.reserve.fill()
 
     def _shut_down(self, select: Callable[[Iterable[Peer]], list[Peer]]) -> None:
         with self._sockets.open_on(self._port) as descriptors:
@@ -202,7 +232,7 @@ def _descriptors() -> Iterable[int]:
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError as error:
-        return range(descriptors.limit()) if error.errno in (errno.EMFILE, errno.ENFILE) else []
+        return range(descriptors.limit()) if error.errno in _NONE_LEFT else []
 
 
 @lru_cache

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock.errors import MOST_LISTED, PenstockError, UsageError
-from penstock.filesystem.descriptors import reserve
 from penstock.io.flight.connection import Address
 from penstock.io.flight.messages import (
     DELTAS,
@@ -32,6 +31,7 @@ from penstock.io.flight.messages import (
 )
 from penstock.io.list_columns import list_type
 from penstock.service.auth import ADMISSION, CallAdmission, Certificates, Right
+from penstock.service.connections import when_free
 from penstock.service.lookup_streams import LookupAnswers, request_schema
 from penstock.service.put_streams import Producers
 from penstock.service.sequencer import Sequencer
@@ -92,7 +92,7 @@ class AnsweringServer(flight.FlightServerBase):  # type: ignore[misc]
             call.set_peer(context.peer())
             for right in rights:
                 call.check(right)
-            reserve.open(self._prepare)
+            when_free(self._prepare)
             yield
 
     def _act(self, kind: str, body: Any) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class FlightServer(AnsweringServer):
             """Write deltas until the producer's stream ends."""
             ticket = {DELTAS: {"since": since, "follow": True}}
             try:
-                reserve.open(self._service.engine.core.tables.prepare_thread)
+                when_free(self._service.engine.core.tables.prepare_thread)
                 for batch, _ in self._service.readers.get(ticket, over.is_set).messages:
                     with writing:
                         writer.write_batch(batch)

@@ -67,7 +67,6 @@ class Sequencer(CommitListener):
         self._engine, self._rates, self._log, self._on_failure = engine, rates, log, failed
         self.counters = Counters()
         self.first_bad: dict[str, str] = {}  # the first row dropped, or frame rejected, for each reason
-        self.notes: list[str] = []  # hints for the user, a sentence each
         self._stale_event = FrequentEvent(logging.WARNING, "stale_frame")
         self.ended = threading.Event()
         self.error: BaseException | None = None

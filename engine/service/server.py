@@ -127,7 +127,6 @@ class Service:
                 "num_required": self.engine.gate.num_required,
                 "reduction": self.engine.reduction,
                 "dropped": dict(counters.dropped),
-                "notes": list(sequencer.notes),
                 "keys": {name: asdict(table.keys) for name, table in tables.items() if table.keys is not None},
                 **self._counts(),
                 "seconds": time.monotonic() - self._started_s,

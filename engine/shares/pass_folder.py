@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.store import Commit, Folder
-from penstock.errors import StateError, UsageError
+from penstock.errors import StateError, UsageError, unreleased
 from penstock.filesystem import atomic_files
 from penstock.filesystem.append_file import part_of
 from penstock.filesystem.state_files import read_json
+
+# The key and the number of the format of ``replay.json``.
+KEY, FORMAT = "penstock.passes", 1
 
 
 class PassFolder:
@@ -33,20 +36,19 @@ class PassFolder:
         flags : that decide the result, as plain data; base : the commit that the replay continues; None: it begins anew
         choose : returns the number of passes of a new replay
         """
-        begun = _read(self._replay)
+        begun = self._begun()
         number, digests = (None, []) if base is None else (base.number, list(base.digests))
         # After going back to an older commit, another commit may have the number of the one that the passes began with.
-        is_same = begun is not None and begun.get("digests", digests) == digests
+        is_same = begun is not None and begun["digests"] == digests
         if begun is None or not resume or not is_same or self.unfinished(number) is None:
             self.remove()  # of a replay that was given up, or that has committed since
             count = choose()
             atomic_files.make_folders(self.path)
-            _write(self._replay, {"base": number, "digests": digests, "passes": count, "flags": flags})
+            _write(self._replay, {KEY: FORMAT, "base": number, "digests": digests, "passes": count, "flags": flags})
             return count
         plain = json.loads(json.dumps(flags))
         for name, value in plain.items():
-            # An earlier version did not know every switch.
-            before = begun["flags"].get(name, False if value is False else None)
+            before = begun["flags"][name]
             if before != value:
                 raise UsageError(
                     f"{self.path}: contains a replay in passes with {name} {before}, not {value}; "
@@ -56,8 +58,15 @@ class PassFolder:
 
     def unfinished(self, base: int | None) -> int | None:
         """Return the number of passes of a replay that was interrupted; None: there is none. base : as for ``begin``"""
-        begun = _read(self._replay)
+        begun = self._begun()
         return None if begun is None or begun["base"] != base else int(begun["passes"])
+
+    def _begun(self) -> dict[str, Any] | None:
+        """Return what ``begin`` recorded; None: nothing was begun. Raises StateError."""
+        begun = _read(self._replay)
+        if begun is not None and begun.get(KEY) != FORMAT:
+            raise unreleased(self._replay, f"remove {self.path} and replay again")
+        return begun
 
     def commits(self, rank: int) -> Path:
         """Return the folder of the commits of a pass."""

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.bridge.thread_memory import status_bytes
 from penstock.checkpoint.incremental import ring_bytes
 from penstock.config.specs import TableSpec
 from penstock.control_groups import groups_of, lines_of
@@ -56,7 +55,7 @@ def num_passes(specs: Iterable[TableSpec], memory: int | None) -> int:
     of_rows, widest = rows_bytes(specs), max(map(_row_bytes, specs))
     needed = of_rows + sum(ROW_BYTES * spec.vocabulary_size + spec.cache_bytes for spec in specs)
     needed += sum(bytes_of_directories([(spec, 0)]) for spec in specs if spec.dynamic)
-    used = 0 if memory is None else status_bytes("RssAnon")  # without pages of files
+    used = 0 if memory is None else _status_bytes("RssAnon")  # without pages of files
     if memory is not None and memory <= used:
         raise CapacityError(
             f"--memory {memory}: the process uses {used / 1e6:,.0f} MB before it has a row; give more bytes than that"
@@ -84,7 +83,7 @@ def available_bytes() -> int:
     limits = [int(free[0]) << 10 if free else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     soft = resource.getrlimit(resource.RLIMIT_DATA)[0]
     if soft != resource.RLIM_INFINITY:
-        limits.append(soft - status_bytes("VmData"))
+        limits.append(soft - _status_bytes("VmData"))
     limits += [limit - used for limit, used in _cgroups()]
     return min(limits)
 
@@ -96,3 +95,9 @@ def _cgroups() -> Iterable[tuple[int, int]]:
         limit, used = names[is_first_version]
         with suppress(IndexError, ValueError):  # none, or "max"
             yield int(lines_of(folder / limit)[0]), int(lines_of(folder / used)[0])
+
+
+def _status_bytes(field: str) -> int:
+    """Return the bytes of a field of /proc/self/status, such as VmData; 0 where there is none."""
+    values = (line.split()[1] for line in lines_of(Path("/proc/self/status")) if line.startswith(f"{field}:"))
+    return int(next(values, "0")) << 10

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.bridge.variants import VARIANTS, current
+from penstock.bridge.variants import VARIANTS
 from penstock.errors import UsageError, listed
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ class TablePrograms:
     def resume(self, before: Programs) -> None:
         """Report the tables that other programs updated before a commit: only equal ones give equal bits."""
         now = self.get_state()
-        before = {name: {**program, "variant": current(program["variant"])} for name, program in before.items()}
         # No compiler takes part in the results of penstock's own kernels.
         compared = {
             name: ("variant",) if program["variant"] == "host" else program.keys() for name, program in before.items()
@@ -66,7 +65,6 @@ def preferred(tables: Iterable[str], variant: Variant) -> dict[str, str]:
     """
     names: Sequence[str] = list(tables)
     by_table = variant if isinstance(variant, Mapping) else dict.fromkeys(names, variant)
-    by_table = {name: current(table_variant) for name, table_variant in by_table.items()}
     for name, table_variant in by_table.items():
         if name not in names:
             raise UsageError(f"variant: no table '{name}' in the configuration ({listed(names)})")

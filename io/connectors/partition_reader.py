@@ -8,7 +8,7 @@ from typing import TypeVar
 from penstock.errors import InputError, StateError
 from penstock.io.connectors.broker_partition import Message, Partition
 from penstock.io.patience import Patience
-from penstock.io.sources.seekable_source import created_again, unknown_creation
+from penstock.io.sources.seekable_source import created_again
 
 T = TypeVar("T")
 
@@ -20,12 +20,10 @@ class PartitionReader:
         start with the first one retained
     patience_s : how long to retry while the broker is unreachable
     creation : of the topic that the position is of, as the partition names it; None: unknown. Later that of the topic
-    note : a sentence for the user; None: there is none
     """
 
     def __init__(self, partition: Partition, position: int, patience_s: float, creation: str | None = None) -> None:
         self.partition, self.position, self.creation = partition, position, creation
-        self.note: str | None = None
         self._patience = Patience(patience_s, starts_over=False)
         self._is_open = False
 
@@ -92,7 +90,6 @@ class PartitionReader:
             if self.creation is not None:
                 place = partition.place(self.position + 1)
                 raise StateError(created_again(place, partition.kind, self.creation, creation))
-            self.note = unknown_creation(partition.description, partition.kind, creation)
         self.creation = creation
 
     def _check_retained(self, position: int, number: int) -> None:

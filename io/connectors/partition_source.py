@@ -83,10 +83,6 @@ class PartitionSource(SeekableSource):
     def creation(self) -> str | None:
         return self._reader.creation
 
-    @property
-    def note(self) -> str | None:
-        return self._reader.note
-
     def frames(self, options: ReadOptions, first_bad: dict[str, str]) -> Generator[Frame | FrameRun, None, None]:
         """Return the frames of a reading, among them void ones: messages without rows, and those that are dropped."""
         if options.contribution_rows is not None:

@@ -15,7 +15,7 @@ from penstock.frames import Position
 from penstock.io.connectors.table_versions import TableVersions
 from penstock.io.patience import Patience
 from penstock.io.sources.batch import Batch, Batches, Part, Parts
-from penstock.io.sources.seekable_source import GROWS, SeekableSource, created_again, unknown_creation
+from penstock.io.sources.seekable_source import GROWS, SeekableSource, created_again
 from penstock.io.sources.source_kinds import SourceKind
 
 T = TypeVar("T")
@@ -45,7 +45,6 @@ class VersionedSource(SeekableSource):
 
     shortest_pause_s = pause_s = 2.0
     creation: str | None = None
-    note: str | None = None
 
     def __init__(self, versions: TableVersions, patience_s: float) -> None:
         super().__init__(versions.name, self._open_parts, is_ready=True)
@@ -60,9 +59,7 @@ class VersionedSource(SeekableSource):
     def fix_end(self) -> None:
         self._last = self._call(self._versions.latest)
         creation = self._call(self._versions.creation)
-        if self._next and self.creation is None and creation is not None:
-            self.note = unknown_creation(self.name, "table", creation)
-        elif self._next and self.creation is not None and not self._versions.is_of(self.creation):
+        if self._next and self.creation is not None and not self._versions.is_of(self.creation):
             raise StateError(created_again(f"{self.name}: version {self._next[0]}", "table", self.creation, creation))
         self.creation = creation
         if self._next:

@@ -139,15 +139,14 @@ class FrameReader:
         return None if self.verified else unverified_text(self.checksums)
 
     def notes(self) -> list[str]:
-        """Return hints for the user, a sentence each: where the sources continue, and what of them is not read."""
-        notes = [source.note for source in self.sources if isinstance(source, SeekableSource)]
+        """Return hints for the user, a sentence each: what of the sources is not read."""
         unread = f"columns that were not read: {listed(self._unread)}" if self._unread else None
         doubts = [
             f"frames of more than {MANY_ROWS:,} rows have no step, and column '{name}' is not read: if it is the step, "
             f"give --column step={name}"
             for name in self._maybe_step
         ]
-        return [note for note in [*notes, unread, *doubts] if note is not None]
+        return [note for note in [unread, *doubts] if note is not None]
 
     def fraction(self) -> float | None:
         """Return the share of the input read so far, if known."""

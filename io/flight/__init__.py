@@ -519,7 +519,7 @@ class Client:
 def _deltas(reader: flight.FlightStreamReader) -> Iterator[Delta]:
     """Yield the deltas of a stream, which ends with the generator."""
     try:
-        epoch = (reader.schema.metadata or {}).get(b"penstock.epoch", FIRST_EPOCH.encode()).decode()
+        epoch = reader.schema.metadata[b"penstock.epoch"].decode()
         batches: list[pa.RecordBatch] = []
         for chunk in reader:
             batches.append(chunk.data)
@@ -547,7 +547,7 @@ class _AllIds:
 
     def table(self, end: dict[str, Any]) -> TableAt:
         rows = np.concatenate(self._blocks) if self._rows is None else self._rows
-        return TableAt(rows, end["step"], end["lineage"], epoch=end.get("epoch", FIRST_EPOCH))
+        return TableAt(rows, end["step"], end["lineage"], epoch=end["epoch"])
 
 
 class _Keys:
@@ -558,7 +558,7 @@ class _Keys:
         self._batches: list[pa.RecordBatch] = []
 
     def add(self, batch: pa.RecordBatch, metadata: dict[str, Any]) -> None:
-        if metadata.get("full_copy") or metadata.get("anew"):  # "anew" of a service at 0db4065
+        if metadata.get("full_copy"):
             self._batches.clear()
         self._batches.append(batch)
 
@@ -572,8 +572,7 @@ class _Keys:
         flat: Float32 = rows.take(present_rows).combine_chunks().flatten().to_numpy()
         last = table["last"].take(present_rows).to_numpy() if "last" in table.schema.names else None
         matrix = flat.reshape(-1, rows.type.list_size)
-        epoch = end.get("epoch", FIRST_EPOCH)
-        return TableAt(matrix, end["step"], end["lineage"], keys[present], last, end["clock"], epoch)
+        return TableAt(matrix, end["step"], end["lineage"], keys[present], last, end["clock"], end["epoch"])
 
 
 def _matrix(batch: pa.RecordBatch) -> Float32:

@@ -34,11 +34,6 @@ class SeekableSource(Source, ABC):
     def creation(self) -> str | None:
         """What tells the source from one of its name that was created later; None: nothing, or it was not read yet."""
 
-    @property
-    @abstractmethod
-    def note(self) -> str | None:
-        """A sentence for the user about the position that it continues after; None: there is none."""
-
     @abstractmethod
     def seek(self, position: Position, creation: str | None = None) -> None:
         """Continue after a position; (): begin with the oldest frame.
@@ -66,14 +61,6 @@ def created_again(place: str, kind: str, expected: str, got: str | None) -> str:
     return (
         f"{place} is next, and the {kind} was deleted and created again (expected {expected}, got {got}); use another "
         f"checkpoint, or the former {kind}"
-    )
-
-
-def unknown_creation(name: str, kind: str, creation: str) -> str:
-    """Return the note on a position that an earlier version stored."""
-    return (
-        f"{name}: an earlier version of penstock wrote the position, so that it is unknown whether the {kind} was "
-        f"created again since; the next commit names this one ({creation})"
     )
 
 

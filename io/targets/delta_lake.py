@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
@@ -25,9 +24,8 @@ from penstock.io.flight import Delta
 from penstock.io.registry import Library
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import row_schema, row_table
-from penstock.io.targets.target import FollowedJob, Position, Stored, TableRows, Target, failures
+from penstock.io.targets.target import FollowedJob, Stored, TableRows, Target, failures
 from penstock.io.targets.target_kinds import TargetKind
-from penstock.lineage import FIRST_EPOCH
 
 ERRORS = ErrorTable(
     ErrorRow(
@@ -61,13 +59,6 @@ _UNWRITABLE = re.compile(r"DeltaProtocolError|Unsupported table features|is appe
 # Commits that are read at first, in search of the one that wrote the rows.
 _COMMITS = 8
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class _Description(NamedTuple):
-    """job : as text; writer : in format 1, the identifier of the transactions whose versions are the steps"""
-
-    job: str
-    writer: str
 
 
 class DeltaLake(Target):
@@ -112,12 +103,12 @@ class DeltaLake(Target):
     def _compared(self, job: FollowedJob, before: Stored | None) -> Any:
         """Return the table at the version that was compared, which the next one has to follow; None if there is none.
 
-        Its description names the job first, in a commit that keeps the rows: followers of format 1 refuse it then.
+        Its description names the job first, in a commit that keeps the rows.
         """
         table = self._table()
         self.compare(self._stored(table), before)
-        if table is not None and (described := self._origin(table)).job != job.encoded():
-            table.alter.set_table_description(_description(job, described.writer))
+        if table is not None and self._origin(table) != job.encoded():
+            table.alter.set_table_description(_description(job))
             table = self._table()
             self.compare(self._stored(table), before)
         return table
@@ -140,9 +131,8 @@ class DeltaLake(Target):
         version = self._written(table)
         if version is None:
             return None
-        if (text := self._information(table, version).get(STORED)) is not None:
-            return Stored.decoded(parsed_json(text), self.name)
-        return self._stored_in_format_1(version)
+        text = self._information(table, version).get(STORED)
+        return None if text is None else Stored.decoded(parsed_json(text), self.name)
 
     def _written(self, table: Any) -> int | None:
         """Return the version that wrote the rows of a table; None if that cannot be determined."""
@@ -169,26 +159,15 @@ class DeltaLake(Target):
         limit = max(_COMMITS, 2 * (table.version() - version + 1))
         return next((commit for commit in table.history(limit) if commit["version"] == version), {})
 
-    def _stored_in_format_1(self, version: int) -> Stored | None:
-        """Return what a commit stored whose step is the version of a transaction, if that wrote the rows."""
-        with suppress(self._library.exceptions.DeltaError):  # the log has lost that version, or the one before
-            table = self._table(version)
-            described = self._origin(table)
-            step = table.transaction_version(described.writer)
-            before = self._table(version - 1).transaction_version(described.writer) if version else None
-            if step is not None and step != before:
-                return Stored(FollowedJob.decoded(described.job, self.name), Position(FIRST_EPOCH, step))
-        return None
-
-    def _origin(self, table: Any) -> _Description:
-        """Return what the description of a table says. Raises StateError."""
+    def _origin(self, table: Any) -> str:
+        """Return the job that the description of a table names, as text. Raises StateError."""
         try:
             fields = parsed_json(table.metadata().description or "")
-            described = _Description(json.dumps(fields["penstock"], separators=(",", ":")), str(fields["writer"]))
+            job = json.dumps(fields["penstock"], separators=(",", ":"))
         except (ValueError, TypeError, KeyError):
             raise StateError(f"{self.name}: the table was not written by penstock follow; use another one") from None
-        FollowedJob.decoded(described.job, self.name)
-        return described
+        FollowedJob.decoded(job, self.name)
+        return job
 
     def _commit(self, new: Stored) -> Any:
         """Return the properties of a commit. It fails if another one has come since the table was read."""
@@ -212,6 +191,5 @@ class DeltaLake(Target):
         return failures(self.name, ERRORS, self._library.exceptions.DeltaError)
 
 
-def _description(job: FollowedJob, writer: str | None = None) -> str:
-    described = {"penstock": json.loads(job.encoded()), "writer": writer or secrets.token_hex(8)}
-    return json.dumps(described, separators=(",", ":"))
+def _description(job: FollowedJob) -> str:
+    return json.dumps({"penstock": json.loads(job.encoded())}, separators=(",", ":"))

@@ -55,10 +55,10 @@ def row_key(table: str, id_: int) -> bytes:
 
 
 class _Mark(NamedTuple):
-    """num_partitions : of the topic when it was written; None: an earlier version wrote it"""
+    """num_partitions : of the topic when it was written"""
 
     stored: Stored
-    num_partitions: int | None
+    num_partitions: int
 
 
 class KafkaTopic(Target):
@@ -181,7 +181,7 @@ class KafkaTopic(Target):
             marks = [message for message in self._scan(consumer, 0, first) if message.key() == MARK]
             if marks:
                 fields = parsed_json(marks[-1].value())
-                return _Mark(Stored.decoded(fields, self.name), fields.get("partitions"))
+                return _Mark(Stored.decoded(fields, self.name), fields["partitions"])
             if first == low:
                 self._check_empty(consumer)
                 return None

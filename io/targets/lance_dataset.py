@@ -19,7 +19,6 @@ from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import row_schema, row_table
 from penstock.io.targets.target import FollowedJob, Stored, TableRows, Target, failures
 from penstock.io.targets.target_kinds import TargetKind
-from penstock.lineage import FIRST_EPOCH
 
 ERRORS = ErrorTable(
     ErrorRow(
@@ -67,11 +66,6 @@ class LanceDataset(Target):
     def apply(self, new: Stored, deltas: Sequence[Delta], before: Stored) -> None:
         dataset = self._dataset()
         self.compare(self._stored(dataset), before)
-        if self._job_of(dataset) != new.job.encoded():
-            # In a commit that keeps the rows: followers of format 1 refuse the dataset then.
-            dataset.update_schema_metadata({JOB: new.job.encoded()})
-            dataset = self._dataset()
-            self.compare(self._stored(dataset), before)
         changes = changes_of(deltas, new.job)
         fragments = [fragment.metadata for fragment in dataset.get_fragments()]
         if not fragments:
@@ -121,7 +115,7 @@ class LanceDataset(Target):
             transaction = self._transaction(dataset, version)
             properties = (transaction and transaction.transaction_properties) or {}
             if STEP in properties:
-                fields = {"job": job, "epoch": properties.get(EPOCH, FIRST_EPOCH), "step": properties[STEP]}
+                fields = {"job": job, "epoch": properties[EPOCH], "step": properties[STEP]}
                 return Stored.decoded(fields, self.name) if self._is_whole(dataset, version, transaction) else None
             if transaction is not None and isinstance(transaction.operation, self._library.LanceOperation.Restore):
                 version = transaction.operation.version

@@ -254,8 +254,7 @@ class RedisHashes(Target):
         fields = dict(zip(("job", "epoch", "step"), client.hmget(STATE, "job", "epoch", "step"), strict=True))
         if fields["job"] is None or fields["step"] is None:
             return None
-        epoch = fields.pop("epoch")
-        return Stored.decoded(fields if epoch is None else {**fields, "epoch": epoch.decode()}, self.name)
+        return Stored.decoded({name: value and value.decode() for name, value in fields.items()}, self.name)
 
     def _fill(self, key: str, rows: TableRows) -> None:
         """Fill a hash. It begins as a transaction with a time to live, so that a kill leaves none that stays."""

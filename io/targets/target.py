@@ -21,18 +21,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import penstock.forks as forks
-from penstock.errors import PenstockError, StateError, TargetError, listed, without_credentials
+from penstock.errors import PenstockError, StateError, TargetError, listed, unreleased, without_credentials
 from penstock.filesystem import atomic_files
 from penstock.filesystem.state_files import parsed_json
 from penstock.io.error_tables import FILES, ErrorTable
 from penstock.io.flight import Client, Delta
-from penstock.lineage import FIRST_EPOCH
 from penstock.shared.header import InitialRows
 
 Float32 = npt.NDArray[np.float32]
 
-# The version of what targets store, which followers of format 1 refuse: it has no epoch, and they would not store one.
-FORMAT, WITHOUT_EPOCHS = 2, 1
+# The key and the number of the format of what targets store, and the key of versions that were never released.
+KEY, FORMAT, UNRELEASED_KEY = "penstock.target", 1, "format"
 
 
 class TableForm(NamedTuple):
@@ -71,18 +70,20 @@ class FollowedJob:
 
     def encoded(self) -> str:
         tables = {name: list(form) for name, form in self.tables.items()}
-        return json.dumps({"format": FORMAT, "lineage": self.lineage, "tables": tables}, separators=(",", ":"))
+        return json.dumps({KEY: FORMAT, "lineage": self.lineage, "tables": tables}, separators=(",", ":"))
 
     @classmethod
     def decoded(cls, text: str | bytes, place: str) -> FollowedJob:
         """Parse what ``encoded`` returned. Raises StateError."""
         try:
             fields = parsed_json(text)
-            if fields["format"] in (WITHOUT_EPOCHS, FORMAT):
+            if UNRELEASED_KEY in fields:
+                raise unreleased(place, "follow into another target")
+            if fields[KEY] == FORMAT:
                 return cls(fields["lineage"], {name: TableForm(*form) for name, form in fields["tables"].items()})
         except (ValueError, TypeError, KeyError, AttributeError):
             fields = {}
-        got = fields.get("format", "damaged")
+        got = fields.get(KEY, "damaged")
         raise StateError(f"{place}: expected what penstock stores in format {FORMAT}, got {got}; use another target")
 
     def check(self, stored: FollowedJob, place: str) -> None:
@@ -152,7 +153,7 @@ class Stored:
         """
         job = fields["job"]
         job = FollowedJob.decoded(json.dumps(job) if isinstance(job, dict) else job, place)
-        return cls(job, Position(str(fields.get("epoch", FIRST_EPOCH)), int(fields["step"])))
+        return cls(job, Position(str(fields["epoch"]), int(fields["step"])))
 
     def is_ahead_of(self, other: Stored, epochs: Sequence[str]) -> bool:
         """Return whether another follower wrote this after another position.

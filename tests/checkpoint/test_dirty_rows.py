@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from penstock.checkpoint.arrays import rows_of
 from penstock.checkpoint.dirty_rows import RowMarks, TouchedRows
 from penstock.checkpoint.incremental import CommitContents, Saved, Saver
+from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.writer import Ring
 from penstock.frames import Coalesced, SummedArrays
 from penstock.pyx import dirty_bits as kernel
+from penstock.stats import Counters
 
 ROWS = 30
 IDS = st.sets(st.integers(0, ROWS - 1)).map(lambda ids: np.array(sorted(ids, key=lambda n: n * 7 % ROWS), np.int64))
@@ -82,13 +84,16 @@ def test_ids_outside_the_table_mark_no_row(row):
 # The fields that a manifest must have, as of a run without tables.
 MANIFEST = {
     "global_step": 0,
+    "changed_step": 0,
+    "clock_offset": 0,
     "tables": [],
+    "programs": {},
     "num_required": 1,
     "reduction": "mean",
     "seed": 0,
     "learning_rates": None,
-    "positions": {"sources": []},
-    "counters": {"dropped": {}},
+    "positions": Positions().get_state(),
+    "counters": Counters().get_state(),
     "gate": {"global_step": 0, "num_accumulated": 0},
     "pipeline": {},
     "config": "",

@@ -30,18 +30,6 @@ def folder(tmp_path):
 # ---- faults
 
 
-def test_a_commit_after_a_rollback_has_another_format_version(folder):
-    engine = trained("lru", folder)
-    roll_back_folder(folder, "good")
-    engine = ps.Engine.restore(folder)
-    push(engine, range(4))
-    engine.save(folder)
-    ps.tag(folder, "rolled")
-    versions = {"00000005.commit": 4, "good.tag": 4, "00000006.commit": 5, "00000007.commit": 5, "rolled.tag": 5}
-    for name, version in versions.items():
-        assert f'"penstock.checkpoint": {version},' in (folder / name).read_text(), name
-
-
 def test_a_failure_half_way_fails_the_engine_and_not_its_commits(folder, monkeypatch):
     engine = trained("plain", folder)
     state = ps.Engine.restore(folder).state_hash()

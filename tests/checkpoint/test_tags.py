@@ -317,15 +317,3 @@ def test_a_commit_whose_files_are_not_all_there_gets_no_tag(folder):
     with pytest.raises(ps.StateError, match=r"00000002\.delta: 0 bytes"):
         ps.tag(folder, "good", 2)
     assert Folder(folder).tag_names() == []
-
-
-def test_commits_of_a_folder_with_tags_say_so_to_a_penstock_that_would_remove_what_tags_pin(folder):
-    version = b'"penstock.checkpoint": 4'
-    assert version not in (folder / "00000003.commit").read_bytes()
-    ps.tag(folder, "good", 1)
-    assert version in (folder / "00000003.commit").read_bytes()
-    removed_after(folder, 1)
-    assert version in (folder / "00000004.commit").read_bytes()
-    versions.delete_tag(Folder(folder), "good")
-    removed_after(folder, 1)
-    assert version not in (folder / "00000005.commit").read_bytes()

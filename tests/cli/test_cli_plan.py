@@ -1,6 +1,5 @@
 """``penstock plan``: its table and JSON, its flags, its errors and exit codes."""
 
-import math
 import re
 
 import pytest
@@ -110,54 +109,3 @@ def _cut(path):
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     return path
-
-
-def test_a_device_is_planned_without_a_log(tmp_path, call, refused):
-    tables = [
-        ps.TableConfig(1000, dim, name=f"t{dim}", optimizer=optimizer)
-        for dim, optimizer in ((32, ps.Adagrad(0.1)), (100, ps.Adam(0.1)), (16, ps.RowWiseAdagrad(0.1)))
-    ]
-    ps.EmbeddingConfig.from_tables(tables).save(tmp_path / "tables.pbtxt")
-    text, plan = call(0, "plan", tmp_path / "tables.pbtxt", "--device", "v5p-4")
-    assert text.startswith("device    4 chips v5p, each 80% busy; a model: no chip has confirmed it\n")
-    assert set(plan) == {"device"}
-    tables = plan["device"].pop("tables")
-    assert plan["device"] == {"generation": "v5p", "chips": 4, "busy": 0.8, "uses": 1}
-    # SparseCores update no rows of 100 floats, and only they have a kernel for the third table.
-    assert [(need["table"], need["variant"]) for need in tables] == [
-        ("t32", "pallas"),
-        ("t32", "sparsecore"),
-        ("t100", "pallas"),
-        ("t16", "sparsecore"),
-    ]
-    for need in tables:
-        assert need["threads"] == math.ceil(0.8 * need["chip_rows"] * 4 / need["thread_rows"])
-        line = rf"{need['table']} +{need['variant']} .* {need['threads']}  limited by {need['bound']}\n"
-        assert re.search(line, text)
-    _, of_repeated = call(0, "plan", tmp_path / "tables.pbtxt", "--device", "v5p-4", "--uses", "3")
-    assert all(
-        repeated["thread_rows"] < need["thread_rows"]
-        for repeated, need in zip(of_repeated["device"]["tables"], tables, strict=True)
-    )
-    for flags, problem in (
-        ((), "expected a SOURCE, or --device"),
-        (("--uses", "2"), "--uses is for --device"),
-        (("--device", "v5e"), "expected one of v4, .* and a number of chips, such as v5e-8, got 'v5e'"),
-        (("--device", "v5e-0"), "got 'v5e-0'"),
-    ):
-        assert re.search(problem, refused(2, "plan", tmp_path / "tables.pbtxt", *flags))
-    ps.EmbeddingConfig.from_tables([ps.TableConfig(9, 4, name="t", optimizer=ps.RowWiseAdagrad(0.1))]).save(
-        tmp_path / "xla.pbtxt"
-    )
-    assert "no table on the devices is updated by a kernel" in refused(
-        4, "plan", tmp_path / "xla.pbtxt", "--device", "v5e-8"
-    )
-
-
-def test_a_device_is_planned_next_to_a_log(files, call):
-    _, alone = call(0, "plan", *files)
-    text, plan = call(0, "plan", *files, "--device", "v5e-8")
-    assert text.startswith("device ")
-    assert "\nrows      3,840 in" in text
-    assert [need["table"] for need in plan.pop("device")["tables"]] == ["user"]
-    assert plan["choices"] == alone["choices"]

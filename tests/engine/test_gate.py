@@ -152,7 +152,7 @@ def test_threads_push_while_runs_drain_their_sources_and_every_frame_counts_once
 
     def pusher(worker):
         for name, ids, rows in frames[worker]:
-            assert engine.gate.push({name: (ids, rows)}, contributor=worker)
+            assert engine.apply({name: (ids, rows)}, contributor=worker)
 
     def runner(worker):
         batches = [
@@ -181,14 +181,14 @@ def test_threads_push_while_runs_drain_their_sources_and_every_frame_counts_once
 
 def test_push_applies_a_frame():
     engine = engine_of()
-    engine.gate.push({"t": ([1], [[2.0, 2.0]])}, local_step=0, contributor="a")
+    engine.apply({"t": ([1], [[2.0, 2.0]])}, local_step=0, contributor="a")
     assert engine.lookup("t", [1]).tolist() == [[-2, -2]]
-    assert not engine.gate.push({"t": ([1], [[2.0, 2.0]])}, local_step=-3, contributor="a")
+    assert not engine.apply({"t": ([1], [[2.0, 2.0]])}, local_step=-3, contributor="a")
     assert (engine.gate.stale.by_contributor, engine.gate.stale.by_lateness) == ({"a": 1}, {4: 1})
     with pytest.raises(ps.InputError, match=r"expected 0 <= id < 50 .*, got 50"):
-        engine.gate.push({"t": ([50], [[2.0, 2.0]])})
+        engine.apply({"t": ([50], [[2.0, 2.0]])})
     with pytest.raises(ps.UsageError, match="no dynamic tags"):
-        engine.gate.push({"t": ([1], [[2.0, 2.0]])}, learning_rates={0: 1.0})
+        engine.apply({"t": ([1], [[2.0, 2.0]])}, learning_rates={0: 1.0})
 
 
 @pytest.mark.parametrize("step", ["a", 1.5, None, 2**63])
@@ -234,7 +234,7 @@ def test_a_stale_frame_that_is_refused_is_not_counted_as_stale(tmp_path):
 def test_taking_from_the_engines_gate_is_refused():
     """A taker would count a step, and leave what the stores hold to the next one."""
     engine = engine_of(num_required=3)
-    engine.gate.push({"t": ([1], [[2.0, 2.0]])})
+    engine.apply({"t": ([1], [[2.0, 2.0]])})
     with pytest.raises(ps.StateError, match="opens into its own tables only"):
         engine.gate.take(1, lambda num: num)
     assert (engine.global_step, engine.gate.num_accumulated) == (0, 1)
@@ -244,7 +244,7 @@ def test_taking_from_the_engines_gate_is_refused():
 
 def test_the_engines_gate_explains_itself():
     engine = engine_of(num_required=3)
-    engine.gate.push({"t": ([1], [[2.0, 2.0]])}, contributor="a")
+    engine.apply({"t": ([1], [[2.0, 2.0]])}, contributor="a")
     assert engine.gate.explain() == "1 of 3 frames in ('a': 1); global step 0; no taker is waiting"
 
 
@@ -261,7 +261,7 @@ def test_a_step_that_failed_in_one_thread_stops_the_frames_of_the_others(monkeyp
 
     def push(name):
         try:
-            engine.gate.push({name: ([1], [[2.0, 2.0]])})
+            engine.apply({name: ([1], [[2.0, 2.0]])})
         except Exception as error:
             caught.append(error)
 
@@ -285,11 +285,10 @@ def test_the_example_of_synchronous_replicas_equals_the_sequential_computation()
     assert "the tables equal those of the sequential computation" in done.stdout
 
 
-def test_apply_and_push_take_the_same_arguments_all_but_the_first_by_keyword():
+def test_apply_takes_all_arguments_but_the_first_by_keyword():
     engine = engine_of()
     expected = {"gradients": "POSITIONAL_OR_KEYWORD", "local_step": "KEYWORD_ONLY", "learning_rates": "KEYWORD_ONLY"}
     expected |= {"contributor": "KEYWORD_ONLY", "time": "KEYWORD_ONLY"}
-    for call in (engine.apply, engine.gate.push):
-        assert {name: each.kind.name for name, each in inspect.signature(call).parameters.items()} == expected
+    assert {name: each.kind.name for name, each in inspect.signature(engine.apply).parameters.items()} == expected
     with pytest.raises(TypeError, match="positional"):
         engine.apply({"t": ([1], [[2.0, 2.0]])}, 0)

@@ -139,14 +139,6 @@ def test_errors_say_what_happened_and_what_to_give():
         lineage.check("abc", "0", 0)
 
 
-def test_a_commit_without_epochs_is_in_the_first_one():
-    assert Lineage.from_state({"lineage": None, "epochs": None}) is None
-    old = Lineage.from_state({"lineage": "ab"})
-    assert [epoch.get_state() for epoch in old.epochs] == [["0", 0]]
-    stored = Lineage.from_state({"lineage": "ab", "epochs": [["0", 0], ["cd", 3]]})
-    assert stored.epoch_of(4) == "cd"
-
-
 def test_an_epoch_that_changes_the_tables_has_its_first_step_and_refuses_every_reader_from_before():
     before = Lineage("abc").started(5)
     lineage = before.started(8, changes_tables=True).started(8).started(8)  # later starts take no step

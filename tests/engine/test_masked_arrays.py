@@ -43,11 +43,10 @@ def test_an_array_without_a_masked_value_is_refused_too(engine):
         ([masked(1), 2], GRADIENTS),
     ],
 )
-@pytest.mark.parametrize("push", ["apply", "gate.push"])
-def test_apply_and_push_refuse_masked_arrays(engine, pair, push):
+def test_apply_refuses_masked_arrays(engine, pair):
     before = engine.state_hash()
     with pytest.raises(ps.InputError, match=rf"apply\('user'\): {MESSAGE}"):
-        (engine.apply if push == "apply" else engine.gate.push)({"user": pair})
+        engine.apply({"user": pair})
     assert engine.state_hash() == before
 
 

@@ -116,16 +116,14 @@ def test_quarantined_rows_are_those_of_the_source_and_a_killed_run_resumes_to_th
     assert got == [(1, 0, 1, 1000, "sum_not_finite"), (2, 3, 3, 1002, "sum_not_finite")]
 
 
-@pytest.mark.parametrize("first", ["apply", "push"])
-def test_a_refused_frame_leaves_sums_gate_and_tables_as_they_were(first):
+def test_a_refused_frame_leaves_sums_gate_and_tables_as_they_were():
     engine = engine_of(("t", "u"), num_required=2, reduction="sum")
-    enter = engine.apply if first == "apply" else engine.gate.push
     big = np.full((1, 2), 3e38, np.float32)
-    assert enter({"t": ([1], big), "u": ([2], big)})
+    assert engine.apply({"t": ([1], big), "u": ([2], big)})
     with pytest.raises(ps.InputError, match="id 2 of table 'u' is not") as error:
-        enter({"t": ([1], -big), "u": ([5, 2], np.concatenate([big, big]))})
+        engine.apply({"t": ([1], -big), "u": ([5, 2], np.concatenate([big, big]))})
     assert (error.value.row, error.value.reason, engine.gate.num_accumulated) == (1, "sum_not_finite", 1)
-    assert enter({"t": ([1], -big)})
+    assert engine.apply({"t": ([1], -big)})
     assert engine.table("t").tolist() == np.ones((8, 2)).tolist()
     assert engine.table("u")[2].tolist() == [np.float32(1) - np.float32(RATE) * np.float32(3e38)] * 2
 

@@ -15,9 +15,9 @@ PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [path for path in sorted((ROOT / "docs").rglob("*.md")) if "decisions" not in path.parts]
 # Keys of metadata and names of spans, which are spelled like modules.
 KEYS = {
-    "anew",
     "batch",
     "closed",
+    "commit",
     "crc",
     "dims",
     "end",
@@ -29,6 +29,7 @@ KEYS = {
     "start",
     "step",
     "table",
+    "target",
 }
 KEYS |= {"NAME"}  # a placeholder
 CLASSES = {"Client": Client, "EmbeddingConfig": ps.EmbeddingConfig, "EmbeddingTables": EmbeddingTables}

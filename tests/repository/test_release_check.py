@@ -42,6 +42,7 @@ def test_files_of_a_release_are_in_order():
     [
         ("penstock/tests/test_engine.py", "the wheel contains penstock/tests/test_engine.py"),
         ("penstock/bench/experiments/ulp.py", "the wheel contains penstock/bench/experiments/ulp.py"),
+        ("penstock/bench/tpu/matrix.py", "the wheel contains penstock/bench/tpu/matrix.py"),
         ("penstock/bench/results/reads.txt", "the wheel contains penstock/bench/results/reads.txt"),
         ("penstock/pyx/update.pyx", "the wheel contains penstock/pyx/update.pyx"),
         ("other/__init__.py", "the wheel installs other/__init__.py next to penstock"),

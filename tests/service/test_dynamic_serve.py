@@ -135,12 +135,7 @@ def test_a_key_admitted_before_a_read_and_removed_after_it_within_one_commit_is_
         assert sorted(key for key, row in rows.items() if row is not None) == [4, 5]
 
 
-@pytest.mark.parametrize("key", ["full_copy", "anew"])  # "anew": a service at 0db4065
-def test_a_table_that_is_read_again_forgets_the_keys_of_the_first_time(monkeypatch, key):
-    def encoded_with_key(message):
-        return encoded({key if name == "full_copy" else name: value for name, value in message.items()})
-
-    monkeypatch.setattr(snapshots, "encoded", encoded_with_key)
+def test_a_table_that_is_read_again_forgets_the_keys_of_the_first_time(monkeypatch):
     engine = engine_of(ps.Dynamic(evict="lru"), rows=2)
     with service_of(engine, limits=Limits(delta_bytes=1)) as service, client_of(service) as client:
         client.put([log_of([[1, 2]])], "w0")

@@ -3,8 +3,6 @@
 import resource
 import signal
 import socket
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow.flight as flight
@@ -124,31 +122,6 @@ def test_of_too_many_connections_those_that_never_called_are_closed_first(monkey
             while silent.recv(4096):
                 pass
         until(lambda: service.connections.num_open == 3)
-
-
-OUT_OF_DESCRIPTORS = """
-import os, sys
-from pathlib import Path
-from penstock.filesystem import atomic_files, descriptors
-
-descriptors.reserve.hold(int(sys.argv[2]))
-try:
-    while True:
-        os.open(os.devnull, os.O_RDONLY)
-except OSError as error:
-    print(error.strerror, flush=True)
-for n in range(3):
-    with atomic_files.publishing(Path(sys.argv[1]) / str(n)) as file:
-        file.write(b"whole")
-"""
-
-
-@pytest.mark.parametrize(("held", "code"), [(4, 0), (0, 1)])
-def test_reserved_descriptors_let_a_file_be_written_when_others_run_out(tmp_path, held, code):
-    command = limited(64, sys.executable, "-c", OUT_OF_DESCRIPTORS, tmp_path, held)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == ("Too many open files\n", code), done.stderr
-    assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == ([b"whole"] * 3 if held else [])
 
 
 def test_open_calls_are_cancelled_after_the_grace_period():

@@ -67,7 +67,8 @@ def metadata_of(wheel: Path) -> Message:
 def content_problems(wheel_names: Sequence[str], sdist_names: Sequence[str]) -> Iterator[str]:
     """Yield what the wheel or the sdist contains or lacks. Names in the sdist have its folder."""
     for name in wheel_names:
-        if re.search(r"(^|/)(tests|experiments|results|docs)/", name) or name.endswith((".pyx", ".pxd", ".c", ".h")):
+        is_of_developers = re.search(r"(^|/)(tests|experiments|results|docs|bench/(tpu|gpu))/", name)
+        if is_of_developers or name.endswith((".pyx", ".pxd", ".c", ".h")):
             yield f"the wheel contains {name}"
         if not re.match(r"penstock/|penstock-[^/]+\.dist-info/", name):
             yield f"the wheel installs {name} next to penstock"

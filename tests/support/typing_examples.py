@@ -43,7 +43,7 @@ def accumulate() -> npt.NDArray[np.float32]:
 
 
 def push(engine: ps.Engine) -> bool:
-    return engine.gate.push({"user": ([1], np.ones((1, 16)))}, local_step=3, contributor=7)
+    return engine.apply({"user": ([1], np.ones((1, 16)))}, local_step=3, contributor=7)
 
 
 def follow(engine: ps.Engine, config: ps.EmbeddingConfig) -> None:

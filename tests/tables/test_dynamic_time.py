@@ -113,7 +113,7 @@ def test_arrays_take_the_time_as_an_argument():
     engine = engine_of(HOURLY)
     frame = {"user": (np.array([1]), np.ones((1, 4), np.float32))}
     engine.apply(frame, time=100)
-    engine.gate.push(frame, time=np.int64(250))
+    engine.apply(frame, time=np.int64(250))
     assert engine.explain("user", 1) == "present; last at time 250"
     with pytest.raises(ps.InputError, match="expected time=, in seconds: the clock of a dynamic table"):
         engine.apply(frame)

@@ -1,11 +1,9 @@
 """Streams and topics that were deleted and created again: no position in the former one continues in the latter."""
 
-import json
 import signal
 from contextlib import closing
 
 import pytest
-from at_0db4065 import EXPECTED, GATE_FLAGS, NUM_FRAMES, read_frames, replay_arguments
 from brokers import Scripted, message_of, numbers_of
 from cli import outcome, started
 from limits import HANG_S, until
@@ -153,39 +151,6 @@ def test_a_restarted_server_and_a_purged_stream_are_the_former_ones(nats, tmp_pa
     assert engine.state_hash() == replayed(FRAMES[:9]).state_hash()
 
 
-def topic_messages():
-    return [each for batch in read_frames("topic/messages.arrows") for each in batch["message"].to_pylist()]
-
-
-def test_a_position_of_an_earlier_version_is_accepted_once_by_a_replay(nats, at_0db4065, call, refused):
-    nats.send(*topic_messages())
-    words = (*replay_arguments("topic", nats.uri), "--checkpoint", "topic/nats", "--resume")
-    (note,) = (note for note in call(0, *words)[1]["notes"] if "stream" in note)
-    assert note.startswith(
-        f"{nats.uri}: an earlier version of penstock wrote the position, so that it is unknown whether"
-    )
-    nats.send(topic_messages()[-1])
-    assert not [note for note in call(0, *words)[1]["notes"] if "stream" in note]
-    nats.create_again(*topic_messages(), *topic_messages())
-    assert "the stream was deleted and created again" in refused(5, *words)
-
-
-def test_a_position_of_an_earlier_version_is_accepted_once_by_a_service(nats, at_0db4065):
-    nats.send(*topic_messages())
-    words = ("topic/tables.pbtxt", "--nats", nats.uri, "--checkpoint", "topic/nats-service", *GATE_FLAGS, "--resume")
-    for notes in (1, 0):
-        with Process(*words, "--json") as running, connect(running.uri, patience_s=HANG_S) as client:
-            until(lambda: client.position("nats/gradients") == NUM_FRAMES)
-            _, out, error = running.end(signal.SIGTERM)
-        assert len(json.loads(out.splitlines()[0])["notes"]) == notes
-        assert error.count("note      ") == notes
-    assert committed("topic/nats-service") == EXPECTED["topic/nats"]["resumed"]
-    nats.create_again(*topic_messages(), *topic_messages())
-    with Process(*words) as running:
-        code, _, error = running.wait()
-    assert (code, "the stream was deleted and created again" in error) == (5, True), error
-
-
 # ---- any broker
 
 
@@ -215,22 +180,21 @@ def test_a_topic_that_was_created_again_is_refused_at_the_start_and_after_a_fail
         reader.read(0)
 
 
-def test_a_position_whose_topic_is_unknown_is_accepted_with_a_note():
+def test_a_position_of_a_broker_that_gave_no_id_then_is_accepted():
     reader = PartitionReader(Created([1, 2, 3, 4]), 3, 60)
     assert numbers_of(reader, 1) == [4]
-    assert reader.note.startswith("kafka://b/t, partition 0: an earlier version of penstock wrote the position")
     assert reader.creation == "id A"
 
 
 @pytest.mark.parametrize("creation", [None, "id A"])
 def test_a_position_at_the_start_is_of_any_topic(creation):
     reader = PartitionReader(Created([1, 2], "id B"), 0, 60, creation)
-    assert (numbers_of(reader, 2), reader.creation, reader.note) == ([1, 2], "id B", None)
+    assert (numbers_of(reader, 2), reader.creation) == ([1, 2], "id B")
 
 
 def test_brokers_without_ids_have_nothing_to_compare():
     reader = PartitionReader(Created([1, 2, 3, 4], None), 3, 60)
-    assert (numbers_of(reader, 1), reader.creation, reader.note) == ([4], None, None)
+    assert (numbers_of(reader, 1), reader.creation) == ([4], None)
 
 
 def test_brokers_that_gave_an_id_and_give_none_now_are_waited_for():

@@ -1,14 +1,11 @@
 """Tables with versions that were removed and created again: no position in the former one continues in the latter."""
 
 import re
-import shutil
 import signal
-from pathlib import Path
 
 import pytest
-from at_0db4065 import replay_arguments
 from cli import started
-from lakehouse import FRAMES, KINDS, VERSIONS, Delta, Lance, new_table
+from lakehouse import FRAMES, KINDS, VERSIONS, new_table
 from limits import HANG_S, suspend, until
 from services import config_of, replayed
 
@@ -55,22 +52,3 @@ def test_a_replay_that_follows_ends_when_its_table_is_created_again(table, tmp_p
     _, error = process.communicate(timeout=HANG_S)
     assert (process.returncode, CREATED_AGAIN in error.decode()) == (5, True), error
     assert ps.Engine.restore(tmp_path / "c").state_hash() == replayed(FRAMES[:3]).state_hash()
-
-
-@pytest.mark.parametrize(("kind", "library"), [("delta", "deltalake"), ("lance", "lance")])
-def test_a_position_of_an_earlier_version_is_accepted_once(at_0db4065, call, refused, kind, library):
-    pytest.importorskip(library)
-    source = f"{kind}:versions/rows.{kind}"
-    words = (*replay_arguments("versions", source), "--checkpoint", f"versions/{kind}", "--resume")
-    notes = [[note for note in call(0, *words)[1]["notes"] if note.startswith(f"{source}: ")] for _ in range(2)]
-    assert [len(each) for each in notes] == [1, 0]
-    assert "an earlier version of penstock wrote the position" in notes[0][0]
-    shutil.copytree(f"versions/rows.{kind}", "rows")
-    shutil.rmtree(f"versions/rows.{kind}")
-    table = Delta(Path("versions")) if kind == "delta" else Lance(Path("versions"))
-    for numbers in VERSIONS:
-        table.append(numbers)
-    assert CREATED_AGAIN in refused(5, *words)
-    shutil.rmtree(f"versions/rows.{kind}")
-    shutil.move("rows", f"versions/rows.{kind}")
-    call(0, *words)
