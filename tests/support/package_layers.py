@@ -28,5 +28,6 @@ engine   activation_access   table_access   run   lockstep   live_reads   deltas
 core   tables   io   shared
 keywords   options   activations   accumulators   pipeline   sampling   gate   stats
 bridge   config   learning_rates   threads   array_conversion   control_groups
-flag_values   validation   lineage   filesystem   svg   updates   frames   pyx   interrupts   forks   errors   events
+integrations   flag_values   validation   lineage
+filesystem   svg   updates   frames   pyx   interrupts   forks   errors   events
 """

@@ -1,0 +1,47 @@
+"""The integrations by name: nothing imports them, and what uses one loads it from here, when it is used.
+
+Each is a module with one object or function that its users know by name: SOURCE, TARGET, FORMAT; of a kernel ``apply``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+# Sources that a URI names, each a SOURCE.
+SOURCES = (
+    "penstock.io.connectors.delta_versions",
+    "penstock.io.connectors.flights",
+    "penstock.io.connectors.iceberg_versions",
+    "penstock.io.connectors.kafka_partition",
+    "penstock.io.connectors.lance_versions",
+    "penstock.io.connectors.nats_stream",
+)
+# What ``penstock follow`` writes to, each a TARGET.
+TARGETS = (
+    "penstock.io.targets.delta_lake",
+    "penstock.io.targets.kafka_topic",
+    "penstock.io.targets.lance_dataset",
+    "penstock.io.targets.lmdb_file",
+    "penstock.io.targets.parquet_folder",
+    "penstock.io.targets.python_function",
+    "penstock.io.targets.redis_hashes",
+    "penstock.io.targets.shared_files",
+)
+# Formats of tables, each a FORMAT.
+FORMATS = (
+    "penstock.io.formats.keras_weights",
+    "penstock.io.formats.numpy_files",
+    "penstock.io.formats.orbax_checkpoint",
+    "penstock.io.formats.parquet_tables",
+    "penstock.io.formats.safetensors_file",
+    "penstock.io.formats.tensorflow_checkpoint",
+    "penstock.io.formats.torch_distributed",
+    "penstock.io.formats.torch_file",
+)
+
+
+def declared(modules: Iterable[str], name: str) -> list[Any]:
+    """Return what each of the modules declares under a name."""
+    return [getattr(import_module(module), name) for module in modules]
