@@ -14,7 +14,7 @@ from penstock.checkpoint.engine_state import restore
 from penstock.checkpoint.session import CheckpointSession
 from penstock.checkpoint.table_changes import TableChanges
 from penstock.config.embedding import EmbeddingConfig
-from penstock.core import checked_reduction
+from penstock.core import checked_reduction, create_core
 from penstock.deltas import DeltaOptions, Deltas, check_no_deltas
 from penstock.errors import listed
 from penstock.frames import Contributor, time_given
@@ -22,7 +22,6 @@ from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.keywords import with_defaults, with_keywords
 from penstock.learning_rates import Rates
 from penstock.live_reads import LiveReads
-from penstock.lockstep import create_core, sharing_errors
 from penstock.options import (
     RUN,
     AnyPath,
@@ -227,7 +226,7 @@ class Engine(TableAccess, ActivationAccess):
         """
         values = with_defaults("Engine.run", "run", RUN, keywords)
         options = RunOptions.among(values)
-        with sharing_errors(self.core):
+        with self.core.sharing_errors():
             if values["deltas"] is None:
                 check_no_deltas(keywords)
                 return self._source_run(source, options).run()
@@ -330,7 +329,7 @@ class Engine(TableAccess, ActivationAccess):
         array([[0.9, 0.8],
                [0.6, 0.6]], dtype=float32)
         """
-        with sharing_errors(self.core):
+        with self.core.sharing_errors():
             step = None if local_step is None else whole("local_step", local_step)
             seconds = time_given(time, self.config.needs_time, "apply()")
             frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), seconds)

@@ -1,7 +1,4 @@
-"""The integrations by name: nothing imports them, and what uses one loads it from here, when it is used.
-
-Each is a module with one object or function that its users know by name: SOURCE, TARGET, FORMAT; of a kernel ``apply``.
-"""
+"""The integrations, by module: each is loaded from here, when it is used, and imported by nothing outside of them."""
 
 from __future__ import annotations
 
@@ -40,6 +37,17 @@ FORMATS = (
     "penstock.io.formats.torch_distributed",
     "penstock.io.formats.torch_file",
 )
+# Kernels for a TPU, by the name of the variant.
+KERNELS = {
+    "pallas": "penstock.bridge.pallas.tensorcore",
+    "sparsecore": "penstock.bridge.pallas.sparsecore",
+}
+# What tables, and their core, are where a mesh spans several processes.
+PROCESSES = {
+    "agreement": "penstock.bridge.processes.agreement",
+    "tables": "penstock.bridge.processes.process_tables",
+    "core": "penstock.lockstep",
+}
 
 
 def declared(modules: Iterable[str], name: str) -> list[Any]:

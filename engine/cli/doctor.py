@@ -238,19 +238,22 @@ def sparsecores(mesh: Any) -> str:
     """Return whether the variant for SparseCores works on these devices; "" if they have none."""
     from penstock.bridge import backends
     from penstock.bridge.sharding import Layout
+    from penstock.bridge.variants import kernel
 
     rule = penstock.updates.update_rule(penstock.Adagrad(0.1))
     layout = Layout("t", 1024, 32, 1, mesh.size, False, backends.lanes(mesh))
     if not backends.possible("sparsecore", mesh, layout, rule):
         return ""
-    from penstock.bridge.pallas import sparsecore
-
     variant, problem = backends.choose(mesh, layout, rule, preferred="sparsecore")
     if problem:
         return f"; SparseCores fail their canary: {problem}"
     if variant != "sparsecore":
         return ""
-    root = "" if sparsecore.has_root() else ", with roots in software: jax 0.11, which needs Python 3.12, has them"
+    root = (
+        ""
+        if kernel("sparsecore").has_root()
+        else ", with roots in software: jax 0.11, which needs Python 3.12, has them"
+    )
     return f"; SparseCores work if requested (variant 'sparsecore'){root}"
 
 
