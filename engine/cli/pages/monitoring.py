@@ -12,13 +12,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.accumulators.frame_gate import FrameGate
 from penstock.cli.output import writing
 from penstock.config.id_ranges import id_text
 from penstock.engine import Engine
 from penstock.io.registry import Library
 from penstock.sampling import thinned
-from penstock.stats import Counters, Report
+from penstock.stats import Counters, GateProgress, Report
 from penstock.svg import SCHEME
 from penstock.validation import is_loopback
 
@@ -107,7 +106,7 @@ class Watching:
     def then_tick(self, progress: Progress) -> Progress:
         """Return a progress callback that calls ``progress`` and then ``tick``."""
 
-        def both(counters: Counters, gate: FrameGate, share: float | None) -> None:
+        def both(counters: Counters, gate: GateProgress, share: float | None) -> None:
             progress(counters, gate, share)
             self.tick()
 
