@@ -48,6 +48,23 @@ PROCESSES = {
     "tables": "penstock.bridge.processes.process_tables",
     "core": "penstock.lockstep",
 }
+# Metrics, and pages for browsers.
+PAGES = {
+    "monitoring": "penstock.cli.pages.monitoring",
+    "http_server": "penstock.cli.pages.http_server",
+    "html_report": "penstock.cli.pages.html_report",
+    "id_statistics": "penstock.cli.pages.id_statistics",
+}
+# What knows of an unfinished replay in passes.
+PASSES_OF_ROWS = "penstock.shares.pass_folder"
+# Commands that are part of an integration, by name; the others are modules of ``penstock.cli``.
+COMMANDS = {
+    "history": "penstock.cli.history",
+    "blame": "penstock.cli.blame",
+    "branch": "penstock.cli.branch",
+    "diff": "penstock.cli.diff",
+    "bench": "penstock.cli.bench",
+}
 
 
 def declared(modules: Iterable[str], name: str) -> list[Any]:

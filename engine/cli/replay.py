@@ -21,9 +21,9 @@ from penstock.cli.command_line import (
     pairs_of,
 )
 from penstock.cli.output import Output, ProgressLine, check_writable, place_text, writing
-from penstock.cli.pages.monitoring import Watching, check_library
 from penstock.cli.replay_flags import Checked, check_checkpoint, check_no_passes, deltas_of, file_of_deltas
 from penstock.cli.replay_report import say_end, say_report, written_aside
+from penstock.cli.watching import check_library, watching
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import InputError, StaleInputError, UsageError
@@ -86,12 +86,12 @@ def replay_on_ray(args: argparse.Namespace, out: Output) -> None:
         [source if "://" in source else os.path.abspath(source) for source in args.sources],
         **keywords | deltas,
     )
-    watching = Watching(args, job)
-    job.progress = lambda *_: watching.tick()
+    watched = watching(args, job)
+    job.progress = lambda *_: watched.tick()
     failures = logging.StreamHandler()  # a line per failure of an actor or node, to standard error
     logging.getLogger("penstock").addHandler(failures)
     try:
-        with watching, writing(place) if place else nullcontext():
+        with watched, writing(place) if place else nullcontext():
             report = job.run()
     finally:
         logging.getLogger("penstock").removeHandler(failures)
@@ -107,12 +107,12 @@ def replay(args: argparse.Namespace, out: Output) -> None:
     engine = make_engine(args, checked.config)
     if engine.is_shared:
         _ = engine.reads
-    watching = Watching(args, engine)
+    watched = watching(args, engine)
     progress = ProgressLine()  # created here because its clock starts now
     try:
         place = args.checkpoint or args.deltas
-        with watching, writing(place) if place else nullcontext():
-            report = engine.run(args.sources, progress=watching.then_tick(progress), **keywords)
+        with watched, writing(place) if place else nullcontext():
+            report = engine.run(args.sources, progress=watched.then_tick(progress), **keywords)
         interrupts.check()  # hashing and writing large tables takes long
     except KeyboardInterrupt:
         kept = "nothing was written"
@@ -133,7 +133,7 @@ def replay(args: argparse.Namespace, out: Output) -> None:
     if args.out is not None:
         with writing(args.out):
             files = engine.write_tables(args.out)
-    shown = watching.report(report, engine)
+    shown = watched.report(report, engine)
     say_report(out, report)
     say_end(out, args, report, quarantine, files, shown)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ from penstock.checkpoint.store import PASSES, Folder
 from penstock.checkpoint.versions import check_no_version
 from penstock.cli.command_line import MODE_FLAGS, check_mode, check_reading
 from penstock.cli.output import check_writable, place_text
-from penstock.cli.pages.monitoring import check_library
+from penstock.cli.watching import check_library
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError
 from penstock.filesystem.append_file import check_new
+from penstock.integrations import PASSES_OF_ROWS
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.delta_sink import is_stream
 from penstock.io.sources.opening import check_not_read, open_sources
@@ -22,7 +24,6 @@ from penstock.io.sources.seekable_source import check_order
 from penstock.io.table_files import table_path
 from penstock.learning_rates import check_given
 from penstock.options import DeltaKeywords, TableChangeKeywords, options_of
-from penstock.shares.pass_folder import PassFolder
 
 
 def deltas_of(args: argparse.Namespace, mode: str) -> dict[str, Any]:
@@ -118,7 +119,8 @@ def check_no_passes(args: argparse.Namespace) -> None:
     """Raise UsageError if the checkpoint to resume is that of an unfinished replay in passes."""
     if args.resume and "://" not in str(args.checkpoint):
         numbers = Folder(args.checkpoint).numbers()
-        count = PassFolder(Path(args.checkpoint) / PASSES).unfinished(numbers[-1] if numbers else None)
+        passes = import_module(PASSES_OF_ROWS).PassFolder(Path(args.checkpoint) / PASSES)
+        count = passes.unfinished(numbers[-1] if numbers else None)
         if count is not None:
             unfinished = f"contains an unfinished replay in passes; resume it with --passes {count}"
             raise UsageError(f"{place_text(args.checkpoint)}: {unfinished}")
