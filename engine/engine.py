@@ -139,7 +139,7 @@ class Engine(TableAccess, ActivationAccess):
         self._exchange = Exchange(config, self._looked_up, self.core.take_in, self.core.gate)
         self._reads: LiveReads | None = None
         if self._folder is not shared:
-            _ = self.reads  # publishes the rows; if the caller opened the folder, it does so once all are set
+            self.publish()  # a caller that opened the folder does so once all rows are set
 
     def __repr__(self) -> str:
         devices = self.core.tables.devices
@@ -162,14 +162,33 @@ class Engine(TableAccess, ActivationAccess):
         ([[1.0, 1.0], [1.0, 1.0]], 0)
         """
         if self._reads is None:
-            with self.core.reading():
-                if self._reads is None:
-                    last, lineage = self.session.last, self.session.positions.lineage
-                    durable_step = 0 if last is None else int(last[0].contents["global_step"])
-                    history = ("", "") if lineage is None else (lineage.id, lineage.current.id)
-                    self._reads = LiveReads(self.core, self._folder, durable_step, history)
-                    self.session.on_durable = self._reads.durable
+            self.publish()
+        assert self._reads is not None
         return self._reads
+
+    def publish(self) -> None:
+        """Make ``reads`` ready; with ``shared``, show the rows to other processes.
+
+        Notes
+        -----
+        An engine does so itself: with ``shared`` when its rows are set, else at the first use of ``reads``. Only one
+        whose ``shared`` is a folder that the caller has opened waits for this call.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), shared="shared")
+        >>> ps.Reader("shared").lookup("user", [5]).tolist()
+        [[1.0, 1.0]]
+        """
+        with self.core.reading():
+            if self._reads is None:
+                last, lineage = self.session.last, self.session.positions.lineage
+                durable_step = 0 if last is None else int(last[0].contents["global_step"])
+                history = ("", "") if lineage is None else (lineage.id, lineage.current.id)
+                self._reads = LiveReads(self.core, self._folder, durable_step, history)
+                self.session.on_durable = self._reads.durable
 
     @property
     def is_shared(self) -> bool:
@@ -458,7 +477,7 @@ class Engine(TableAccess, ActivationAccess):
         make = partial(cls, shared=folder)
         engine = restore(make, path, config, mesh, threads, num_required, reduction, share, version, changes)
         if folder is not shared:
-            _ = engine.reads  # publishes the rows, as in __init__
+            engine.publish()
         return engine
 
     def tag(self, name: str, *, note: str = "", move: bool = False) -> None:

@@ -106,7 +106,7 @@ def replay(args: argparse.Namespace, out: Output) -> None:
     keywords = keywords_of(args, "run", *SOURCE) | checked.deltas
     engine = make_engine(args, checked.config)
     if engine.is_shared:
-        _ = engine.reads
+        engine.publish()
     watched = watching(args, engine)
     progress = ProgressLine()  # created here because its clock starts now
     try:
@@ -141,7 +141,7 @@ def replay(args: argparse.Namespace, out: Output) -> None:
 def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     """Return an engine restored from the last commit with --resume, else a new one, from --seed and --init.
 
-    The rows of --shared appear with the first use of ``engine.reads``.
+    ``Engine.publish`` shows the rows of --shared.
     """
     mesh = make_devices(args.devices)
     gate = {"num_required": args.num_required, "reduction": args.reduction}
