@@ -215,7 +215,7 @@ class EngineCore:
         """Return a frame reduced to the rows of this share. Raises InputError for a bad row in any share."""
         # A stale frame adds to no sum.
         alone = self.gate.num_required == 1 and (frame.local_step is None or not self.gate.is_stale(frame.local_step))
-        return self.tables.reduced(frame, alone)
+        return self.tables.held.reduced(frame, alone)
 
     def push_run(self, run: FrameRun, rates: LearningRates, counters: Counters, most: int) -> int:
         """Push the next frames of a run in native code, up to an event. Returns how many entered the gate.
@@ -498,7 +498,7 @@ def create_core(
 ) -> EngineCore:
     """Return the core of an engine: another one where the mesh of its tables spans processes."""
     mean = reduction == "mean"
-    stores = {name: store_of(spec, mean, is_share=tables.is_share) for name, spec in tables.specs_here.items()}
+    stores = {name: store_of(spec, mean, is_share=tables.held.is_share) for name, spec in tables.held.specs.items()}
     if tables.processes is None:
         return EngineCore(config, tables, Pipeline(stores, team), num_required, reduction, seed)
     create: Callable[..., EngineCore] = import_module(PROCESSES["core"]).create_core

@@ -130,7 +130,7 @@ class Engine(TableAccess, ActivationAccess):
         tables = TableSet(config, mesh, self.seed, team, share, variant, allocate)
         self.core = create_core(config, tables, num_required, self.reduction, self.seed, team)
         # The first observer is the innermost: telemetry times the step alone.
-        self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.ids)
+        self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.held.ids)
         self.core.observe(self.watch)
         in_job = share is not None and not self.commits_alone
         self.session = CheckpointSession(self.core, partial(self.watch.timed, "save"), in_job)

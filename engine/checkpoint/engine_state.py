@@ -102,7 +102,8 @@ def describe(
     stores = core.pipeline.stores.items()
     if core.clock_offset or totals.rolled_back:
         plain[CLOCK_OFFSET] = core.clock_offset
-    records = [Record("store", {"table": name}, core.tables.by_id(name, store.get_state())) for name, store in stores]
+    held = core.tables.held
+    records = [Record("store", {"table": name}, held.by_id(name, store.get_state())) for name, store in stores]
     dynamic = core.tables.dynamic.items()
     records += [Record("directory", {"table": name}, table.get_state()) for name, table in dynamic]
     # Two rollbacks to one commit write equal rows: the record tells their files apart.
@@ -114,7 +115,7 @@ def tables_to_save(core: EngineCore) -> dict[str, Saved]:
     """Return the tables of an engine by name, in the form that a saver expects."""
     return {
         name: Saved(core.tables.table(name), spec.vocabulary_size, spec.rule.non_lazy)
-        for name, spec in core.tables.specs_here.items()
+        for name, spec in core.tables.held.specs.items()
     }
 
 
@@ -230,7 +231,7 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
             here = ids >= 0
             ids, parts = ids[here], [rows[here] for rows in parts]
         else:
-            ids, parts = core.tables.select_own(name, ids, parts)
+            ids, parts = core.tables.held.select(name, ids, parts)
         if name in core.tables.dynamic and name not in rows_now:
             ids = _admit(core, name, ids, parts, folder)
         else:
@@ -253,7 +254,7 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
 
     def put() -> None:
         for name, store in core.pipeline.stores.items():
-            store.set_state(core.tables.share_of(name, stores.get(name, {})))
+            store.set_state(core.tables.held.part_of(name, stores.get(name, {})))
         core.pipeline.set_state(contents["pipeline"])
 
     core.gate.set_state(contents["gate"], put)

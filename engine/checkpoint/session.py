@@ -41,7 +41,7 @@ class CheckpointSession(StepObserver):
 
     def __init__(self, core: EngineCore, timed: Callable[[], AbstractContextManager[Any]], in_job: bool) -> None:
         self._core, self._timed, self._counting, self._in_job = core, timed, timed(), in_job
-        self._part = PartRows(core.tables.shares)
+        self._part = PartRows(core.tables.held.shares)
         self._saver: Saver | None = None  # of the last folder; tracks the dirty rows
         # For each other folder: the digests of its last commit that the state descends from.
         self._descends: dict[str, tuple[str, ...]] = {}
