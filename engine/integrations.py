@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Extra(NamedTuple):
+    """An extra of penstock. package : that it installs; purpose : the parts of penstock that need it"""
+
+    name: str
+    package: str
+    purpose: str
+
 
 # Sources that a URI names, each a SOURCE.
 SOURCES = (
@@ -55,7 +64,7 @@ PAGES = {
     "html_report": "penstock.cli.pages.html_report",
     "id_statistics": "penstock.cli.pages.id_statistics",
 }
-# What knows of an unfinished replay in passes.
+# What finds an unfinished replay in passes in a checkpoint.
 PASSES_OF_ROWS = "penstock.shares.pass_folder"
 # Commands that are part of an integration, by name; the others are modules of ``penstock.cli``.
 COMMANDS = {
@@ -65,6 +74,26 @@ COMMANDS = {
     "diff": "penstock.cli.diff",
     "bench": "penstock.cli.bench",
 }
+# The libraries that only some of them need.
+EXTRAS = (
+    Extra("completion", "shtab", "completion of commands in a shell"),
+    Extra("metrics", "prometheus-client", "--ui, --metrics, --metrics-file, --report and penstock.metrics"),
+    Extra("otel", "opentelemetry-api", "a span for every step"),
+    Extra("kafka", "confluent-kafka", "gradients from Kafka, and follow into Kafka"),
+    Extra("nats", "nats-py", "gradients from NATS"),
+    Extra("delta", "deltalake", "gradients from Delta Lake, and follow into it"),
+    Extra("iceberg", "pyiceberg", "gradients from Iceberg"),
+    Extra("lance", "pylance", "gradients from Lance, and follow into it"),
+    Extra("lmdb", "lmdb", "follow into LMDB"),
+    Extra("redis", "redis", "follow into Redis"),
+    Extra("orbax", "orbax-checkpoint", "import and export of Orbax"),
+    Extra("safetensors", "safetensors", "import and export of safetensors"),
+    Extra("tensorflow", "tensorflow", "import of checkpoints of TensorFlow"),
+    Extra("flax", "flax", "tables in a step of Flax"),
+    Extra("keras", "keras", "tables in a model of Keras, and import of its weights"),
+    Extra("torch", "torch", "penstock.torch, import and export of its files"),
+    Extra("ray", "ray", "jobs on a Ray cluster"),
+)
 
 
 def declared(modules: Iterable[str], name: str) -> list[Any]:
