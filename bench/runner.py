@@ -114,7 +114,7 @@ def check_memory(group: Sequence[Point]) -> None:
             size = f" at {point.x:,}" if point.x is not None else ""
             raise MemoryError(
                 f"{point.case}{size} needs about {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: "
-                "leave the case out, or make it smaller with --vocabulary-scale, --rows or --short"
+                "leave the case out, or make it smaller with --vocabulary-scale, --rows-per-step or --short"
             )
 
 

@@ -54,19 +54,18 @@ def commands() -> str:
     return "\n".join(parts)
 
 
-def flags_of(modes: str) -> str:
-    """The flags of ``replay`` as a list of Markdown, or the names of those that another command shares with it."""
+def flags_of(mode: str) -> str:
+    """The flags of ``replay`` (mode "run") as a list of Markdown, or those that another command shares, and its own."""
     from penstock.options import options_of
 
-    replays = {"run", "job", "passes"}
-    options = [option for option in options_of().values() if option.flag is not None and option.modes & replays]
-    if modes != "replay":
-        options = [option for option in options if modes in option.modes]
-        names = ", ".join(f"`{option.flag_name}`" for option in options)
-        indent = "  " if modes == "check" else ""  # which stands in an item of a list
-        return f"\n{filled(names, indent, indent)}\n{indent}"
-    items = [filled(f"- `{typed(option)}`: {meaning(option)}", "", "  ") for option in options]
-    return "\n".join(["\n", *items, "", ""])
+    options = [option for option in options_of(mode).values() if option.flag is not None]
+    shared = [] if mode == "run" else [option for option in options if "run" in option.modes]
+    items = [filled(f"- `{typed(option)}`: {meaning(option)}", "", "  ") for option in options if option not in shared]
+    if not shared:
+        return "\n".join(["\n", *items, "", ""])
+    indent = "  " if mode == "check" else ""  # which stands in an item of a list
+    names = filled(", ".join(f"`{option.flag_name}`" for option in shared), indent, indent)
+    return "\n".join(["", names, *(["", "In addition:", "", *items, ""] if items else []), indent])
 
 
 def filled(text: str, first: str, rest: str) -> str:

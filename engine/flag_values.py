@@ -139,6 +139,11 @@ def rows_of_a_frame(text: str) -> int | str:
     return text if text == "batch" else whole(1)(text)
 
 
+def all_or_names(text: str) -> bool | list[str]:
+    """Parse ``--delta-slots``."""
+    return text == "all" or text.split(",")
+
+
 def number_of_passes(text: str) -> int | str:
     """Parse ``--passes``."""
     return text if text == "auto" else whole(1, MOST_PASSES)(text)

@@ -72,6 +72,8 @@ COMMANDS = {
     "blame": "penstock.cli.blame",
     "branch": "penstock.cli.branch",
     "diff": "penstock.cli.diff",
+    "passes": "penstock.cli.passes",
+    "job": "penstock.cli.job",
     "bench": "penstock.cli.bench",
 }
 # The libraries that only some of them need.

@@ -1,12 +1,12 @@
 """Every option of a run, in one table: its type, text, default and flag, and the modes in which it works.
 
 A ``TypedDict`` per concern lists them, which type checkers read as the keywords of ``Engine.run`` and ``Engine.stage``.
-Signatures and docstrings (keywords.py), the dataclasses that the code uses, the flags of commands, the errors "not with
---ray" and "not with --passes", and the table of docs/cli.md are derived from it. A new option is a new key here.
+Signatures and docstrings (keywords.py), the dataclasses that the code uses, the flags of commands, and the lists of
+docs/cli.md are derived from it. A new option is a new key here.
 
 Modes: "run", one engine (``Engine.run``, ``penstock replay``); "stage", ``Engine.stage``; "serve", the service; "job",
-a job on a Ray cluster; "passes", a replay in passes; "restore", ``Engine.restore``; "check", commands that read a log
-without tables.
+a job on a Ray cluster (``penstock job``); "passes", a replay in passes (``penstock passes``); "restore",
+``Engine.restore``; "check", commands that read a log without tables.
 """
 
 import inspect
@@ -21,6 +21,7 @@ from penstock.flag_values import (
     MOST_PARALLEL,
     Flag,
     Option,
+    all_or_names,
     folder_or_uri,
     local_path,
     megabytes,
@@ -139,13 +140,13 @@ class ReadingKeywords(TypedDict, total=False):
     ]
     patience: Annotated[
         float,
-        Option("seconds to retry while a broker, or the server of a table, is gone", 60.0, EVERYWHERE - JOB),
+        Option("seconds to retry while a broker, or the server of a table, is gone", 60.0, EVERYWHERE - JOB - PASSES),
         Flag("S", number("seconds, at least 0", 0, 86_400)),
     ]
     max_message: Annotated[
         int,
-        Option("bytes of the largest message of a broker", 64 << 20, READS - JOB),
-        Flag("MB", megabytes, help="largest message of a broker", unit=1 << 20),
+        Option("bytes of the largest message of a broker", 64 << 20, EVERYWHERE - JOB - PASSES),
+        Flag("MB", megabytes, help="largest message of a broker; for serve also largest record batch", unit=1 << 20),
     ]
     as_files: Annotated[
         bool,
@@ -263,7 +264,8 @@ class DeltaKeywords(TypedDict, total=False):
         Option("of deltas: names of slots to include next to the weights; True: all of them", ()),
         Flag(
             "all|NAME,NAME",
-            name="deltas-slots",
+            all_or_names,
+            name="delta-slots",
             help="with the optimizer's slots: all of them, or those named (default: none)",
         ),
     ]
@@ -276,8 +278,9 @@ class DeltaKeywords(TypedDict, total=False):
             "of deltas of dynamic tables: add a column 'last', the clock when the key occurred last, which tells "
             "whether it has expired",
             False,
+            RUNS | {"serve"},
         ),
-        Flag(name="deltas-last", pages=("dynamic.md#expired-keys",)),
+        Flag(name="delta-last", pages=("dynamic.md#expired-keys",)),
     ]
     numbered: Annotated[
         bool,
@@ -290,15 +293,29 @@ class DeltaKeywords(TypedDict, total=False):
     ]
     per_steps: Annotated[
         int | None,
-        Option("one delta per so many steps, with the last value of every row that changed (default: one per step)"),
+        Option(
+            "one delta per so many steps, with the last value of every row that changed (default: one per step)",
+            None,
+            RUNS | {"serve"},
+        ),
         Flag(
-            "UNIT=N",
-            name="deltas-per",
-            help="one delta per N steps, rows or seconds, with the last value of rows that changed (default: steps=1)",
+            "N",
+            whole(1),
+            name="delta-steps",
+            help="one delta per N steps, with the last value of every row that changed (default: one per step; a "
+            "service: one per commit, without a checkpoint one per step while a reader follows)",
         ),
     ]
-    per_rows: Annotated[int | None, Option("or per so many changes of rows, whichever comes first", None, ONE_ENGINE)]
-    per_seconds: Annotated[float | None, Option("or per so many seconds, whichever comes first", None, ONE_ENGINE)]
+    per_rows: Annotated[
+        int | None,
+        Option("or per so many changes of rows, whichever comes first", None, ONE_ENGINE),
+        Flag("N", whole(1), name="delta-rows"),
+    ]
+    per_seconds: Annotated[
+        float | None,
+        Option("or per so many seconds, whichever comes first", None, ONE_ENGINE),
+        Flag("S", number("seconds, at least 0", 0, 1e9), name="delta-seconds"),
+    ]
 
 
 class DeltaTargetKeywords(TypedDict, total=False):
@@ -368,7 +385,11 @@ class SharedKeywords(TypedDict, total=False):
 class PassKeywords(TypedDict, total=False):
     passes: Annotated[
         int | str | None,
-        Option("read the sources K times, each time for one share of the rows; auto: as often as memory requires"),
+        Option(
+            "read the sources K times, each time for one share of the rows; auto (default): as often as memory "
+            "requires",
+            "auto",
+        ),
         Flag("K|auto", number_of_passes, pages=("placement.md#in-passes",)),
     ]
     memory: Annotated[
@@ -385,7 +406,7 @@ class ClusterKeywords(TypedDict, total=False):
         Flag(
             "ADDRESS",
             name="ray",
-            help="address of the cluster; auto: this machine's; local: start one here",
+            help="address of the cluster; auto (default): this machine's; local: start one here",
             pages=("ray.md",),
         ),
     ]

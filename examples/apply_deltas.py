@@ -1,7 +1,7 @@
 """Follow penstock's deltas with numpy and pyarrow alone, as a serving system would.
 
     penstock replay tables.pbtxt log.arrows --limit 0 --out base      # the tables before the first step
-    penstock replay tables.pbtxt log.arrows --deltas deltas.arrows --deltas-slots all --out out
+    penstock replay tables.pbtxt log.arrows --deltas deltas.arrows --delta-slots all --out out
     python examples/apply_deltas.py base deltas.arrows copy
     penstock diff out copy                                            # no difference
 

@@ -133,7 +133,7 @@ def refused(tmp_path, capsys):
     """refused(code, words…) → the line that a command fails with; of a replay, nothing is written."""
 
     def run(code, *words):
-        if words[0] == "replay" and "--out" not in words:
+        if words[0] in ("replay", "job") and "--out" not in words:
             words = (*words, "--out", tmp_path / "out")
         line = error_line(capsys, code, *words)
         assert not (tmp_path / "out").is_dir()

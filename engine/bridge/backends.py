@@ -119,7 +119,7 @@ def _allocating(definitions: Sequence[TableDefinition]) -> Iterator[None]:
         layouts = sorted((definition.layout for definition in definitions), key=lambda layout: -layout.vocabulary_size)
         raise CapacityError(
             f"out of memory: no room for {quoted([layout.name for layout in layouts])} with slots "
-            f"({reason}); give more memory or devices, or replay with --passes auto"
+            f"({reason}); give more memory or devices, or replay in passes (penstock passes)"
         ) from None
 
 

@@ -34,7 +34,7 @@ def add(command: Parser) -> None:
         "without slow ways)",
     )
     command.add_argument("--rounds", type=whole(1), metavar="N", help=f"turns of every side (default {ROUNDS})")
-    command.add_argument("--rows", type=whole(1), metavar="N", help="rows of a step of w1 to w4 (default 1048576)")
+    command.add_argument("--rows-per-step", type=whole(1), metavar="N", help="of w1 to w4 (default 1048576)")
     command.add_argument(
         "--vocabulary-scale",
         type=number("a number above 0, at most 1000", 0, 1000, with_least=False),
@@ -108,7 +108,7 @@ def traced(args: argparse.Namespace, out: Output) -> int:
     assert directory is not None
     from penstock.bench import trace
 
-    rows = args.rows or (trace.SHORT_ROWS if args.short else trace.ROWS)
+    rows = args.rows_per_step or (trace.SHORT_ROWS if args.short else trace.ROWS)
     with writing(directory):
         measured = trace.trace(directory, rows, trace.SHORT_STEPS if args.short else trace.STEPS)
     out.say(f"trace     {measured.path}: open it at ui.perfetto.dev")
@@ -149,7 +149,7 @@ def sizes_of(args: argparse.Namespace) -> Any:
     from penstock.bench.cases import SHORT, Sizes
 
     sizes = SHORT if args.short else Sizes()
-    return replace(sizes, rows=args.rows or sizes.rows, scale=args.vocabulary_scale or sizes.scale)
+    return replace(sizes, rows=args.rows_per_step or sizes.rows, scale=args.vocabulary_scale or sizes.scale)
 
 
 def threads_of(text: str | None) -> list[int]:

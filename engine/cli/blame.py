@@ -14,7 +14,7 @@ import numpy as np
 
 import penstock.interrupts as interrupts
 from penstock.cli.arrow_file import write_arrow
-from penstock.cli.command_line import Parser, add_flags, check_reading, keywords_of
+from penstock.cli.command_line import Parser, add_flags, add_sources, check_reading, keywords_of
 from penstock.cli.output import Output, count, several
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.id_ranges import bounds, expected
@@ -32,8 +32,7 @@ _MOST_LINES = 100
 
 
 def add(command: Parser) -> None:
-    command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
-    command.add_argument("sources", metavar="SOURCE", nargs="+", help="as for replay, in the same order")
+    add_sources(command)
     command.add_argument("--id", required=True, type=int, metavar="N", help="the id of the row")
     command.add_argument("--out", type=local_path, metavar="FILE", help="also write an Arrow stream, or FILE.arrow")
     add_flags(command, "check")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +15,8 @@ from penstock.options import options_of
 COMMANDS = {
     "demo": "make a small log with a known answer, replay it and check the result",
     "replay": "apply a gradient log to the tables of a configuration",
+    "passes": "replay a log whose tables exceed memory: read it several times, each time for one share of the rows",
+    "job": "replay logs on a Ray cluster, whose processes each hold one share of the rows",
     "validate": "check a configuration, and sources against it, without applying anything",
     "plan": "show what capacity, filters and expiry of dynamic tables would do to a log",
     "inspect": "show what a configuration, a gradient stream, a table file or a checkpoint holds",
@@ -36,6 +38,13 @@ COMMANDS = {
     "doctor": "report what this machine gives penstock, what will be slow here and why; exit 1 if it cannot run",
     "completion": "print a script that completes commands and flags in bash, zsh or fish",
 }
+
+
+# Mode → the command whose flags are the options that work in it.
+COMMAND_OF = {"run": "replay", "passes": "passes", "job": "job", "serve": "serve", "check": "validate"}
+
+# A flag of early builds → the one in its place, where that does not resemble it.
+FORMER = {"--deltas-per": "--delta-steps"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -69,7 +78,7 @@ def parse(top: Parser, argv: Sequence[str]) -> argparse.Namespace:
     unknown = [word for word in rest if word.startswith("-") and word != "-"]
     if unknown:
         flag = unknown[0].partition("=")[0]
-        command.error(f"unknown flag {flag}{_near(flag, command.flags())}")
+        command.error(f"unknown flag {flag}{_elsewhere(flag) or _near(flag, command.flags())}")
     if rest and not hasattr(args, "sources"):
         command.error(f"unexpected argument '{rest[0]}'")
     if rest:
@@ -77,8 +86,18 @@ def parse(top: Parser, argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+def _elsewhere(flag: str) -> str:
+    """Return "; it is a flag of COMMAND, …" for a flag that other commands have, "" if there is none."""
+    for option in options_of().values():
+        if option.flag is not None and option.flag_name == flag:
+            commands = [f"penstock {command}" for mode, command in COMMAND_OF.items() if mode in option.modes]
+            return f"; it is a flag of {', '.join(commands)}"
+    return ""
+
+
 def _near(flag: str, candidates: list[str]) -> str:
     """Return "; did you mean FLAG?" for a similar flag, "" if there is none."""
+    flag = FORMER.get(flag, flag)
     begin = [k for k in candidates if k.startswith(flag) and flag.strip("-")]
     near = begin or ["--" + n for n in close_names(flag.strip("-"), [k.strip("-") for k in candidates])]
     return f"; did you mean {near[0]}?" if near else ""
@@ -102,6 +121,24 @@ def add_command(commands: Any, name: str, module: Any) -> None:
     command.add_argument("--json", action="store_true", help="one JSON object on stdout; text goes to stderr")
     command.set_defaults(run=module.run)
     module.add(command)
+
+
+def add_sources(command: Parser, nargs: str = "+", read_again: bool = False) -> None:
+    """Add CONFIG and SOURCE…. nargs : of the sources; read_again : whether they must be such as can be read again"""
+    from penstock.io.registry import either
+    from penstock.io.sources.source_kinds import source_kinds
+
+    command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
+    command.add_argument(
+        "sources",
+        metavar="SOURCE",
+        nargs=nargs,
+        default=[],
+        help="Arrow IPC stream or file, Parquet file, directory or URI"
+        if read_again
+        else "Arrow IPC stream or file, Parquet file, directory, URI, or - for standard input; read in this order. "
+        f"Or {either(kind.form for kind in source_kinds())}",
+    )
 
 
 def add_flags(command: Parser, *modes: str) -> dict[str, Any]:
@@ -129,22 +166,6 @@ def add_flag(to: Any, name: str) -> None:
     else:
         nargs = "?" if flag.bare else None
         to.add_argument(option.flag_name, default=option.default, nargs=nargs, const=flag.bare, **arguments)
-
-
-# Mode → the flag that selects it, and how it is typed.
-MODE_FLAGS = {"job": ("--ray", "a job on a cluster: --ray ADDRESS"), "passes": ("--passes", "--passes auto")}
-
-
-def check_mode(args: argparse.Namespace, mode: str, allowed: Container[str] = ()) -> None:
-    """Raise UsageError for a flag whose option does not work in a mode. allowed : options that the command checks"""
-    for name, option in options_of().items():
-        if option.flag is None or mode in option.modes or name in allowed:
-            continue
-        if getattr(args, name, option.default) not in (option.default, []):
-            if mode in MODE_FLAGS:
-                raise UsageError(f"{option.flag_name}: not with {MODE_FLAGS[mode][0]}")
-            others = " or ".join(text for other, (_, text) in MODE_FLAGS.items() if other in option.modes)
-            raise UsageError(f"{option.flag_name}: belongs to {others}")
 
 
 def keywords_of(args: argparse.Namespace, mode: str, *concerns: type) -> dict[str, Any]:

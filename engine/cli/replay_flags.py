@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from penstock.checkpoint.store import PASSES, Folder
 from penstock.checkpoint.versions import check_no_version
-from penstock.cli.command_line import MODE_FLAGS, check_mode, check_reading
+from penstock.cli.command_line import check_reading
 from penstock.cli.output import check_writable, place_text
-from penstock.cli.watching import check_library
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import DeltaOptions, form_of
 from penstock.errors import UsageError
@@ -26,20 +24,19 @@ from penstock.learning_rates import check_given
 from penstock.options import DeltaKeywords, TableChangeKeywords, options_of
 
 
-def deltas_of(args: argparse.Namespace, mode: str) -> dict[str, Any]:
-    """Return the flags as arguments of ``Engine.run``. Raise UsageError for flags that exclude each other."""
+def check_deltas(args: argparse.Namespace) -> None:
+    """Raise UsageError for flags of deltas that exclude each other."""
     if args.deltas is None:
-        for name, option in options_of(mode, DeltaKeywords).items():
-            if getattr(args, name, None):
+        for name, option in options_of("run", DeltaKeywords).items():
+            if getattr(args, name, option.default) != option.default:
                 raise UsageError(f"{option.flag_name}: name a file for deltas: --deltas FILE")
-        return {}
+        return
     if args.deltas == "-" and args.json:
         raise UsageError("--deltas - and --json both want standard output; give --deltas a file or a pipe")
     if is_stream(args.deltas) and args.checkpoint is not None:
         raise UsageError(
             f"--deltas {place_text(args.deltas)}: with --checkpoint deltas go into a file, which --resume continues"
         )
-    return {"deltas": args.deltas, "slots": _slots(args.slots), "last": args.last, **_per(args.per_steps, mode)}
 
 
 def file_of_deltas(args: argparse.Namespace) -> Path | None:
@@ -52,31 +49,10 @@ def file_of_deltas(args: argparse.Namespace) -> Path | None:
     return file
 
 
-def _slots(text: str | None) -> bool | list[str]:
-    return text == "all" or (text.split(",") if text else False)
-
-
-def _per(text: str | None, mode: str) -> dict[str, float]:
-    if text is None:
-        return {}
-    unit, _, number = text.partition("=")
-    try:
-        value = float(number) if unit == "seconds" else int(number)
-    except ValueError:
-        value = -1
-    if f"per_{unit}" not in options_of("run") or not (0 <= value < float("inf") if unit == "seconds" else value >= 1):
-        raise UsageError(f"--deltas-per {text}: expected steps=N, rows=N or seconds=N, such as steps=100")
-    if f"per_{unit}" not in options_of(mode):
-        raise UsageError(f"--deltas-per: with {MODE_FLAGS[mode][0]}, expected steps=N")
-    return {f"per_{unit}": value}
-
-
 class Checked:
     """The flags of a replay on one machine. Invalid ones and missing files are reported before tables are allocated."""
 
-    def __init__(self, args: argparse.Namespace, mode: str) -> None:
-        check_mode(args, mode)
-        check_library(args)
+    def __init__(self, args: argparse.Namespace) -> None:
         rates, _, self.quarantine = check_reading(args)
         self.config = EmbeddingConfig.load(args.config)
         check_given(rates, self.config.num_tags)
@@ -87,9 +63,9 @@ class Checked:
         check_checkpoint(args)
         if self.quarantine is not None and not args.resume:
             check_new(self.quarantine)
-        self.deltas = deltas_of(args, mode)
-        if self.deltas:
-            form_of(self.config.tables, DeltaOptions.among(self.deltas))
+        check_deltas(args)
+        if args.deltas is not None:
+            form_of(self.config.tables, DeltaOptions.among(vars(args)))
         tables = [] if args.out is None else [table_path(args.out, name) for name in self.config.table_names]
         check_not_read(args.sources, [*tables, *([] if args.metrics_file is None else [args.metrics_file])])
         files = (self.quarantine, file_of_deltas(args))
@@ -106,7 +82,7 @@ def check_checkpoint(args: argparse.Namespace) -> None:
                 raise UsageError(f"--{flag}: name a checkpoint: --checkpoint DIR")
     if not args.resume:
         for name, option in options_of("restore", TableChangeKeywords).items():
-            if getattr(args, name) and not (name == "new_tables" and args.init is not None):
+            if getattr(args, name, None) and not (name == "new_tables" and args.init is not None):
                 raise UsageError(f"{option.flag_name}: the tables of a commit change when it is resumed: add --resume")
     if args.checkpoint is not None:
         check_no_version(args.checkpoint)
@@ -122,5 +98,5 @@ def check_no_passes(args: argparse.Namespace) -> None:
         passes = import_module(PASSES_OF_ROWS).PassFolder(Path(args.checkpoint) / PASSES)
         count = passes.unfinished(numbers[-1] if numbers else None)
         if count is not None:
-            unfinished = f"contains an unfinished replay in passes; resume it with --passes {count}"
+            unfinished = f"contains an unfinished replay in passes; resume it with penstock passes --passes {count}"
             raise UsageError(f"{place_text(args.checkpoint)}: {unfinished}")

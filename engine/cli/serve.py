@@ -63,7 +63,6 @@ LIMITS: LimitFlags = {
         "seconds that a connection may stay without a call",
         "; 10 before the first call",
     ),
-    "--max-message": ("message_bytes", "MB", "largest record batch", ""),
     "--max-queued-rows": ("queued_rows", "N", "rows of incomplete frames, over all producers", ""),
     "--queued-memory": ("queued_bytes", "MB", "memory of incomplete frames, over all producers", ""),
 }
@@ -71,7 +70,7 @@ DELTA_MEMORY: LimitFlags = {"--delta-memory": ("delta_bytes", "MB", "memory of t
 # The arguments that a replica uses.
 REPLICA_FLAGS: tuple[str, ...] = ("replica", "listen", "tls_cert", "tls_key", "token_file", "insecure", "grace", "json")
 REPLICA_FLAGS += tuple(options_of("serve", WatchingKeywords))
-REPLICA_FLAGS += tuple(field for field, *_ in LIMITS.values())
+REPLICA_FLAGS += ("max_message", *(field for field, *_ in LIMITS.values()))
 # The signal that reloads tokens and certificates; None: this system has none.
 HANGUP = getattr(signal, "SIGHUP", None)
 # Seconds between two checks for a signal.
@@ -97,7 +96,8 @@ def add(command: Parser) -> None:
     )
     # A service has no end at which to write a page.
     command.set_defaults(report=None, serve_command=command)
-    reading = add_flags(command, "serve")["reading"]
+    groups = add_flags(command, "serve")
+    reading, deltas = groups["reading"], groups["deltas"]
     for kind in topic_kinds():
         reading.add_argument(
             kind.flag,
@@ -112,18 +112,6 @@ def add(command: Parser) -> None:
         choices=("error", "drop"),
         default="error",
         help="error (default): refuse the frame; drop: leave the row out and count it",
-    )
-    deltas = command.add_argument_group("deltas")
-    deltas.add_argument(
-        "--delta-steps",
-        type=whole(1),
-        metavar="N",
-        help="one delta per N steps (default: per commit; without a checkpoint per step while a reader follows)",
-    )
-    deltas.add_argument(
-        "--delta-last",
-        action="store_true",
-        help="deltas and tables say when each key of a dynamic table occurred last, in a column 'last'",
     )
     _add_limit_flags(deltas, DELTA_MEMORY)
     access = command.add_argument_group("access")
@@ -180,7 +168,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
         )
     access = Access(args)
     check_checkpoint(args)
-    form_of(config.tables, DeltaOptions(last=args.delta_last))
+    form_of(config.tables, DeltaOptions(last=args.last))
     for place in (args.out, args.checkpoint):
         if place is not None:
             check_writable(place)
@@ -197,8 +185,8 @@ def run(args: argparse.Namespace, out: Output) -> None:
             limits=_limits(args),
             tls=access.tls,
             tokens=access.tokens,
-            per_steps=args.delta_steps,
-            last=args.delta_last,
+            per_steps=args.per_steps,
+            last=args.last,
             partitions=partitions,
             patience_s=args.patience,
         )
@@ -367,4 +355,5 @@ def _end(args: argparse.Namespace, service: Service, out: Output) -> None:
 
 def _limits(args: argparse.Namespace) -> Limits:
     flags = LIMITS | DELTA_MEMORY
-    return Limits(**{field: getattr(args, field) * SCALES[unit] for field, unit, *_ in flags.values()})
+    scaled = {field: getattr(args, field) * SCALES[unit] for field, unit, *_ in flags.values()}
+    return Limits(message_bytes=args.max_message, **scaled)

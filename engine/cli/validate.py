@@ -11,6 +11,7 @@ from typing import Any
 from penstock.cli.command_line import (
     Parser,
     add_flags,
+    add_sources,
     check_reading,
     keywords_of,
 )
@@ -36,14 +37,7 @@ EXAMPLE = "penstock validate tables.pbtxt worker0.arrows worker1.arrows --merge 
 
 
 def add(command: Parser) -> None:
-    command.add_argument("config", metavar="CONFIG", help="TPUEmbeddingConfiguration or EngineConfig, text or binary")
-    command.add_argument(
-        "sources",
-        metavar="SOURCE",
-        nargs="*",
-        default=[],
-        help="Arrow IPC or Parquet file, directory, URI, or - for stdin",
-    )
+    add_sources(command, "*")
     add_flags(command, "check")
 
 

@@ -148,7 +148,7 @@ class MultiPass:
             "table change": change and str(change),
             "init": options.init and str(options.init),
             "deltas": options.deltas is not None,
-            "form": vars(self._form),
+            "form": vars(self._form) | {"slots": self._form.slots or False},
         }
         return flags | {name: value for name, value in self._reading.items() if value is not None}
 
@@ -261,9 +261,7 @@ def check_seekable(sources: Sequence[str]) -> None:
     """Raise UsageError for a source that can be read only once."""
     for source in sources:
         if (kind := read_once(source)) is not None:
-            raise UsageError(
-                f"{source}: is {kind}, and --passes reads its sources several times; give a file or a folder"
-            )
+            raise UsageError(f"{source}: is {kind}, which cannot be read several times; give a file or a folder")
 
 
 def _report(plain: Mapping[str, Any]) -> Report:

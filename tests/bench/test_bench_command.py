@@ -32,7 +32,7 @@ def test_peers_are_chosen_by_name():
         peers.chosen("scipy")
 
 
-SMALL = ["--short", "--rows", "3000", "--vocabulary-scale", "0.001", "--rounds", "1", "--threads", "1"]
+SMALL = ["--short", "--rows-per-step", "3000", "--vocabulary-scale", "0.001", "--rounds", "1", "--threads", "1"]
 
 
 def test_the_command_measures_and_reports(tmp_path, call):
@@ -77,7 +77,7 @@ def test_reads_small_frames_and_the_start_are_measured(call):
 
 def test_a_case_that_cannot_fit_is_one_line_before_anything_is_measured(capsys, monkeypatch):
     monkeypatch.setattr(machine, "free_bytes", lambda: 10**9)
-    assert main(["bench", "w2/adam", "--rows", "1000", "--peers", "none"]) == 6
+    assert main(["bench", "w2/adam", "--rows-per-step", "1000", "--peers", "none"]) == 6
     output = capsys.readouterr().err
     assert "penstock: out of memory: w2/adam needs about 10.1 GB and 1.0 GB are free: leave the case out" in output
 

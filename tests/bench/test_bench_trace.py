@@ -11,7 +11,7 @@ from penstock.cli import main
 
 def test_a_trace_shows_the_caller_and_the_dispatching_thread(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
-    assert main(["bench", "--trace", str(tmp_path / "t"), "--short", "--rows", "2000", "--json"]) == 0
+    assert main(["bench", "--trace", str(tmp_path / "t"), "--short", "--rows-per-step", "2000", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])["trace"]
     assert summary["variant"] == "xla"
     assert [len(trace.spans(Path(summary["path"]), name)) for name in (trace.COALESCE, trace.DISPATCH)] == [4, 4]

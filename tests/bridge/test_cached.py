@@ -62,12 +62,12 @@ def test_a_cache_changes_no_bit_of_tables_and_deltas(
 def replay(tmp_path, call):
     """replay(name, config, log, flags…) → (state hash, bytes of the deltas)"""
 
-    def run(name, config, batches, *flags):
+    def run(name, config, batches, *flags, command="replay"):
         config.save(tmp_path / "tables.pbtxt")
         (tmp_path / "log.arrows").write_bytes(log(batches))
         deltas = tmp_path / f"{name}.arrows"
-        words = ["replay", tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--flush", "--deltas", deltas, *flags]
-        printed = call(0, *words, "--deltas-slots", "all", "--out", tmp_path / f"{name}-out")[1]
+        words = [command, tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--flush", "--deltas", deltas, *flags]
+        printed = call(0, *words, "--delta-slots", "all", "--out", tmp_path / f"{name}-out")[1]
         return printed["state_hash"], bytes_of(batch for batch in read(deltas) if batch.num_rows)
 
     return run
@@ -82,7 +82,7 @@ def test_passes_of_a_cached_table_give_the_hash_and_the_deltas_of_a_device(size,
     wanted = replay("device", cached.config_of(names=names), batches)
     config = cached.config_of(cached.cached(SIZES[size], look_ahead), names)
     for passes in (1, 2, 5):
-        assert replay(f"of-{passes}", config, batches, "--passes", passes) == wanted
+        assert replay(f"of-{passes}", config, batches, "--passes", passes, command="passes") == wanted
 
 
 @pytest.mark.evidence
@@ -94,7 +94,7 @@ def test_passes_of_other_variants_give_the_hash_and_the_deltas_of_a_device(
     monkeypatch.setenv("PENSTOCK_VARIANT", variant)
     wanted = replay("device", cached.config_of(), LOG, "--devices", 2)
     config = cached.config_of(cached.cached(SIZES[size], look_ahead))
-    assert replay("cached", config, LOG, "--passes", passes, "--devices", 2) == wanted
+    assert replay("cached", config, LOG, "--passes", passes, "--devices", 2, command="passes") == wanted
 
 
 PLACEMENTS = {

@@ -93,8 +93,8 @@ def test_a_replay_prints_what_moved(tmp_path, call):
 def test_the_moves_of_all_passes_are_summed(tmp_path, call):
     cached.config_of(cached.cached(1.0), ["plain"]).save(tmp_path / "tables.pbtxt")
     (tmp_path / "log.arrows").write_bytes(log(cached.log_of(names=["plain"])))
-    words = ("replay", tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--out", tmp_path / "out")
-    reports = [call(0, *words, *flags)[1]["tables"]["plain"] for flags in ((), ("--passes", 3))]
+    words = (tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--out", tmp_path / "out")
+    reports = [call(0, *command, *words)[1]["tables"]["plain"] for command in (["replay"], ["passes", "--passes", 3])]
     for report in reports:
         del report["cache"]["waited_ms"]
         assert report["cache"]["up"] == report["distinct"]  # each row goes up once, as there is room for all

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("at_0db4065")
 
 @pytest.mark.parametrize("folder_name", ["static", "dynamic", "cached"])
 def test_a_replay_continues_its_commits_its_deltas_and_its_bad_rows(folder_name, call):
-    words, form = replay_arguments(folder_name), ("--deltas", f"{folder_name}/deltas.arrows", "--deltas-slots", "all")
+    words, form = replay_arguments(folder_name), ("--deltas", f"{folder_name}/deltas.arrows", "--delta-slots", "all")
     begun = len(read_frames(f"{folder_name}/deltas.arrows"))
     flags = ("--on-bad-row", f"quarantine={folder_name}/bad.arrows", *form, "--out", "out")
     tables = check_resumed(call, f"{folder_name}/commits", *words, *flags)["tables"]
@@ -63,7 +63,7 @@ def test_shares_continue_the_commits_of_a_job(commits, count):
 def test_a_job_on_a_cluster_continues_its_commits(call):
     pytest.importorskip("ray", reason="Ray is not installed", exc_type=ImportError)
     saving = ("--checkpoint", "job/ray", "--every", 2, "--resume")
-    _, report = call(0, *replay_arguments("job"), *saving, "--ray", "local", "--shares", 2)
+    _, report = call(0, "job", *replay_arguments("job")[1:], *saving, "--ray", "local", "--shares", 2)
     assert (report["skipped"], report["state_hash"]) == (EXPECTED["job/ray"]["skipped"], EXPECTED["job/ray"]["resumed"])
 
 
@@ -72,7 +72,7 @@ def test_a_replay_in_passes_continues_inside_a_pass(call):
         len(list(Path("passes/commits/.passes").glob("*.json"))) == 2
     )  # the flags, and the first pass, which has ended
     saving = ("--checkpoint", "passes/commits", "--every", 1, "--deltas", "passes/deltas.arrows", "--resume")
-    _, report = call(0, *replay_arguments("passes"), "--passes", 3, *saving)
+    _, report = call(0, "passes", *replay_arguments("passes")[1:], "--passes", 3, *saving)
     assert report["state_hash"] == EXPECTED["passes"]["resumed"]
     call(0, *replay_arguments("passes"), "--deltas", "whole.arrows")
     assert read_frames("passes/deltas.arrows") == read_frames("whole.arrows")

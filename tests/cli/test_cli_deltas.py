@@ -43,7 +43,7 @@ def wanted(**options):
 def test_base_and_deltas_give_what_out_has(config, log, tmp_path, capsys):
     base, out, copy, deltas = (tmp_path / name for name in ("base", "out", "copy", "deltas.arrows"))
     assert replay(config, log, "--limit", 0, "--out", base) == 0
-    assert replay(config, log, "--deltas", deltas, "--deltas-slots", "all", "--out", out, "--json") == 0
+    assert replay(config, log, "--deltas", deltas, "--delta-slots", "all", "--out", out, "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["deltas"] == str(deltas)
     done = subprocess.run(
         [sys.executable, example.__file__, base, deltas, copy], capture_output=True, text=True, check=True
@@ -55,7 +55,7 @@ def test_base_and_deltas_give_what_out_has(config, log, tmp_path, capsys):
 def test_the_example_reports_missing_deltas_in_one_line(config, log, tmp_path):
     base, deltas = tmp_path / "base", tmp_path / "deltas.arrows"
     replay(config, log, "--limit", 6, "--out", base)
-    replay(config, log, "--deltas", tmp_path / "all", "--deltas-slots", "all")
+    replay(config, log, "--deltas", tmp_path / "all", "--delta-slots", "all")
     write(deltas, batches_of(tmp_path / "all")[3:])
     done = subprocess.run(
         [sys.executable, example.__file__, base, deltas, tmp_path / "copy"], capture_output=True, text=True
@@ -65,9 +65,9 @@ def test_the_example_reports_missing_deltas_in_one_line(config, log, tmp_path):
 
 
 def test_flags_say_what_deltas_hold_and_how_often_they_come(config, log, tmp_path, capsys):
-    replay(config, log, "--deltas", tmp_path / "a", "--deltas-slots", "accumulators", "--deltas-per", "steps=5")
+    replay(config, log, "--deltas", tmp_path / "a", "--delta-slots", "accumulators", "--delta-steps", 5)
     assert bytes_of(batches_of(tmp_path / "a")) == wanted(slots=True, per_steps=5)
-    replay(config, log, "--deltas", tmp_path / "b", "--deltas-per", "rows=100")
+    replay(config, log, "--deltas", tmp_path / "b", "--delta-rows", 100)
     assert bytes_of(batches_of(tmp_path / "b")) == wanted(per_rows=100)
     assert f"wrote     {tmp_path / 'b'}: the deltas up to step 12" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path / "b")]) == 0
@@ -84,15 +84,11 @@ def test_deltas_stream_to_standard_output_and_text_goes_to_stderr(config, log):
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (["--deltas-slots", "all"], 2, "--deltas-slots: name a file for deltas: --deltas FILE"),
-        (["--deltas-per", "steps=2"], 2, "--deltas-per: name a file for deltas"),
-        (
-            ["--deltas", "d", "--deltas-per", "steps=0"],
-            2,
-            "--deltas-per steps=0: expected steps=N, rows=N or seconds=N",
-        ),
-        (["--deltas", "d", "--deltas-per", "days=1"], 2, "--deltas-per days=1: expected"),
-        (["--deltas", "d", "--deltas-slots", "momenta"], 2, "no table has a slot 'momenta'"),
+        (["--delta-slots", "all"], 2, "--delta-slots: name a file for deltas: --deltas FILE"),
+        (["--delta-steps", "2"], 2, "--delta-steps: name a file for deltas"),
+        (["--deltas", "d", "--delta-rows", "0"], 2, "--delta-rows: expected at least 1, got 0"),
+        (["--deltas", "d", "--delta-seconds", "-1"], 2, "--delta-seconds: expected seconds, at least 0, got '-1'"),
+        (["--deltas", "d", "--delta-slots", "momenta"], 2, "no table has a slot 'momenta'"),
         (["--deltas", "-", "--json"], 2, "both want standard output"),
         (["--deltas", "-", "--checkpoint", "c"], 2, "with --checkpoint deltas go into a file"),
         (["--deltas", "nosuch://x"], 2, "nosuch://x"),

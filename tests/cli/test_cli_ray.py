@@ -1,8 +1,7 @@
-"""``replay --ray``: flags that exclude each other, and the script that restarts one process."""
+"""``penstock job``: its flags, and the clusters that it finds or starts."""
 
 import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,35 +10,21 @@ from ipc import write
 
 from penstock.shares.ray.cluster import started
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "ray.md"
-
 
 @pytest.fixture
 def line(tmp_path):
     config_of().save(tmp_path / "c.pbtxt")
-    return ["replay", tmp_path / "c.pbtxt", write(tmp_path / "0.arrows", [batch(0)])]
+    return ["job", tmp_path / "c.pbtxt", write(tmp_path / "0.arrows", [batch(0)])]
 
 
-@pytest.mark.parametrize(
-    ("flags", "problem"),
-    [
-        (["--shares", 2], "--shares: belongs to a job on a cluster: --ray ADDRESS"),
-        (["--readers", 2], "--readers: belongs to a job on a cluster: --ray ADDRESS"),
-        (["--ray", "auto"], "--ray: give the number of shares, --shares N"),
-        (["--ray", "auto", "--shares", 2, "--devices", 2], "--devices: not with --ray"),
-        (["--ray", "auto", "--shares", 2, "--report", "r"], "--report: not with --ray"),
-        (["--ray", "auto", "--shares", 2, "--merge", "step"], "--ray: takes a frame of each source in turn"),
-        (["--ray", "auto", "--shares", 2, "--deltas", "d", "--deltas-per", "rows=3"], "--deltas-per: with --ray"),
-        (["--ray", "auto", "--shares", 2, "--every", 3], "--every: name a checkpoint"),
-    ],
-)
-def test_flags_that_do_not_fit_a_job_are_exit_2(line, refused, flags, problem):
-    assert problem in refused(2, *line, *flags)
+def test_flags_that_a_job_lacks_are_exit_2(line, refused):
+    assert refused(2, *line) == "penstock: give the number of shares, --shares N\n"
+    assert "--every: name a checkpoint" in refused(2, *line, "--shares", 2, "--every", 3)
 
 
 def test_a_job_without_ray_installed_says_how_to_install_it(line, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert "needs Ray: pip install 'penstock[ray]'" in refused(2, *line, "--ray", "auto", "--shares", 2)
+    assert "needs Ray: pip install 'penstock[ray]'" in refused(2, *line, "--shares", 2)
 
 
 def test_an_unreachable_cluster_is_exit_6_at_once(line, refused, monkeypatch):

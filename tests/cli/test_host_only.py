@@ -59,7 +59,7 @@ def test_a_replay_does_without_jax_whatever_its_flags(run):
         f"{log} --checkpoint whole --every 2 --deltas deltas.arrows",
         "replay tables.pbtxt begin.arrows --checkpoint resumed --every 1",
         "replay tables.pbtxt log.arrows --checkpoint resumed --resume --json --devices 3",
-        f"{log} --passes 2 --out passed",
+        "passes tables.pbtxt log.arrows --json --passes 2 --out passed",
         "replay host.pbtxt log.arrows --json",
         "replay cached.pbtxt log.arrows --json",
     )

@@ -29,9 +29,9 @@ def checkpoint(config, tmp_path, call):
     return folder, log
 
 
-def replay(call, config, checkpoint, *flags, code=0, logs=()):
+def replay(call, config, checkpoint, *flags, code=0, logs=(), command="replay"):
     folder, log = checkpoint
-    text, report = call(code, "replay", config, log, *logs, "--checkpoint", folder, "--resume", *flags)
+    text, report = call(code, command, config, log, *logs, "--checkpoint", folder, "--resume", *flags)
     return text if code else report
 
 
@@ -71,7 +71,7 @@ def test_passes_change_tables_as_one_run_does(passes, checkpoint, config, tmp_pa
     whole = replay(call, config, checkpoint, *CHANGED, "--out", tmp_path / "1", logs=logs)
     in_passes = (*CHANGED, "--passes", passes, "--out", tmp_path / "2")
     for skipped in (4, 7):
-        report = replay(call, config, (copy, checkpoint[1]), *in_passes, logs=logs)
+        report = replay(call, config, (copy, checkpoint[1]), *in_passes, logs=logs, command="passes")
         assert (report["skipped"], report["state_hash"]) == (skipped, whole["state_hash"])
     assert call(0, "diff", tmp_path / "1", tmp_path / "2")[1]["equal"]
 
@@ -129,7 +129,6 @@ def test_flags_need_a_commit_to_change(config, tmp_path, call):
     fresh = ("--checkpoint", tmp_path / "c", "--resume")
     assert "--drop-table: the tables of a commit" in call(2, "replay", config, log, "--drop-table", "item")[0]
     assert "has no commit with tables to change" in call(2, "replay", config, log, *fresh, "--rename", "a=user")[0]
-    assert "not with --ray" in call(2, "replay", config, log, "--new-tables", "--ray", "local", "--shares", "1")[0]
     call(0, "replay", config, log, *fresh, "--new-tables")
 
 
@@ -137,10 +136,10 @@ def test_init_without_a_file_of_a_table_needs_the_flag(config, tmp_path, call):
     log = write(tmp_path / "old.arrows", OLD)
     call(0, "replay", config, log, "--out", tmp_path / "t")
     config.write_text(text_of(table(), table("item", 20, 2, SGD, "constant: 0.5"), AD))
-    init = ("replay", config, log, "--init", tmp_path / "t")
-    assert "no file for table 'ad'; there: item.parquet, user.parquet; --new-tables" in call(3, *init)[0]
-    for more in ([], ["--passes", "2", "--checkpoint", tmp_path / "p"]):
-        call(0, *init, "--new-tables", *more)
+    init = (config, log, "--init", tmp_path / "t")
+    assert "no file for table 'ad'; there: item.parquet, user.parquet; --new-tables" in call(3, "replay", *init)[0]
+    for command in (["replay"], ["passes", "--passes", "2", "--checkpoint", tmp_path / "p"]):
+        call(0, *command, *init, "--new-tables")
 
 
 def test_inspect_diff_and_history_show_a_change(checkpoint, config, tmp_path, capsys, call):

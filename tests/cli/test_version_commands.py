@@ -106,7 +106,7 @@ def test_a_branch_is_resumed_from_its_commit(config, tmp_path, call):
 @pytest.mark.evidence
 def test_replays_in_passes_continue_a_folder_with_tags(config, tmp_path, call):
     logs = [write(tmp_path / f"{number}.arrows", LOG[18 * number : 18 * number + 18]) for number in range(2)]
-    line = ["replay", config, logs[0], "--num-required", 3, "--checkpoint", tmp_path / "run", "--passes", 2]
+    line = ["passes", config, logs[0], "--num-required", 3, "--checkpoint", tmp_path / "run", "--passes", 2]
     half = call(0, *line)[1]["state_hash"]
     ps.tag(tmp_path / "run", "half")
     for _ in range(4):

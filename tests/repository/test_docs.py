@@ -265,7 +265,7 @@ def test_links_have_existing_targets(page):
 
 def test_the_page_on_commands_has_the_current_flags():
     page = (ROOT / "docs" / "cli.md").read_text()
-    assert page.count("<!-- flags: ") == 3
+    assert page.count("<!-- flags: ") == 5
     assert page == loaded("docs/hooks.py").written(page), "run: python docs/hooks.py"
 
 

@@ -63,12 +63,9 @@ def test_a_folder_in_use_is_exit_5(job, tmp_path, capsys):
     writer.close()
 
 
-def test_devices_jobs_and_passes_are_refused(job, tmp_path, capsys, monkeypatch):
-    shared = ("--shared", tmp_path / "shared")
-    assert "--shared: not with --passes" in error_line(capsys, 2, "replay", *job, *shared, "--passes", "2")
-    assert "--shared" in error_line(capsys, 2, "replay", *job, *shared, "--ray", "local", "--shares", "2")
+def test_tables_on_devices_are_refused(job, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PENSTOCK_VARIANT", "xla")
-    line = error_line(capsys, 4, "replay", *job, *shared)
+    line = error_line(capsys, 4, "replay", *job, "--shared", tmp_path / "shared")
     assert "table user, item: its rows are not in the host's memory" in line
 
 

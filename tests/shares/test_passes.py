@@ -24,7 +24,8 @@ from penstock.shares.pass_folder import PassFolder
 VISITOR = ps.TableConfig(20_000, 2, name="visitor", optimizer=ps.Adam(0.1), dynamic=ALL_POLICIES)
 SWEPT = ps.TableConfig(3, 4, name="swept", optimizer=ps.Adam(0.05, lazy_adam=False))
 PLACED = ps.TableConfig(900, 2, name="placed", optimizer=ps.RowWiseAdagrad(0.1), placement=ps.Placement("host"))
-KIND = ("replay", "--num-required", "3", "--flush")
+GATE = ("--num-required", "3", "--flush")
+REPLAY, PASSES = ("replay", *GATE), ("passes", *GATE)
 
 
 @pytest.fixture
@@ -35,8 +36,9 @@ def replay(tmp_path, call):
     (tmp_path / "log.arrows").write_bytes(log(batches()))
 
     def run(name, *flags, source="log.arrows", code=0):
-        places = ["--out", tmp_path / f"{name}-out", "--deltas", tmp_path / f"{name}-deltas", "--deltas-slots", "all"]
-        words = [*KIND, tmp_path / "tables.pbtxt", tmp_path / source, *places, *flags]
+        places = ["--out", tmp_path / f"{name}-out", "--deltas", tmp_path / f"{name}-deltas", "--delta-slots", "all"]
+        command = PASSES if "--passes" in flags else REPLAY
+        words = [*command, tmp_path / "tables.pbtxt", tmp_path / source, *places, *flags]
         printed = call(code, *words)[1]
         tables = {path.name: path.read_bytes() for path in sorted((tmp_path / f"{name}-out").glob("*"))}
         return printed, deltas_in(tmp_path / f"{name}-deltas"), tables
@@ -84,7 +86,7 @@ def without_time(report):
 
 @pytest.mark.sampled("-2", "interval-2")
 @pytest.mark.parametrize("passes", [1, 2, 5])
-@pytest.mark.parametrize("flags", [(), ("--devices", 3), ("--deltas-per", "steps=4")], ids=["", "devices", "interval"])
+@pytest.mark.parametrize("flags", [(), ("--devices", 3), ("--delta-steps", 4)], ids=["", "devices", "interval"])
 def test_any_number_of_passes_gives_one_hash_the_same_deltas_and_files(replay, passes, flags):
     whole = replay("whole", *flags)
     result = replay("passes", "--passes", passes, *flags)
@@ -129,9 +131,9 @@ def test_bad_input_ends_every_pass_where_the_first_meets_it(replay, tmp_path, ca
     broken = [*frames[:17], frames[17].set_column(frames[17].schema.get_field_index("id"), "id", bad), *frames[18:]]
     (tmp_path / "broken.arrows").write_bytes(log(broken))
     words = ["--checkpoint", tmp_path / "c", "--every", 4]
-    text = call(3, *KIND, tmp_path / "tables.pbtxt", tmp_path / "broken.arrows", "--passes", 3, *words)[0]
+    text = call(3, *PASSES, tmp_path / "tables.pbtxt", tmp_path / "broken.arrows", "--passes", 3, *words)[0]
     assert "batch 17, row 0, column 'id'" in text
-    call(3, *KIND, tmp_path / "tables.pbtxt", tmp_path / "broken.arrows", "--checkpoint", tmp_path / "whole")
+    call(3, *REPLAY, tmp_path / "tables.pbtxt", tmp_path / "broken.arrows", "--checkpoint", tmp_path / "whole")
     call(0, "diff", tmp_path / "whole", tmp_path / "c")
     result = replay("rest", "--checkpoint", tmp_path / "c", "--resume", "--passes", 2)
     assert result[0]["skipped"] == 17
@@ -166,11 +168,14 @@ def test_rows_of_infinite_sums_are_dropped_in_every_pass_alike_or_end_it(tmp_pat
     frames[1] = pa.RecordBatch.from_pylist(rows, schema=frames[1].schema)
     checkpoints.config_of(more=[VISITOR, SWEPT, PLACED]).save(tmp_path / "tables.pbtxt")
     (tmp_path / "log.arrows").write_bytes(log(frames))
-    words = ["replay", tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--num-required"]
+    words = [tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--num-required"]
 
     def dropped(num_required, name, *flags, code=0):
         aside = f"quarantine={tmp_path / name}"
-        return call(code, *words, num_required, "--on-bad-row", aside, "--checkpoint", tmp_path / f"{name}-c", *flags)
+        command = "passes" if flags else "replay"
+        return call(
+            code, command, *words, num_required, "--on-bad-row", aside, "--checkpoint", tmp_path / f"{name}-c", *flags
+        )
 
     whole, result = dropped(1, "a")[1], dropped(1, "b", "--passes", 3)[1]
     assert result["dropped"] == {"sum_not_finite": 2}
@@ -190,7 +195,7 @@ def test_sources_that_change_between_passes_are_refused_and_nothing_is_committed
         source.write_bytes(log(checkpoints.log_of(range(10), seed=1)))
 
     monkeypatch.setattr(PassFolder, "end", changed)
-    words = [*KIND, tmp_path / "tables.pbtxt", source, "--passes", 3, "--checkpoint", tmp_path / "c"]
+    words = [*PASSES, tmp_path / "tables.pbtxt", source, "--passes", 3, "--checkpoint", tmp_path / "c"]
     words += ["--out", tmp_path / "out", "--deltas", tmp_path / "d"]
     text = call(3, *words)[0]
     assert f"{source}: pass 2 of 3 read other frames than the first; nothing was committed: restore the sources" in text
@@ -211,7 +216,7 @@ def test_a_share_that_is_full_in_a_later_pass_ends_the_replay_and_nothing_is_com
     several = [batch(ids, step=step) for step, ids in enumerate([keys[:90], of_last[:4000], of_last[4000:], [1]])]
     (tmp_path / "log.arrows").write_bytes(log(several))
     words = [
-        "replay",
+        "passes",
         tmp_path / "tables.pbtxt",
         tmp_path / "log.arrows",
         "--passes",
@@ -230,7 +235,7 @@ def test_a_share_that_is_full_in_a_later_pass_ends_the_replay_and_nothing_is_com
     ps.EmbeddingConfig.from_tables([larger], ps.SGD(0.1)).save(tmp_path / "tables.pbtxt")
     assert "remove this folder" in call(2, *words, "--resume")[0]
     shutil.rmtree(tmp_path / "c" / ".passes")
-    plain = call(0, *words[:3])[1]["state_hash"]
+    plain = call(0, "replay", *words[1:3])[1]["state_hash"]
     assert call(0, *words, "--resume")[1]["state_hash"] == plain
 
 
@@ -248,12 +253,12 @@ def test_an_interrupted_pass_continues_at_its_position(replay, tmp_path, monkeyp
 
         return progress
 
-    words = ["--checkpoint", f"{tmp_path}/c", *["--passes", "3", "--resume", "--every", "2", "--deltas-per", "steps=2"]]
-    whole = replay("whole-2", "--deltas-per", "steps=2")
+    words = ["--checkpoint", f"{tmp_path}/c", *["--passes", "3", "--resume", "--every", "2", "--delta-steps", "2"]]
+    whole = replay("whole-2", "--delta-steps", 2)
     for rank in range(3):
         monkeypatch.setattr(MultiPass, "_progress", stops_at(rank))
-        places = ["--out", f"{tmp_path}/p-out", "--deltas", f"{tmp_path}/p-deltas", "--deltas-slots", "all"]
-        assert main([*KIND, f"{tmp_path}/tables.pbtxt", f"{tmp_path}/log.arrows", *places, *words]) == 130
+        places = ["--out", f"{tmp_path}/p-out", "--deltas", f"{tmp_path}/p-deltas", "--delta-slots", "all"]
+        assert main([*PASSES, f"{tmp_path}/tables.pbtxt", f"{tmp_path}/log.arrows", *places, *words]) == 130
         assert f"its passes are in {tmp_path}/c (--resume continues)" in capsys.readouterr().err
         assert not (tmp_path / "p-deltas").exists()
     monkeypatch.undo()
@@ -268,39 +273,39 @@ def test_passes_of_a_commit_that_was_removed_are_not_continued_after_another(rep
     """After going back to commit 1, another commit 2 takes the number of the one that the passes began with."""
     other = [*batches()[:6], *(batch for batch in reversed(batches()[6:]))]
     (tmp_path / "other.arrows").write_bytes(log(other))
-    words = [*KIND, tmp_path / "tables.pbtxt"]
+    words = [*GATE, tmp_path / "tables.pbtxt"]
     flags = ["--checkpoint", tmp_path / "c", "--resume"]
     for limit in (6, 12):
-        call(0, *words[:3], words[-1], tmp_path / "log.arrows", *flags, "--limit", limit)
+        call(0, "replay", *words[:2], words[-1], tmp_path / "log.arrows", *flags, "--limit", limit)
 
     def stop(self, base):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(MultiPass, "_publish", stop)
-    call(130, *words, tmp_path / "log.arrows", *flags, "--passes", 3)
+    call(130, "passes", *words, tmp_path / "log.arrows", *flags, "--passes", 3)
     monkeypatch.undo()
     (tmp_path / "c" / "00000002.commit").unlink()
-    call(0, *words[:3], words[-1], tmp_path / "other.arrows", *flags, "--limit", 12)
-    state_hash = call(0, *words, tmp_path / "other.arrows", *flags, "--passes", 3)[1]["state_hash"]
+    call(0, "replay", *words[:2], words[-1], tmp_path / "other.arrows", *flags, "--limit", 12)
+    state_hash = call(0, "passes", *words, tmp_path / "other.arrows", *flags, "--passes", 3)[1]["state_hash"]
     assert state_hash == replay("whole", source="other.arrows")[0]["state_hash"]
 
 
 @pytest.mark.evidence
 def test_a_replay_in_passes_resumes_only_with_its_flags(replay, tmp_path, call, monkeypatch):
-    words = [*KIND, tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--checkpoint", tmp_path / "c"]
+    words = [*GATE, tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--checkpoint", tmp_path / "c"]
 
     def stop(self, base):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(MultiPass, "_publish", stop)
-    call(130, *words, "--passes", 3)
+    call(130, "passes", *words, "--passes", 3)
     monkeypatch.undo()
-    text = call(2, *words, "--passes", 4, "--resume")[0]
+    text = call(2, "passes", *words, "--passes", 4, "--resume")[0]
     assert f"{tmp_path}/c/.passes: contains a replay in passes with passes 3, not 4; resume it with the same" in text
-    assert "with limit None, not 5" in call(2, *words, "--passes", 3, "--resume", "--limit", 5)[0]
-    text = call(2, *words, "--resume")[0]
-    assert f"{tmp_path}/c: contains an unfinished replay in passes; resume it with --passes 3" in text
-    assert call(0, *words, "--passes", 3, "--resume")[1]["state_hash"] == replay("whole")[0]["state_hash"]
+    assert "with limit None, not 5" in call(2, "passes", *words, "--passes", 3, "--resume", "--limit", 5)[0]
+    text = call(2, "replay", *words, "--resume")[0]
+    assert f"{tmp_path}/c: contains an unfinished replay in passes; resume it with penstock passes --passes 3" in text
+    assert call(0, "passes", *words, "--passes", 3, "--resume")[1]["state_hash"] == replay("whole")[0]["state_hash"]
 
 
 def test_all_passes_make_the_change_of_tables_of_the_first_and_a_refused_one_begins_none(tmp_path, call, monkeypatch):
@@ -311,13 +316,13 @@ def test_all_passes_make_the_change_of_tables_of_the_first_and_a_refused_one_beg
         ps.EmbeddingConfig.from_tables([table]).save(tmp_path / f"{name}.pbtxt")
     words = [tmp_path / "log.arrows", "--checkpoint", tmp_path / "c"]
     call(0, "replay", tmp_path / "user.pbtxt", *words, "--limit", 3)
-    assert "--rename user=" in call(5, "replay", tmp_path / "member.pbtxt", *words, "--resume", "--passes", 2)[0]
+    assert "--rename user=" in call(5, "passes", tmp_path / "member.pbtxt", *words, "--resume", "--passes", 2)[0]
     call(0, "replay", tmp_path / "user.pbtxt", *words, "--resume")  # no passes have begun
 
     def stop(self, rank, record):
         raise KeyboardInterrupt
 
-    words = ["replay", tmp_path / "member.pbtxt", *words, "--resume", "--passes", 2]
+    words = ["passes", tmp_path / "member.pbtxt", *words, "--resume", "--passes", 2]
     with monkeypatch.context() as patch:
         patch.setattr(PassFolder, "end", stop)
         call(130, *words, "--rename", "user=member")
@@ -330,15 +335,7 @@ def test_all_passes_make_the_change_of_tables_of_the_first_and_a_refused_one_beg
 
 
 def test_a_replay_in_passes_that_chose_their_number_resumes_what_0db4065_began(tmp_path, replay, call, monkeypatch):
-    words = [
-        *KIND,
-        tmp_path / "tables.pbtxt",
-        tmp_path / "log.arrows",
-        "--checkpoint",
-        tmp_path / "c",
-        "--passes",
-        "auto",
-    ]
+    words = [*PASSES, tmp_path / "tables.pbtxt", tmp_path / "log.arrows", "--checkpoint", tmp_path / "c"]
     with monkeypatch.context() as patch:
         patch.setattr(MultiPass, "_publish", lambda self, base: (_ for _ in ()).throw(KeyboardInterrupt))
         call(130, *words)
@@ -352,19 +349,13 @@ def test_a_replay_in_passes_that_chose_their_number_resumes_what_0db4065_began(t
     [
         (["--passes", 0], "expected at least 1, got 0"),
         (["--passes", "many"], "expected a whole number, got 'many'"),
-        (["--passes", 2], "--passes: name a folder for the rows, with --checkpoint DIR or --out DIR"),
-        (["--memory", 9], "--memory: belongs to --passes auto"),
+        (["--passes", 2], "name a folder for the rows, with --checkpoint DIR or --out DIR"),
         (["--passes", 2, "--memory", 9, "--out", "o"], "--memory: belongs to --passes auto"),
-        (["--passes", 2, "--ui", "--out", "o"], "--ui: not with --passes"),
-        (
-            ["--passes", 2, "--out", "o", "--deltas", "d", "--deltas-per", "rows=9"],
-            "--deltas-per: with --passes",
-        ),
     ],
 )
 def test_flags_that_exclude_each_other_are_refused(replay, tmp_path, refused, flags, problem, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = [*KIND, tmp_path / "tables.pbtxt", tmp_path / "log.arrows", *flags]
+    words = [*PASSES, tmp_path / "tables.pbtxt", tmp_path / "log.arrows", *flags]
     code, line = outcome_of(words)
     assert (code, problem in line) == (2, True), line
 
@@ -381,8 +372,8 @@ def test_a_source_that_can_be_read_once_is_refused_by_name(source, tmp_path, rep
     if source == "pipe":
         name = str(tmp_path / "frames.pipe")
         os.mkfifo(name)
-    code, line = outcome_of([*KIND, tmp_path / "tables.pbtxt", name, "--passes", 2, "--out", tmp_path / "out"])
+    code, line = outcome_of([*PASSES, tmp_path / "tables.pbtxt", name, "--passes", 2, "--out", tmp_path / "out"])
     assert code == 2
     kinds = {"-": "standard input", "pipe": "a pipe", "delta:table": "a topic or a table that grows"}
     kind = kinds.get(source, "a live stream")
-    assert f"{name}: is {kind}, and --passes reads its sources several times; give a file or a folder" in line
+    assert f"{name}: is {kind}, which cannot be read several times; give a file or a folder" in line

@@ -102,7 +102,7 @@ def test_memory_below_what_the_process_uses_already_is_one_clear_error(machine):
 def test_a_disk_without_room_for_the_rows_is_reported_before_the_first_pass(tmp_path, call, monkeypatch):
     call(0, "synth", tmp_path / "log.arrows", "--rows", 90, "--rows-per-step", 30, "--vocabulary", 1000, "--dim", 8)
     monkeypatch.setattr(memory.shutil, "disk_usage", lambda path: Usage(9 * MB, 9 * MB, 0))
-    words = ["replay", tmp_path / "log.pbtxt", tmp_path / "log.arrows", "--passes", 2]
+    words = ["passes", tmp_path / "log.pbtxt", tmp_path / "log.arrows", "--passes", 2]
     text = call(6, *words, "--checkpoint", tmp_path / "c")[0]
     assert f"{tmp_path}/c: the rows of all passes need 0 MB of disk, and 0 MB are free; free some space" in text
     assert not (tmp_path / "c").exists() or sorted(os.listdir(tmp_path / "c")) == [".lock"]
@@ -112,10 +112,10 @@ def test_a_disk_without_room_for_the_rows_is_reported_before_the_first_pass(tmp_
 
 @pytest.fixture
 def replay_below(tmp_path):
-    """replay_below(bytes, flags…) → the first two words of every line that a replay of log.arrows prints."""
+    """replay_below(bytes, flags…, command=) → the first two words of every line that a replay of log.arrows prints."""
 
-    def run(limit, *flags):
-        done = below(limit, "replay", tmp_path / "log.pbtxt", tmp_path / "log.arrows", "--threads", "1", *flags)
+    def run(limit, *flags, command="replay"):
+        done = below(limit, command, tmp_path / "log.pbtxt", tmp_path / "log.arrows", "--threads", "1", *flags)
         assert done.returncode == 0, done.stderr
         return {line.split()[0]: line.split()[1] for line in done.stdout.splitlines()}
 
@@ -128,7 +128,7 @@ def test_a_table_larger_than_the_limit_of_memory_is_replayed_below_it(tmp_path, 
     log = ["synth", tmp_path / "log.arrows", "--rows", 20_000, "--rows-per-step", 4000]
     call(0, *log, "--vocabulary", 2_300_000, "--dim", 32)  # 589 MB
     whole = replay_below(64 * GB)
-    passes = replay_below(400 * MB, "--passes", "auto", "--checkpoint", tmp_path / "c")
+    passes = replay_below(400 * MB, "--checkpoint", tmp_path / "c", command="passes")
     assert passes["state"] == whole["state"]
     assert int(passes["passes"]) > 3
 
@@ -140,7 +140,8 @@ def test_directories_larger_than_the_limit_of_memory_are_hashed_and_written_belo
     log = ["synth", tmp_path / "log.arrows", "--rows", 20_000, "--rows-per-step", 4000, "--ids", "hashed"]
     call(0, *log, "--vocabulary", 12_000_000, "--dim", 1, "--distribution", "uniform")  # directories of 564 MB
     whole = replay_below(64 * GB, "--out", tmp_path / "whole")
-    passes = replay_below(400 * MB, "--passes", "auto", "--checkpoint", tmp_path / "c", "--out", tmp_path / "passes")
+    flags = ("--checkpoint", tmp_path / "c", "--out", tmp_path / "passes")
+    passes = replay_below(400 * MB, *flags, command="passes")
     assert passes["state"] == whole["state"]
     assert int(passes["passes"]) > 3
     files = [tmp_path / name / "table_0.parquet" for name in ("whole", "passes")]
@@ -160,7 +161,7 @@ def test_directories_larger_than_the_limit_of_memory_are_hashed_and_written_belo
         (
             400 * MB,
             "host",
-            r"out of memory: no room for table 'table_0' with slots \(Cannot allocate memory\);.*--passes auto",
+            r"out of memory: no room for table 'table_0' with slots \(Cannot allocate memory\);.*penstock passes",
         ),
     ],
     ids=["threads", "table"],

@@ -48,7 +48,7 @@ def test_a_signal_to_the_driver_commits_what_is_applied_and_is_exit_130(tmp_path
     config_of().save(tmp_path / "c.pbtxt")
     log = write(tmp_path / "0.arrows", [batch(step) for step in range(3000)])
     words = ["--ray", "local", "--shares", 1, "--checkpoint", tmp_path / "c", "--every", 1]
-    driver = started("replay", tmp_path / "c.pbtxt", log, *words)
+    driver = started("job", tmp_path / "c.pbtxt", log, *words)
     until(lambda: any((tmp_path / "c").glob("*.commit")) or driver.poll() is not None)
     driver.send_signal(number)
     _, errors = driver.communicate(timeout=HANG_S)

@@ -240,7 +240,7 @@ def test_a_job_that_went_back_counts_frames_once_in_its_metrics(cluster, logs, t
 def test_the_command_runs_a_job(cluster, logs, tmp_path, capsys):
     config_of().save(tmp_path / "c.pbtxt")
     _, state = alone(logs, config_of())
-    line = ["replay", tmp_path / "c.pbtxt", *logs, "--ray", cluster.address, "--shares", 2, "--readers", 2]
+    line = ["job", tmp_path / "c.pbtxt", *logs, "--ray", cluster.address, "--shares", 2, "--readers", 2]
     line += ["--num-required", 3, "--flush", "--json", "--out", tmp_path / "out", "--checkpoint", tmp_path / "c"]
     watching = ["--ui", "--metrics", "127.0.0.1:0", "--metrics-file", tmp_path / "metrics.jsonl"]
     assert main([*map(str, [*line, *watching])]) == 0
@@ -261,7 +261,7 @@ def test_the_command_runs_a_job(cluster, logs, tmp_path, capsys):
 def test_the_deltas_of_a_job_go_to_standard_output_and_nothing_else_does(cluster, logs, tmp_path, capsysbinary):
     config_of().save(tmp_path / "c.pbtxt")
     alone(logs, config_of(), deltas=tmp_path / "wanted.arrows")
-    line = ["replay", tmp_path / "c.pbtxt", *logs, "--ray", cluster.address, "--shares", 2, "--num-required", 3]
+    line = ["job", tmp_path / "c.pbtxt", *logs, "--ray", cluster.address, "--shares", 2, "--num-required", 3]
     assert main([*map(str, line), "--flush", "--deltas", "-"]) == 0
     captured = capsysbinary.readouterr()
     with pa.ipc.open_stream(captured.out) as stream, pa.ipc.open_stream(tmp_path / "wanted.arrows") as wanted:
@@ -271,7 +271,7 @@ def test_the_deltas_of_a_job_go_to_standard_output_and_nothing_else_does(cluster
 
 def test_the_page_of_a_job_shows_all_its_shares(cluster, logs):
     job, pages = Job(config_of(), logs, shares=2, num_required=3, rounds_per_block=1), []
-    words = {"ui": "127.0.0.1:0", "metrics": None, "metrics_file": None, "report": None, "command": "replay"}
+    words = {"ui": "127.0.0.1:0", "metrics": None, "metrics_file": None, "report": None, "command": "job"}
     with Watching(argparse.Namespace(**words), job) as watching:
 
         def look(counters, step):

@@ -81,7 +81,7 @@ def test_a_cluster_with_fewer_accelerators_than_shares_ends_a_job_with_one_line(
     with pytest.raises(ps.PenstockError, match="3 shares need one GPU each, and the Ray cluster has 2; add nodes"):
         Job(config_of(), logs, shares=3, accelerator="gpu").run()
     config_of().save(tmp_path / "c.pbtxt")
-    line = ["replay", tmp_path / "c.pbtxt", *logs, "--ray", cluster.address, "--shares", 3, "--accelerator", "tpu"]
+    line = ["job", tmp_path / "c.pbtxt", *logs, "--ray", cluster.address, "--shares", 3, "--accelerator", "tpu"]
     assert "3 shares need one TPU each, and the Ray cluster has 2" in refused(6, *line)
 
 
@@ -103,12 +103,6 @@ def test_a_cluster_without_accelerators_is_refused_before_anything_starts(monkey
 def test_an_accelerator_that_a_job_cannot_give_is_refused(logs, options, problem):
     with pytest.raises(ps.UsageError, match=problem):
         Job(config_of(), logs, shares=2, **options)
-
-
-def test_the_flag_belongs_to_a_job_on_a_cluster(logs, tmp_path, refused):
-    config_of().save(tmp_path / "c.pbtxt")
-    problem = "--accelerator: belongs to a job on a cluster: --ray ADDRESS"
-    assert problem in refused(2, "replay", tmp_path / "c.pbtxt", *logs, "--accelerator", "gpu")
 
 
 def test_an_owner_whose_jax_has_no_such_accelerator_says_so(monkeypatch):

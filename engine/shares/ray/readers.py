@@ -92,7 +92,7 @@ class JobReader:
                 if isinstance(reader.sources[0], SeekableSource):
                     return UsageError(
                         f"{reader.sources[0].name}: expected a file, a directory or a stream; a topic or a table with "
-                        "versions is read by one process, without --ray"
+                        "versions is read by one process, outside of a job"
                     )
             self._frames = {n: iter(reader) for n, reader in self._readers.items()}
             self._at = {n: Positions([self._readers[n].sources[0].name]) for n in self._own}

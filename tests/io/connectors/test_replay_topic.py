@@ -237,8 +237,7 @@ def test_merging_by_step_needs_a_step_in_every_message():
         ps.Engine(config_of()).run(sources, merge="step")
 
 
-@pytest.mark.parametrize("source", ["nats://127.0.0.1:1/t", "delta:rows"])
+@pytest.mark.parametrize("source", ["nats://127.0.0.1:1/t", "delta:rows", "-"])
 def test_a_job_on_a_cluster_reads_no_topic(source, config, refused):
-    line = refused(2, "replay", config, source, "--ray", "auto", "--shares", 2)
-    problem = "one process reads topics and tables with versions, without --ray"
-    assert line == f"penstock: --ray: {source.partition(':')[0]}: {problem}\n"
+    line = refused(2, "job", config, source, "--shares", 2)
+    assert line.startswith(f"penstock: {source.partition(':')[0]}: a job opens its sources on each machine; ")

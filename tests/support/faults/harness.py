@@ -101,7 +101,8 @@ class Harness:
         return json.loads(self._server.stdout.readline())
 
     def argv(self, name, *flags, log=None):
-        line = ["replay", self.placed, log or self.log, "--num-required", "3", "--threads", "1", "--json", *flags]
+        command = "passes" if self._options else "replay"
+        line = [command, self.placed, log or self.log, "--num-required", "3", "--threads", "1", "--json", *flags]
         line += ["--flush", "--out", self.folder / f"{name}-out", *self._files(name), *self._options]
         line += ["--shared", self.folder / f"{name}-shared"] if self.is_shared else []
         return [*line, "--checkpoint", self.folder / name, "--every", "1", "--resume"]

@@ -19,7 +19,8 @@ import pyarrow.fs
 import pyarrow.ipc
 import pyarrow.parquet  # noqa: F401
 
-import penstock.cli.replay_in_passes  # noqa: F401
+import penstock.cli.passes
+import penstock.cli.replay  # noqa: F401
 from penstock.checkpoint import incremental
 from penstock.filesystem import atomic_files
 

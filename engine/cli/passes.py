@@ -1,4 +1,4 @@
-"""``penstock replay --passes``: each pass over the sources keeps one share of the rows in memory."""
+"""``penstock passes``: each pass over the sources keeps one share of the rows in memory."""
 
 from __future__ import annotations
 
@@ -10,25 +10,32 @@ from dataclasses import replace
 from pathlib import Path
 
 import penstock.interrupts as interrupts
-from penstock.cli.command_line import check_mode, keywords_of, make_devices
+from penstock.cli.command_line import Parser, add_flags, add_sources, keywords_of, make_devices
 from penstock.cli.output import Output, ProgressLine, count, place_text, writing
 from penstock.cli.replay_flags import Checked
 from penstock.cli.replay_report import say_end, say_report, written_aside
 from penstock.errors import InputError, StaleInputError, UsageError
-from penstock.options import PASS_CONCERNS
+from penstock.options import PASS_CONCERNS, WatchingKeywords, options_of
 from penstock.shares.multi_pass import MultiPass, PassOptions, check_seekable
 
+EXAMPLE = "penstock passes tables.pbtxt log.arrows --passes 4 --checkpoint parts --every 10"
 
-def replay_in_passes(args: argparse.Namespace, out: Output) -> None:
-    """Run the replay of ``--passes``."""
-    check_mode(args, "passes")
+
+def add(command: Parser) -> None:
+    add_sources(command, read_again=True)
+    add_flags(command, "passes")
+    # Passes read files to their end, and nothing watches them.
+    command.set_defaults(follow=False, patience=0.0, **dict.fromkeys(options_of("run", WatchingKeywords)))
+
+
+def run(args: argparse.Namespace, out: Output) -> None:
     if args.memory is not None and args.passes != "auto":
         raise UsageError("--memory: belongs to --passes auto, which chooses how many passes fit")
     if args.checkpoint is None and args.out is None:
-        raise UsageError("--passes: name a folder for the rows, with --checkpoint DIR or --out DIR")
+        raise UsageError("name a folder for the rows, with --checkpoint DIR or --out DIR")
     check_seekable(args.sources)
-    checked = Checked(args, "passes")
-    keywords = keywords_of(args, "passes", *PASS_CONCERNS) | checked.deltas
+    checked = Checked(args)
+    keywords = keywords_of(args, "passes", *PASS_CONCERNS)
     progress = ProgressLine()
     with _folder(args) as folder, writing(folder):
         replay = MultiPass(
