@@ -44,9 +44,9 @@ from penstock.bridge.program_cache import compiled, compiler_of
 from penstock.bridge.programs import NEW_ROWS, row_sharding, written
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import MemberRows, Stack, form
-from penstock.bridge.variants import KERNELS
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
+from penstock.integrations import KERNELS
 from penstock.threads import ThreadTeam
 from penstock.updates import UpdateRule
 

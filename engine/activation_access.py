@@ -8,7 +8,6 @@ from penstock.activations.deduplication import DeduplicationData
 from penstock.activations.exchange import Exchange
 from penstock.core import EngineCore
 from penstock.learning_rates import Rates
-from penstock.lockstep import sharing_errors
 
 
 class ActivationAccess:
@@ -60,7 +59,7 @@ class ActivationAccess:
                [0., 0.],
                [1., 1.]], dtype=float32)
         """
-        with sharing_errors(self.core):
+        with self.core.sharing_errors():
             return self._exchange.recv(features, weights)
 
     def send_gradients(
@@ -117,5 +116,5 @@ class ActivationAccess:
         array([[0. , 0. ],
                [0.5, 0.5]], dtype=float32)
         """
-        with sharing_errors(self.core):
+        with self.core.sharing_errors():
             return self._exchange.send(gradients, learning_rates, deduplication_data, time)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from importlib import import_module
+from typing import Any, TypeVar
 from weakref import ref
 
 import penstock.forks as forks
@@ -19,13 +20,16 @@ from penstock.errors import CapacityError, ConfigError, StateError, UsageError
 from penstock.events import report
 from penstock.frames import MAX_TIME, Coalesced, Frame, FrameRun, Int64, as_run
 from penstock.gate import Gate
+from penstock.integrations import PROCESSES
 from penstock.learning_rates import LearningRates, Rates
-from penstock.pipeline import BadRowsError, Pipeline
+from penstock.pipeline import BadRowsError, Pipeline, store_of
 from penstock.pyx.frame_steps import SMALL_ROWS, FrameSteps
 from penstock.stats import Counters, TableReport
 from penstock.tables.table_set import TableSet
+from penstock.threads import ThreadTeam
 from penstock.validation import INT64_MAX
 
+T = TypeVar("T")
 Stepped = Mapping[str, Sequence[Coalesced]]
 
 # What ``StepObserver.most_unseen`` returns: steps, and changes of rows.
@@ -211,7 +215,7 @@ class EngineCore:
         """Return a frame reduced to the rows of this share. Raises InputError for a bad row in any share."""
         # A stale frame adds to no sum.
         alone = self.gate.num_required == 1 and (frame.local_step is None or not self.gate.is_stale(frame.local_step))
-        return self.tables.reduced(frame, alone)
+        return self.tables.held.reduced(frame, alone)
 
     def push_run(self, run: FrameRun, rates: LearningRates, counters: Counters, most: int) -> int:
         """Push the next frames of a run in native code, up to an event. Returns how many entered the gate.
@@ -278,6 +282,14 @@ class EngineCore:
             self._opening = rates.at(self.global_step, self.pipeline.last_rates), counters
             with self._whole():
                 return self.gate.open_early()
+
+    def sharing_errors(self) -> AbstractContextManager[None]:
+        """Return a context whose error the other processes of a mesh raise too."""
+        return nullcontext()
+
+    def rounds(self, frames: Iterator[T], rates: LearningRates, counters: Counters) -> Iterator[T]:
+        """Return the frames of a run, each of which the caller pushes, with the rounds of other processes."""
+        return frames
 
     def start_counting(self) -> None:
         """Reset the counts of rows and distinct ids of every table."""
@@ -474,6 +486,23 @@ class EngineCore:
         if dynamic:
             dynamic.forget_changes()
         self.last_rates, counters.steps = rates, counters.steps + 1
+
+
+def create_core(
+    config: EmbeddingConfig,
+    tables: TableSet,
+    num_required: int | None,
+    reduction: str,
+    seed: int,
+    team: ThreadTeam,
+) -> EngineCore:
+    """Return the core of an engine: another one where the mesh of its tables spans processes."""
+    mean = reduction == "mean"
+    stores = {name: store_of(spec, mean, is_share=tables.held.is_share) for name, spec in tables.held.specs.items()}
+    if tables.processes is None:
+        return EngineCore(config, tables, Pipeline(stores, team), num_required, reduction, seed)
+    create: Callable[..., EngineCore] = import_module(PROCESSES["core"]).create_core
+    return create(config, tables, stores, num_required, reduction, seed, team)
 
 
 def checked_reduction(config: Any, mesh: Any, reduction: str | None) -> str:

@@ -81,7 +81,8 @@ class Deltas(StepObserver):
         if self._steps is self._rows is self._seconds is None:
             self._steps = 1
         self._touched: dict[str, TouchedRows | TouchedKeys] = {
-            name: TouchedKeys() if name in self._dynamic else TouchedRows(core.tables.num_rows(name)) for name in specs
+            name: TouchedKeys() if name in self._dynamic else TouchedRows(core.tables.held.num_rows(name))
+            for name in specs
         }
         self._delta: DeltaInProgress | None = None  # being consumed
         with core.gate.still():
@@ -159,10 +160,9 @@ class Deltas(StepObserver):
             if isinstance(touched, TouchedKeys):
                 blocks += self._take_keys(name, touched)
             elif touched.num_ids:
-                rows, tables = touched.take(), self._core.tables
-                blocks.append(
-                    DeltaBlock(name, tables.all_ids(name) if isinstance(rows, range) else tables.ids(name, rows))
-                )
+                rows, held = touched.take(), self._core.tables.held
+                ids = held.all_ids(name) if isinstance(rows, range) else held.ids(name, rows)
+                blocks.append(DeltaBlock(name, ids))
         return blocks
 
     def _take_keys(self, name: str, touched: TouchedKeys) -> list[DeltaBlock]:
@@ -232,7 +232,7 @@ class Deltas(StepObserver):
     def _read(self, block: DeltaBlock) -> Piece:
         table, ids = self._core.tables.table(block.table), ids_of(block)
         if block.keys is None:
-            rows = self._core.tables.local_rows(block.table, ids)
+            rows = self._core.tables.held.local_rows(block.table, ids)
         else:
             present = ids[~block.keys.deleted]
             rows = self._dynamic[block.table].directory.rows(present, expired=True).astype(np.int64)

@@ -15,7 +15,7 @@ from penstock.checkpoint.engine_state import restore
 from penstock.checkpoint.session import CheckpointSession
 from penstock.checkpoint.table_changes import TableChanges
 from penstock.config.embedding import EmbeddingConfig
-from penstock.core import checked_reduction
+from penstock.core import checked_reduction, create_core
 from penstock.deltas import Deltas, check_no_deltas
 from penstock.errors import listed
 from penstock.frames import Contributor, time_given
@@ -23,7 +23,6 @@ from penstock.io.decoding.frame_from_arrays import one_frame
 from penstock.keywords import with_options
 from penstock.learning_rates import Rates
 from penstock.live_reads import LiveReads
-from penstock.lockstep import create_core, sharing_errors
 from penstock.options import AnyPath, RunOptions, StageOptions, TableChangeOptions
 from penstock.run import SourceRun
 from penstock.shared.folder import SharedFolder
@@ -141,7 +140,7 @@ class Engine(TableAccess, ActivationAccess):
         tables = TableSet(config, mesh, self.seed, team, share, variant, allocate)
         self.core = create_core(config, tables, num_required, self.reduction, self.seed, team)
         # The first observer is the innermost: telemetry times the step alone.
-        self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.ids)
+        self.watch = Telemetry(lambda name, numbers: tables.table(name).read(numbers), known_as=tables.held.ids)
         self.core.observe(self.watch)
         in_job = share is not None and not self.commits_alone
         self.session = CheckpointSession(self.core, partial(self.watch.timed, "save"), in_job)
@@ -150,7 +149,7 @@ class Engine(TableAccess, ActivationAccess):
         self._exchange = Exchange(config, self._looked_up, self.core.take_in, self.core.gate)
         self._reads: LiveReads | None = None
         if self._folder is not shared:
-            _ = self.reads  # publishes the rows; if the caller opened the folder, it does so once all are set
+            self.publish()  # a caller that opened the folder does so once all rows are set
 
     def __repr__(self) -> str:
         devices = self.core.tables.devices
@@ -173,14 +172,33 @@ class Engine(TableAccess, ActivationAccess):
         ([[1.0, 1.0], [1.0, 1.0]], 0)
         """
         if self._reads is None:
-            with self.core.reading():
-                if self._reads is None:
-                    last, lineage = self.session.last, self.session.positions.lineage
-                    durable_step = 0 if last is None else int(last[0].contents["global_step"])
-                    history = ("", "") if lineage is None else (lineage.id, lineage.current.id)
-                    self._reads = LiveReads(self.core, self._folder, durable_step, history)
-                    self.session.on_durable = self._reads.durable
+            self.publish()
+        assert self._reads is not None
         return self._reads
+
+    def publish(self) -> None:
+        """Make ``reads`` ready; with ``shared``, show the rows to other processes.
+
+        Notes
+        -----
+        An engine does so itself: with ``shared`` when its rows are set, else at the first use of ``reads``. Only one
+        whose ``shared`` is a folder that the caller has opened waits for this call.
+
+        Examples
+        --------
+        >>> import penstock as ps
+        >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
+        >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), shared="shared")
+        >>> ps.Reader("shared").lookup("user", [5]).tolist()
+        [[1.0, 1.0]]
+        """
+        with self.core.reading():
+            if self._reads is None:
+                last, lineage = self.session.last, self.session.positions.lineage
+                durable_step = 0 if last is None else int(last[0].contents["global_step"])
+                history = ("", "") if lineage is None else (lineage.id, lineage.current.id)
+                self._reads = LiveReads(self.core, self._folder, durable_step, history)
+                self.session.on_durable = self._reads.durable
 
     @property
     def is_shared(self) -> bool:
@@ -235,7 +253,7 @@ class Engine(TableAccess, ActivationAccess):
         array([[0.8, 0.6],
                [0.6, 0.6]], dtype=float32)
         """
-        with sharing_errors(self.core):
+        with self.core.sharing_errors():
             if options.deltas is None:
                 check_no_deltas(options)
                 return self._source_run(options).run()
@@ -341,7 +359,7 @@ class Engine(TableAccess, ActivationAccess):
         array([[0.9, 0.8],
                [0.6, 0.6]], dtype=float32)
         """
-        with sharing_errors(self.core):
+        with self.core.sharing_errors():
             step = None if local_step is None else whole("local_step", local_step)
             seconds = time_given(time, self.config.needs_time, "apply()")
             frame = one_frame(gradients, self.config.id_ranges, step, contributor_of(contributor), seconds)
@@ -464,7 +482,7 @@ class Engine(TableAccess, ActivationAccess):
             TableChanges.among(vars(options)),
         )
         if folder is not shared:
-            _ = engine.reads  # publishes the rows, as in __init__
+            engine.publish()
         return engine
 
     def tag(self, name: str, *, note: str = "", move: bool = False) -> None:

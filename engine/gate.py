@@ -1,9 +1,8 @@
-"""The gate: counts contributions, keeps the global step, rejects stale contributions, and serves takers in order.
+"""The gate: counts contributions, keeps the global step, rejects stale contributions, and opens into its consumer.
 
-Source: TensorFlow's conditional_accumulator_base.{h,cc}. One class for the public accumulators and for the engine. The
-gate never sees a gradient: the sums lie in a store, which the gate reaches only through callables (add, produce, put).
-They run under its lock, so that counts and sums always agree, and must not change the gate. A taker's Future completes
-after the lock is released, so that its callbacks may use the gate. The rule and its counters are ``pyx.gate_counts``.
+Source: TensorFlow's conditional_accumulator_base.{h,cc}. The gate never sees a gradient: the sums lie in a store, which
+the gate reaches only through callables (add, put, the consumer). They run under its lock, so that counts and sums
+always agree, and must not change the gate. The rule and its counters are ``pyx.gate_counts``.
 """
 
 from __future__ import annotations
@@ -11,16 +10,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import penstock.forks as forks
-from penstock.errors import CancelledError, StateError, UsageError
+from penstock.errors import StateError, UsageError
 from penstock.frames import Contributor, count_by, largest_counts
 from penstock.pyx.gate_counts import GateCounts
 from penstock.pyx.locked_calls import call_under
@@ -35,18 +32,10 @@ _gates: WeakSet[Gate] = WeakSet()
 _forking = threading.local()  # gates: during a fork of this thread, whether each is still
 
 
-class _Ticket(NamedTuple):
-    """A taker in the queue. since : when it was queued, in seconds of the gate's clock"""
-
-    num_required: int
-    produce: Callable[[int], Any]
-    since: float
-
-
 class Gate(GateCounts):
-    """Opens when enough has arrived since it last opened, for the taker whose turn it is.
+    """Opens when enough has arrived since it last opened.
 
-    num_required : of the consumer that ``open_into`` sets; None: the gate opens only for takers in the queue
+    num_required : of the consumer that ``open_into`` sets; None: there is none
     global_step : openings so far, or the value of the last ``set_global_step``
     counted : noun for the contributions, in messages
     clock : seconds, used only by ``explain``
@@ -71,13 +60,10 @@ class Gate(GateCounts):
         self._clock = clock
         self._lock = threading.RLock()  # re-entrant: a schedule runs under it and may read the gate
         self._is_changing = False
-        self._queue: OrderedDict[Future[Any], _Ticket] = OrderedDict()
-        self._completions: list[Callable[[], object]] = []  # of Futures that the current change has served
         self._standing: Callable[[int], None] | None = None
         self._contributors: Counter[Contributor] = Counter()
         self._stale = Stale()
         self._last_stale = 0.0
-        self._closed = False
         self.process = forks.this_process
         self.is_torn = False
         _gates.add(self)
@@ -92,11 +78,10 @@ class Gate(GateCounts):
         """Admit a contribution: call ``add()``, count it, open the gate if it is due, and return True.
 
         For a stale one, call ``drop()``, count it as stale, and return False. If add or drop raises, nothing is
-        counted. Raises CancelledError if the gate is closed.
+        counted.
         """
 
         def change() -> bool:
-            self._check_open()
             if local_step is not None and self.is_stale(local_step):
                 drop()
                 self._stale.count(contributor, local_step, self.global_step)
@@ -112,13 +97,10 @@ class Gate(GateCounts):
     def admit_run(self, take: Callable[[], int]) -> int:
         """Admit several contributions without a name: call ``take()``, which counts them and opens the gate itself.
 
-        take : returns how many it admitted. It opens as ``admit`` does; none is admitted while takers are queued
+        take : returns how many it admitted. It opens as ``admit`` does
         """
 
         def change() -> int:
-            self._check_open()
-            if self._queue:
-                return 0
             step, num = self.global_step, take()
             if self.global_step != step:
                 self._contributors.clear()
@@ -129,7 +111,7 @@ class Gate(GateCounts):
         return self._change(change)
 
     def set_global_step(self, global_step: int) -> None:
-        """Set the step to any int64, also a smaller one. Keeps contributions and wakes no taker, as in TensorFlow."""
+        """Set the step to any int64, also a smaller one. Keeps contributions, as in TensorFlow."""
         step = whole("global_step", global_step)
         self._change(lambda: setattr(self, "global_step", step), opens=False)
 
@@ -142,7 +124,7 @@ class Gate(GateCounts):
             )
 
     def open_into(self, standing: Callable[[int], None]) -> None:
-        """Set the consumer: called with num_accumulated once it reaches ``num_required`` and no taker is queued.
+        """Set the consumer: called with num_accumulated once it reaches ``num_required``.
 
         The ``admit`` that opened the gate raises its errors; the step does not count then, and the gate stays due.
         """
@@ -151,46 +133,15 @@ class Gate(GateCounts):
     def open_early(self) -> bool:
         """Open the gate into its consumer now, as ``admit`` does once enough has arrived.
 
-        Returns False if nothing has arrived or takers are queued. Raises CancelledError if the gate is closed.
+        Returns False if nothing has arrived.
         """
 
         def change() -> bool:
-            self._check_open()
             step = self.global_step
             self._open(early=True)
             return self.global_step > step
 
         return self._change(change)
-
-    def take(self, num_required: int, produce: Callable[[int], T]) -> Future[T]:
-        """Queue for the next opening with at least num_required contributions.
-
-        produce : called with num_accumulated at that opening; returns the Future's result. If it raises, the Future
-            raises the same error and the gate has not opened (TensorFlow counts the step first).
-        Cancelling the Future leaves the queue at once and consumes nothing. Raises UsageError, or CancelledError if the
-        gate is closed.
-        """
-        if num_required < 1:
-            raise UsageError(f"num_required: expected at least 1, got {num_required}")
-        future: Future[T] = Future()
-
-        def change() -> None:
-            self._check_open()
-            self._queue[future] = _Ticket(num_required, produce, self._clock())
-            future.add_done_callback(self._leave)
-
-        self._change(change)
-        return future
-
-    def close(self) -> None:
-        """Cancel every queued taker; from now on admit and take raise CancelledError. Idempotent."""
-        with self._lock:
-            self._closed = True
-            waiting = list(self._queue)
-            self._queue.clear()  # all at once, so that cancelling one taker does not serve the next
-        for future in waiting:
-            if future.cancel():
-                future.set_running_or_notify_cancel()
 
     def still(self) -> AbstractContextManager[Any]:
         """Return a context manager during which nothing is admitted and the gate does not open."""
@@ -208,20 +159,26 @@ class Gate(GateCounts):
             return {str(who): count for who, count in self._contributors.items() if who is not None}
 
     def explain(self) -> str:
-        """Return one line: contributions and how many are required, queued takers, step, stale contributions."""
+        """Return one line: contributions and how many are required, step, stale contributions."""
         with self._lock:
-            now, head = self._clock(), next(iter(self._queue.values()), None)
-            required = head.num_required if head else self.num_required
+            required = self._required()
             text = f"{self.num_accumulated}{f' of {required}' if required else ''} {self._counted} in"
             text += f" ({largest_counts(self._contributors)})" if self._contributors else ""
-            waiting = f"{len(self._queue)} waiting to take, the first for {now - head.since:.1f} s" if head else ""
-            text += f"; global step {self.global_step}; {waiting or 'no taker is waiting'}"
+            text += f"; global step {self.global_step}{self._waiting()}"
             if self._stale.last is not None:
-                text += f"; {self._stale.total} stale, the last {now - self._last_stale:.1f} s ago: {self._stale.last}"
-            return text + ("; closed" if self._closed else "")
+                ago_s = self._clock() - self._last_stale
+                text += f"; {self._stale.total} stale, the last {ago_s:.1f} s ago: {self._stale.last}"
+            return text
+
+    def _required(self) -> int | None:
+        return self.num_required
+
+    def _waiting(self) -> str:
+        """Return what else waits for an opening, for ``explain``."""
+        return ""
 
     def get_state(self) -> dict[str, Any]:
-        """Return counts and step as plain data, without the queue."""
+        """Return counts and step as plain data."""
         with self._lock:
             return {
                 "global_step": self.global_step,
@@ -231,7 +188,7 @@ class Gate(GateCounts):
             }
 
     def set_state(self, state: Mapping[str, Any], put: Callable[[], object] = lambda: None) -> None:
-        """Restore the state that ``get_state`` returned and the store's (``put``), and serve the takers it allows."""
+        """Restore the state that ``get_state`` returned and the store's (``put``)."""
         try:
             step, num = whole("global_step", state["global_step"]), whole("num_accumulated", state["num_accumulated"])
             contributors = Counter({who: int(n) for who, n in state["contributors"]})
@@ -249,82 +206,36 @@ class Gate(GateCounts):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.explain()})"
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise CancelledError(f"closed: {self.explain()}")
-
     def _change(self, change: Callable[[], T], opens: bool = True) -> T:
-        """Run a change under the lock, serve the takers that it allows, and complete their Futures after the release.
+        """Run a change under the lock. opens : whether it may also open the gate into its consumer
 
-        opens : whether it may also open the gate into its consumer
         No context manager: Ctrl-C at its entry or exit would leave the lock held or the gate changing.
         """
-        completions: list[Callable[[], object]] = []
 
         def run() -> T:
             if self._is_changing:
                 raise UsageError("the gate cannot be changed by what runs inside it (a schedule, a produce)")
             try:
-                self._is_changing, self._completions = True, completions
+                self._is_changing = True
                 result = change()
-                self._serve()
-                if opens and not self._closed:
+                if opens:
                     self._open()
                 return result
             finally:
                 self._is_changing = False
 
-        try:
-            return call_under(self._lock, run)
-        finally:
-            for complete in completions:
-                complete()
-
-    def _serve(self) -> None:
-        while self._queue and not self._closed:
-            future, ticket = next(iter(self._queue.items()))
-            if not future.cancelled() and self.num_accumulated < ticket.num_required:
-                return  # first come, first served
-            del self._queue[future]
-            if future.set_running_or_notify_cancel():
-                self._give(future, ticket)
+        return call_under(self._lock, run)
 
     def _open(self, early: bool = False) -> None:
-        if self._standing is not None and (self.num_accumulated if early else self.is_due()) and not self._queue:
+        if self._standing is not None and (self.num_accumulated if early else self.is_due()):
             self.check_may_open()
             self._standing(self.num_accumulated)
             self._pass_through()
 
-    def _give(self, future: Future[Any], ticket: _Ticket) -> None:
-        try:
-            self.check_may_open()
-            result = ticket.produce(self.num_accumulated)
-        except Exception as error:
-            self._completions.append(partial(future.set_exception, error))
-        except BaseException:  # Ctrl-C is for this thread; the taker may be in another
-            self._completions.append(partial(future.set_exception, CancelledError("interrupted while it was served")))
-            raise
-        else:
-            self._pass_through()
-            self._completions.append(partial(future.set_result, result))
-
     def _pass_through(self) -> None:
-        """Count the step and reset the contributions, which the taker has consumed."""
+        """Count the step and reset the contributions, which were consumed."""
         self.count_opening()
         self._contributors.clear()
-
-    def _leave(self, future: Future[Any]) -> None:
-        """Remove a cancelled Future from the queue, which may allow the next taker to be served."""
-        if future.cancelled():
-            with self._lock:
-                if self._is_changing:
-                    return  # cancelled from inside a change, which serves the queue when it ends
-
-            def change() -> None:
-                if self._queue.pop(future, None) is not None:
-                    future.set_running_or_notify_cancel()
-
-            self._change(change)
 
 
 def _before_fork() -> None:

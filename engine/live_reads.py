@@ -49,7 +49,7 @@ class LiveReads(StepObserver):
         check_on_host(core)
         self._core, self._folder = core, folder
         self._file_of: Callable[[npt.NDArray[Any]], str] = (lambda array: "") if folder is None else folder.name
-        self._tables = {name: self._reads(spec) for name, spec in core.tables.specs_here.items()}
+        self._tables = {name: self._reads(spec) for name, spec in core.tables.held.specs.items()}
         self._words = StepWords(np.zeros(_NUM_WORDS, np.uint64))
         self._words.end(core.global_step)
         if folder is not None:
@@ -58,7 +58,7 @@ class LiveReads(StepObserver):
             threads = min(core.pipeline.team.threads + 1, MOST_COUNTING)
             self._words = folder.publish(layouts, threads, core.global_step, durable_step, config, history)
             core.is_shared = True
-        for spec in core.tables.specs_here.values():
+        for spec in core.tables.held.specs.values():
             on_host = core.tables.table(spec.name).on_host
             assert on_host is not None
             on_host[0].note_steps(self._words.memory)
@@ -161,7 +161,7 @@ class LiveReads(StepObserver):
 def check_on_host(core: EngineCore) -> None:
     """Raise ConfigError unless all rows of all tables are in the host's memory; UsageError for a share of the rows."""
     tables = core.tables
-    tables.check_all_rows("reading without a lock")
+    tables.held.check_all("reading without a lock")
     others = [name for name in tables.specs if tables.table(name).on_host is None]
     if others:
         raise ConfigError(

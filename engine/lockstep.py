@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from penstock.bridge.mesh_selection import Processes
 from penstock.config.embedding import EmbeddingConfig
 from penstock.core import EngineCore, StepObserver
 from penstock.errors import PenstockError, UsageError
 from penstock.frames import Coalesced, Float32, Frame, FrameRun, Int64, SummedArrays
 from penstock.learning_rates import LearningRates
-from penstock.pipeline import BadRowsError, Pipeline, TableStore, store_of
+from penstock.pipeline import BadRowsError, Pipeline, TableStore
 from penstock.stats import Counters
 from penstock.tables.table_set import TableSet
 from penstock.threads import ThreadTeam
-
-if TYPE_CHECKING:
-    from penstock.bridge.processes.agreement import Processes
 
 T = TypeVar("T")
 
@@ -57,8 +55,10 @@ class LockstepCore(EngineCore):
         with self.processes.sharing_errors(), super().still():
             yield
 
+    def sharing_errors(self) -> AbstractContextManager[None]:
+        return self.processes.sharing_errors()
+
     def rounds(self, frames: Iterator[T], rates: LearningRates, counters: Counters) -> Iterator[T]:
-        """Yield the frames of this process, each of which the caller pushes, and end with the last process."""
         yield from frames
         while self._enter(NOTHING, None, rates, counters):
             if self.gate.is_due():
@@ -192,29 +192,18 @@ class ProcessSums(Pipeline):
 def create_core(
     config: EmbeddingConfig,
     tables: TableSet,
+    stores: Mapping[str, TableStore],
     num_required: int | None,
     reduction: str,
     seed: int,
     team: ThreadTeam,
-) -> EngineCore:
-    """Return the core of an engine; of one that spans processes, after all have created an equal one."""
-    mean = reduction == "mean"
-    stores = {name: store_of(spec, mean, is_share=tables.is_share) for name, spec in tables.specs_here.items()}
-    if tables.processes is None:
-        return EngineCore(config, tables, Pipeline(stores, team), num_required, reduction, seed)
-    pipeline = ProcessSums(stores, team, tables.processes, mean)
+) -> LockstepCore:
+    """Return the core of an engine that spans processes, after all have created an equal one."""
+    processes: Processes | None = tables.processes
+    assert processes is not None
+    pipeline = ProcessSums(stores, team, processes, reduction == "mean")
     core = LockstepCore(config, tables, pipeline, num_required, reduction, seed)
     same = config.to_engine_proto().SerializeToString(deterministic=True)
     digest = hashlib.sha256(same + repr((core.gate.num_required, reduction, seed)).encode()).hexdigest()
-    tables.processes.agree(f"Engine(…), configuration and arguments {digest[:12]}")
+    processes.agree(f"Engine(…), configuration and arguments {digest[:12]}")
     return core
-
-
-def sharing_errors(core: EngineCore) -> AbstractContextManager[None]:
-    """Return a context whose error the other processes raise too, if there are any."""
-    return core.processes.sharing_errors() if isinstance(core, LockstepCore) else nullcontext()
-
-
-def rounds(core: EngineCore, frames: Iterator[T], rates: LearningRates, counters: Counters) -> Iterator[T]:
-    """Return the frames of a run of this process, which ends with that of the last process."""
-    return core.rounds(frames, rates, counters) if isinstance(core, LockstepCore) else frames

@@ -33,12 +33,11 @@ from penstock.flag_values import (
 )
 
 if TYPE_CHECKING:
-    from penstock.accumulators.frame_gate import FrameGate
     from penstock.config.embedding import EmbeddingConfig
     from penstock.learning_rates import Rates
-    from penstock.stats import Counters
+    from penstock.stats import Counters, GateProgress
 
-    Progress = Callable[[Counters, FrameGate, float | None], None]
+    Progress = Callable[[Counters, GateProgress, float | None], None]
 
 AnyPath = str | os.PathLike[str]
 

@@ -26,7 +26,6 @@ from penstock.io.delta_sink import DeltaWriter, open_deltas
 from penstock.io.quarantine import parse_on_bad_row
 from penstock.io.run_files import OpenDeltas
 from penstock.learning_rates import LearningRates
-from penstock.lockstep import rounds, sharing_errors
 from penstock.options import StageOptions
 from penstock.planning.look_ahead import LookAhead, looked_ahead
 from penstock.stats import Counters, Report
@@ -117,11 +116,11 @@ class SourceRun:
             try:
                 with (
                     closing(self._reader.numbered_runs()) as numbered,
-                    sharing_errors(core),
+                    core.sharing_errors(),
                     ExitStack() as stack,
                 ):
                     limited = self._limited(numbered, saving.remaining(self._limit))
-                    frames: Frames = rounds(core, limited, self._rates, counters)
+                    frames: Frames = core.rounds(limited, self._rates, counters)
                     with reading:
                         saving.skip(single(frames), self._limit)
                     if core.gate.is_due():  # a full table refused the step, when it had fewer rows

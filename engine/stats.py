@@ -6,9 +6,20 @@ import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.frames import Contributor, Frame, count_by
+
+
+class GateProgress(Protocol):
+    """What a progress callback sees of a gate."""
+
+    @property
+    def num_required(self) -> int | None: ...
+    @property
+    def num_accumulated(self) -> int: ...
+    @property
+    def global_step(self) -> int: ...
 
 
 @dataclass(frozen=True)

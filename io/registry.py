@@ -5,7 +5,6 @@ Help, errors, the tables of the docs and their navigation derive from these obje
 
 from __future__ import annotations
 
-import pkgutil
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -72,13 +71,6 @@ class UriKind:
         if not location:
             raise UsageError(f"{uri}: expected {self.form}")
         return location
-
-
-def declared(package: str, name: str) -> list[Any]:
-    """Return what the modules of a package declare under a name."""
-    modules = pkgutil.iter_modules(import_module(package).__path__, f"{package}.")
-    values = (getattr(import_module(module.name), name, None) for module in modules)
-    return [value for value in values if value is not None]
 
 
 def either(texts: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 They have the semantics of TensorFlow's ConditionalAccumulator and SparseConditionalAccumulator
 (conditional_accumulator_base.h, sparse_conditional_accumulator.h) where those are right;
-docs/accumulators.md lists the differences. Any number of threads may apply and take. gate.py decides
+docs/accumulators.md lists the differences. Any number of threads may apply and take. taker_gate.py decides
 when to open, gradient_checks.py which gradients to accept, and storage.py how to sum them.
 """
 

@@ -20,8 +20,8 @@ from penstock.accumulators.gradient_checks import (
     shape_text,
     timeout_of,
 )
+from penstock.accumulators.taker_gate import TakerGate
 from penstock.errors import CancelledError, StateError, TakeTimeoutError
-from penstock.gate import Gate
 from penstock.stats import Stale
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class Conditional(ABC, Generic[T]):
         self.shape = shape_of(shape)
         self.reduction = reduction_of(reduction)
         self._mean = self.reduction == "MEAN"
-        self._gate = Gate(counted="gradients")
+        self._gate = TakerGate()
 
     def take_gradient(self, num_required: int, timeout: float | None = None) -> T:
         """Wait until enough gradients are accumulated and it is this taker's turn; take all of them.

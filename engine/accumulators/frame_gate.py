@@ -27,7 +27,7 @@ class FrameGate:
     >>> engine.apply({"user": ([5], [[1.0, 2.0]])}, local_step=0, contributor="worker-0")
     True
     >>> engine.gate
-    FrameGate(1 of 2 frames in ('worker-0': 1); global step 0; no taker is waiting)
+    FrameGate(1 of 2 frames in ('worker-0': 1); global step 0)
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -121,7 +121,7 @@ class FrameGate:
         >>> table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.1), name="user")
         >>> engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), num_required=2)
         >>> engine.gate.explain()
-        '0 of 2 frames in; global step 0; no taker is waiting'
+        '0 of 2 frames in; global step 0'
         """
         return self._gate.explain()
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.errors import InputError
 from penstock.frames import Array, Int64, Rows
-from penstock.pipeline import overflows_of
+from penstock.overflows import overflows_of
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.buffer_pool import divide
 from penstock.pyx.frame_accumulate import Intake

@@ -19,27 +19,25 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from penstock.bridge import host_tables
 from penstock.bridge.backend_tables import BackendTables, quoted
 from penstock.bridge.cached_tables import CachedTables
 from penstock.bridge.devices import HOST, AnyMesh, check_memory, platform
 from penstock.bridge.host_tables import Allocate, HostTables
-from penstock.bridge.mesh_selection import on_jax
+from penstock.bridge.mesh_selection import Processes, on_jax
 from penstock.bridge.row_cache import RowCache
 from penstock.bridge.row_format import WITHOUT_KERNEL
 from penstock.bridge.sharding import Layout, TableDefinition
 from penstock.bridge.stacking import form, stacked
-from penstock.bridge.variants import KERNELS, VARIANTS
+from penstock.bridge.variants import VARIANTS, kernel
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, ConfigError, short
+from penstock.integrations import KERNELS, PROCESSES
 from penstock.threads import ThreadTeam
 from penstock.updates import UpdateRule
-
-if TYPE_CHECKING:
-    from penstock.bridge.processes.agreement import Processes
 
 Specs = Mapping[str, TableSpec]
 FORMS = {"plain": 1, "tiled": 128}
@@ -92,7 +90,6 @@ def create_tables(
         return created
     mesh = on_jax(mesh)
     from penstock.bridge.dispatcher import Dispatcher
-    from penstock.bridge.processes.process_tables import ProcessTables
     from penstock.bridge.xla_tables import XlaTables
 
     others = [table._replace(layout=replace(table.layout, num_devices=mesh.size)) for table in others]
@@ -105,7 +102,8 @@ def create_tables(
             if processes is None:
                 created.append(XlaTables(mesh, group, table_variant, dispatcher, problem, moving=moving))
             else:
-                created.append(ProcessTables(mesh, group, table_variant, dispatcher, processes, problem))
+                of_processes = import_module(PROCESSES["tables"]).ProcessTables
+                created.append(of_processes(mesh, group, table_variant, dispatcher, processes, problem))
     return created
 
 
@@ -187,14 +185,10 @@ def possible(variant: str, mesh: AnyMesh, layout: Layout, rule: UpdateRule, proc
         tiled = layout.lanes == FORMS["tiled"] and not layout.bfloat16
         if not tiled or rule.algorithm in WITHOUT_KERNEL[variant] or platform(mesh) not in ("tpu", "cpu"):
             return False
-        line, kind = formatted(layout, variant).line, mesh.devices.flat[0].device_kind
-        if variant == "sparsecore":
-            from penstock.bridge.pallas import sparsecore
-
-            return processes is None and sparsecore.fits(line, kind)  # hosts exchange sums of lines
-        from penstock.bridge.pallas import tensorcore
-
-        return tensorcore.fits(line, kind)
+        if variant == "sparsecore" and processes is not None:  # hosts exchange sums of lines
+            return False
+        fits: bool = kernel(variant).fits(formatted(layout, variant).line, mesh.devices.flat[0].device_kind)
+        return fits
     return True
 
 

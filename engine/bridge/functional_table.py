@@ -24,7 +24,9 @@ from penstock.bridge import line_arrays, programs
 from penstock.bridge.row_format import UNTOUCHED, Line
 from penstock.bridge.segment_sums import Values, summed, taken
 from penstock.bridge.sharding import largest_bucket
+from penstock.bridge.variants import kernel
 from penstock.errors import UsageError, UsageTypeError
+from penstock.integrations import KERNELS
 from penstock.updates import Ops, OptaxRule, UpdateRule, quantize
 from penstock.updates.optax_transforms import own_promotions
 
@@ -365,14 +367,9 @@ def _check_same(table: Table, uses: Uses) -> None:
 
 def step_of(form: Format, rule: UpdateRule) -> Callable[..., Any]:
     """Return the function that updates one device's part of a table."""
-    if form.variant == "pallas":
-        from penstock.bridge.pallas import tensorcore
-
-        return tensorcore.local_apply(form.mesh, rule, form.line)
-    if form.variant == "sparsecore":
-        from penstock.bridge.pallas import sparsecore
-
-        return sparsecore.local_apply(form.mesh, rule, form.line)
+    if form.variant in KERNELS:
+        step: Callable[..., Any] = kernel(form.variant).local_apply(form.mesh, rule, form.line)
+        return step
     return programs.local_apply(rule, form.line)
 
 

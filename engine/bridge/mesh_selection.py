@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.bridge.devices import AnyMesh, HostMesh, platform, reason_of
+from penstock.frames import Int32
+from penstock.integrations import PROCESSES
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
-
-    from penstock.bridge.processes.agreement import Processes
 
 log = logging.getLogger("penstock")
 
@@ -24,6 +27,19 @@ log = logging.getLogger("penstock")
 DEV, CHIPS, MISSED = Path("/dev"), ("nvidia[0-9]*", "accel[0-9]*"), ", and this machine has "
 # Environment variables that name a plugin of jax which is no Python package.
 LIBRARIES = ("TPU_LIBRARY_PATH", "PJRT_NAMES_AND_LIBRARY_PATHS")
+
+
+class Processes(Protocol):
+    """The processes that a mesh spans (``bridge/processes``). rank : of this process; count : of processes"""
+
+    rank: int
+    count: int
+
+    def agree(self, call: str, numbers: Sequence[int] | Int32 = ()) -> Int32:
+        """Return the numbers of all processes, int32 (processes, numbers), once all have made this call."""
+
+    def sharing_errors(self) -> AbstractContextManager[None]:
+        """Return a context whose error the other processes raise too."""
 
 
 def make_mesh(mesh: AnyMesh | None = None) -> AnyMesh:
@@ -87,6 +103,5 @@ def processes_of(mesh: AnyMesh) -> Processes | None:
     """Return the processes that a mesh spans; None: only this one. Raises UsageError."""
     if isinstance(mesh, HostMesh) or not mesh.is_multi_process:
         return None
-    from penstock.bridge.processes.agreement import Processes
-
-    return Processes(mesh)
+    processes: Processes = import_module(PROCESSES["agreement"]).Processes(mesh)
+    return processes

@@ -22,7 +22,8 @@ from penstock.bridge.programs import Program
 from penstock.bridge.row_format import Line
 from penstock.bridge.sharding import LINES, MAX_BUCKET, MAX_BUCKET_OF_KERNELS, READ_ROWS, buckets
 from penstock.bridge.stacking import Stack, multiple_of
-from penstock.bridge.variants import KERNELS
+from penstock.bridge.variants import kernel
+from penstock.integrations import KERNELS
 from penstock.updates import UpdateRule
 
 num_compiles()  # from here on
@@ -117,14 +118,8 @@ def jitted(
     name: str, mesh: Mesh, rule: UpdateRule | None, line: Line, variant: str, num_lines: int, compact: bool = False
 ) -> Any:
     """Return the jitted program ``name``."""
-    if variant == "pallas":
-        from penstock.bridge.pallas import tensorcore
-
-        return tensorcore.apply(mesh, rule, line, compact)
-    if variant == "sparsecore":
-        from penstock.bridge.pallas import sparsecore
-
-        return sparsecore.apply(mesh, rule, line)
+    if variant in KERNELS:
+        return kernel(variant).apply(mesh, rule, line, *([True] if compact else []))
     arguments: dict[str, tuple[Any, ...]] = {"apply": (rule, line, compact), "sweep": (rule, line), "mark": ()}
     arguments["write"] = (line, compact)
     arguments["no_rows"] = (num_lines * line.group,)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
+from penstock.integrations import KERNELS
+
 # Those that a caller may ask for, in the order of docs/tpu.md.
 VARIANTS = ("auto", "xla", "pallas", "sparsecore", "host")
-# Those whose steps are kernels for a TPU, which need a canary.
-KERNELS = ("pallas", "sparsecore")
+
+
+def kernel(variant: str) -> Any:
+    """Return the module of a variant whose steps are a kernel for a TPU, which needs a canary."""
+    return import_module(KERNELS[variant])

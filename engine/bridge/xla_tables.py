@@ -27,8 +27,8 @@ from penstock.bridge.row_format import Line, without_marks
 from penstock.bridge.sharding import TableDefinition
 from penstock.bridge.stacking import MemberRows, Stack
 from penstock.bridge.stochastic_rounding import key_of, nearest, words_of
-from penstock.bridge.variants import KERNELS
 from penstock.frames import Float32, Int64, UInt32
+from penstock.integrations import KERNELS
 
 log = logging.getLogger("penstock")
 

@@ -101,7 +101,8 @@ def describe(
         **({TABLE_CHANGES: states_of(changes)} if changes else {}),
     }
     stores = core.pipeline.stores.items()
-    records = [Record("store", {"table": name}, core.tables.by_id(name, store.get_state())) for name, store in stores]
+    held = core.tables.held
+    records = [Record("store", {"table": name}, held.by_id(name, store.get_state())) for name, store in stores]
     dynamic = core.tables.dynamic.items()
     records += [Record("directory", {"table": name}, table.get_state()) for name, table in dynamic]
     # Two rollbacks to one commit write equal rows: the record tells their files apart.
@@ -113,7 +114,7 @@ def tables_to_save(core: EngineCore) -> dict[str, Saved]:
     """Return the tables of an engine by name, in the form that a saver expects."""
     return {
         name: Saved(core.tables.table(name), spec.vocabulary_size, spec.rule.non_lazy)
-        for name, spec in core.tables.specs_here.items()
+        for name, spec in core.tables.held.specs.items()
     }
 
 
@@ -229,7 +230,7 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
             here = ids >= 0
             ids, parts = ids[here], [rows[here] for rows in parts]
         else:
-            ids, parts = core.tables.select_own(name, ids, parts)
+            ids, parts = core.tables.held.select(name, ids, parts)
         if name in core.tables.dynamic and name not in rows_now:
             ids = _admit(core, name, ids, parts, folder)
         else:
@@ -252,7 +253,7 @@ def _load(core: EngineCore, folder: Folder, commit: Commit, changed: ChangedTabl
 
     def put() -> None:
         for name, store in core.pipeline.stores.items():
-            store.set_state(core.tables.share_of(name, stores.get(name, {})))
+            store.set_state(core.tables.held.part_of(name, stores.get(name, {})))
         core.pipeline.set_state(contents["pipeline"])
 
     core.gate.set_state(contents["gate"], put)

@@ -60,13 +60,13 @@ class SavedState:
         """Replace rows and keys, and return the ids of the changed ones of every table."""
         tables = core.tables
         rows_now = {name: table.replace_keys(self.directories[name]) for name, table in tables.dynamic.items()}
-        unread = {name: np.ones(spec.vocabulary_size, bool) for name, spec in tables.specs_here.items()}
+        unread = {name: np.ones(spec.vocabulary_size, bool) for name, spec in tables.held.specs.items()}
         changed: dict[str, list[Int64]] = {name: [] for name in unread}
         for name, rows, parts in self._newest_first():
             if name in rows_now:
                 rows = rows_now[name][rows]
             else:
-                rows, parts = tables.select_own(name, rows, parts)
+                rows, parts = tables.held.select(name, rows, parts)
             needed = (rows >= 0) & unread[name][rows]
             if not needed.any():
                 continue

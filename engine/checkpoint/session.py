@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
-from penstock.checkpoint.engine_state import describe, encoded, tables_to_save
-from penstock.checkpoint.incremental import CommitContents, Saver
+from penstock.checkpoint.engine_state import describe, encoded
+from penstock.checkpoint.incremental import CommitContents
 from penstock.checkpoint.parts import PartRows
 from penstock.checkpoint.rollbacks import Rollback, SavedState
 from penstock.checkpoint.run_commits import RunCommits
+from penstock.checkpoint.savers import Savers, check_address
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
-from penstock.checkpoint.table_changes import TABLE_CHANGES, TableChange, changes_in, described, states_of
-from penstock.checkpoint.versions import Version, check_no_version, make_tag
+from penstock.checkpoint.table_changes import TableChange, changes_in, described, states_of
+from penstock.checkpoint.versions import Version, make_tag
 from penstock.core import EngineCore, Passed, StepObserver
 from penstock.errors import StateError, UsageError, UsageTypeError
 from penstock.frames import Frame
@@ -40,10 +41,8 @@ class CheckpointSession(StepObserver):
 
     def __init__(self, core: EngineCore, timed: Callable[[], AbstractContextManager[Any]], in_job: bool) -> None:
         self._core, self._timed, self._counting, self._in_job = core, timed, timed(), in_job
-        self._part = PartRows(core.tables.shares)
-        self._saver: Saver | None = None  # of the last folder; tracks the dirty rows
-        # For each other folder: the digests of its last commit that the state descends from.
-        self._descends: dict[str, tuple[str, ...]] = {}
+        self._part = PartRows(core.tables.held.shares)
+        self._savers = Savers(core, self._described, timed, self._part, self._committed, self._table_states)
         self._before, self._running = Counters(), Counters()
         self._counts_runs = False
         self._runs: list[RunCommits] = []  # in progress, in the order in which they began
@@ -60,9 +59,8 @@ class CheckpointSession(StepObserver):
     @property
     def last(self) -> tuple[Commit, float | None] | None:
         """Return the newest commit, and when it was written (``Folder.written_s``); None if there is none."""
-        if self._saver is None or self._saver.last is None:
-            return None
-        return self._saver.last, self._saver.folder.written_s(self._saver.last)
+        saver = self._savers.current
+        return None if saver is None or saver.last is None else (saver.last, saver.folder.written_s(saver.last))
 
     def resume_from(self, folder: Folder, commit: Commit, change: TableChange | None, adds_rows: bool) -> None:
         """Continue from a commit that the engine's state was restored from.
@@ -87,7 +85,7 @@ class CheckpointSession(StepObserver):
             commit = Commit(commit.number, files, commit.contents)
         else:
             return
-        self._saver = self._new_saver(folder, commit, is_same and commit.files == files)
+        self._savers.begin(folder, commit, is_same and commit.files == files)
 
     def is_same(self, commit: Commit) -> bool:
         """Return whether a delta may follow a commit: its configuration may initialize rows that no file contains
@@ -132,8 +130,8 @@ class CheckpointSession(StepObserver):
             raise UsageError(f"{path}: this engine holds a share of the rows, and only its job commits all of them")
         with self._core.still():
             folder = Folder(path)
-            self._check_no_version(folder)
-            saver = self._saver_of(folder)
+            check_address(folder)
+            saver = self._savers.of(folder)
             saver.open()
             try:
                 self.positions.check_counted()
@@ -144,8 +142,7 @@ class CheckpointSession(StepObserver):
                 saver.commit()
             finally:
                 saver.close()
-                if saver is not self._saver:
-                    self._remember(saver)
+                self._savers.ended(saver)
 
     def tag(self, name: str, note: str, move: bool) -> None:
         """Give the last commit a name. Raises StateError if there is none, UsageError for the name."""
@@ -169,9 +166,10 @@ class CheckpointSession(StepObserver):
         with self._core.gate.still():
             if self._core.is_forked:
                 self._core.check_whole()
-            if self._saver is None or self._saver.last is None:
+            saver = self._savers.current
+            if saver is None or saver.last is None:
                 raise StateError(f"{action}: this engine has no commit yet; save it, or run it with checkpoint=")
-            return self._saver.folder.files.address, self._saver.last
+            return saver.folder.files.address, saver.last
 
     def roll_back(self, state: SavedState) -> Rollback:
         """Step forward to the state of another commit, and drop the frames in the gate."""
@@ -181,9 +179,9 @@ class CheckpointSession(StepObserver):
             self._running.rolled_back += num_frames
             if not self._counts_runs:
                 self._core.counters.rolled_back += num_frames
-            commit = state.commit
-            if self._saver is not None and self.is_same(commit) and commit.parts == (self._part.name,):
-                self._saver.rolled_back(commit)
+            commit, saver = state.commit, self._savers.current
+            if saver is not None and self.is_same(commit) and commit.parts == (self._part.name,):
+                saver.rolled_back(commit)
             return Rollback(commit, self._core.global_step, num_frames)
 
     def write_part(self, folder: Folder, number: int, attempt: str) -> Commit:
@@ -193,13 +191,14 @@ class CheckpointSession(StepObserver):
         """
         with self._core.still():
             self._core.tables.wait()
-            if self._saver is None or self._saver.folder.path != folder.path:
-                self._saver = self._new_saver(folder, None, False)
-            return self._saver.write_part(number, attempt)
+            saver = self._savers.current
+            if saver is None or saver.folder.path != folder.path:
+                saver = self._savers.begin(folder, None, False)
+            return saver.write_part(number, attempt)
 
     def commits(self, folder: Folder, every: int | None, resume: bool, listener: CommitListener) -> CommitSession:
         """Open the commits of a service to a folder. every : steps between two commits; None: only on request"""
-        saver = self._opened(folder, KEEP, resume)
+        saver = self._savers.opened(folder, KEEP, resume)
         return CommitSession(self._core, saver, every, listener, self._core.tables.prepare_thread)
 
     @contextmanager
@@ -229,7 +228,7 @@ class CheckpointSession(StepObserver):
         positions.follow(self.positions)
         start = self.positions if resume else Positions()
         start.seek(reader, positions)
-        saver = None if checkpoint is None else self._opened(Folder(checkpoint), options.keep, resume)
+        saver = None if checkpoint is None else self._savers.opened(Folder(checkpoint), options.keep, resume)
         stores = saver is not None or self._stores(None)
         files = RunFiles(self._core.gate.still, self.files.committed)
         if stores:
@@ -260,69 +259,16 @@ class CheckpointSession(StepObserver):
                 with self._core.gate.still():
                     saver.close()
 
-    def _opened(self, folder: Folder, keep: int, resume: bool) -> Saver:
-        """Open the saver of a folder, which locks the folder until it is closed.
-
-        Raises UsageError if the engine commits to another folder, or the folder holds commits of another engine.
-        """
-        self._check_no_version(folder)
-        folder.check_place(resume)
-        with self._core.gate.still():
-            saver, own = self._saver_of(folder), self._saver
-            if own is not None and own is not saver:
-                raise UsageError(f"{folder.path}: this engine commits to {own.folder.path} at this moment")
-            if saver.last is None and (numbers := folder.numbers()):
-                raise UsageError(
-                    f"{folder.path}: holds commit {numbers[-1]}, which this engine neither wrote nor was restored "
-                    "from; Engine.restore it, then run"
-                )
-            saver.open(whole("keep", keep, 1))
-            saver.in_use = True
-            return saver
-
-    @staticmethod
-    def _check_no_version(folder: Folder) -> None:
-        if "@" in folder.files.address:
-            check_no_version(folder.files.address)
-
     def count_into(self, counters: Counters) -> None:
         """Count into these counters from now on: the totals are those so far plus these."""
         self._before, self._running = self.totals, counters
         self._counts_runs = True
 
-    def _saver_of(self, folder: Folder) -> Saver:
-        """Return the saver of the last folder if it is this one, else a new saver, which replaces it.
-
-        If a run commits with the last saver, it must observe every step: then the new one is for a single commit.
-        """
-        if self._saver is not None and self._saver.is_for(folder):
-            return self._saver
-        descends = self._descends.get(folder.files.identity())
-        last = folder.newest() if descends else None
-        if last is not None and last.digests != descends:
-            last = None  # a commit of another engine
-        # The dirty rows since then are unknown: the next commit is a base.
-        saver = self._new_saver(folder, last, False)
-        if self._saver is None or not self._saver.in_use:
-            if self._saver is not None:
-                self._remember(self._saver)
-            self._saver = saver
-        return saver
-
-    def _remember(self, saver: Saver) -> None:
-        """Record the last commit of a replaced saver: a run may resume there until another writer commits."""
-        if saver.last is not None:
-            self._descends[saver.folder.files.identity()] = saver.last.digests
-
-    def _new_saver(self, folder: Folder, last: Commit | None, delta: bool) -> Saver:
-        tables = tables_to_save(self._core)
-        saver = Saver(folder, tables, self._described, last, delta, self._timed, self._part, self._committed)
-        saver.has_new_tables = last is not None and last.contents.get(TABLE_CHANGES, []) != states_of(self._changes)
-        self._core.observe(saver)
-        return saver
-
     def _committed(self, commit: Commit) -> None:
         self.on_durable(int(commit.contents["global_step"]))
+
+    def _table_states(self) -> list[Any]:
+        return states_of(self._changes)
 
     def _described(self) -> CommitContents:
         return describe(self._core, self.positions, self.files.commit(), self.totals, self._changes)

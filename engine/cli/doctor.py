@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import penstock
 from penstock.cli.command_line import Parser, make_devices
@@ -21,6 +21,7 @@ from penstock.cli.output import Output, count, nearest
 from penstock.control_groups import cpu_quota
 from penstock.errors import PenstockError
 from penstock.flag_values import local_path
+from penstock.integrations import EXTRAS
 from penstock.threads import num_threads
 
 EXAMPLE = "penstock doctor --checkpoint run1"
@@ -30,35 +31,6 @@ MOUNTS = Path("/proc/self/mounts")
 
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p", "ceph", "glusterfs", "lustre")
 IN_MEMORY = ("tmpfs", "ramfs")
-
-
-class Extra(NamedTuple):
-    """An extra of penstock. package : that it installs; purpose : the parts of penstock that need it"""
-
-    name: str
-    package: str
-    purpose: str
-
-
-EXTRAS = (
-    Extra("completion", "shtab", "completion of commands in a shell"),
-    Extra("metrics", "prometheus-client", "--ui, --metrics, --metrics-file, --report and penstock.metrics"),
-    Extra("otel", "opentelemetry-api", "a span for every step"),
-    Extra("kafka", "confluent-kafka", "gradients from Kafka, and follow into Kafka"),
-    Extra("nats", "nats-py", "gradients from NATS"),
-    Extra("delta", "deltalake", "gradients from Delta Lake, and follow into it"),
-    Extra("iceberg", "pyiceberg", "gradients from Iceberg"),
-    Extra("lance", "pylance", "gradients from Lance, and follow into it"),
-    Extra("lmdb", "lmdb", "follow into LMDB"),
-    Extra("redis", "redis", "follow into Redis"),
-    Extra("orbax", "orbax-checkpoint", "import and export of Orbax"),
-    Extra("safetensors", "safetensors", "import and export of safetensors"),
-    Extra("tensorflow", "tensorflow", "import of checkpoints of TensorFlow"),
-    Extra("flax", "flax", "tables in a step of Flax"),
-    Extra("keras", "keras", "tables in a model of Keras, and import of its weights"),
-    Extra("torch", "torch", "penstock.torch, import and export of its files"),
-    Extra("ray", "ray", "jobs on a Ray cluster"),
-)
 
 
 @dataclass(frozen=True)
@@ -238,19 +210,22 @@ def sparsecores(mesh: Any) -> str:
     """Return whether the variant for SparseCores works on these devices; "" if they have none."""
     from penstock.bridge import backends
     from penstock.bridge.sharding import Layout
+    from penstock.bridge.variants import kernel
 
     rule = penstock.updates.update_rule(penstock.Adagrad(0.1))
     layout = Layout("t", 1024, 32, 1, mesh.size, False, backends.lanes(mesh))
     if not backends.possible("sparsecore", mesh, layout, rule):
         return ""
-    from penstock.bridge.pallas import sparsecore
-
     variant, problem = backends.choose(mesh, layout, rule, preferred="sparsecore")
     if problem:
         return f"; SparseCores fail their canary: {problem}"
     if variant != "sparsecore":
         return ""
-    root = "" if sparsecore.has_root() else ", with roots in software: jax 0.11, which needs Python 3.12, has them"
+    root = (
+        ""
+        if kernel("sparsecore").has_root()
+        else ", with roots in software: jax 0.11, which needs Python 3.12, has them"
+    )
     return f"; SparseCores work if requested (variant 'sparsecore'){root}"
 
 

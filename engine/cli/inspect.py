@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,8 +21,7 @@ from penstock.checkpoint.table_changes import changes_in
 from penstock.checkpoint.versions import Version
 from penstock.cli.command_line import Parser, add_flag, columns_of
 from penstock.cli.output import Output, check_writable, count, several
-from penstock.cli.pages.html_report import write_page
-from penstock.cli.pages.id_statistics import IdUses, Uses, use_sections
+from penstock.cli.watching import pages
 from penstock.config.dynamic import settings_text
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError, StateError, UsageError
@@ -41,6 +40,7 @@ from penstock.pyx.id_table import IdTable
 
 EXAMPLE = "penstock inspect monday.arrows"
 UNNAMED = "(unnamed)"
+Uses = dict[str, Any]  # table → pages("id_statistics").IdUses
 OTHER_KINDS: dict[str | None, str] = {
     "table": "a table, as --out writes it: the weights in 'row', then the optimizer's slots",
     "deltas": "deltas, as --deltas writes them: rows that changed, with their values after 'step'",
@@ -83,11 +83,12 @@ def run(args: argparse.Namespace, out: Output) -> None:
             problem = f"neither Arrow, nor Parquet, nor a configuration (read as one: {reason})"
             raise InputError(other_format(Path(args.path)) or problem, source=args.path) from None
     sources = [open_source(each, args.allow_missing_end, as_files=True) for each in expanded(args.path)]
-    uses: Uses | None = None if args.report is None else {}
+    uses: Uses | None = None if args.report is None else defaultdict(pages("id_statistics").IdUses)
     parts = [inspect_part(part, columns, out, uses) for source in sources for part in source.parts()]
     result = {"path": place_of(args.path), "kind": "stream", "parts": parts}
     if uses is not None:
-        index = write_page(args.report, f"penstock inspect {args.path}", use_sections(uses), result)
+        sections = pages("id_statistics").use_sections(uses)
+        index = pages("html_report").write_page(args.report, f"penstock inspect {args.path}", sections, result)
         out.say(f"report    {index}")
     out.result(result)
 
@@ -329,9 +330,7 @@ def _count_rows(part: Part, roles: Roles, out: Output, uses: Uses | None) -> dic
                 null = None if decoded.ids_null is None else decoded.ids_null[table_rows]
                 tables.setdefault(name, _TableCounts()).add(decoded.ids[table_rows], decoded.raw_ids[table_rows], null)
                 if uses is not None:
-                    uses.setdefault(name, IdUses()).add(
-                        decoded.ids[table_rows] if null is None else decoded.ids[table_rows][~null]
-                    )
+                    uses[name].add(decoded.ids[table_rows] if null is None else decoded.ids[table_rows][~null])
     for counts in tables.values():
         counts.end_frame()
     span = f", steps {steps[0]} to {steps[1]}" if steps else ""

@@ -9,9 +9,9 @@ from contextlib import nullcontext
 
 from penstock.cli.command_line import Parser, add_flags, add_sources, keywords_of
 from penstock.cli.output import Output, check_writable, writing
-from penstock.cli.pages.monitoring import Watching, check_library
 from penstock.cli.replay_flags import check_checkpoint, check_deltas, file_of_deltas
 from penstock.cli.replay_report import say_report
+from penstock.cli.watching import check_library, watching
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import UsageError
 from penstock.io.sources.source_kinds import source_kind
@@ -52,12 +52,12 @@ def run(args: argparse.Namespace, out: Output) -> None:
         [source if "://" in source else os.path.abspath(source) for source in args.sources],
         **keywords,
     )
-    watching = Watching(args, job)
-    job.progress = lambda *_: watching.tick()
+    watched = watching(args, job)
+    job.progress = lambda *_: watched.tick()
     failures = logging.StreamHandler()  # a line per failure of an actor or node, to standard error
     logging.getLogger("penstock").addHandler(failures)
     try:
-        with watching, writing(place) if place else nullcontext():
+        with watched, writing(place) if place else nullcontext():
             report = job.run()
     finally:
         logging.getLogger("penstock").removeHandler(failures)

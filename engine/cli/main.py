@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import penstock
+import penstock.integrations as integrations
 import penstock.interrupts as interrupts
 from penstock.cli.command_line import COMMANDS, Parser, add_command, parse
 from penstock.cli.compile_cache import keep_compiled
@@ -229,7 +230,8 @@ def parser(argv: Sequence[str] | None = None) -> Parser:
     commands: Any = top.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for name, summary in COMMANDS.items():
         if argv is None or name in argv:
-            add_command(commands, name, importlib.import_module(f"penstock.cli.{name}"))
+            module = integrations.COMMANDS.get(name, f"penstock.cli.{name}")
+            add_command(commands, name, importlib.import_module(module))
         else:
             commands.add_parser(name, help=summary)
     top.commands = commands.choices

@@ -21,8 +21,7 @@ from penstock.filesystem.file_stores import place_of
 from penstock.filesystem.pipes import reader_of
 
 if TYPE_CHECKING:  # ``penstock --help`` must not load NumPy for a progress line
-    from penstock.accumulators.frame_gate import FrameGate
-    from penstock.stats import Counters, Report, TableReport
+    from penstock.stats import Counters, GateProgress, Report, TableReport
 
 ERROR_PREFIX = "penstock: "
 _REDRAWS_PER_S = 5.0
@@ -225,7 +224,7 @@ class ProgressLine:
         self._drawn = 0.0
         self._width = 0
 
-    def __call__(self, counters: Counters, gate: FrameGate, share: float | None) -> None:
+    def __call__(self, counters: Counters, gate: GateProgress, share: float | None) -> None:
         now = time.monotonic()
         if not self._on or now - self._drawn < 1 / (_LINES_PER_S if self._plain else _REDRAWS_PER_S):
             return
@@ -258,7 +257,7 @@ def _columns() -> int:
         return 80
 
 
-def progress_text(counters: Counters, gate: FrameGate, share: float | None, elapsed_s: float) -> str:
+def progress_text(counters: Counters, gate: GateProgress, share: float | None, elapsed_s: float) -> str:
     """Return the text of the progress line. share : of the input that has been read; None if its length is unknown"""
     per_s = counters.rows / elapsed_s if elapsed_s > 0 else 0.0
     text = f"{count(counters.rows)} rows  {count(per_s)} rows/s  step {count(gate.global_step)}"

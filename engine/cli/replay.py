@@ -19,9 +19,9 @@ from penstock.cli.command_line import (
     pairs_of,
 )
 from penstock.cli.output import Output, ProgressLine, place_text, writing
-from penstock.cli.pages.monitoring import Watching, check_library
 from penstock.cli.replay_flags import Checked, check_no_passes
 from penstock.cli.replay_report import say_end, say_report, written_aside
+from penstock.cli.watching import check_library, watching
 from penstock.config.embedding import EmbeddingConfig
 from penstock.engine import Engine
 from penstock.errors import InputError, StaleInputError
@@ -44,13 +44,13 @@ def run(args: argparse.Namespace, out: Output) -> None:
     keywords = keywords_of(args, "run", RunOptions)
     engine = make_engine(args, checked.config)
     if engine.is_shared:
-        _ = engine.reads
-    watching = Watching(args, engine)
+        engine.publish()
+    watched = watching(args, engine)
     progress = ProgressLine()  # created here because its clock starts now
     try:
         place = args.checkpoint or args.deltas
-        with watching, writing(place) if place else nullcontext():
-            report = engine.run(args.sources, progress=watching.then_tick(progress), **keywords)
+        with watched, writing(place) if place else nullcontext():
+            report = engine.run(args.sources, progress=watched.then_tick(progress), **keywords)
         interrupts.check()  # hashing and writing large tables takes long
     except KeyboardInterrupt:
         kept = "nothing was written"
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
     if args.out is not None:
         with writing(args.out):
             files = engine.write_tables(args.out)
-    shown = watching.report(report, engine)
+    shown = watched.report(report, engine)
     say_report(out, report)
     say_end(out, args, report, quarantine, files, shown)
 
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
 def make_engine(args: argparse.Namespace, config: EmbeddingConfig) -> Engine:
     """Return an engine restored from the last commit with --resume, else a new one, from --seed and --init.
 
-    The rows of --shared appear with the first use of ``engine.reads``.
+    ``Engine.publish`` shows the rows of --shared.
     """
     mesh = make_devices(args.devices)
     gate = {"num_required": args.num_required, "reduction": args.reduction}

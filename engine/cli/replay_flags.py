@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 from pathlib import Path
 
 from penstock.checkpoint.store import PASSES, Folder
@@ -13,6 +14,7 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import form_of
 from penstock.errors import UsageError
 from penstock.filesystem.append_file import check_new
+from penstock.integrations import PASSES_OF_ROWS
 from penstock.io.decoding.read_options import ReadOptions
 from penstock.io.delta_sink import is_stream
 from penstock.io.sources.opening import check_not_read, open_sources
@@ -20,7 +22,6 @@ from penstock.io.sources.seekable_source import check_order
 from penstock.io.table_files import table_path
 from penstock.learning_rates import check_given
 from penstock.options import DeltaOptions, TableChangeOptions, options_of
-from penstock.shares.pass_folder import PassFolder
 
 
 def check_deltas(args: argparse.Namespace) -> None:
@@ -94,7 +95,8 @@ def check_no_passes(args: argparse.Namespace) -> None:
     """Raise UsageError if the checkpoint to resume is that of an unfinished replay in passes."""
     if args.resume and "://" not in str(args.checkpoint):
         numbers = Folder(args.checkpoint).numbers()
-        count = PassFolder(Path(args.checkpoint) / PASSES).unfinished(numbers[-1] if numbers else None)
+        passes = import_module(PASSES_OF_ROWS).PassFolder(Path(args.checkpoint) / PASSES)
+        count = passes.unfinished(numbers[-1] if numbers else None)
         if count is not None:
             unfinished = f"contains an unfinished replay in passes; resume it with penstock passes --passes {count}"
             raise UsageError(f"{place_text(args.checkpoint)}: {unfinished}")

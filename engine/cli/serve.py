@@ -26,10 +26,9 @@ from penstock.cli.output import (
     several,
     writing,
 )
-from penstock.cli.pages.http_server import PageAccess
-from penstock.cli.pages.monitoring import Watching, check_library, page_addresses
 from penstock.cli.replay import make_engine
 from penstock.cli.replay_flags import check_checkpoint
+from penstock.cli.watching import check_library, page_addresses, pages, watching
 from penstock.config.embedding import EmbeddingConfig
 from penstock.deltas import form_of
 from penstock.errors import ConfigError, ListenError, UsageError
@@ -175,7 +174,7 @@ def run(args: argparse.Namespace, out: Output) -> None:
             check_writable(place)
     partitions = [partition for uri in args.topics for partition in partitions_of(uri, args.patience)]
     engine = make_engine(args, config)
-    watching = Watching(args, engine, access.pages)  # before the service accepts callers
+    watched = watching(args, engine, access.pages)  # before the service accepts callers
     with writing(args.checkpoint) if args.checkpoint else nullcontext():  # commits its epoch before it listens
         service = Service(
             engine,
@@ -191,8 +190,8 @@ def run(args: argparse.Namespace, out: Output) -> None:
             partitions=partitions,
             patience_s=args.patience,
         )
-    with watching:
-        _serve(args, service, access, watching, out)
+    with watched:
+        _serve(args, service, access, watched, out)
 
 
 def serve_replica(args: argparse.Namespace, out: Output) -> None:
@@ -205,8 +204,8 @@ def serve_replica(args: argparse.Namespace, out: Output) -> None:
     reader = _reader_of(args.replica)
     service = ReplicaService(reader, access.address, limits=_limits(args), tls=access.tls, tokens=access.tokens)
     try:
-        with Watching(args, service, access.pages) as watching:
-            _wait(args, service, access, reader.step, watching, out)
+        with watching(args, service, access.pages) as watched:
+            _wait(args, service, access, reader.step, watched, out)
     finally:
         interrupts.ignore()
         status = service.status()
@@ -261,8 +260,8 @@ class Access:
         args = self._args
         return tokens_of(args.token_file), certificates(self.address, args.tls_cert, args.tls_key)
 
-    def _pages(self) -> PageAccess | None:
-        """Return who may read the pages. Raises UsageError if a page needs a token and there is none.
+    def _pages(self) -> Any:
+        """Return who may read the pages; None: everybody. Raises UsageError if a page needs a token and there is none.
 
         A service without TLS and tokens has nothing to protect: everybody may already read all of it.
         """
@@ -280,7 +279,7 @@ class Access:
         if self.tls:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(args.tls_cert, args.tls_key)
-        return PageAccess(lambda authorization: may_read(self.tokens, authorization), context)
+        return pages("http_server").PageAccess(lambda authorization: may_read(self.tokens, authorization), context)
 
 
 def _wait(
@@ -288,7 +287,7 @@ def _wait(
     service: Service | ReplicaService,
     access: Access,
     step: int,
-    watching: Watching,
+    watched: Any,
     out: Output,
 ) -> None:
     """Say that the service listens, and wait until a caller requests a drain, or for SIGTERM. SIGHUP reloads tokens.
@@ -302,18 +301,18 @@ def _wait(
             interrupts.check()
             if HANGUP is not None and interrupts.requested(HANGUP):
                 access.reload(service, out)
-            watching.tick()
+            watched.tick()
     except KeyboardInterrupt:
         if not interrupts.is_terminated():
             raise
 
 
-def _serve(args: argparse.Namespace, service: Service, access: Access, watching: Watching, out: Output) -> None:
+def _serve(args: argparse.Namespace, service: Service, access: Access, watched: Any, out: Output) -> None:
     """Serve until a caller requests a drain, or a signal arrives. Raises KeyboardInterrupt for SIGINT."""
     engine, interrupted = service.engine, False
     lost: ListenError | None = None  # the port, between two certificates
     try:
-        _wait(args, service, access, engine.global_step, watching, out)
+        _wait(args, service, access, engine.global_step, watched, out)
     except KeyboardInterrupt:
         interrupted = True
     except ListenError as error:

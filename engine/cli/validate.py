@@ -252,7 +252,7 @@ def walk(
             total.count(frame, admitted)
             checks[number].counters.count(frame, admitted)
     if args.flush and gate.num_accumulated:
-        gate.take(1, opened)
+        gate.open_early()
     for check in checks:
         check.end()
         check.say(out)

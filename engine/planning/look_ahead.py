@@ -149,8 +149,8 @@ class LookAhead:
     def _begin(self) -> None:
         """Foretell from the state of the engine's gate on."""
         core, tables = self._core, self._core.tables
-        specs = tables.specs_here
-        options = {"is_share": tables.is_share, "sums": False, "count_rows": False}
+        specs = tables.held.specs
+        options = {"is_share": tables.held.is_share, "sums": False, "count_rows": False}
         stores = {name: store_of(specs[name], **options) for name in self._tables}
         with core.gate.still():
             assert core.gate.num_required is not None

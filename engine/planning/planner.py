@@ -10,7 +10,6 @@ from math import ceil, log2
 from typing import Any
 
 import penstock.interrupts as interrupts
-from penstock.accumulators.frame_gate import FrameGate
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import ConfigError, InputError
 from penstock.frames import Frame
@@ -20,14 +19,14 @@ from penstock.planning.choices import Choice
 from penstock.planning.forecast import LEAST_SHARD_BITS, Forecast, Opening, Openings, shard_bits
 from penstock.planning.id_gate import IdGate
 from penstock.pyx.keys.shard_sample import sampled
-from penstock.stats import Counters, too_stale
+from penstock.stats import Counters, GateProgress, too_stale
 from penstock.tables.key_directory import bytes_of_directories, keys_of_opening
 
 # Rows of all directories together that are followed exactly, 40 to 60 bytes each.
 EXACT_ROWS = 100_000_000
 # Keys that several choices follow at once: handing fewer to a thread costs as much as following them.
 KEYS_AT_ONCE = 1 << 17
-Progress = Callable[[Counters, FrameGate, float | None], None]
+Progress = Callable[[Counters, GateProgress, float | None], None]
 
 
 def reading(config: EmbeddingConfig, **options: Any) -> ReadOptions:
@@ -124,13 +123,12 @@ class Planner:
             raise InputError(problem)
 
     def _push_all(self, reader: FrameReader, limit: int | None, flush: bool, progress: Progress | None) -> None:
-        seen = FrameGate(self.gate)
         with closing(reader.numbered()) as numbered:
             for _, frame in islice(numbered, limit):
                 if not frame.is_void:
                     self.push(frame)
                 if progress is not None:
-                    progress(self.counters, seen, reader.fraction())
+                    progress(self.counters, self.gate, reader.fraction())
                 interrupts.check()
                 if self.is_over:
                     return

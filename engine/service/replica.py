@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,9 +36,6 @@ from penstock.service.snapshots import BLOCK_BYTES, PASSES, Messages
 from penstock.service.subscriptions import Answer
 from penstock.shared.header import TableLayout
 from penstock.shared.table_reader import Reader
-
-if TYPE_CHECKING:
-    from penstock.metrics import StepCollector
 
 ACTIONS = {"status": "which rows the replica has, as JSON", "drain": 'end; {"wait": true} answers with the status'}
 READS_ONLY = "a replica takes no gradients: push them to the service that it follows"
@@ -188,11 +185,6 @@ class ReplicaService:
         report(logging.INFO, "ending", step=self.rows.reader.step)
         self.rows.is_ending = True
         return self._listener.close(grace_s)
-
-    def metrics(self) -> StepCollector:
-        from penstock.metrics import ReplicaMetrics  # loads prometheus-client
-
-        return ReplicaMetrics(self.status)
 
     def status(self) -> dict[str, Any]:
         """Return the status as plain data, for JSON."""

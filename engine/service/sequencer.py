@@ -83,7 +83,8 @@ class Sequencer(CommitListener):
         if saving is not None:
             self._commits = engine.session.commits(saving.folder, saving.every, saving.resume, self)
             self._commits.commit_start()
-        if engine.is_shared:  # only now there is an epoch whose commit is on disk; the first use publishes the rows
+        if engine.is_shared:  # only now there is an epoch whose commit is on disk
+            engine.publish()
             lineage = self.streams.lineage
             with engine.gate.still():
                 engine.reads.set_history(lineage.id, lineage.current.id)

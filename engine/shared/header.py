@@ -29,8 +29,8 @@ import numpy.typing as npt
 from penstock.config.id_ranges import ANY_INT64, ANY_UINT64
 from penstock.errors import StateError, short
 from penstock.filesystem.state_files import parsed_json
-from penstock.frames import Float32, Int64
-from penstock.pyx.initial_rows import draw
+from penstock.frames import Int64
+from penstock.initial_rows import InitialRows
 from penstock.pyx.row_reads import StepWords
 
 HEADER = "tables"  # the file
@@ -50,28 +50,6 @@ _KEY_FIELDS = ("file", "salt", "expire_after", "absent")
 _ABSENT_FIELDS = ("kind", "first", "second", "key")
 _DRAWN_KINDS = ("normal", "uniform")
 _KINDS = ("zero", "constant", "row_id", *_DRAWN_KINDS)
-
-
-class InitialRows(NamedTuple):
-    """The rows that ids have before anything is written to them, and keys without a row.
-
-    kind : "zero"; "constant": ``first``; "row_id": the key plus ``first``; "normal" and "uniform": drawn with
-        ``first``, ``second`` and the generator's ``key``, as ``pyx.initial_rows`` does
-    """
-
-    kind: str = "zero"
-    first: float = 0.0
-    second: float = 0.0
-    key: str = ""
-
-    def fill(self, keys: npt.NDArray[Any], out: Float32) -> None:
-        """Write the rows of keys, of their type, to ``out``: float32 (n, dim)."""
-        if self.kind in ("zero", "constant"):
-            out.fill(self.first)
-        elif self.kind == "row_id":
-            out[:] = (keys.astype(np.float64) + self.first)[:, None]
-        elif len(keys):
-            draw(keys.view(np.int64), bytes.fromhex(self.key), self.kind == "normal", self.first, self.second, out)
 
 
 class KeyFile(NamedTuple):

@@ -13,10 +13,11 @@ import numpy as np
 from penstock.config.id_ranges import valid_ids
 from penstock.errors import UsageError
 from penstock.frames import Float32, Int64
+from penstock.initial_rows import InitialRows
 from penstock.pyx import update
 from penstock.pyx.row_keys import RowKeys, num_words
 from penstock.shared.folder import SharedFolder
-from penstock.shared.header import InitialRows, KeyFile, TableLayout
+from penstock.shared.header import KeyFile, TableLayout
 
 # One writes; a step counts its pages for one more thread than it is given.
 _THREADS = 2

@@ -21,9 +21,9 @@ from penstock.config.id_ranges import ANY_INT64, ANY_UINT64, valid_ids
 from penstock.config.specs import TableSpec
 from penstock.errors import CapacityError, StateError
 from penstock.frames import Array, Coalesced, Float32, Int64, SummedArrays
+from penstock.initial_rows import InitialRows
 from penstock.pyx.keys.directory_plan import Plan
 from penstock.pyx.row_keys import RowKeys
-from penstock.shared.header import InitialRows
 from penstock.stats import KeyReport
 from penstock.tables.initializers import initial_rows
 from penstock.tables.key_directory import (

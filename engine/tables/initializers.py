@@ -15,8 +15,8 @@ from penstock.config.specs import TableSpec
 from penstock.config.tables import Constant, RowIdInitializer, TruncatedNormal, Uniform
 from penstock.errors import ConfigError
 from penstock.frames import Float32, Int64
+from penstock.initial_rows import InitialRows
 from penstock.pyx.initial_rows import philox_key
-from penstock.shared.header import InitialRows
 
 
 def start_of(spec: TableSpec, seed: int) -> Callable[[Int64], Float32]:

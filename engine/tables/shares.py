@@ -18,7 +18,7 @@ import numpy.typing as npt
 from penstock.config.specs import TableSpec
 from penstock.errors import UsageError
 from penstock.frames import Frame, Int64, Overflows, Rows, fingerprint, sum_error
-from penstock.pipeline import without_overflows
+from penstock.overflows import without_overflows
 from penstock.pyx import partition
 from penstock.pyx.keys import key_owners
 from penstock.validation import whole

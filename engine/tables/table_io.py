@@ -85,7 +85,7 @@ def write_tables(tables: TableSet, directory: str | os.PathLike[str]) -> list[Pa
 
     Over several processes the first one writes; the others read along, and return none.
     """
-    tables.check_all_rows("a file of --out")
+    tables.held.check_all("a file of --out")
     processes = tables.processes
     if processes is not None and processes.rank:
         for name in tables.specs:
@@ -156,7 +156,7 @@ class TablesReader:
         try:
             for name, ids, values in self._blocks:
                 index = self._tables.parts(name)
-                rows, own_values = self._tables.select_own(name, ids, list(values.values()))
+                rows, own_values = self._tables.held.select(name, ids, list(values.values()))
                 numbers = [index[part] for part in values]
                 stored = self._tables.set_rows(name, rows, dict(zip(numbers, own_values, strict=True)))
                 self._rows[name] += len(rows)

@@ -6,8 +6,7 @@ gradient sources, the gate and the order of frames.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,18 +18,17 @@ from penstock.bridge.host_tables import Allocate, HostTables
 from penstock.bridge.mesh_selection import make_mesh, processes_of
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.id_ranges import valid_ids
-from penstock.config.specs import WEIGHTS, TableSpec
+from penstock.config.specs import WEIGHTS
 from penstock.errors import UsageError, listed
-from penstock.frames import Array, Coalesced, Float32, Frame, Int64
+from penstock.frames import Coalesced, Float32, Int64
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.frame_steps import FrameSteps
 from penstock.pyx.gate_counts import GateCounts
 from penstock.stats import CacheReport
 from penstock.tables.arguments import checked_parts
 from penstock.tables.dynamic_table import DynamicTable, TableKeys
-from penstock.tables.initializers import start_of
+from penstock.tables.held_rows import HeldRows
 from penstock.tables.key_directory import bytes_of_directories
-from penstock.tables.shares import AnyShare, Share, checked_share, reduced, shares_of
 from penstock.tables.state_hash import KeyArrays, state_hash
 from penstock.tables.table_programs import TablePrograms, Variant, preferred
 from penstock.threads import ThreadTeam
@@ -38,29 +36,23 @@ from penstock.updates import Ops, quantize
 
 
 class TableSet:
-    """Weights and slots of every table of a configuration: all rows, or one share of them.
+    """Weights and slots of every table of a configuration.
 
     mesh : the devices; None: the default mesh. Rows of a table whose placement is "host" are in the host's memory
     seed : of the initializers
     team : the threads that update rows in the host's memory, or lay them out for the devices
-    share : (rank, count): hold the rows of share ``rank`` of ``count`` only; None: hold all rows
+    share : (rank, count): hold only the rows of share ``rank`` of ``count``; None: hold all rows
     variant : as ``Engine`` takes it
     allocate : the memory of tables on the host; None: anonymous
 
     specs : name → the spec of the whole table
     dynamic : name → DynamicTable, of the tables that are dynamic
-    shares : name → the share of the table that this set holds; empty if it holds all rows
+    held : which rows of the tables this set holds
     processes : the processes that the mesh spans; None: only this one
     programs : the programs that update the tables
     notes : why XLA's update tables of the host, and which loaded slots are initial ones, a sentence each
     cached : name → CachedTables, of the tables whose placement is "cached"
-
-    A local row is the index of a row among those that this set holds, from 0. The local row of an id of a static table
-    is the id itself, unless the set holds a share.
     """
-
-    is_share = False  # whether this set holds only a share of the rows
-    shares: Mapping[str, AnyShare] = {}
 
     def __init__(
         self,
@@ -74,13 +66,12 @@ class TableSet:
     ) -> None:
         self.specs = {spec.name: spec for spec in config.tables}
         mod = config.sharding_strategy == "MOD"
-        if share is not None:
-            self.is_share, self.shares = True, shares_of(config.tables, mod, seed, *checked_share(share))
+        self.held = HeldRows(self.specs, mod, seed, share)
         devices = make_mesh(mesh)
         self.devices, self.processes = tuple(devices.devices.flat), processes_of(devices)
         self._check_process()
-        specs = self.specs_here
-        layouts = layouts_of(specs, devices, mod, self.among)
+        specs = self.held.specs
+        layouts = layouts_of(specs, devices, mod, self.held.among)
         dynamic_specs = [(spec, 0) for spec in self.specs.values() if spec.dynamic]
         check_placed(specs, layouts, devices, bytes_of_directories(dynamic_specs, 1 if share is None else share[1]))
         preference = preferred(self.specs, variant)
@@ -103,9 +94,9 @@ class TableSet:
                 if spec.dynamic
             }
         )
-        for name, spec in self.specs.items():
+        for name in self.specs:
             if name not in self.dynamic:
-                self._tables[name].fill(self.start_of(spec, seed))
+                self._tables[name].fill(self.held.start_of(name))
 
     @property
     def are_on_host(self) -> bool:
@@ -116,7 +107,7 @@ class TableSet:
         """Raise UsageError for a share, or a dynamic or host-placed table, if the mesh spans several processes."""
         if self.processes is None:
             return
-        if self.is_share:
+        if self.held.is_share:
             raise UsageError(f"share: the mesh spans {self.processes.count} processes; give one or the other")
         for name, spec in self.specs.items():
             if (placement := spec.placement.where) != "device":
@@ -129,46 +120,6 @@ class TableSet:
                     f"table '{name}' is dynamic, and the mesh spans {self.processes.count} processes: create the "
                     "engine on the devices of one process, or number its keys below a vocabulary_size"
                 )
-
-    @property
-    def specs_here(self) -> Mapping[str, TableSpec]:
-        """name → the table's spec, with the number of rows that this set holds, at least 1, as ``vocabulary_size``."""
-        rows = {name: share.held_rows for name, share in self.shares.items()}
-        return {n: replace(spec, vocabulary_size=rows.get(n, spec.vocabulary_size)) for n, spec in self.specs.items()}
-
-    def start_of(self, spec: TableSpec, seed: int) -> Callable[[Int64], Float32]:
-        """Return the initializer of a static table: local rows → float32 (n, dim)."""
-        start, share, last = start_of(spec, seed), self.shares.get(spec.name), spec.vocabulary_size - 1
-        # The row that no id has may lie beyond a table that a callable created.
-        return start if share is None else lambda rows: start(np.minimum(share.ids(rows), last))
-
-    def among(self, name: str) -> tuple[int, int]:
-        """Return which rows of a static table this set holds: (the first one, distance between neighbours)."""
-        share = self.shares.get(name)
-        return (share.ids(0), share.stride) if isinstance(share, Share) else (0, 1)
-
-    def reduced(self, frame: Frame, alone: bool) -> Frame:
-        """Return a frame reduced to the rows of this share, with local rows for ids, unless it is reduced already.
-
-        alone : whether its sums are those of a step
-        """
-        return reduced(frame, self.shares, alone) if self.shares and frame.fingerprint is None else frame
-
-    def share_of(self, name: str, sums: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return this share's part of the buffered sums of a whole table, with local rows for ids; keys stay keys.
-
-        sums : as ``TableStore.get_state`` returns them: "0.ids", "0.sums", …; of several frames also "1.ids", …
-        A frame stays in the part even without rows of this share; accumulated sums without such rows are dropped.
-        """
-        if name not in self.shares:
-            return sums
-        part: dict[str, Array] = {}
-        for number in {key.partition(".")[0] for key in sums}:
-            positions, rows = self.shares[name].select(np.ascontiguousarray(sums[f"{number}.ids"]))
-            if len(positions) or not self.specs[name].accumulate:
-                frame_sums = {key: array for key, array in sums.items() if key.startswith(f"{number}.")}
-                part |= {key: array[positions] for key, array in frame_sums.items()} | {f"{number}.ids": rows}
-        return part
 
     def apply(self, coalesced: Mapping[str, list[Coalesced]], rates: tuple[float, ...], step: int) -> bool:
         """Apply one step: update every table's coalesced rows by its optimizer.
@@ -213,7 +164,7 @@ class TableSet:
     def _id_at(self, name: str, row: int) -> int:
         """Return the id that the user knows of a local row."""
         if name not in self.dynamic:
-            return int(self.ids(name, np.array([row]))[0])
+            return int(self.held.ids(name, np.array([row]))[0])
         key, settings = int(self.dynamic[name].directory.keys(np.array([row]))[0]), self.specs[name].dynamic
         return key % 2**64 if settings is not None and settings.key_type == "uint64" else key
 
@@ -222,7 +173,7 @@ class TableSet:
 
         gate, sums : which the frames enter; mean : divide sums by the number of frames
         """
-        if self.dynamic or self.is_share or self._empty_updates or not self.specs[name].accumulate:
+        if self.dynamic or self.held.is_share or self._empty_updates or not self.specs[name].accumulate:
             return None
         for group, specs in self._members:
             if isinstance(group, HostTables) and self.specs[name] in specs:
@@ -295,44 +246,6 @@ class TableSet:
         self.table(name)
         return {key: part for part, key in enumerate([WEIGHTS, *(slot for slot, _ in self.specs[name].slots)])}
 
-    def num_rows(self, name: str) -> int:
-        """Return how many rows of a table this set holds; 0 is possible for a share."""
-        return self.shares[name].num_rows if name in self.shares else self.specs[name].vocabulary_size
-
-    def ids(self, name: str, rows: Int64) -> Int64:
-        """Return the ids of local rows, int64 (n,); for a dynamic table, the argument unchanged."""
-        share = self.shares.get(name)
-        return rows if share is None or name in self.dynamic else share.ids(rows)
-
-    def all_ids(self, name: str) -> range:
-        """Return the ids of all rows of a static table that this set holds, in order of local row."""
-        share = self.shares.get(name)
-        if share is None:
-            return range(self.specs[name].vocabulary_size)
-        return range(share.ids(0), share.ids(share.num_rows), share.stride)
-
-    def local_rows(self, name: str, ids: Int64) -> Int64:
-        """Return the local rows of ids of this share, int64 (n,); for a dynamic table, the keys unchanged."""
-        return self.shares[name].locate(ids)[1] if name in self.shares else ids
-
-    def by_id(self, name: str, sums: Mapping[str, Array]) -> dict[str, Array]:
-        """Return sums of ``TableStore.get_state`` with the ids of the whole table for local rows; keys stay keys."""
-        share = self.shares.get(name)
-        if share is None or name in self.dynamic:
-            return dict(sums)
-        return {key: share.ids(array) if key.endswith(".ids") else array for key, array in sums.items()}
-
-    def select_own(self, name: str, ids: Int64, parts: list[Float32]) -> tuple[Int64, list[Float32]]:
-        """Select the ids of this share. Return their local rows, int64 (m,), and their values of every part.
-
-        ids : int64 (n,); parts : values of the ids, float32 (n, floats of the part) each
-        A dynamic table has keys in place of local rows.
-        """
-        if name not in self.shares:
-            return ids, parts
-        positions, rows = self.shares[name].select(np.ascontiguousarray(ids))
-        return rows, [values[positions] for values in parts]
-
     def lookup(self, name: str, ids: Int64, forward: bool) -> Float32:
         """Return the weights of ids, float32 (n, dim); ids may repeat.
 
@@ -350,11 +263,7 @@ class TableSet:
         table = self.table(name)
         if name in self.dynamic:
             raise UsageError(f"table '{name}' is dynamic: its rows are read by key, with keys() and lookup()")
-        if name in self.shares:
-            raise UsageError(
-                f"table '{name}': this engine holds only share {self.share_text(name)} of its rows; look up its ids, "
-                "or read the tables of the whole job"
-            )
+        self.held.check_whole(name)
         return table
 
     def view(self, name: str) -> Float32:
@@ -424,7 +333,7 @@ class TableSet:
         def stream(name: str, part: int) -> Iterable[Float32]:
             return (self.dynamic.get(name) or self.table(name)).stream(part)
 
-        self.check_all_rows("the state hash")
+        self.held.check_all("the state hash")
         return state_hash(self.specs, global_step, stream, lambda name: self.dynamic[name].key_arrays())
 
     def rows_in_hash_order(self, name: str) -> tuple[Int64, KeyArrays]:
@@ -444,22 +353,4 @@ class TableSet:
         self.table(name)
         size = self.specs[name].vocabulary_size
         valid = valid_ids(name, ids, self.dynamic[name].id_range if name in self.dynamic else size)
-        if name not in self.shares:
-            return valid
-        ranks, rows = self.shares[name].locate(valid)
-        other = ranks != self.shares[name].rank
-        if other.any():
-            raise UsageError(
-                f"table '{name}': id {np.asarray(ids).reshape(-1)[other][0]} belongs to share {ranks[other][0]}, and "
-                f"this engine holds share {self.share_text(name)}"
-            )
-        return rows
-
-    def share_text(self, name: str) -> str:
-        """Return which share of a table this set holds, such as "1 of 3", for messages."""
-        return f"{self.shares[name].rank} of {self.shares[name].count}"
-
-    def check_all_rows(self, subject: str) -> None:
-        """Raise UsageError if this set holds only a share of the rows. subject : the result that needs all rows"""
-        for name in self.shares:
-            raise UsageError(f"{subject} needs whole tables, and this engine holds only share {self.share_text(name)}")
+        return self.held.located(name, valid, ids)

@@ -424,7 +424,7 @@ class Client:
         >>> from penstock.io.flight import connect
         >>> with connect("grpc://127.0.0.1:8815") as service:
         ...     service.explain()
-        '0 of 1 frames in; global step 0; no taker is waiting'
+        '0 of 1 frames in; global step 0'
         """
         return str(self.connection.act("explain")["gate"])
 

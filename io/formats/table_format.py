@@ -21,8 +21,9 @@ import numpy as np
 
 from penstock.errors import InputError, PenstockError, listed
 from penstock.frames import Array, Float32
+from penstock.integrations import FORMATS, declared
 from penstock.io.formats.unread_formats import other_folder, unread
-from penstock.io.registry import Library, declared, either
+from penstock.io.registry import Library, either
 
 # A library's words for a length, a checksum or an end that does not fit.
 _DAMAGE = re.compile(
@@ -116,7 +117,7 @@ class TableFormat:
 @cache
 def table_formats() -> tuple[TableFormat, ...]:
     """Return all formats, Parquet first: the format of ``--out``."""
-    formats: list[TableFormat] = declared("penstock.io.formats", "FORMAT")
+    formats: list[TableFormat] = declared(FORMATS, "FORMAT")
     return tuple(sorted(formats, key=lambda each: (each.contents is not None, each.name)))
 
 

@@ -1,4 +1,4 @@
-"""The kinds of sources that a URI names and that are no files: each module of ``connectors`` may declare a SOURCE."""
+"""The kinds of sources that a URI names and that are no files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
-from penstock.io.registry import UriKind, declared
+from penstock.integrations import SOURCES, declared
+from penstock.io.registry import UriKind
 from penstock.io.sources.batch import Source
 
 
@@ -36,7 +37,7 @@ class SourceKind(UriKind, ABC):
 @cache
 def source_kinds() -> tuple[SourceKind, ...]:
     """Return all kinds, those that grow first."""
-    kinds: list[SourceKind] = declared("penstock.io.connectors", "SOURCE")
+    kinds: list[SourceKind] = declared(SOURCES, "SOURCE")
     return tuple(sorted(kinds, key=lambda kind: (not kind.grows, kind.title)))
 
 

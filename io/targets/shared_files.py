@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import CapacityError, StateError, TargetError
+from penstock.initial_rows import InitialRows
 from penstock.io.flight import Delta
 from penstock.io.targets.changes import changes_of
 from penstock.io.targets.row_table import blocks_of
@@ -28,7 +29,6 @@ from penstock.shared.header import (
     WORDS_BEGIN,
     Description,
     HeaderHistory,
-    InitialRows,
     unpacked,
 )
 from penstock.shared.locks import boot_id, is_locked

@@ -24,9 +24,9 @@ import penstock.forks as forks
 from penstock.errors import PenstockError, StateError, TargetError, listed, unreleased, without_credentials
 from penstock.filesystem import atomic_files
 from penstock.filesystem.state_files import parsed_json
+from penstock.initial_rows import InitialRows
 from penstock.io.error_tables import FILES, ErrorTable
 from penstock.io.flight import Client, Delta
-from penstock.shared.header import InitialRows
 
 Float32 = npt.NDArray[np.float32]
 

@@ -1,4 +1,4 @@
-"""The kinds of targets: each module of this package may declare a TARGET."""
+"""The kinds of targets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from penstock.errors import UsageError
-from penstock.io.registry import UriKind, declared, either
+from penstock.integrations import TARGETS, declared
+from penstock.io.registry import UriKind, either
 from penstock.io.targets.target import Target
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -34,7 +35,7 @@ class TargetKind(UriKind):
 @cache
 def target_kinds() -> tuple[TargetKind, ...]:
     """Return all kinds, the freshest first, and the function last."""
-    kinds: list[TargetKind] = declared("penstock.io.targets", "TARGET")
+    kinds: list[TargetKind] = declared(TARGETS, "TARGET")
     return tuple(sorted(kinds, key=lambda kind: (kind.needs_state, kind.interval_s, kind.title)))
 
 

@@ -8,6 +8,7 @@ import pytest
 from limits import HANG_S, until
 
 import penstock as ps
+from penstock.accumulators.taker_gate import TakerGate
 
 # ---- messages and counts
 
@@ -156,3 +157,57 @@ def test_a_dense_accumulator_restores_an_empty_state_and_refuses_sums_of_another
     other.apply_gradient(np.ones(3, np.float32))
     with pytest.raises(ps.StateError, match="shape"):
         empty.set_state(other.get_state())
+
+
+# ---- the gate by itself
+
+
+def test_the_gate_uses_the_clock_it_is_given():
+    now = [100.0]
+    gate = TakerGate(clock=lambda: now[0])
+    gate.take(2, lambda num: num)
+    gate.admit(-1, lambda: None, "late")
+    now[0] = 103.5
+    assert "1 waiting to take, the first for 3.5 s; 1 stale, the last 3.5 s ago: step -1 from 'late'" in gate.explain()
+
+
+def test_the_gate_stays_closed_if_producing_fails():
+    def fail(num):
+        raise MemoryError(f"no room for {num}")
+
+    gate = TakerGate()
+    gate.admit(None, lambda: None)
+    failing, next_one = gate.take(1, fail), gate.take(1, lambda num: num)
+    with pytest.raises(MemoryError, match="no room for 1"):
+        failing.result(0)
+    assert (next_one.result(0), gate.global_step) == (1, 1)
+
+
+def test_ctrl_c_while_a_taker_of_another_thread_is_served_reaches_both():
+    def interrupted(num):
+        raise KeyboardInterrupt
+
+    gate = TakerGate()
+    waiting = gate.take(1, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gate.admit(None, lambda: None)
+    with pytest.raises(ps.CancelledError, match="interrupted while it was served"):
+        waiting.result(0)
+    assert (gate.num_accumulated, gate.global_step) == (1, 0)
+
+
+def test_a_gate_at_the_largest_step_does_not_open():
+    gate = TakerGate(global_step=2**63 - 2)
+    gate.admit(None, lambda: None)
+    assert gate.take(1, lambda num: num).result(0) == 1
+    gate.admit(None, lambda: None)
+    waiting = gate.take(1, lambda num: num)
+    with pytest.raises(
+        ps.StateError, match=r"step is 9223372036854775807, and the gate opens only from .* set_global_step"
+    ):
+        waiting.result(0)
+    assert (gate.num_accumulated, gate.global_step) == (1, 2**63 - 1)
+    gate.set_global_step(7)
+    assert gate.take(1, lambda num: num).result(0) == 1
+    with pytest.raises(ps.StateError, match=r"not the state of a gate: .*global_step: expected an int64"):
+        gate.set_state({**gate.get_state(), "global_step": 2**63})

@@ -18,8 +18,8 @@ from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError
+from penstock.initial_rows import InitialRows
 from penstock.pyx.initial_rows import philox_key
-from penstock.shared.header import InitialRows
 from penstock.updates import SGD, Adagrad, Ops, UpdateRule, update
 
 DEVICES = [1, 2, 3, 4, 8]

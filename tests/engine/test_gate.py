@@ -28,43 +28,6 @@ def nothing():
 # ---- the rule
 
 
-def test_the_gate_uses_the_clock_it_is_given():
-    now = [100.0]
-    gate = Gate(clock=lambda: now[0])
-    gate.take(2, lambda num: num)
-    gate.admit(-1, nothing, "late")
-    now[0] = 103.5
-    assert "1 waiting to take, the first for 3.5 s; 1 stale, the last 3.5 s ago: step -1 from 'late'" in gate.explain()
-
-
-def test_the_standing_taker_waits_for_queued_takers():
-    opened, gate = [], Gate(2)
-    gate.open_into(opened.append)
-    ticket = gate.take(3, lambda num: num)
-    gate.admit(None, nothing)
-    gate.admit(None, nothing)
-    assert (opened, ticket.done()) == ([], False)
-    gate.admit(None, nothing)
-    assert (opened, ticket.result(0), gate.global_step) == ([], 3, 1)
-    other = gate.take(9, lambda num: num)
-    for _ in range(2):
-        gate.admit(None, nothing)
-    other.cancel()  # now it is the standing taker's turn, at once
-    assert (opened, gate.global_step, gate.num_accumulated) == ([2], 2, 0)
-
-
-def test_the_gate_stays_closed_if_producing_fails():
-    def fail(num):
-        raise MemoryError(f"no room for {num}")
-
-    gate = Gate()
-    gate.admit(None, nothing)
-    failing, next_one = gate.take(1, fail), gate.take(1, lambda num: num)
-    with pytest.raises(MemoryError, match="no room for 1"):
-        failing.result(0)
-    assert (next_one.result(0), gate.global_step) == (1, 1)
-
-
 def test_a_frame_that_cannot_be_added_is_not_counted():
     def fail():
         raise MemoryError
@@ -72,26 +35,13 @@ def test_a_frame_that_cannot_be_added_is_not_counted():
     gate = Gate()
     with pytest.raises(MemoryError):
         gate.admit(None, fail, "a")
-    assert gate.explain() == "0 frames in; global step 0; no taker is waiting"
-
-
-def test_ctrl_c_while_a_taker_of_another_thread_is_served_reaches_both():
-    def interrupted(num):
-        raise KeyboardInterrupt
-
-    gate = Gate()
-    waiting = gate.take(1, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        gate.admit(None, nothing)
-    with pytest.raises(ps.CancelledError, match="interrupted while it was served"):
-        waiting.result(0)
-    assert (gate.num_accumulated, gate.global_step) == (1, 0)
+    assert gate.explain() == "0 frames in; global step 0"
 
 
 def test_callbacks_inside_the_gate_may_read_and_not_change_it():
     gate, seen = Gate(), []
     gate.admit(None, lambda: seen.append(gate.explain()))
-    assert seen == ["0 frames in; global step 0; no taker is waiting"]
+    assert seen == ["0 frames in; global step 0"]
     with pytest.raises(ps.UsageError, match="cannot be changed by what runs inside"):
         gate.admit(None, lambda: gate.admit(None, nothing))
     assert gate.num_accumulated == 1
@@ -105,23 +55,6 @@ def test_counts_of_a_service_that_never_ends_stay_small():
     assert stale.total == stale.by_contributor.total() == stale.by_lateness.total() == 3 * MAX_CONTRIBUTORS
     assert stale.by_contributor["others"] == 2 * MAX_CONTRIBUTORS
     assert len(stale.by_lateness) == 1
-
-
-def test_a_gate_at_the_largest_step_does_not_open():
-    gate = Gate(global_step=2**63 - 2)
-    gate.admit(None, nothing)
-    assert gate.take(1, lambda num: num).result(0) == 1
-    gate.admit(None, nothing)
-    waiting = gate.take(1, lambda num: num)
-    with pytest.raises(
-        ps.StateError, match=r"step is 9223372036854775807, and the gate opens only from .* set_global_step"
-    ):
-        waiting.result(0)
-    assert (gate.num_accumulated, gate.global_step) == (1, 2**63 - 1)
-    gate.set_global_step(7)
-    assert gate.take(1, lambda num: num).result(0) == 1
-    with pytest.raises(ps.StateError, match=r"not the state of a gate: .*global_step: expected an int64"):
-        gate.set_state({**gate.get_state(), "global_step": 2**63})
 
 
 # ---- the engine's gate
@@ -225,7 +158,7 @@ def test_a_stale_frame_that_is_refused_is_not_counted_as_stale(tmp_path):
             call()
     assert (engine.gate.stale.total, engine.gate.explain()) == (
         0,
-        "0 of 1 frames in; global step 5; no taker is waiting",
+        "0 of 1 frames in; global step 5",
     )
     report = engine.run([rows], on_bad_row="drop")
     assert (report.stale, report.dropped, engine.gate.stale.total) == (1, {"id_out_of_range": 1}, 1)
@@ -245,7 +178,7 @@ def test_taking_from_the_engines_gate_is_refused():
 def test_the_engines_gate_explains_itself():
     engine = engine_of(num_required=3)
     engine.apply({"t": ([1], [[2.0, 2.0]])}, contributor="a")
-    assert engine.gate.explain() == "1 of 3 frames in ('a': 1); global step 0; no taker is waiting"
+    assert engine.gate.explain() == "1 of 3 frames in ('a': 1); global step 0"
 
 
 def test_a_step_that_failed_in_one_thread_stops_the_frames_of_the_others(monkeypatch):

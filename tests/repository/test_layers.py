@@ -10,6 +10,8 @@ import public_stub
 import pytest
 from package_layers import ALLOWED, LAYERS
 
+from penstock import integrations
+
 ROOT = Path(__file__).resolve().parents[2]
 CYTHON = {".pyx", ".pxd"}
 
@@ -140,6 +142,13 @@ def test_no_import_runs_back_up_to_a_higher_package():
 def test_the_architecture_draws_the_order_of_packages():
     assert f"```{LAYERS}```" in (ROOT / "ARCHITECTURE.md").read_text()
     assert set(LAYERS.split()) == {module.split(".")[1] for module in graph()}
+
+
+@pytest.mark.parametrize("name", ["SOURCE", "TARGET", "FORMAT"])
+def test_every_integration_is_listed(name):
+    declares = re.compile(rf"^{name} = \w+(Kind|Format)\(", re.MULTILINE)
+    declaring = {module for module, path in modules() if declares.search(path.read_text())}
+    assert set(getattr(integrations, f"{name}S")) == declaring
 
 
 # Attributes whose leading underscore is not privacy, or that a library has no other name for.

@@ -194,7 +194,7 @@ def test_a_share_reduces_whole_frames_by_itself():
         engine = ps.Engine(config_of(), num_required=3, share=(rank, 3))
         report = engine.run(sources(), merge="round", flush=True)
         assert report.rows == 3 * 8 * 40
-        ids = engine.core.tables.ids("user", np.arange(10))
+        ids = engine.core.tables.held.ids("user", np.arange(10))
         assert engine.lookup("user", ids).tobytes() == wanted.lookup("user", ids).tobytes()
 
 

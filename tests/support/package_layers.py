@@ -27,6 +27,7 @@ service   ray   shares   dataflow   functional   torch   metrics
 engine   activation_access   table_access   run   lockstep   live_reads   deltas   checkpoint   telemetry   planning
 core   tables   io   shared
 keywords   options   activations   accumulators   pipeline   sampling   gate   stats
-bridge   config   learning_rates   threads   array_conversion   control_groups
-flag_values   validation   lineage   filesystem   svg   updates   frames   pyx   interrupts   forks   errors   events
+bridge   config   learning_rates   threads   array_conversion   control_groups   overflows   initial_rows
+integrations   flag_values   validation   lineage
+filesystem   svg   updates   frames   pyx   interrupts   forks   errors   events
 """

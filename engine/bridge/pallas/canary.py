@@ -24,14 +24,13 @@ from jax.sharding import Mesh
 
 from penstock.bridge import program_cache
 from penstock.bridge.devices import AXIS
-from penstock.bridge.pallas import sparsecore, tensorcore
 from penstock.bridge.programs import own_settings, row_sharding
 from penstock.bridge.row_format import UNTOUCHED, Line
 from penstock.bridge.sharding import TILE_LINES
+from penstock.bridge.variants import kernel
 from penstock.frames import Float32
 from penstock.updates import UpdateRule
 
-MODULES: dict[str, Any] = {"pallas": tensorcore, "sparsecore": sparsecore}
 # Steps of a canary, one after the other on the same lines.
 STEPS = 4
 # The bound between variants, in units of the last place of max(|before|, |change|), for each step.
@@ -64,9 +63,9 @@ def failure(mesh: Mesh, rule: UpdateRule, line: Line, variant: str = "pallas") -
 def _mismatch(mesh: Mesh, rule: UpdateRule, line: Line, variant: str) -> str:
     """Return the first difference between the kernel and XLA's program, over blocks and a few lines; "" if none."""
     by_row = variant == "sparsecore"
-    size = sparsecore.canary_lines(line) if by_row else 3 * tensorcore.BLOCK
+    size = kernel(variant).canary_lines(line)
     num_lines, sizes = size + TILE_LINES, {"xla": size, variant: size * (line.group if by_row else 1)}
-    oracle, kernel = (
+    oracle, ours = (
         program_cache.compiled("apply", mesh, rule, line, name, num_lines, most) for name, most in sizes.items()
     )
     rng = np.random.default_rng(0)
@@ -80,7 +79,7 @@ def _mismatch(mesh: Mesh, rule: UpdateRule, line: Line, variant: str) -> str:
         before = _host(single)
         numbers = np.float32(0.1), np.int32(0), np.uint32(0)
         expected = _host(oracle(_put(mesh, before), lines, words, counts, *numbers)[0])
-        single = kernel(single, *of_kernel, *numbers)[0]
+        single = ours(single, *of_kernel, *numbers)[0]
         after = _host(single)
         if _addresses(single) != addresses:
             return f"step {step}: the table moved"
@@ -95,7 +94,7 @@ def _mismatch(mesh: Mesh, rule: UpdateRule, line: Line, variant: str) -> str:
     chained = _put(mesh, start)
     addresses = _addresses(chained)
     for of_kernel in by_kernel:
-        chained = kernel(chained, *of_kernel, *numbers)[0]
+        chained = ours(chained, *of_kernel, *numbers)[0]
     if any(a.tobytes() != b.tobytes() for a, b in zip(_host(chained), _host(single), strict=True)):
         return f"{STEPS} steps in flight at once give other bits than one at a time"
     return "" if _addresses(chained) == addresses else f"the table moved in {STEPS} steps in flight at once"
@@ -177,7 +176,7 @@ def verdicts() -> Path | None:
 
 @cache
 def _kernel_digest(variant: str) -> str:
-    return hashlib.sha256(Path(MODULES[variant].__file__).read_bytes()).hexdigest()
+    return hashlib.sha256(Path(kernel(variant).__file__).read_bytes()).hexdigest()
 
 
 def _path(key: Sequence[str]) -> Path | None:

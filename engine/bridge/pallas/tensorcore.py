@@ -52,6 +52,11 @@ def fits(line: Line, device_kind: str) -> bool:
     return needed <= limit * 15 // 16
 
 
+def canary_lines(line: Line) -> int:
+    """Return the lines of a canary's step: three blocks."""
+    return 3 * BLOCK
+
+
 @lru_cache(maxsize=256)
 def apply(mesh: Mesh, rule: UpdateRule, line: Line, compact: bool = False) -> Program:
     """Return a program with the arguments of ``programs.apply`` and bit-identical results."""

@@ -12,13 +12,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.accumulators.frame_gate import FrameGate
 from penstock.cli.output import writing
+from penstock.cli.watching import page_addresses
 from penstock.config.id_ranges import id_text
 from penstock.engine import Engine
-from penstock.io.registry import Library
 from penstock.sampling import thinned
-from penstock.stats import Counters, Report
+from penstock.stats import Counters, GateProgress, Report
 from penstock.svg import SCHEME
 from penstock.validation import is_loopback
 
@@ -31,23 +30,6 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 1.0
 MAX_SHOWN_MOMENTS, MAX_SHOWN_TABLES = 60, 8
-
-
-def page_addresses(args: argparse.Namespace) -> dict[str, tuple[str, int]]:
-    """Return flag → (host, port) of ``--ui`` and ``--metrics``, if they are given. Raises UsageError."""
-    addresses = {flag: address for flag in ("ui", "metrics") if (address := getattr(args, flag))}
-    if not addresses:
-        return {}
-    from penstock.cli.pages.http_server import address_of
-
-    return {flag: address_of(address, f"--{flag}") for flag, address in addresses.items()}
-
-
-def check_library(args: argparse.Namespace) -> None:
-    """Raise UsageError if a flag needs prometheus-client, and it is not installed."""
-    for flag in ("ui", "metrics", "metrics_file", "report"):
-        if getattr(args, flag):
-            Library("prometheus_client", "metrics").load(f"--{flag.replace('_', '-')}")
 
 
 class Watching:
@@ -70,9 +52,12 @@ class Watching:
         self._metrics: StepCollector | None = None
         if self._addresses or self._path or self._report:
             # Loads prometheus-client, which two threads must not load at once.
-            from penstock.metrics import Metrics, MetricsCollector
+            from penstock.metrics import Metrics, MetricsCollector, ReplicaMetrics
 
-            self._metrics = Metrics(watched) if isinstance(watched, Engine) else watched.metrics()
+            if isinstance(watched, Engine):
+                self._metrics = Metrics(watched)
+            else:
+                self._metrics = watched.metrics() if hasattr(watched, "metrics") else ReplicaMetrics(watched.status)
             if isinstance(self._metrics, MetricsCollector) and (args.report or args.ui):
                 self._metrics.look_closer()
 
@@ -107,7 +92,7 @@ class Watching:
     def then_tick(self, progress: Progress) -> Progress:
         """Return a progress callback that calls ``progress`` and then ``tick``."""
 
-        def both(counters: Counters, gate: FrameGate, share: float | None) -> None:
+        def both(counters: Counters, gate: GateProgress, share: float | None) -> None:
             progress(counters, gate, share)
             self.tick()
 

@@ -14,7 +14,7 @@ from penstock.errors import PenstockError, UsageError
 from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.seekable_source import SeekableSource
-from penstock.pipeline import without_overflows
+from penstock.overflows import without_overflows
 from penstock.shares import Router
 
 # The place of a frame in the order of a job: its round, then the number of its source.

@@ -12,7 +12,10 @@ PACKAGES: dict[str, tuple[list[str], list[str]]] = {
         ["engine/core.py"],
         ["core", "engine", "engine_rates", "engine_parameters", "dirty_rows", "stage", "dynamic", "dynamic_capacity"],
     ),
-    "gate": (["engine/gate.py"], ["gate", "accumulators_takers", "accumulators_golden", "accumulators_interleaved"]),
+    "gate": (
+        ["engine/gate.py", "engine/accumulators/taker_gate.py"],
+        ["gate", "accumulators_takers", "accumulators_golden", "accumulators_interleaved"],
+    ),
     "pipeline": (
         ["engine/pipeline.py", "engine/accumulators/frame_gate.py"],
         ["gate", "core", "engine", "engine_rates", "threads", "metrics", "checkpoint", "shares"],
