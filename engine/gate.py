@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
@@ -94,39 +94,49 @@ class Gate(GateCounts):
         For a stale one, call ``drop()``, count it as stale, and return False. If add or drop raises, nothing is
         counted. Raises CancelledError if the gate is closed.
         """
+        return self.change(self._admit, local_step, add, contributor, drop)
 
-        def change() -> bool:
-            self._check_open()
-            if local_step is not None and self.is_stale(local_step):
-                drop()
-                self._stale.count(contributor, local_step, self.global_step)
-                self._last_stale = self._clock()
-                return False
-            add()
-            self.count_contribution()
-            count_by(self._contributors, contributor)
-            return True
+    def _admit(
+        self, local_step: int | None, add: Callable[[], None], contributor: Contributor, drop: Callable[[], None]
+    ) -> bool:
+        if self.is_stale(local_step):
+            drop()
+            self.count_stale(local_step, contributor)
+            return False
+        add()
+        self.count_contribution(contributor)
+        return True
 
-        return self._change(change)
+    def change(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call ``work(*arguments)`` under the lock, then open the gate if it is due. Raises CancelledError if closed.
 
-    def admit_run(self, take: Callable[[], int]) -> int:
-        """Admit several contributions without a name: call ``take()``, which counts them and opens the gate itself.
-
-        take : returns how many it admitted. It opens as ``admit`` does; none is admitted while takers are queued
+        Nothing else changes the gate meanwhile; the work does so by the methods that begin with ``count``.
         """
+        return self._change(work, arguments, True, True)
 
-        def change() -> int:
-            self._check_open()
-            if self._queue:
-                return 0
-            step, num = self.global_step, take()
-            if self.global_step != step:
-                self._contributors.clear()
-            for _ in range(min(num, self.num_accumulated)):
-                count_by(self._contributors, None)
-            return num
+    def count_stale(self, local_step: int | None, contributor: Contributor) -> None:
+        """Count a contribution as stale."""
+        assert local_step is not None
+        self._stale.count(contributor, local_step, self.global_step)
+        self._last_stale = self._clock()
 
-        return self._change(change)
+    def count_contribution(self, contributor: Contributor) -> None:
+        """Count one more contribution as admitted."""
+        self.num_accumulated += 1
+        count_by(self._contributors, contributor)
+
+    def count_native(self, num: int, num_openings: int) -> None:
+        """Count contributions without a name, and openings, that native code has counted in ``GateCounts``."""
+        if num_openings:
+            self._contributors.clear()
+        for _ in range(min(num, self.num_accumulated)):
+            count_by(self._contributors, None)
+
+    def count_opening(self) -> None:
+        """Count an opening, which has taken all contributions."""
+        self.num_accumulated = 0
+        self.global_step += 1
+        self._contributors.clear()
 
     def set_global_step(self, global_step: int) -> None:
         """Set the step to any int64, also a smaller one. Keeps contributions and wakes no taker, as in TensorFlow."""
@@ -153,14 +163,12 @@ class Gate(GateCounts):
 
         Returns False if nothing has arrived or takers are queued. Raises CancelledError if the gate is closed.
         """
+        return self.change(self._open_early)
 
-        def change() -> bool:
-            self._check_open()
-            step = self.global_step
-            self._open(early=True)
-            return self.global_step > step
-
-        return self._change(change)
+    def _open_early(self) -> bool:
+        step = self.global_step
+        self._open(early=True)
+        return self.global_step > step
 
     def take(self, num_required: int, produce: Callable[[int], T]) -> Future[T]:
         """Queue for the next opening with at least num_required contributions.
@@ -174,12 +182,11 @@ class Gate(GateCounts):
             raise UsageError(f"num_required: expected at least 1, got {num_required}")
         future: Future[T] = Future()
 
-        def change() -> None:
-            self._check_open()
+        def queue() -> None:
             self._queue[future] = _Ticket(num_required, produce, self._clock())
             future.add_done_callback(self._leave)
 
-        self._change(change)
+        self.change(queue)
         return future
 
     def close(self) -> None:
@@ -253,32 +260,43 @@ class Gate(GateCounts):
         if self._closed:
             raise CancelledError(f"closed: {self.explain()}")
 
-    def _change(self, change: Callable[[], T], opens: bool = True) -> T:
+    def _change(
+        self, change: Callable[..., T], arguments: Sequence[Any] = (), opens: bool = True, if_open: bool = False
+    ) -> T:
         """Run a change under the lock, serve the takers that it allows, and complete their Futures after the release.
 
-        opens : whether it may also open the gate into its consumer
+        opens : whether it may also open the gate into its consumer; if_open : whether a closed gate refuses it
         No context manager: Ctrl-C at its entry or exit would leave the lock held or the gate changing.
         """
         completions: list[Callable[[], object]] = []
-
-        def run() -> T:
-            if self._is_changing:
-                raise UsageError("the gate cannot be changed by what runs inside it (a schedule, a produce)")
-            try:
-                self._is_changing, self._completions = True, completions
-                result = change()
-                self._serve()
-                if opens and not self._closed:
-                    self._open()
-                return result
-            finally:
-                self._is_changing = False
-
         try:
-            return call_under(self._lock, run)
+            result: T = call_under(self._lock, self._changed, completions, opens, if_open, change, arguments)
+            return result
         finally:
             for complete in completions:
                 complete()
+
+    def _changed(
+        self,
+        completions: list[Callable[[], object]],
+        opens: bool,
+        if_open: bool,
+        change: Callable[..., T],
+        arguments: Sequence[Any],
+    ) -> T:
+        if self._is_changing:
+            raise UsageError("the gate cannot be changed by what runs inside it (a schedule, a produce)")
+        try:
+            self._is_changing, self._completions = True, completions
+            if if_open:
+                self._check_open()
+            result = change(*arguments)
+            self._serve()
+            if opens and not self._closed:
+                self._open()
+            return result
+        finally:
+            self._is_changing = False
 
     def _serve(self) -> None:
         while self._queue and not self._closed:
@@ -293,7 +311,7 @@ class Gate(GateCounts):
         if self._standing is not None and (self.num_accumulated if early else self.is_due()) and not self._queue:
             self.check_may_open()
             self._standing(self.num_accumulated)
-            self._pass_through()
+            self.count_opening()
 
     def _give(self, future: Future[Any], ticket: _Ticket) -> None:
         try:
@@ -305,13 +323,8 @@ class Gate(GateCounts):
             self._completions.append(partial(future.set_exception, CancelledError("interrupted while it was served")))
             raise
         else:
-            self._pass_through()
+            self.count_opening()
             self._completions.append(partial(future.set_result, result))
-
-    def _pass_through(self) -> None:
-        """Count the step and reset the contributions, which the taker has consumed."""
-        self.count_opening()
-        self._contributors.clear()
 
     def _leave(self, future: Future[Any]) -> None:
         """Remove a cancelled Future from the queue, which may allow the next taker to be served."""

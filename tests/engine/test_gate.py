@@ -51,6 +51,8 @@ def test_the_standing_taker_waits_for_queued_takers():
         gate.admit(None, nothing)
     other.cancel()  # now it is the standing taker's turn, at once
     assert (opened, gate.global_step, gate.num_accumulated) == ([2], 2, 0)
+    gate.admit(None, nothing)
+    assert (opened, gate.num_accumulated) == ([2], 1)
 
 
 def test_the_gate_stays_closed_if_producing_fails():

@@ -21,8 +21,7 @@ from ipc import write
 
 import penstock as ps
 from penstock.checkpoint.commit_session import CommitSession
-from penstock.core import NONE, StepObserver
-from penstock.validation import INT64_MAX
+from penstock.core import Limit, StepObserver
 
 ROWS, DIM, MOST_FRAMES = 12, 2, 10
 PLAIN = {"optimizer": ps.Adagrad(0.1)}
@@ -46,18 +45,12 @@ class Meddler(StepObserver):
         self.core, self.at, self.closes, self.one_by_one = core, at, closes, one_by_one
         core.observe(self)
 
-    def most_unseen(self):
+    def limit(self):
         if self.one_by_one:
-            return NONE
-        return (INT64_MAX if self.at is None else self.at - self.core.global_step), INT64_MAX
+            return Limit(0)
+        return Limit() if self.at is None else Limit(self.at - self.core.global_step)
 
-    def frame_applied(self, frame, admitted, counters):
-        self.meddle()
-
-    def frames_passed(self, passed):
-        self.meddle()
-
-    def meddle(self):
+    def pushed(self, pushed):
         if self.core.global_step == self.at:
             if not self.closes:
                 raise LostError(f"at step {self.at}")
@@ -184,7 +177,7 @@ class Place:
                 cache["waited_ms"] = None
             result = report | {"notes": [self.placed(note) for note in report["notes"]]}
         except (ps.PenstockError, LostError) as error:
-            result = type(error), self.placed(str(error))
+            result = type(error), re.sub(r"[0-9.]+ s ago", "", self.placed(str(error)))
         return result, state_of(engine)
 
     def files(self):
