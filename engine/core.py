@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import ref
 
 import penstock.forks as forks
@@ -39,16 +39,6 @@ class Limit(NamedTuple):
 NO_LIMIT, EVERY_STEP = Limit(), Limit(0)
 
 
-class ChangedRows(Protocol):
-    """Rows of a table. ids : int64, shape (n,)"""
-
-    @property
-    def ids(self) -> Int64: ...
-
-    @property
-    def num_ids(self) -> int: ...
-
-
 @dataclass(eq=False)  # not frozen: as Frame
 class Context:
     """What frames are pushed with.
@@ -73,7 +63,7 @@ class Pushed:
         was full before
     is_stale : of the only frame
     seconds : of each step
-    changed : for observers: by table, the rows that the steps have changed, part by part
+    changed : for observers: by table, what has the ids of the rows that the steps have changed
     full : why the gate is due and did not open: no frame can enter before it does; None: it is not
     """
 
@@ -83,7 +73,7 @@ class Pushed:
     context: Context
     is_stale: bool = False
     seconds: Sequence[float] = ()
-    changed: Mapping[str, Sequence[ChangedRows]] = field(default_factory=dict)
+    changed: Mapping[str, Sequence[Coalesced | FrameSteps]] = field(default_factory=dict)
     full: CapacityError | None = None
 
     @property
