@@ -141,7 +141,7 @@ class Feeder:
         times = []
         for frame in self._frames:
             began = time.perf_counter()
-            self._pipeline.add(frame, lambda: None)
+            self._pipeline.add(frame)
             (coalesced,) = self._pipeline.drain()["t"]
             summed = time.perf_counter()
             self._tables.apply([(0, coalesced.summed, 0.1)])

@@ -122,7 +122,7 @@ class Coalesce(Ours):
     def run(self, steps: Sequence[int]) -> None:
         counters = Counters()
         for frame in FrameReader(batches_of(self._steps, steps), self._options):
-            admitted = self._gate.admit(frame.local_step, partial(self._pipeline.add, frame, lambda: None))
+            admitted = self._gate.admit(frame.local_step, partial(self._pipeline.add, frame))
             counters.count(frame, admitted)
 
     def read_rows(self, table: str, ids: Int64) -> Float32:

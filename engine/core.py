@@ -6,19 +6,19 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
 import penstock.forks as forks
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import CapacityError, ConfigError, StateError, UsageError
 from penstock.events import report
-from penstock.frames import MAX_TIME, Coalesced, Frame, FrameRun, Int64, as_run
+from penstock.frames import MAX_TIME, NO_FRAMES, Coalesced, Frame, FrameRun, Int64
 from penstock.gate import Gate
 from penstock.integrations import PROCESSES
 from penstock.learning_rates import LearningRates, Rates
@@ -32,29 +32,72 @@ from penstock.validation import INT64_MAX
 T = TypeVar("T")
 Stepped = Mapping[str, Sequence[Coalesced]]
 
-# What ``StepObserver.most_unseen`` returns: steps, and changes of rows.
-NONE, UNLIMITED = (0, 0), (INT64_MAX, INT64_MAX)
+
+class Limit(NamedTuple):
+    """How many steps, and changes of rows, may come before an observer has to see a step begin."""
+
+    steps: int = INT64_MAX
+    changes: int = INT64_MAX
+
+
+NO_LIMIT, EVERY_STEP = Limit(), Limit(0)
 
 
 @dataclass(eq=False)  # not frozen: as Frame
-class Passed:
-    """Frames of a run that have entered the gate together, and the steps in which it opened.
+class Context:
+    """What frames are pushed with.
 
-    first, stop : the numbers of the frames in the run
-    ids : int64, those of every step, one step after the other; seconds : of every step
-    counters : of the run that the frames belong to
+    rates : of their steps; counters : of their run, or of those outside runs
+    source : the number of their source in the run; run : what counts them in the run's positions; None: nothing does
+    most : frames that may enter together
+    """
+
+    rates: LearningRates
+    counters: Counters
+    source: int = 0
+    run: Any = None
+    most: int = INT64_MAX
+
+
+@dataclass(eq=False)
+class Pushed:
+    """What has happened: frames of a run have entered the gate, and have opened it so often; or a frame was stale.
+
+    run, first, stop : the frames, by their numbers in a run; without dropped rows. None: the gate was opened early, or
+        was full before
+    is_stale : of the only frame
+    seconds : of each step
+    changed : for observers: by table, what has the ids of the rows that the steps have changed
+    full : why the gate is due and did not open: no frame can enter before it does; None: it is not
     """
 
     run: FrameRun
     first: int
     stop: int
-    ids: Int64
-    seconds: Sequence[float]
-    counters: Counters
+    context: Context
+    is_stale: bool = False
+    seconds: Sequence[float] = ()
+    changed: Mapping[str, Sequence[Coalesced | FrameSteps]] = field(default_factory=dict)
+    full: CapacityError | None = None
+
+    @property
+    def num_frames(self) -> int:
+        return self.stop - self.first
 
     @property
     def num_rows(self) -> int:
         return int(self.run.bounds[self.stop] - self.run.bounds[self.first])
+
+    @property
+    def frame(self) -> Frame:
+        """The first of the frames."""
+        return self.run.frame_at(self.first)
+
+    def check(self) -> Pushed:
+        """Raise CapacityError if the gate is full."""
+        if self.full is not None:
+            raise self.full
+        return self
 
 
 class StepObserver:
@@ -65,24 +108,15 @@ class StepObserver:
 
     needs_all_rows = False  # that a step changes, not only those of this process's frames
 
-    def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
-        """Handle a frame that has entered the gate or was stale; positions count it from now on.
-
-        frame : without its dropped rows; counters : of the run that the frame belongs to
-        """
-
-    def most_unseen(self) -> tuple[int, int]:
-        """Return how many steps, and changes of rows, may pass that only ``frames_passed`` reports."""
-        return NONE
-
-    def frames_passed(self, passed: Passed) -> None:
-        """Handle admitted frames and completed steps, in place of every other method."""
+    def limit(self) -> Limit:
+        """Return how many steps may come without ``before_step``, in native code."""
+        return EVERY_STEP
 
     def before_step(self, coalesced: Stepped) -> None:
         """Prepare for a step that changes these rows, and all rows of tables whose optimizer is not lazy."""
 
-    def after_step(self, coalesced: Stepped) -> None:
-        """Handle a completed step; the global step is not incremented yet."""
+    def pushed(self, pushed: Pushed) -> None:
+        """Handle what has happened: completed steps, and frames, which positions count from now on."""
 
     def core_failed(self, error: BaseException) -> None:
         """Handle an error after which the core refuses further steps: one of them has failed half way."""
@@ -131,11 +165,8 @@ class EngineCore:
         self._frame_steps: dict[str, FrameSteps | None] = {}
         self._observers: list[ref[StepObserver]] = []
         self.gate = Gate(config.gate_num_required or 1 if num_required is None else num_required)
-        self.gate.open_into(self._step)
         self.set_clock_offset(0)
         self.pipeline = pipeline
-        # Of the next step: the learning rate of every tag, and the counters of its run.
-        self._opening: tuple[tuple[float, ...], Counters] = ((), self.counters)
 
     # ---- observers
 
@@ -155,61 +186,21 @@ class EngineCore:
     def global_step(self) -> int:
         return self.gate.global_step
 
-    def push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
-        """Push one frame, and step if that opens the gate. Returns it without bad rows, and whether it was admitted."""
-        if (
-            frame.num_rows <= SMALL_ROWS
-            and (run := as_run(frame)) is not None
-            and self.push_run(run, rates, counters, 1)
-        ):
-            return frame, True
-        frame, began = self.reduced(frame), False
+    def push(self, run: FrameRun, context: Context) -> Pushed:
+        """Push the next frames of a run, as many as may enter together, and step where they open the gate.
 
-        def begin() -> None:
-            # Under the gate's lock: another thread's step may fail, and the rates belong to this step.
-            nonlocal began
-            opens = self.gate.is_due(1)
-            if opens:
-                self.gate.check_may_open()
-            self.check_ready()
-            self._opening = rates.at(self.global_step, frame.learning_rates) if opens else (), counters
-            began = True
-
-        def audit() -> None:
-            # Before the frame is counted as stale: a rejected frame is not counted.
-            nonlocal frame
-            frame = frame.audited()
-
-        full: CapacityError | None = None
-        try:
-            with self.gate.still():
-                if self.gate.is_due():
-                    self.open_early(rates, counters)  # a full table has refused the step
-                add = partial(self.pipeline.add, frame, begin)
-                try:
-                    admitted = self.gate.admit(frame.local_step, add, frame.contributor, audit)
-                except CapacityError as error:
-                    admitted, full = True, error  # the frame is in the gate, which did not open
-                except BadRowsError as error:
-                    if error.overflows is None:
-                        raise
-                    began = False
-                    # Under the lock, for the same sums.
-                    return self.push(error.repaired(frame), rates, counters)
-                counters.count(frame, admitted)
-                for observer in self.observers:
-                    observer.frame_applied(frame, admitted, counters)
-        except BadRowsError:
-            pass
-        except BaseException as error:
-            if began:
-                self.fail(error)
-            raise
-        else:
-            if full is None:
-                return frame, admitted
-            raise full
-        return self.push(frame.audited(), rates, counters)
+        Returns what has happened to them. Raises InputError for a bad row in the next frame: nothing of it has entered.
+        """
+        if (plain := run.plain(SMALL_ROWS)) is not None:
+            pushed = self.gate.change(self._guarded, self._push_native, plain, context)
+            if pushed is not None:
+                run.next = max(run.next, pushed.stop)
+                return pushed
+        frame = self.reduced(run.frame())
+        while (pushed := self.gate.change(self._guarded, self._push, run.alone(frame), context)) is None:
+            frame = self.reduced(frame.audited())  # without the lock
+        run.next += pushed.stop
+        return pushed
 
     def reduced(self, frame: Frame) -> Frame:
         """Return a frame reduced to the rows of this share. Raises InputError for a bad row in any share."""
@@ -217,51 +208,108 @@ class EngineCore:
         alone = self.gate.num_required == 1 and (frame.local_step is None or not self.gate.is_stale(frame.local_step))
         return self.tables.held.reduced(frame, alone)
 
-    def push_run(self, run: FrameRun, rates: LearningRates, counters: Counters, most: int) -> int:
-        """Push the next frames of a run in native code, up to an event. Returns how many entered the gate.
-
-        0: the next frame is an event, and needs ``push``: it is stale, bad or large, its step takes new learning rates,
-        or an observer has to see it. most : frames at most
-        """
-        began = False
-
-        def take() -> int:
-            nonlocal began
-            began = True
-            assert native is not None
-            num = self.pipeline.add_run(native, run, most, most_steps, most_changes, rate)
-            began = num > 0
-            return num
-
+    def _guarded(
+        self, push: Callable[[FrameRun, Context], Pushed | None], run: FrameRun, context: Context
+    ) -> Pushed | None:
+        """Call a way of pushing, and fail the engine on an error after a frame has begun to enter."""
+        pipeline, num_before = self.pipeline, self.pipeline.num_added
         try:
-            with self.gate.still():
-                native, values = self._native(run), rates.constant
-                if native is None or values is None or self.gate.is_due():
-                    return 0
-                observers, (most_steps, most_changes) = self.observers, UNLIMITED
-                for observer in observers:
-                    steps, changes = observer.most_unseen()
-                    most_steps, most_changes = min(most_steps, steps), min(most_changes, changes)
-                if min(most, most_steps, most_changes) <= 0:
-                    return 0
-                self.check_ready()
-                rate = self.tables.rate_of(run.table, values)
-                if not (num := self.gate.admit_run(take)):
-                    return 0
-                passed = Passed(run, run.next, run.next + num, native.ids, native.seconds, counters)
-                counters.count_run(passed.num_rows, num, native.num_steps)
-                if native.num_steps:
-                    counters.held_bytes = max(counters.held_bytes, self.pipeline.nbytes + native.more_bytes)
-                    self.changed_step, self.last_rates = self.global_step, values
-                    self._count_not_finite(counters)
-                for observer in observers:
-                    observer.frames_passed(passed)
-                run.next = passed.stop
-                return num
+            return push(run, context)
         except BaseException as error:
-            if began:
+            if not pipeline.is_whole or pipeline.num_added != num_before:
                 self.fail(error)
             raise
+
+    def _push_native(self, run: FrameRun, context: Context) -> Pushed | None:
+        """Push the next plain frames in native code, up to an event. None: none has entered, as the next is an event.
+
+        It is stale, bad or large, its step takes new learning rates, or an observer has to see its step.
+        """
+        gate, pipeline, native, values = self.gate, self.pipeline, self._native(run.table), context.rates.constant
+        if native is None or values is None or gate.is_due():
+            return None
+        most_steps, most_changes = NO_LIMIT
+        for observer in self.observers:
+            steps, changes = observer.limit()
+            most_steps, most_changes = min(most_steps, steps), min(most_changes, changes)
+        if min(context.most, most_steps, most_changes) <= 0:
+            return None
+        self.check_ready()
+        assert run.blocks is not None
+        limits = context.most, most_steps, most_changes, self.tables.rate_of(run.table, values)
+        first, pipeline.is_whole = run.next, False
+        try:
+            num = native.take(run.blocks, run.bounds, run.steps, first, *limits, pipeline.num_added + 1)
+        except MemoryError:  # for several frames; nothing has changed
+            num = 0
+        if not num:
+            pipeline.is_whole = True
+            return None
+        pipeline.added(num, None if run.steps is None else int(run.steps[first + num - 1]))
+        gate.count_native(num, native.num_steps)
+        pushed, counters = Pushed(run, first, first + num, context), context.counters
+        counters.rows, counters.frames = counters.rows + pushed.num_rows, counters.frames + num
+        if native.num_steps:
+            pushed.changed, pushed.seconds = {run.table: (native,)}, native.seconds
+            counters.held_bytes = max(counters.held_bytes, pipeline.nbytes + native.more_bytes)
+            counters.steps += native.num_steps
+            self.changed_step, self.last_rates = gate.global_step, values
+            self._count_not_finite(counters)
+        self._notify(pushed)
+        return pushed
+
+    def _push(self, run: FrameRun, context: Context) -> Pushed | None:
+        """Push the frame of a run of one, which is reduced. None: it has a bad row, and was not audited."""
+        gate, frame = self.gate, run.only
+        assert frame is not None
+        try:
+            if gate.is_due():
+                self._open_early(context)  # a full table has refused the step
+        except CapacityError as error:
+            return Pushed(run, 0, 0, context, full=error)
+        try:
+            values: tuple[float, ...] = ()
+            if gate.is_stale(frame.local_step):
+                run = run.alone(frame.audited())  # before it is counted as stale: a rejected frame is not counted
+            else:
+                self.check_ready()
+                if gate.is_due(1):
+                    # Under the gate's lock: another thread's step may fail, and the rates belong to this step.
+                    gate.check_may_open()
+                    values = context.rates.at(gate.global_step, frame.learning_rates)
+            return self._enter(run, values, context)
+        except BadRowsError:
+            return None
+
+    def _enter(self, run: FrameRun, values: tuple[float, ...], context: Context) -> Pushed:
+        """Add the frame of a run of one to the sums, unless it is stale, count it, and step if the gate is due then.
+
+        values : the learning rates of that step. Raises BadRowsError for a bad row of a frame that was not audited
+        """
+        gate, frame = self.gate, run.only
+        assert frame is not None
+        is_stale = gate.is_stale(frame.local_step)
+        if is_stale:
+            gate.count_stale(frame.local_step, frame.contributor)
+        else:
+            while True:
+                try:
+                    self.pipeline.add(frame)
+                    break
+                except BadRowsError as error:
+                    if error.overflows is None:
+                        raise
+                    frame = self.reduced(error.repaired(frame))
+            gate.count_contribution(frame.contributor)
+        pushed = Pushed(run.alone(frame), 0, 1, context, is_stale)
+        if gate.is_due():
+            try:
+                self._step(values, pushed)
+            except CapacityError as error:
+                pushed.full = error  # the frame is in the gate, which did not open
+        context.counters.count(frame, not is_stale)
+        self._notify(pushed)
+        return pushed
 
     def take_in(self, frame: Frame, learning_rates: Rates) -> bool:
         """Push one frame that belongs to no run. Returns False if it was stale."""
@@ -270,24 +318,34 @@ class EngineCore:
         if learning_rates is not None:
             rates = LearningRates(self.config.num_tags, learning_rates, self.config.schedules)
         self.rates = rates.complete()
-        return self.push(frame, rates, self.counters)[1]
+        return not self.push(FrameRun.of(frame), Context(rates, self.counters)).check().is_stale
 
-    def open_early(self, rates: LearningRates, counters: Counters) -> bool:
-        """Open the gate for the buffered frames. Returns False if there are none. Raises CapacityError, as ``push``."""
+    def open_early(self, context: Context) -> Pushed:
+        """Open the gate for the buffered frames, if there are any. Raises CapacityError if a table has no room."""
         with self.gate.still():
             self.check_ready()
             if not self.gate.num_accumulated:
-                return False
-            self.gate.check_may_open()
-            self._opening = rates.at(self.global_step, self.pipeline.last_rates), counters
-            with self._whole():
-                return self.gate.open_early()
+                return Pushed(NO_FRAMES, 0, 0, context)
+            return self.gate.change(self._open_early, context)
+
+    def _open_early(self, context: Context) -> Pushed:
+        self.check_ready()
+        self.gate.check_may_open()
+        return self._open(context.rates.at(self.gate.global_step, self.pipeline.last_rates), context)
+
+    def _open(self, values: tuple[float, ...], context: Context) -> Pushed:
+        """Open the gate without a frame."""
+        pushed = Pushed(NO_FRAMES, 0, 0, context)
+        with self._whole():
+            self._step(values, pushed)
+            self._notify(pushed)
+        return pushed
 
     def sharing_errors(self) -> AbstractContextManager[None]:
         """Return a context whose error the other processes of a mesh raise too."""
         return nullcontext()
 
-    def rounds(self, frames: Iterator[T], rates: LearningRates, counters: Counters) -> Iterator[T]:
+    def rounds(self, frames: Iterator[T], context: Context) -> Iterator[T]:
         """Return the frames of a run, each of which the caller pushes, with the rounds of other processes."""
         return frames
 
@@ -445,11 +503,8 @@ class EngineCore:
             self.fail(error)
             raise
 
-    def _native(self, run: FrameRun) -> FrameSteps | None:
-        """Return the way of the next frames of a run without Python; None if there is none, now or ever."""
-        table = run.table
-        if run.bounds[run.next + 1] - run.bounds[run.next] > SMALL_ROWS:
-            return None
+    def _native(self, table: str) -> FrameSteps | None:
+        """Return the way of a table's frames without Python; None if there is none, now or ever."""
         if table not in self._frame_steps:
             sums = self.pipeline.stores[table].accumulator
             self._frame_steps[table] = self.tables.frame_steps(table, self.gate, sums, self.reduction == "mean")
@@ -468,24 +523,32 @@ class EngineCore:
             report(logging.WARNING, "not_finite", table=table, id=key, global_step=self.global_step)
         counters.not_finite += num_rows
 
-    def _step(self, _: int) -> None:
-        rates, counters = self._opening
+    def _step(self, rates: tuple[float, ...], pushed: Pushed) -> None:
+        """Update the tables by the buffered frames, and count the opening of the gate."""
+        self.gate.check_may_open()
+        counters, step, dynamic = pushed.context.counters, self.gate.global_step, self.tables.dynamic
         counters.held_bytes = max(counters.held_bytes, self.pipeline.nbytes)
-        step, observers, dynamic = self.gate.global_step, self.observers, self.tables.dynamic
         if dynamic:
             clock = step - self.clock_offset
             dynamic.plan(lambda name: self.pipeline.stores[name].look(), clock, self.pipeline.time)
         coalesced = dynamic.with_rows(self.pipeline.drain()) if dynamic else self.pipeline.drain()
-        for observer in reversed(observers):
+        for observer in reversed(self.observers):
             observer.before_step(coalesced)
+        began_s = time.perf_counter()
         if self.tables.apply(coalesced, rates, step):
             self.changed_step = step + 1
         self._count_not_finite(counters)
-        for observer in observers:
-            observer.after_step(coalesced)
-        if dynamic:
-            dynamic.forget_changes()
+        pushed.seconds = (time.perf_counter() - began_s,)
+        pushed.changed = coalesced
         self.last_rates, counters.steps = rates, counters.steps + 1
+        self.gate.count_opening()
+
+    def _notify(self, pushed: Pushed) -> None:
+        for observer in self.observers:
+            observer.pushed(pushed)
+        pushed.changed = {}  # the sums' memory is soon reused
+        if pushed.seconds and self.tables.dynamic:
+            self.tables.dynamic.forget_changes()
 
 
 def create_core(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.checkpoint.dirty_rows import TouchedKeys, TouchedRows
-from penstock.core import NONE, UNLIMITED, EngineCore, Passed, StepObserver, Stepped
+from penstock.core import EVERY_STEP, NO_LIMIT, EngineCore, Limit, Pushed, StepObserver, Stepped
 from penstock.errors import ConfigError, UsageError
 from penstock.frames import Int64
 from penstock.io.delta_format import DeltaBlock, DeltaForm, KeyChanges, Piece, Shape, checksum_begin
@@ -178,19 +178,16 @@ class Deltas(StepObserver):
 
     # ---- StepObserver
 
-    def most_unseen(self) -> tuple[int, int]:
+    def limit(self) -> Limit:
         """Return the steps and changes up to the next delta."""
         if self._delta is not None or self._seconds == 0:
-            return NONE
-        steps, changes = UNLIMITED
+            return EVERY_STEP
+        steps, changes = NO_LIMIT
         if self._steps is not None:
             steps = (self._emitted_step // self._steps + 1) * self._steps - self._core.global_step
         if self._rows is not None:
             changes = self._rows - self.num_changes
-        return steps, changes
-
-    def frames_passed(self, passed: Passed) -> None:
-        self._touched[passed.run.table].add(passed.ids)
+        return Limit(steps, changes)
 
     def before_step(self, coalesced: Stepped) -> None:
         self.before_load()
@@ -200,16 +197,16 @@ class Deltas(StepObserver):
         if self._delta is not None:
             self._delta.materialize()
 
-    def after_step(self, coalesced: Stepped) -> None:
-        for name, several in coalesced.items():
+    def pushed(self, pushed: Pushed) -> None:
+        for name, parts in pushed.changed.items():
             touched = self._touched[name]
             if isinstance(touched, TouchedKeys):
                 touched.add(self._dynamic[name].changes(self._form.last))
                 continue
             if self._core.tables.specs[name].rule.non_lazy:
                 touched.add_all()
-            for ids in (ids for rows in several for ids, _ in rows.parts):
-                touched.add(ids)
+            for rows in parts:
+                touched.add(rows.ids)
 
     def loaded(self, name: str, ids: Int64 | None) -> None:
         touched = self._touched[name]

@@ -15,7 +15,7 @@ from penstock.checkpoint.engine_state import restore
 from penstock.checkpoint.session import CheckpointSession
 from penstock.checkpoint.table_changes import TableChanges
 from penstock.config.embedding import EmbeddingConfig
-from penstock.core import checked_reduction, create_core
+from penstock.core import Context, checked_reduction, create_core
 from penstock.deltas import Deltas, check_no_deltas
 from penstock.errors import listed
 from penstock.frames import Contributor, time_given
@@ -383,7 +383,7 @@ class Engine(TableAccess, ActivationAccess):
         >>> engine.global_step, engine.flush(), engine.global_step
         (0, True, 1)
         """
-        return self.core.open_early(self.core.rates, self.core.counters)
+        return bool(self.core.open_early(Context(self.core.rates, self.core.counters)).seconds)
 
     # ---- state out and in
 

@@ -140,14 +140,15 @@ class Frame:
 
 @dataclass(eq=False)
 class FrameRun:
-    """Several whole frames of a source, one after the other: rows of one table, of which none is audited.
+    """Whole frames of a source, one after the other: plain ones, or one of any kind.
 
-    None of them has a contributor, learning rates, a time or dropped rows.
+    Plain frames are rows of one table, of which none is audited; none has a contributor, learning rates, a time or
+    dropped rows.
 
-    blocks : the rows of all frames, in order
+    table, blocks : of plain frames, and the rows of all of them, in order; else "" and None
     bounds : int64, shape (frames + 1,), the rows before each frame, which lies in one block
-    steps : int64, shape (frames,), the local step of each; None: none has one
-    frame_at : returns one of the frames
+    steps : int64, shape (frames,), the local step of each plain frame; None: none has one
+    make : returns one of the plain frames; only : the one frame of any kind, with no ``make``
     positions : where the source continues after each frame, if it can seek; else ()
 
     next : the first frame that was not handled yet. The source yields the run again until all frames are handled; a
@@ -155,19 +156,51 @@ class FrameRun:
     """
 
     table: str
-    blocks: GradientBlocks
+    blocks: GradientBlocks | None
     bounds: Int64
     steps: Int64 | None
-    frame_at: Callable[[int], Frame]
+    make: Callable[[int], Frame] | None
     positions: Sequence[Position] = ()
     next: int = 0
+    only: Frame | None = None
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
+    @classmethod
+    def of(cls, frame: Frame) -> FrameRun:
+        """Return a frame of any kind as a run of one."""
+        return cls("", None, _bounds_of(frame.num_rows), None, None, (frame.position,), 0, frame)
+
+    def frame_at(self, number: int) -> Frame:
+        """Return one of the frames."""
+        if self.only is not None:
+            return self.only
+        assert self.make is not None
+        return self.make(number)
+
     def frame(self) -> Frame:
         """Return the next frame."""
         return self.frame_at(self.next)
+
+    @property
+    def local_step(self) -> int | None:
+        return self.frame().local_step
+
+    @property
+    def is_void(self) -> bool:
+        """Return whether it stands for a message without a frame, or for a pause."""
+        return self.only is not None and self.only.is_void
+
+    def plain(self, most_rows: int) -> FrameRun | None:
+        """Return the frames as plain ones; None if they are none, or the next one has more rows."""
+        if self.only is not None:
+            return _plain(self.only) if self.only.num_rows <= most_rows else None
+        return self if self.bounds[self.next + 1] - self.bounds[self.next] <= most_rows else None
+
+    def alone(self, frame: Frame) -> FrameRun:
+        """Return a frame as a run of one: this run if it is that."""
+        return self if self.only is frame else FrameRun.of(frame)
 
     def handled(self) -> Iterator[FrameRun]:
         """Yield the run until all frames are handled."""
@@ -178,6 +211,8 @@ class FrameRun:
             self.next = max(self.next, first + 1)
 
     def may_join(self, other: FrameRun) -> bool:
+        if self.blocks is None or other.blocks is None:
+            return False
         return self.table == other.table and (self.steps is None) == (other.steps is None)
 
     @classmethod
@@ -185,10 +220,8 @@ class FrameRun:
         """Return the frames of several runs as one. They may join."""
         if len(runs) == 1:
             return runs[0]
-        counts = [len(run) for run in runs]
-        frames_before, rows_before = (
-            np.cumsum([0, *sizes]) for sizes in (counts, [run.blocks.num_rows for run in runs])
-        )
+        counts, several = [len(run) for run in runs], [run.blocks for run in runs if run.blocks is not None]
+        frames_before, rows_before = (np.cumsum([0, *sizes]) for sizes in (counts, [b.num_rows for b in several]))
         bounds = np.concatenate([*[run.bounds[:-1] for run in runs], rows_before[-1:]])
         bounds[:-1] += np.repeat(rows_before[:-1], counts)
 
@@ -198,12 +231,14 @@ class FrameRun:
 
         steps = None if runs[0].steps is None else np.concatenate([run.steps for run in runs if run.steps is not None])
         positions = [position for run in runs for position in run.positions]
-        blocks = GradientBlocks.joined([run.blocks for run in runs])
-        return cls(runs[0].table, blocks, bounds, steps, frame_at, positions)
+        return cls(runs[0].table, GradientBlocks.joined(several), bounds, steps, frame_at, positions)
 
 
-def as_run(frame: Frame) -> FrameRun | None:
-    """Return a frame as a run of one; None if it has more than a run of frames may have, or was audited."""
+NO_FRAMES = FrameRun("", None, np.zeros(1, np.int64), None, None)
+
+
+def _plain(frame: Frame) -> FrameRun | None:
+    """Return a frame as a run of one plain frame; None if it is none."""
     if frame.audit is None or len(frame.rows) != 1 or frame.dropped or frame.truncated:
         return None
     if frame.contributor is not None or frame.learning_rates is not None or frame.time is not None:
@@ -219,11 +254,6 @@ def as_run(frame: Frame) -> FrameRun | None:
 @lru_cache
 def _bounds_of(num_rows: int) -> Int64:
     return np.array([0, num_rows])
-
-
-def as_frame(frame: Frame | FrameRun) -> Frame:
-    """Return a frame itself, and of a run the next one."""
-    return frame.frame() if isinstance(frame, FrameRun) else frame
 
 
 def sum_problem(table: str, key: int) -> str:
@@ -306,7 +336,7 @@ class Coalesced:
     @property
     def ids(self) -> Int64:
         """All ids, part by part."""
-        return np.concatenate([part.ids for part in self.summed])
+        return self.summed[0].ids if len(self.summed) == 1 else np.concatenate([part.ids for part in self.summed])
 
     @property
     def parts(self) -> tuple[tuple[Int64, Float32], ...]:

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -80,35 +80,51 @@ class Gate(GateCounts):
         For a stale one, call ``drop()``, count it as stale, and return False. If add or drop raises, nothing is
         counted.
         """
+        return self.change(self._admit, local_step, add, contributor, drop)
 
-        def change() -> bool:
-            if local_step is not None and self.is_stale(local_step):
-                drop()
-                self._stale.count(contributor, local_step, self.global_step)
-                self._last_stale = self._clock()
-                return False
-            add()
-            self.count_contribution()
-            count_by(self._contributors, contributor)
-            return True
+        return self.change(self._admit, local_step, add, contributor, drop)
 
-        return self._change(change)
+    def _admit(
+        self, local_step: int | None, add: Callable[[], None], contributor: Contributor, drop: Callable[[], None]
+    ) -> bool:
+        if self.is_stale(local_step):
+            drop()
+            self.count_stale(local_step, contributor)
+            return False
+        add()
+        self.count_contribution(contributor)
+        return True
 
-    def admit_run(self, take: Callable[[], int]) -> int:
-        """Admit several contributions without a name: call ``take()``, which counts them and opens the gate itself.
+    def change(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call ``work(*arguments)`` under the lock, then open the gate if it is due. A closed one raises CancelledError.
 
-        take : returns how many it admitted. It opens as ``admit`` does
+        Nothing else changes the gate meanwhile; the work does so by the methods that begin with ``count``.
         """
+        return self._change(work, arguments)
 
-        def change() -> int:
-            step, num = self.global_step, take()
-            if self.global_step != step:
-                self._contributors.clear()
-            for _ in range(min(num, self.num_accumulated)):
-                count_by(self._contributors, None)
-            return num
+    def count_stale(self, local_step: int | None, contributor: Contributor) -> None:
+        """Count a contribution as stale."""
+        assert local_step is not None
+        self._stale.count(contributor, local_step, self.global_step)
+        self._last_stale = self._clock()
 
-        return self._change(change)
+    def count_contribution(self, contributor: Contributor) -> None:
+        """Count one more contribution as admitted."""
+        self.num_accumulated += 1
+        count_by(self._contributors, contributor)
+
+    def count_native(self, num: int, num_openings: int) -> None:
+        """Count contributions without a name, and openings, that native code has counted in ``GateCounts``."""
+        if num_openings:
+            self._contributors.clear()
+        for _ in range(min(num, self.num_accumulated)):
+            count_by(self._contributors, None)
+
+    def count_opening(self) -> None:
+        """Count an opening, which has taken all contributions."""
+        self.num_accumulated = 0
+        self.global_step += 1
+        self._contributors.clear()
 
     def set_global_step(self, global_step: int) -> None:
         """Set the step to any int64, also a smaller one. Keeps contributions, as in TensorFlow."""
@@ -135,13 +151,12 @@ class Gate(GateCounts):
 
         Returns False if nothing has arrived.
         """
+        return self.change(self._open_early)
 
-        def change() -> bool:
-            step = self.global_step
-            self._open(early=True)
-            return self.global_step > step
-
-        return self._change(change)
+    def _open_early(self) -> bool:
+        step = self.global_step
+        self._open(early=True)
+        return self.global_step > step
 
     def still(self) -> AbstractContextManager[Any]:
         """Return a context manager during which nothing is admitted and the gate does not open."""
@@ -206,36 +221,31 @@ class Gate(GateCounts):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.explain()})"
 
-    def _change(self, change: Callable[[], T], opens: bool = True) -> T:
+    def _change(self, change: Callable[..., T], arguments: Sequence[Any] = (), opens: bool = True) -> T:
         """Run a change under the lock. opens : whether it may also open the gate into its consumer
 
         No context manager: Ctrl-C at its entry or exit would leave the lock held or the gate changing.
         """
+        result: T = call_under(self._lock, self._changed, opens, change, arguments)
+        return result
 
-        def run() -> T:
-            if self._is_changing:
-                raise UsageError("the gate cannot be changed by what runs inside it (a schedule, a produce)")
-            try:
-                self._is_changing = True
-                result = change()
-                if opens:
-                    self._open()
-                return result
-            finally:
-                self._is_changing = False
-
-        return call_under(self._lock, run)
+    def _changed(self, opens: bool, change: Callable[..., T], arguments: Sequence[Any]) -> T:
+        if self._is_changing:
+            raise UsageError("the gate cannot be changed by what runs inside it (a schedule, a produce)")
+        try:
+            self._is_changing = True
+            result = change(*arguments)
+            if opens:
+                self._open()
+            return result
+        finally:
+            self._is_changing = False
 
     def _open(self, early: bool = False) -> None:
         if self._standing is not None and (self.num_accumulated if early else self.is_due()):
             self.check_may_open()
             self._standing(self.num_accumulated)
-            self._pass_through()
-
-    def _pass_through(self) -> None:
-        """Count the step and reset the contributions, which were consumed."""
-        self.count_opening()
-        self._contributors.clear()
+            self.count_opening()
 
 
 def _before_fork() -> None:

@@ -17,7 +17,7 @@ from penstock.bridge.host_tables import MOST_COUNTING
 from penstock.bridge.sharding import NUM_SHARDS
 from penstock.checkpoint.engine_state import encoded
 from penstock.config.specs import TableSpec
-from penstock.core import UNLIMITED, EngineCore, StepObserver, Stepped
+from penstock.core import NO_LIMIT, EngineCore, Limit, Pushed, StepObserver, Stepped
 from penstock.errors import ConfigError, listed
 from penstock.frames import Float32, Int64
 from penstock.pyx.row_keys import RowKeys, num_words
@@ -94,15 +94,16 @@ class LiveReads(StepObserver):
 
     # ---- the core's steps and loads
 
-    def most_unseen(self) -> tuple[int, int]:
+    def limit(self) -> Limit:
         """Return any number: steps in native code begin and end in the same words (``HostTables.note_steps``)."""
-        return UNLIMITED
+        return NO_LIMIT
 
     def before_step(self, coalesced: Stepped) -> None:
         self._words.begin()
 
-    def after_step(self, coalesced: Stepped) -> None:
-        self._words.end(self._core.global_step + 1)
+    def pushed(self, pushed: Pushed) -> None:
+        if pushed.seconds:
+            self._words.end(self._core.global_step)
 
     def core_failed(self, error: BaseException) -> None:
         if self._folder is not None:

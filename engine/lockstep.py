@@ -10,19 +10,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from penstock.bridge.mesh_selection import Processes
 from penstock.config.embedding import EmbeddingConfig
-from penstock.core import EngineCore, StepObserver
+from penstock.core import Context, EngineCore, Pushed, StepObserver
 from penstock.errors import PenstockError, UsageError
-from penstock.frames import Coalesced, Float32, Frame, FrameRun, Int64, SummedArrays
+from penstock.frames import NO_FRAMES, Coalesced, Float32, Frame, FrameRun, Int64, SummedArrays
 from penstock.learning_rates import LearningRates
 from penstock.pipeline import BadRowsError, Pipeline, TableStore
-from penstock.stats import Counters
 from penstock.tables.table_set import TableSet
 from penstock.threads import ThreadTeam
 
@@ -58,64 +56,57 @@ class LockstepCore(EngineCore):
     def sharing_errors(self) -> AbstractContextManager[None]:
         return self.processes.sharing_errors()
 
-    def rounds(self, frames: Iterator[T], rates: LearningRates, counters: Counters) -> Iterator[T]:
+    def rounds(self, frames: Iterator[T], context: Context) -> Iterator[T]:
         yield from frames
-        while self._enter(NOTHING, None, rates, counters):
+        while (values := self._round(NOTHING, None, context)) is not None:
             if self.gate.is_due():
-                with self._whole():
-                    self.gate.open_early()
+                self.gate.change(self._open, values, context)
 
-    def push(self, frame: Frame, rates: LearningRates, counters: Counters) -> tuple[Frame, bool]:
+    def push(self, run: FrameRun, context: Context) -> Pushed:
+        """Push the next frame of a run: every frame is part of a round."""
         with self.gate.still(), self.processes.sharing_errors():
             self.check_ready()
-            frame = frame.audited()
+            frame = run.frame().audited()
             brings = STALE if self.gate.is_stale(frame.local_step) else FRAME
             if brings == FRAME:
                 frame = self._checked(frame)
-            self._enter(brings, frame, rates, counters)
+            values = self._round(brings, frame, context)
+            assert values is not None  # this process has a frame
             with self._whole():
-                admitted = self.gate.admit(
-                    frame.local_step, partial(self.pipeline.add, frame, lambda: None), frame.contributor
-                )
-                counters.count(frame, admitted)
-                for observer in self.observers:
-                    observer.frame_applied(frame, admitted, counters)
-            return frame, admitted
+                pushed = self.gate.change(self._enter, FrameRun.of(frame), values, context)
+            run.next += 1
+            return pushed
 
-    def push_run(self, run: FrameRun, rates: LearningRates, counters: Counters, most: int) -> int:
-        """Return 0: every frame is part of a round."""
-        return 0
-
-    def open_early(self, rates: LearningRates, counters: Counters) -> bool:
+    def open_early(self, context: Context) -> Pushed:
         with self.gate.still(), self.processes.sharing_errors():
             self.check_ready()
             opens = self.gate.num_accumulated > 0
-            own = self._values(rates, self.pipeline.last_rates) if opens else ()
+            own = self._values(context.rates, self.pipeline.last_rates) if opens else ()
             bits = self.processes.agree("flush()", self._encoded(own))
             if not opens:
-                return False
+                return Pushed(NO_FRAMES, 0, 0, context)
             self.gate.check_may_open()
-            self._opening = self._agreed_rates(bits, own), counters
-            with self._whole():
-                return self.gate.open_early()
+            return self.gate.change(self._open, self._agreed_rates(bits, own), context)
 
-    def _enter(self, brings: int, frame: Frame | None, rates: LearningRates, counters: Counters) -> bool:
-        """Take part in a round, and count the frames of the other processes. Returns False if no process has a frame.
+    def _round(self, brings: int, frame: Frame | None, context: Context) -> tuple[float, ...] | None:
+        """Take part in a round, and count the frames of the other processes.
 
-        The caller then admits this process's frame, and opens the gate if it is due.
+        Returns the learning rates of the step if the gate opens then; None if no process has a frame. The caller then
+        admits this process's frame, and opens the gate if it is due.
         """
         may_open = self.gate.is_due(self.processes.count)
         own: Values = ()
+        values: tuple[float, ...] = ()
         if brings == FRAME and frame is not None and may_open:
-            own = self._values(rates, frame.learning_rates)
+            own = self._values(context.rates, frame.learning_rates)
         heads = self.processes.agree("a round of frames", [brings, *self._encoded(own)])
         num_frames = int((heads[:, 0] == FRAME).sum())
         if self.gate.is_due(num_frames):
             self.gate.check_may_open()
             # Rates are those of the last process that brings a frame.
-            self._opening = self._agreed_rates(heads[heads[:, 0] == FRAME][:, 1:], own), counters
+            values = self._agreed_rates(heads[heads[:, 0] == FRAME][:, 1:], own)
         self.gate.num_accumulated += num_frames - (brings == FRAME)
-        return bool((heads[:, 0] != NOTHING).any())
+        return values if (heads[:, 0] != NOTHING).any() else None
 
     def _checked(self, frame: Frame) -> Frame:
         """Return a frame without bad rows: a round that has begun must not fail in one process."""

@@ -5,7 +5,7 @@ No I/O, no clock, no jax.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from penstock.frames import (
     Coalesced,
     Contributor,
     Frame,
-    FrameRun,
     Int64,
     Overflows,
     Rows,
@@ -28,7 +27,6 @@ from penstock.overflows import overflows_of
 from penstock.pyx.accumulator import Accumulator
 from penstock.pyx.buffer_pool import Sums
 from penstock.pyx.frame_accumulate import Intake, bytes_held
-from penstock.pyx.frame_steps import FrameSteps
 from penstock.threads import ThreadTeam
 
 # Below this many rows a second thread costs more than it saves.
@@ -196,6 +194,7 @@ class Pipeline:
     stores : by table
     team : coalesces tables in parallel, and large blocks in parts; results do not depend on its threads
 
+    num_added : frames added; is_whole : False while a frame is added: an error has left a part of it in the sums
     last_rates : learning rates of the last frame added, if it had any
     time : the largest time of any frame added; None: no frame had one
 
@@ -211,13 +210,12 @@ class Pipeline:
         # Step and contributor of the last frame. Not the frame: its rows may keep a whole batch in memory.
         self._last: tuple[int | None, Contributor] | None = None
         self.last_rates: tuple[float, ...] | None = None
-        self._num_added = 0
+        self.num_added, self.is_whole = 0, True
         self.time: int | None = None
 
-    def add(self, frame: Frame, begin: Callable[[], None]) -> None:
+    def add(self, frame: Frame) -> None:
         """Add a frame to the sums, or nothing of it.
 
-        begin : called before any row is added; if it raises, nothing has changed
         Raises BadRowsError for a frame that was not audited and contains a bad row, and for rows at which a sum leaves
         the finite range.
         """
@@ -232,14 +230,14 @@ class Pipeline:
             tables, parts = self._split(rows, total)
         stores = [self.stores[table] for table in tables]
         vacant = intake.begin(
-            [store.accumulator for store in stores], [rows[table] for table in tables], self._num_added + 1, parts
+            [store.accumulator for store in stores], [rows[table] for table in tables], self.num_added + 1, parts
         )
         try:
             if not vacant:
                 self._check(frame, alone)
             if summed and not vacant:
                 raise StateError("a frame that was summed before it was sent needs a gate that every frame opens")
-            begin()
+            self.is_whole = False
             num_tasks = intake.add()
         except BaseException:
             intake.cancel()
@@ -247,6 +245,7 @@ class Pipeline:
         if not self._work(num_tasks, alone):
             assert vacant  # else the rows were validated above
             intake.undo()
+            self.is_whole = True
             raise BadRowsError(self._overflows(rows) if frame.audit is None else None)
         intake.end()
         if summed:
@@ -257,36 +256,24 @@ class Pipeline:
                 self.stores[table].end()
         if frame.time is not None:
             self.time = max(frame.time, self.time or 0)
-        self._num_added += 1
-        self._last, self.last_rates = (frame.local_step, frame.contributor), frame.learning_rates
+        self.added(1, frame.local_step, frame.contributor, frame.learning_rates)
+
+    def added(
+        self, num: int, local_step: int | None, contributor: Contributor = None, rates: tuple[float, ...] | None = None
+    ) -> None:
+        """Count frames that were added, all of them whole. The others are those of the last one."""
+        self.num_added += num
+        self._last, self.last_rates, self.is_whole = (local_step, contributor), rates, True
 
     def check(self, frame: Frame) -> None:
         """Raise BadRowsError as ``add`` would. Nothing changes."""
         tables = list(frame.rows)
         accumulators = [self.stores[table].accumulator for table in tables]
-        self._intake.begin(accumulators, [frame.rows[table] for table in tables], self._num_added + 1)
+        self._intake.begin(accumulators, [frame.rows[table] for table in tables], self.num_added + 1)
         try:
             self._check(frame, alone=True)
         finally:
             self._intake.cancel()
-
-    def add_run(
-        self, steps: FrameSteps, run: FrameRun, most: int, most_steps: int, most_changes: int, rate: float
-    ) -> int:
-        """Let the next frames of a run pass, with the steps that they open the gate for. Returns how many.
-
-        most, most_steps, most_changes, rate : as ``FrameSteps.take`` takes them
-        """
-        arrays = run.blocks, run.bounds, run.steps
-        try:
-            num = steps.take(*arrays, run.next, most, most_steps, most_changes, rate, self._num_added + 1)
-        except MemoryError:  # for several frames; nothing has changed
-            return 0
-        if num:
-            last_step = None if run.steps is None else int(run.steps[run.next + num - 1])
-            self._num_added += num
-            self._last, self.last_rates = (last_step, None), None
-        return num
 
     def has_only(self, table: str) -> bool:
         """Return whether no other table has sums."""
@@ -307,12 +294,12 @@ class Pipeline:
 
     def get_state(self) -> dict[str, Any]:
         """Return the state next to the stores, as plain data: frames added, and the fields of the last one."""
-        state = {"num_admitted": self._num_added, "last": self._last and [*self._last, self.last_rates]}
+        state = {"num_admitted": self.num_added, "last": self._last and [*self._last, self.last_rates]}
         return state if self.time is None else {**state, "time": self.time}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that ``get_state`` returned, or its copy through JSON."""
-        self._num_added, self.time = int(state["num_admitted"]), state.get("time")
+        self.num_added, self.time = int(state["num_admitted"]), state.get("time")
         self._last = self.last_rates = None
         if state["last"] is not None:
             step, contributor, rates = state["last"]

@@ -18,9 +18,9 @@ import penstock.interrupts as interrupts
 from penstock.accumulators.frame_gate import FrameGate
 from penstock.checkpoint.run_commits import RunCommits
 from penstock.checkpoint.session import CheckpointSession
-from penstock.core import EngineCore
+from penstock.core import Context, EngineCore, Pushed
 from penstock.deltas import Deltas
-from penstock.frames import Frame, FrameRun, as_frame
+from penstock.frames import FrameRun
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.delta_sink import DeltaWriter, open_deltas
 from penstock.io.quarantine import parse_on_bad_row
@@ -30,11 +30,11 @@ from penstock.options import StageOptions
 from penstock.planning.look_ahead import LookAhead, looked_ahead
 from penstock.stats import Counters, Report
 from penstock.telemetry import Telemetry
-from penstock.validation import function, is_uri, place, share, whole
+from penstock.validation import INT64_MAX, function, is_uri, place, share, whole
 
 log = logging.getLogger("penstock")
 
-Frames = Iterator[tuple[int, Frame | FrameRun]]
+Runs = Iterator[tuple[int, FrameRun]]
 
 
 class SourceRun:
@@ -72,10 +72,10 @@ class SourceRun:
             self._ahead = LookAhead(core, self._reader, options.flush)
         self._first_bad = self._reader.first_bad if self._ahead is None else self._ahead.first_bad
         self._progress = None if options.progress is None else function("progress", options.progress)
+        self._context = Context(self._rates, self._counters, most=INT64_MAX if self._progress is None else 1)
         self._open_deltas: OpenDeltas | None = None
         self._writer: DeltaWriter | None = None
         self._num_skipped = 0
-        self._left: int | None = None  # frames up to the limit; None: there is none
         self._started_s = time.perf_counter()
 
     def run(self) -> Report:
@@ -110,48 +110,22 @@ class SourceRun:
         A change may be committed only once its delta was yielded and the next batch requested: that request is the
         consumer's acknowledgement.
         """
-        core, counters = self._core, self._counters
-        reading, summing, committing = map(self._telemetry.timed, ("read", "sum", "save"))
+        core, committing = self._core, self._telemetry.timed("save")
         with self._opened() as saving:
             try:
-                with (
-                    closing(self._reader.numbered_runs()) as numbered,
-                    core.sharing_errors(),
-                    ExitStack() as stack,
-                ):
-                    limited = self._limited(numbered, saving.remaining(self._limit))
-                    frames: Frames = core.rounds(limited, self._rates, counters)
-                    with reading:
-                        saving.skip(single(frames), self._limit)
-                    if core.gate.is_due():  # a full table refused the step, when it had fewer rows
-                        with summing:
-                            core.open_early(self._rates, counters)
-                        if self._deltas is not None:
-                            yield from self._deltas.due()
-                    if self._ahead is not None:
-                        frames = stack.enter_context(closing(self._ahead.frames(single(frames))))
-                    while True:
-                        with reading:
-                            saving.source, frame = next(frames, (0, None))
-                        if frame is None:
-                            break
-                        if isinstance(frame, Frame) and frame.is_void:
-                            if frame.position:
-                                saving.pass_over(frame)
-                            elif self._reader.is_idle:
-                                saving.idle()
-                            continue
-                        with summing:
-                            last = self._push(frame)
+                with core.sharing_errors(), closing(self._pushes(saving)) as pushes:
+                    for pushed in pushes:
                         try:
                             if self._deltas is not None:
                                 yield from self._deltas.due()
                         finally:
-                            with committing:
-                                saving.advance()
-                        self._applied(last)
+                            if pushed.num_frames:
+                                with committing:
+                                    saving.advance()
+                        if pushed.num_frames:
+                            self._applied(pushed)
                 if self._options.flush:
-                    core.open_early(core.rates, counters)
+                    core.open_early(Context(core.rates, self._counters))
             except GeneratorExit:
                 raise
             except BaseException:
@@ -188,36 +162,59 @@ class SourceRun:
                 self._open_deltas,
             ) as saving,
         ):
-            self._writer = saving.files.deltas
+            self._context.run, self._writer = saving, saving.files.deltas
             self._telemetry.num_skipped = self._num_skipped = saving.num_skipped
             yield saving
 
-    def _push(self, frame: Frame | FrameRun) -> Frame | None:
-        """Push a frame, or the next frames of a run. Return it without bad rows; None if they were several."""
-        core, counters = self._core, self._counters
-        if isinstance(frame, FrameRun):
-            most = len(frame) if self._left is None else self._left
-            if core.push_run(frame, self._rates, counters, 1 if self._progress is not None else most):
-                return None
-            frame = frame.frame()
-        return core.push(frame, self._rates, counters)[0]
+    def _pushes(self, saving: RunCommits) -> Generator[Pushed, None, None]:
+        """Push the frames of the source that no commit has, and yield what happens."""
+        core, context = self._core, self._context
+        reading, summing = self._telemetry.timed("read"), self._telemetry.timed("sum")
+        with closing(self._reader.numbered_runs()) as numbered, ExitStack() as stack:
+            runs: Runs = core.rounds(self._limited(numbered, saving.remaining(self._limit)), context)
+            with reading:
+                saving.skip(((number, run.frame()) for number, run in runs), self._limit)
+            if core.gate.is_due():  # a full table refused the step, when it had fewer rows
+                with summing:
+                    pushed = core.open_early(context)
+                yield pushed
+            if self._ahead is not None:
+                runs = stack.enter_context(closing(self._ahead.runs(runs)))
+            while True:
+                with reading:
+                    if (item := next(runs, None)) is None:
+                        return
+                context.source, run = item
+                if run.is_void:
+                    self._pass_over(run, saving)
+                    continue
+                with summing:
+                    pushed = core.push(run, context)
+                yield pushed.check()
 
-    def _limited(self, frames: Frames, most: int | None) -> Iterator[tuple[int, Frame | FrameRun]]:
+    def _pass_over(self, run: FrameRun, saving: RunCommits) -> None:
+        """Count a void frame, or commit during a pause."""
+        if run.frame().position:
+            saving.pass_over(self._context.source, run)
+        elif self._reader.is_idle:
+            saving.idle()
+
+    def _limited(self, runs: Runs, most: int | None) -> Runs:
         """Yield the first frames, and the pauses between them: void frames without a position. most : None: all"""
-        self._left = most
-        while self._left != 0:
-            number, frame = next(frames, (0, None))
-            if frame is None:
-                return
-            first = frame.next if isinstance(frame, FrameRun) else 0
-            yield number, frame
-            if self._left is not None:
-                self._left -= _num_handled(frame, first)
+        if most is None:
+            yield from runs
+            return
+        at_once = self._context.most
+        while most and (item := next(runs, None)) is not None:
+            run, first = item[1], item[1].next
+            self._context.most = min(most, at_once)
+            yield item
+            is_pause = run.is_void and not run.frame().position
+            most -= 0 if is_pause else max(1, run.next - first)
 
-    def _applied(self, frame: Frame | None) -> None:
-        """Sample and report frames that were applied. frame : None: they were not observed one by one"""
-        if frame is not None:
-            self._telemetry.sample(frame, self._core.gate, self._core.last_rates or ())
+    def _applied(self, pushed: Pushed) -> None:
+        """Sample and report frames that were applied."""
+        self._telemetry.sample(pushed, self._core.gate, self._core.last_rates or ())
         if self._progress is not None:
             self._progress(self._counters, self._gate, self._fraction())
         interrupts.check()
@@ -250,15 +247,3 @@ class SourceRun:
                 variants=core.tables.programs.variants,
                 device_problems=len(core.tables.programs.problems),
             )
-
-
-def single(frames: Frames) -> Iterator[tuple[int, Frame]]:
-    """Return the frames one by one, also those of runs."""
-    return ((number, as_frame(frame)) for number, frame in frames)
-
-
-def _num_handled(frame: Frame | FrameRun, first: int) -> int:
-    """Return how many frames were handled. first : of a run, the one that was next before"""
-    if isinstance(frame, FrameRun):
-        return max(1, frame.next - first)
-    return int(not frame.is_void or bool(frame.position))

@@ -317,10 +317,6 @@ class Counters:
         if frame.dropped:
             self.dropped.update(frame.dropped)
 
-    def count_run(self, num_rows: int, num_frames: int, num_steps: int) -> None:
-        """Count admitted frames without dropped rows, and the steps that they opened the gate for."""
-        self.rows, self.frames, self.steps = self.rows + num_rows, self.frames + num_frames, self.steps + num_steps
-
     @property
     def num_dropped(self) -> int:
         """Dropped rows, for any reason."""

@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core import NONE, UNLIMITED, Passed, StepObserver, Stepped
-from penstock.frames import Frame
+from penstock.core import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
 from penstock.gate import Gate
 from penstock.sampling import KnownAs, Moment, Probe, Read
 from penstock.stats import Counters, Stale, TableReport
@@ -89,7 +88,6 @@ class Telemetry(StepObserver):
         self.probe: Probe | None = None
         self.tracer: Any = None
         self._step_span: AbstractContextManager[Any] | None = None
-        self._step_began_s = 0.0
 
     def look_closer(self) -> None:
         """Create the probe, if there is none."""
@@ -137,34 +135,27 @@ class Telemetry(StepObserver):
         """Return a context that counts its time as a stage: "sum" without the time of steps and saving."""
         return _Timed(self, stage)
 
-    def most_unseen(self) -> tuple[int, int]:
-        return UNLIMITED if self.probe is None and self.tracer is None else NONE
-
-    def frames_passed(self, passed: Passed) -> None:
-        self.num_steps += len(passed.seconds)
-        self.recent_s.extend(passed.seconds)
-        self.stage_s["step"] += sum(passed.seconds)
-        if len(passed.ids):
-            self.updated[passed.run.table] = self.updated.get(passed.run.table, 0) + len(passed.ids)
+    def limit(self) -> Limit:
+        return NO_LIMIT if self.probe is None and self.tracer is None else EVERY_STEP
 
     def before_step(self, coalesced: Stepped) -> None:
         if self.probe is not None:
             self.probe.before(coalesced)
-        self._step_began_s = time.perf_counter()
         if self.tracer is not None:
             self._step_span = self.tracer.start_as_current_span("penstock.step")
             self._step_span.__enter__()
 
-    def after_step(self, coalesced: Stepped) -> None:
+    def pushed(self, pushed: Pushed) -> None:
+        if not pushed.seconds:
+            return
         if self._step_span is not None:
             self._end_span(None)
-        seconds = time.perf_counter() - self._step_began_s
-        self.num_steps += 1
-        self.recent_s.append(seconds)
-        self.stage_s["step"] += seconds
-        for name, several in coalesced.items():
-            for rows in several:
-                self.updated[name] += rows.num_ids
+        self.num_steps += len(pushed.seconds)
+        self.recent_s.extend(pushed.seconds)
+        self.stage_s["step"] += sum(pushed.seconds)
+        for name, parts in pushed.changed.items():
+            for rows in parts:
+                self.updated[name] = self.updated.get(name, 0) + rows.num_ids
         if self.probe is not None:
             self.probe.after()
 
@@ -177,10 +168,10 @@ class Telemetry(StepObserver):
         if span is not None:
             span.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
 
-    def sample(self, frame: Frame, gate: Gate, rates: Sequence[float]) -> None:
+    def sample(self, pushed: Pushed, gate: Gate, rates: Sequence[float]) -> None:
         """Sample a frame of a run after it was admitted or dropped as stale."""
         if self.probe is not None:
-            self.probe.sample_ids(frame)
+            self.probe.sample_ids(pushed.frame)
             self.probe.note(self.seconds, self.counters, gate, rates)
 
 

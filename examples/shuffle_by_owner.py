@@ -18,6 +18,8 @@ from pathlib import Path
 import pyarrow as pa
 
 import penstock as ps
+from penstock.core import Context
+from penstock.frames import FrameRun
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.learning_rates import LearningRates
 from penstock.shares import Router, WholeTables, frames_of
@@ -48,10 +50,10 @@ def replay(config, rank, count, out, num_logs, **engine):
     """Return the engine of one share after all of its frames."""
     share = ps.Engine(config, share=(rank, count), **engine)
     dims = {spec.name: spec.dim for spec in config.tables}
-    rates, counters = LearningRates(0, None, {}), Counters()
+    context = Context(LearningRates(0, None, {}), Counters())
     logs = [_frames(Path(out) / f"{rank}-{number}", number, dims) for number in range(num_logs)]
     for _, _, frame in heapq.merge(*logs, key=lambda entry: entry[:2]):
-        share.core.push(frame, rates, counters)
+        share.core.push(FrameRun.of(frame), context).check()
     share.flush()
     return share
 

@@ -50,7 +50,7 @@ cdef class FrameSteps:
 
     Of the last ``take``:
     num_steps : of the frames that were taken
-    ids : int64, those of every step, one step after the other; seconds : of every update
+    ids : int64, those of every step, one step after the other, num_ids of them; seconds : of every update
     more_bytes : of sums at most, next to what was held before
     """
     cdef GateCounts gate
@@ -59,7 +59,7 @@ cdef class FrameSteps:
     cdef object lock
     cdef Py_ssize_t table
     cdef bint mean
-    cdef readonly Py_ssize_t num_steps, more_bytes
+    cdef readonly Py_ssize_t num_steps, num_ids, more_bytes
     cdef readonly object ids, seconds
 
     def __init__(self, GateCounts gate not None, Accumulator accumulator not None, Step step not None,
@@ -125,7 +125,7 @@ cdef class FrameSteps:
             accumulator.cancel()
             raise
         accumulator.end_steps(bounds[run.next] - bounds[first], run.most_ids)
-        self.num_steps = run.num_steps
+        self.num_steps, self.num_ids = run.num_steps, run.num_changes
         self.ids, self.seconds = ids_array[:run.num_changes], seconds_array[:run.num_steps].tolist()
         self.more_bytes = max(<Py_ssize_t>0, run.most_ids - accumulator.held()) * accumulator.bytes_per_id()
         return run.next - first

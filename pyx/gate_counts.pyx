@@ -60,11 +60,3 @@ cdef class GateCounts:
     cdef void pass_through(self) noexcept nogil:
         self.num_accumulated = 0
         self.global_step += 1
-
-    def count_contribution(self):
-        """Count one more contribution as admitted."""
-        self.admit_one()
-
-    def count_opening(self):
-        """Count an opening, which has taken all contributions."""
-        self.pass_through()

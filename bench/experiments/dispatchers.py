@@ -124,7 +124,7 @@ def serve(rows: int, num_steps: int, number: int, processes: int, num_tables: in
 
     def steps() -> None:
         for step in range(num_steps):
-            pipeline.add(frames[step % 3], lambda: None)
+            pipeline.add(frames[step % 3])
             for name, (coalesced,) in pipeline.drain().items():
                 tables[int(name)].apply([(0, coalesced.summed, 0.1)])
         for table in tables:

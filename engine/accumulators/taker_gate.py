@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -81,7 +81,7 @@ class TakerGate(Gate):
         with self._lock:
             return super().explain() + ("; closed" if self._closed else "")
 
-    def _change(self, change: Callable[[], T], opens: bool = True) -> T:
+    def _change(self, change: Callable[..., T], arguments: Sequence[Any] = (), opens: bool = True) -> T:
         """Run a change under the lock, serve the takers that it allows, and complete their Futures after the release.
 
         opens : whether a closed gate refuses it
@@ -92,12 +92,12 @@ class TakerGate(Gate):
             if opens and self._closed:
                 raise CancelledError(f"closed: {self.explain()}")
             self._completions = completions
-            result = change()
+            result = change(*arguments)
             self._serve()
             return result
 
         try:
-            return super()._change(served, opens)
+            return super()._change(served, opens=opens)
         finally:
             for complete in completions:
                 complete()
@@ -121,7 +121,7 @@ class TakerGate(Gate):
             self._completions.append(partial(future.set_exception, CancelledError("interrupted while it was served")))
             raise
         else:
-            self._pass_through()
+            self.count_opening()
             self._completions.append(partial(future.set_result, result))
 
     def _leave(self, future: Future[Any]) -> None:

@@ -21,7 +21,7 @@ from penstock.checkpoint.parts import ALL_ROWS, PartRows
 from penstock.checkpoint.records import Record
 from penstock.checkpoint.store import REPEATS, Commit, Folder
 from penstock.checkpoint.writer import CommitWriter
-from penstock.core import NONE, UNLIMITED, Passed, StepObserver, Stepped
+from penstock.core import EVERY_STEP, NO_LIMIT, Limit, Pushed, StepObserver, Stepped
 from penstock.frames import Float32, Int64
 from penstock.options import KEEP
 
@@ -149,26 +149,33 @@ class Saver(StepObserver):
         return self._writer is not None
 
     def before_step(self, coalesced: Stepped) -> None:
-        """Mark rows as dirty before a step, and copy those that are pending."""
+        """Copy the pending rows that a step changes."""
+        if not self.is_busy:
+            return
         began = time.perf_counter()
         with self._timed():
             for name, saved in self._tables.items():
-                marks = self._marks[name]
                 if saved.all_change:
                     self._copy_all(name)
-                    marks.change_all()
                 for rows in coalesced.get(name, ()):
-                    for ids, _ in rows.parts:
-                        self._put(name, marks.change(ids))
+                    for part in rows.summed:
+                        self._put(name, self._marks[name].change(part.ids))
         # ``advance`` need not copy these rows any more, so this time counts against its share.
         self._spent_s += time.perf_counter() - began
 
-    def most_unseen(self) -> tuple[int, int]:
-        """Return 0 while a commit is in flight: every step copies its pending rows first."""
-        return NONE if self.is_busy else UNLIMITED
+    def limit(self) -> Limit:
+        """Return none while a commit is in flight: every step copies its pending rows first."""
+        return EVERY_STEP if self.is_busy else NO_LIMIT
 
-    def frames_passed(self, passed: Passed) -> None:
-        self._marks[passed.run.table].change(passed.ids)
+    def pushed(self, pushed: Pushed) -> None:
+        """Mark rows as dirty."""
+        if not pushed.seconds:
+            return
+        for name, saved in self._tables.items():
+            if saved.all_change:
+                self._marks[name].change_all()
+            for rows in pushed.changed.get(name, ()):
+                self._marks[name].change(rows.ids)
 
     def before_load(self) -> None:
         """Copy all pending rows, and mark all rows as dirty: unknown rows are about to change."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.incremental import Saver
 from penstock.checkpoint.source_positions import Positions
-from penstock.core import EngineCore, Passed
-from penstock.frames import Frame, Position
+from penstock.core import EngineCore, Pushed
+from penstock.frames import Frame, FrameRun, Position
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import RunFiles
 from penstock.io.sources.seekable_source import SeekableSource
@@ -27,7 +26,6 @@ class RunCommits(CommitListener):
     may_commit : called before each commit
 
     num_skipped : number of frames to skip
-    source : number of the source of the frame that is pushed
     failed : whether a commit or a bad row could not be written; do not try again
     """
 
@@ -52,7 +50,6 @@ class RunCommits(CommitListener):
         self._promised: list[Position | None] = []
         self._durable: list[Position | None] = []
         self.num_skipped = start.num_frames
-        self.source = 0
         self.failed = False
 
     @property
@@ -73,11 +70,11 @@ class RunCommits(CommitListener):
         """Return a limit of all frames without those that sources which seek leave out."""
         return None if limit is None else max(limit - (self.num_skipped - self._start.num_to_read), 0)
 
-    def pass_over(self, frame: Frame) -> None:
-        """Count the position of a void frame."""
+    def pass_over(self, number: int, run: FrameRun) -> None:
+        """Count the position of a void frame of source ``number``."""
         with self._core.gate.still():
-            self.counters.dropped.update(frame.dropped)
-            self.count(frame, True)
+            self.counters.dropped.update(run.frame().dropped)
+            self._count(number, run, 0, 1, False)
             self.check()
 
     def idle(self) -> None:
@@ -91,33 +88,25 @@ class RunCommits(CommitListener):
                 commits.begin()
         self._acknowledge()
 
-    def count(self, frame: Frame, admitted: bool) -> None:
-        """Count a frame that has entered the gate, or was stale, in the position. Call it under the same gate lock.
+    def count(self, pushed: Pushed) -> None:
+        """Count frames that have entered the gate, or were stale, in the position. Call it under the same gate lock.
 
-        ``check`` raises its error later: the frame has been applied. Nothing is committed from then on.
+        ``check`` raises its error later: the frames have been applied. Nothing is committed from then on.
         """
-        self._count(1, lambda: self.positions.count(self.source, frame, admitted, self._creation), frame.bad_rows)
+        self._count(pushed.context.source, pushed.run, pushed.first, pushed.stop, pushed.is_stale)
 
-    def count_passed(self, passed: Passed) -> None:
-        """Count frames of a run that have entered the gate, as ``count`` does."""
-        run, first, stop = passed.run, passed.first, passed.stop
-        self._count(stop - first, lambda: self.positions.count_run(self.source, run, first, stop, self._creation))
-
-    def _count(self, num_frames: int, count: Callable[[], None], bad_rows: Sequence[Any] = ()) -> None:
+    def _count(self, number: int, run: FrameRun, first: int, stop: int, is_stale: bool) -> None:
         try:
             if self.files.bad_rows is not None:
-                self.files.bad_rows.append(bad_rows)
-            count()
+                self.files.bad_rows.append(() if run.blocks is not None else run.frame_at(first).bad_rows)
+            source = self._reader.sources[number]
+            creation = source.creation if isinstance(source, SeekableSource) else None
+            self.positions.count(number, run, first, stop, is_stale, creation)
             if self._commits is not None:
-                self._commits.frame_counted(num_frames)
+                self._commits.frame_counted(stop - first)
         except BaseException as error:
             self.failed, self._error = True, error
             self.positions.uncounted = f"{type(error).__name__}: {error}".removesuffix(": ")
-
-    @property
-    def _creation(self) -> str | None:
-        source = self._reader.sources[self.source]
-        return source.creation if isinstance(source, SeekableSource) else None
 
     @property
     def most_unseen(self) -> int:

@@ -19,14 +19,13 @@ from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Commit, Folder
 from penstock.checkpoint.table_changes import TableChange, changes_in, described, states_of
 from penstock.checkpoint.versions import Version, make_tag
-from penstock.core import EngineCore, Passed, StepObserver
+from penstock.core import NO_LIMIT, EngineCore, Limit, Pushed, StepObserver
 from penstock.errors import StateError, UsageError, UsageTypeError
-from penstock.frames import Frame
 from penstock.io.decoding.reader import FrameReader
 from penstock.io.run_files import OpenDeltas, RunFiles
 from penstock.options import KEEP, CommittingOptions
 from penstock.stats import Counters
-from penstock.validation import INT64_MAX, whole
+from penstock.validation import whole
 
 
 class CheckpointSession(StepObserver):
@@ -92,31 +91,17 @@ class CheckpointSession(StepObserver):
         differently, and then the next commit is a base."""
         return bool(commit.contents["config"] == encoded(self._core.config))
 
-    def frame_applied(self, frame: Frame, admitted: bool, counters: Counters) -> None:
-        run = self._run_of(counters)
-        if run is not None:
+    def pushed(self, pushed: Pushed) -> None:
+        """Count frames of a run in its positions: else a commit could contain frames that its position omits."""
+        run: RunCommits | None = pushed.context.run
+        if run is not None and pushed.num_frames:
             with self._counting:
-                run.count(frame, admitted)
-            self._counted(run)
+                run.count(pushed)
+            if self.positions is not run.positions and self._stores(run):
+                self.positions = run.positions
 
-    def frames_passed(self, passed: Passed) -> None:
-        run = self._run_of(passed.counters)
-        if run is not None:
-            with self._counting:
-                run.count_passed(passed)
-            self._counted(run)
-
-    def _run_of(self, counters: Counters) -> RunCommits | None:
-        """Return the run with these counters, to be notified: else a commit could contain frames that its position
-        omits."""
-        return next((run for run in self._runs if run.counters is counters), None)
-
-    def _counted(self, run: RunCommits) -> None:
-        if self.positions is not run.positions and self._stores(run):
-            self.positions = run.positions
-
-    def most_unseen(self) -> tuple[int, int]:
-        return (min([run.most_unseen for run in self._runs]) if self._runs else INT64_MAX), INT64_MAX
+    def limit(self) -> Limit:
+        return Limit(min([run.most_unseen for run in self._runs])) if self._runs else NO_LIMIT
 
     # ---- commits
 

@@ -91,17 +91,23 @@ class Positions:
         """Return how many of the frames a resumed run reads again."""
         return sum(entry.frames for entry in self.entries if entry.position is None)
 
-    def count(self, number: int, frame: Frame, admitted: bool = True, creation: str | None = None) -> None:
-        """Count one more frame of source ``number``. admitted : False if it was stale; creation : of the source"""
-        self.rows += frame.num_rows
-        if not admitted:
-            self.stale_rows += frame.num_rows
-        entry = self.entries[number]
-        entry.frames += 1
+    def count(
+        self, number: int, run: FrameRun, first: int, stop: int, is_stale: bool = False, creation: str | None = None
+    ) -> None:
+        """Count frames of source ``number``, by their numbers in a run. creation : of the source"""
+        num_rows, entry = int(run.bounds[stop] - run.bounds[first]), self.entries[number]
+        self.rows += num_rows
+        self.stale_rows += num_rows * is_stale
         if entry.position is not None:
-            self._continue_at(entry, frame.position, creation)
-        if self._hashing and entry.digest is not None and entry.frames > self._num_unchecked(number):
-            entry.digest = _digest_with(entry.digest, frame)
+            position = run.positions[stop - 1] if run.positions else run.frame_at(stop - 1).position
+            self._continue_at(entry, position, creation)
+        if not self._hashing or entry.digest is None:
+            entry.frames += stop - first
+            return
+        for frame in map(run.frame_at, range(first, stop)):
+            entry.frames += 1
+            if entry.frames > self._num_unchecked(number):
+                entry.digest = _digest_with(entry.digest, frame)
 
     def _continue_at(self, entry: SourcePosition, position: Position, creation: str | None) -> None:
         entry.position = position
@@ -118,18 +124,6 @@ class Positions:
         self.unchecked = [entry.frames for entry in self.entries]
         for entry in self.entries:
             entry.digest = None if entry.digest is None else ""
-
-    def count_run(self, number: int, run: FrameRun, first: int, stop: int, creation: str | None = None) -> None:
-        """Count several frames of a run, none of them stale, as ``count`` does. first, stop : their numbers"""
-        entry = self.entries[number]
-        if (entry.position is not None and not run.positions) or (self._hashing and entry.digest is not None):
-            for frame in map(run.frame_at, range(first, stop)):
-                self.count(number, frame, True, creation)
-        else:
-            self.rows += int(run.bounds[stop] - run.bounds[first])
-            entry.frames += stop - first
-            if entry.position is not None:
-                self._continue_at(entry, run.positions[stop - 1], creation)
 
     def check_counted(self) -> None:
         """Raise StateError if a frame was applied that no position counts: a resumed run would apply it again."""
@@ -228,7 +222,7 @@ class Positions:
         for number, frame in islice(frames, self.num_to_read):
             if number >= len(self.entries) or skipped.entries[number].frames == self.entries[number].frames:
                 raise self._too_short(skipped)
-            skipped.count(number, frame.audited())
+            skipped.count(number, FrameRun.of(frame.audited()), 0, 1)
             self._check_digest(self.entries[number], skipped.entries[number])
         if skipped.num_frames < self.num_frames:
             raise self._too_short(skipped)

@@ -233,7 +233,7 @@ def walk(
     def admit(frame: Frame) -> tuple[Frame, bool]:
         def enter() -> None:
             if pipeline is not None:
-                pipeline.add(frame, lambda: None)
+                pipeline.add(frame)
             keys.add(frame)
 
         try:

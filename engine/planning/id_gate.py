@@ -31,13 +31,10 @@ class IdGate:
         Raises InputError for a bad row.
         """
 
-        def audit() -> None:
-            nonlocal frame
-            frame = frame.audited()  # of a stale frame, which is validated too
-
+        if self.gate.is_stale(frame.local_step):
+            frame = frame.audited()
         try:
-            add = partial(self.pipeline.add, frame, lambda: None)
-            admitted = self.gate.admit(frame.local_step, add, frame.contributor, audit)
+            admitted = self.gate.admit(frame.local_step, partial(self.pipeline.add, frame), frame.contributor)
         except BadRowsError as error:
             return self.push(error.repaired(frame))
         return frame, admitted

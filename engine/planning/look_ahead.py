@@ -17,7 +17,7 @@ import numpy as np
 from penstock.config.specs import TableSpec
 from penstock.core import EngineCore
 from penstock.errors import InputError
-from penstock.frames import Frame, Int64, Rows
+from penstock.frames import Frame, FrameRun, Int64, Rows
 from penstock.io.decoding.reader import FrameReader
 from penstock.pipeline import store_of
 from penstock.planning.id_gate import IdGate
@@ -65,12 +65,12 @@ class LookAhead:
         self.fraction: float | None = None
         self.first_bad: dict[str, str] = {}
 
-    def frames(self, frames: Iterator[tuple[int, Frame]]) -> Generator[tuple[int, Frame], None, None]:
-        """Yield the frames, the next one when the one before was applied."""
+    def runs(self, runs: Iterator[tuple[int, FrameRun]]) -> Generator[tuple[int, FrameRun], None, None]:
+        """Yield the frames one by one, the next when the one before was applied."""
         try:
             self._begin()
             while True:
-                self._read(frames)
+                self._read(runs)
                 read = self._waiting.popleft()
                 self.fraction = read.fraction
                 self.first_bad.update(read.first_bad)
@@ -79,7 +79,7 @@ class LookAhead:
                 if read.frame is None:
                     return
                 self._publish()
-                yield read.number, read.frame
+                yield read.number, FrameRun.of(read.frame)
                 self._compare(read)
                 self._pauses = self._pauses and not _is_pause(read.frame)
         except BaseException:  # at an end without one, all but an opening by a flush has happened
@@ -89,7 +89,7 @@ class LookAhead:
 
     # ---- reading
 
-    def _read(self, frames: Iterator[tuple[int, Frame]]) -> None:
+    def _read(self, runs: Iterator[tuple[int, FrameRun]]) -> None:
         """Read until as many openings are foretold as a table looks ahead, or the source pauses, ends or is bad."""
         most = max(self._tables.values())
         while not self._pauses and not self._has_ended and len(self._openings) <= most:
@@ -97,7 +97,8 @@ class LookAhead:
                 return
             read = _Read()
             try:
-                read.number, read.frame = next(frames, (0, None))
+                if (item := next(runs, None)) is not None:
+                    read.number, read.frame = item[0], item[1].frame()
             except Exception as error:  # raised when the frames before it are applied
                 read.error = error
             if read.frame is None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 from penstock.errors import InputError, ServiceError
 from penstock.events import report
-from penstock.frames import as_frame
 from penstock.io.connectors.broker_partition import Message, Partition
 from penstock.io.connectors.message_frames import MessageFrames
 from penstock.io.connectors.partition_reader import PartitionReader
@@ -97,7 +96,7 @@ class BrokerIntake:
 
     def _push(self, stream: Stream, frames: MessageFrames, partition: Partition, message: Message) -> None:
         try:
-            frame = as_frame(frames.read(message, partition.place(message.number)))
+            frame = frames.read(message, partition.place(message.number)).frame()
         except InputError as error:
             self._sequencer.rejected(error)
             raise

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.commit_session import CommitListener, CommitSession
 from penstock.checkpoint.rollbacks import Rollback
 from penstock.checkpoint.store import Folder
-from penstock.errors import CapacityError, InputError, ServiceError, UsageError
+from penstock.core import Context
+from penstock.errors import InputError, ServiceError, UsageError
 from penstock.events import FrequentEvent, report
-from penstock.frames import Frame
+from penstock.frames import Frame, FrameRun
 from penstock.io.flight.messages import Ack, PutRequest
 from penstock.learning_rates import LearningRates
 from penstock.live_reads import check_on_host
@@ -64,8 +65,9 @@ class Sequencer(CommitListener):
         engine.core.check_ready()
         if engine.is_shared:
             check_on_host(engine.core)
-        self._engine, self._rates, self._log, self._on_failure = engine, rates, log, failed
+        self._engine, self._log, self._on_failure = engine, log, failed
         self.counters = Counters()
+        self._context = Context(rates, self.counters)
         self.first_bad: dict[str, str] = {}  # the first row dropped, or frame rejected, for each reason
         self._stale_event = FrequentEvent(logging.WARNING, "stale_frame")
         self.ended = threading.Event()
@@ -264,16 +266,17 @@ class Sequencer(CommitListener):
         step, watch = self._engine.global_step, self._engine.watch
         try:
             with watch.timed("sum"):
-                taken, was_admitted = self._engine.core.push(frame, self._rates, self.counters)
-        except CapacityError as error:  # the frame is in the gate, which cannot open: no frame can follow it
-            self._fail(error)
-            self._check_open()  # raises
+                pushed = self._engine.core.push(FrameRun.of(frame), self._context)
         except BaseException as error:
             if self._engine.core.failed is not None:  # else nothing of the frame was applied
                 self._fail(error)
             raise
-        self.streams.count(stream, taken, not was_admitted)
-        if not was_admitted:
+        if pushed.full is not None:  # the gate cannot open: no frame can follow
+            self._fail(pushed.full)
+            self._check_open()  # raises
+        taken = pushed.frame
+        self.streams.count(stream, taken, pushed.is_stale)
+        if pushed.is_stale:
             sender = taken.contributor if stream.contributor is None else stream.contributor
             self._stale_event.report(contributor=sender, step=taken.local_step, global_step=step)
         try:
@@ -288,7 +291,7 @@ class Sequencer(CommitListener):
         except BaseException as error:
             self._fail(error)
             raise
-        watch.sample(frame, self._engine.core.gate, self._engine.core.last_rates or ())
+        watch.sample(pushed, self._engine.core.gate, self._engine.core.last_rates or ())
 
     def check_not_failed(self) -> None:
         """Raise ServiceError after the error that ended the service."""

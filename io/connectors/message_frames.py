@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import closing
 
 from penstock.errors import InputError
-from penstock.frames import Frame, FrameRun, as_frame
+from penstock.frames import Frame, FrameRun
 from penstock.io.connectors.broker_partition import Message
 from penstock.io.decoding.batch_pieces import BatchPieces
 from penstock.io.decoding.framing import FrameBuilder
@@ -32,8 +32,8 @@ class MessageFrames:
         self._head = b""  # its schema message
         self._plain: PlainMessages | None = None  # reads the batch after it
 
-    def read(self, message: Message, name: str) -> Frame | FrameRun:
-        """Return the frame of a message, perhaps as a run; a void one if it has no rows, or is dropped as a whole.
+    def read(self, message: Message, name: str) -> FrameRun:
+        """Return the frame of a message; a void one if it has no rows, or is dropped as a whole.
 
         Raises InputError.
         """
@@ -47,7 +47,8 @@ class MessageFrames:
                 raise
             self._first_bad.setdefault(BAD_MESSAGE, str(error))
             dropped = {BAD_MESSAGE: 1}
-        return frame or Frame({}, 0, source=name, dropped=dropped, position=(message.number,), is_void=True)
+        void = Frame({}, 0, source=name, dropped=dropped, position=(message.number,), is_void=True)
+        return FrameRun.of(frame or void)
 
     def decode(self, message: Message, name: str) -> Frame | None:
         """Return the frame of a message; None if it has no rows. name : of the message, for errors
@@ -61,13 +62,14 @@ class MessageFrames:
             problem = f"{len(data):,} bytes, expected {most:,} at most (--max-message)"
             raise InputError(problem, source=name, reason=BAD_MESSAGE)
         builder = FrameBuilder(self._options, self._first_bad)
-        frames: list[Frame] = []
+        runs: list[FrameRun] = []
         with closing(self._batches(message, name)) as batches:
             for columns, batch in batches:
                 if batch.num_rows:
                     for piece in columns.pieces(batch):
-                        frames += map(as_frame, builder.add(piece))
-        frames += map(as_frame, builder.end())
+                        runs += builder.add(piece)
+        runs += builder.end()
+        frames = [run.frame_at(number) for run in runs for number in range(len(run))]
         if len(frames) > 1:
             heads = [f"({frame.local_step}, {frame.contributor})" for frame in frames[:2]]
             problem = f"rows of several (step, contributor), {' and '.join(heads)}; send one frame per message"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import penstock.interrupts as interrupts
 from penstock.errors import InputError, UsageError
-from penstock.frames import Frame, FrameRun, Position
+from penstock.frames import FrameRun, Position
 from penstock.io.connectors.broker_partition import Message, Partition
 from penstock.io.connectors.message_frames import MessageFrames
 from penstock.io.connectors.partition_reader import PartitionReader
@@ -83,7 +83,7 @@ class PartitionSource(SeekableSource):
     def creation(self) -> str | None:
         return self._reader.creation
 
-    def frames(self, options: ReadOptions, first_bad: dict[str, str]) -> Generator[Frame | FrameRun, None, None]:
+    def frames(self, options: ReadOptions, first_bad: dict[str, str]) -> Generator[FrameRun, None, None]:
         """Return the frames of a reading, among them void ones: messages without rows, and those that are dropped."""
         if options.contribution_rows is not None:
             raise UsageError(f"--contribution-rows: a message of {self.partition.description} is a frame; leave it out")

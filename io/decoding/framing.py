@@ -263,7 +263,7 @@ class FrameBuilder:
         self._plain: PlainPieces | None = None  # whose last piece is the buffered frame so far
         self._begin()
 
-    def add(self, piece: FramePiece | PlainPieces, is_whole: bool = False) -> Iterator[Frame | FrameRun]:
+    def add(self, piece: FramePiece | PlainPieces, is_whole: bool = False) -> Iterator[FrameRun]:
         """Add a piece; yield the frames that it completes.
 
         is_whole : whether the frame of the batch's last row ends with it; ``end`` must follow
@@ -274,28 +274,28 @@ class FrameBuilder:
         limit = self._options.frame_rows
         return self._add_plain(piece, is_whole) if limit is None else self._add_limited(piece, limit)
 
-    def _add_piece(self, piece: FramePiece) -> Iterator[Frame | FrameRun]:
+    def _add_piece(self, piece: FramePiece) -> Iterator[FrameRun]:
         self._take_last()
         if self._frame.num_units and piece.key != self._frame.key:
-            yield self._build()
+            yield FrameRun.of(self._build())
         limit = self._options.frame_rows
         rest: FramePiece | None = piece
         while rest is not None:
             here, rest = rest.split(None if limit is None else limit - self._frame.num_units)
             self._add(here)
             if self._frame.num_units == limit:
-                yield self._build()
+                yield FrameRun.of(self._build())
 
-    def end(self) -> Iterator[Frame | FrameRun]:
+    def end(self) -> Iterator[FrameRun]:
         """Complete the buffered frame, if any."""
         if self._plain is not None:
             plain, self._plain = self._plain, None
             num_pieces = len(plain.bounds) - 1
             yield self._run(plain, num_pieces - 1, num_pieces)
         elif self._frame.num_units:
-            yield self._build()
+            yield FrameRun.of(self._build())
 
-    def _add_plain(self, pieces: PlainPieces, is_whole: bool) -> Iterator[Frame | FrameRun]:
+    def _add_plain(self, pieces: PlainPieces, is_whole: bool) -> Iterator[FrameRun]:
         """Add pieces: the first may continue a frame, and the last may be continued. Those between are whole frames."""
         first, stop = 0, len(pieces.bounds) - 1
         if self._plain is not None and self._plain.key(-1) == pieces.key(0):
@@ -311,7 +311,7 @@ class FrameBuilder:
         if max(first, last) < stop:
             self._plain = pieces
 
-    def _add_limited(self, pieces: PlainPieces, limit: int) -> Iterator[Frame | FrameRun]:
+    def _add_limited(self, pieces: PlainPieces, limit: int) -> Iterator[FrameRun]:
         """Add pieces, of which no more than ``limit`` rows are a frame."""
         if pieces.steps is not None:
             for number in range(len(pieces.steps)):
@@ -319,7 +319,7 @@ class FrameBuilder:
             return
         whole = pieces.piece(0)
         if self._frame.num_units and self._frame.key != whole.key:
-            yield self._build()
+            yield FrameRun.of(self._build())
         first = limit - self._frame.num_units if self._frame.num_units else 0
         if first + limit > whole.num_units:  # at most one frame ends here
             yield from self._add_piece(whole)

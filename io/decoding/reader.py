@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import penstock.interrupts as interrupts
 from penstock.errors import InputError, listed
-from penstock.frames import Frame, FrameRun, as_frame
+from penstock.frames import Frame, FrameRun
 from penstock.io.decoding.batch_pieces import MAX_ROWS_AHEAD, BatchPieces
 from penstock.io.decoding.framing import FrameBuilder
 from penstock.io.decoding.read_options import ReadOptions
@@ -29,10 +29,10 @@ __all__ = ["FrameReader", "ReadOptions"]
 MANY_ROWS = 65_536
 
 Frames = Generator[Frame, None, None]
-FramesAndRuns = Generator[Frame | FrameRun, None, None]
+Runs = Generator[FrameRun, None, None]
 Numbered = Generator[tuple[int, Frame], None, None]
-Item = TypeVar("Item", Frame, Frame | FrameRun)
-NumberedRuns = Generator[tuple[int, Frame | FrameRun], None, None]
+Item = TypeVar("Item", Frame, FrameRun)
+NumberedRuns = Generator[tuple[int, FrameRun], None, None]
 
 
 class FrameReader:
@@ -71,11 +71,11 @@ class FrameReader:
     def numbered(self) -> Numbered:
         """Return the frames, each with the number of its source. They may include void ones."""
         with closing(self.numbered_runs()) as numbered:
-            for number, frame in numbered:
-                yield number, as_frame(frame)
+            for number, run in numbered:
+                yield number, run.frame()
 
     def numbered_runs(self) -> NumberedRuns:
-        """Return the frames, also as runs of frames, each until all of its frames are handled.
+        """Return the frames in runs, each until all of its frames are handled.
 
         All frames of a run are read, and the next one of each source is the one after it.
         """
@@ -87,13 +87,13 @@ class FrameReader:
     def _in_order(self, only: Container[int]) -> NumberedRuns:
         """Return the frames that the sources have now. only : numbers of the sources to read"""
         by_source = [
-            self._frames(number, source) if number in only else _nothing() for number, source in enumerate(self.sources)
+            self._runs(number, source) if number in only else _nothing() for number, source in enumerate(self.sources)
         ]
         if self._merge is None:
             return in_order(by_source, None)
         if self._merge == "step":
-            return in_order([sorted_by_step(_one_by_one(frames)) for frames in by_source], "step")
-        return in_order([_alone(frames) for frames in by_source], "round", self.first_source)
+            return in_order([_sorted(runs) for runs in by_source], "step")
+        return in_order([_alone(runs) for runs in by_source], "round", self.first_source)
 
     def _growing_sources(self, growing: Mapping[int, SeekableSource]) -> NumberedRuns:
         """Yield what the sources have and, if the run follows them, what those that grow have got since."""
@@ -106,9 +106,9 @@ class FrameReader:
                     source.fix_end()
                 found_none = True
                 with closing(self._in_order(only)) as numbered:
-                    for frame in numbered:
+                    for run in numbered:
                         found_none = False
-                        yield frame
+                        yield run
                 if not self.options.follow:
                     return
                 only = growing
@@ -117,7 +117,7 @@ class FrameReader:
                     continue
                 pause_s = min(2 * pause_s or min(each.shortest_pause_s for each in growing.values()), longest_s)
                 self.is_idle = pause_s == longest_s
-                yield 0, Frame({}, 0, is_void=True)
+                yield 0, FrameRun.of(Frame({}, 0, is_void=True))
                 interrupts.pause(pause_s)
         finally:
             for source in growing.values():
@@ -161,25 +161,22 @@ class FrameReader:
         if columns.batches_are_frames and num_rows > MANY_ROWS:
             self._maybe_step.update(dict.fromkeys(columns.maybe_step))
 
-    def _frames(self, number: int, source: Source) -> FramesAndRuns:
-        """Return the frames of a source, and each run of them until it is handled."""
+    def _runs(self, number: int, source: Source) -> Runs:
+        """Return the runs of a source, each until it is handled."""
         self._reading = number
         # With rows to drop, the first of each kind would be one of a later batch.
         joins = source.is_ready and self.options.on_bad_row == "error" and self._merge is None
-        with closing(self._decoded(number, source)) as frames:
-            for frame in joined(frames) if joins else frames:
-                if isinstance(frame, FrameRun):
-                    yield from frame.handled()
-                else:
-                    yield frame
+        with closing(self._decoded(number, source)) as runs:
+            for run in joined(runs) if joins else runs:
+                yield from run.handled()
 
-    def _decoded(self, number: int, source: Source) -> FramesAndRuns:
+    def _decoded(self, number: int, source: Source) -> Runs:
         if isinstance(source, SeekableSource):
-            frames = source.frames(self.options, self.first_bad)
-            if frames is not None:
+            runs = source.frames(self.options, self.first_bad)
+            if runs is not None:
                 self.checksums.add(False)
                 self._verified.append(False)
-                yield from frames
+                yield from runs
                 return
         num_unchecked = self.unchecked[number] if number < len(self.unchecked) else 0
         builder = FrameBuilder(self.options, self.first_bad, num_unchecked)
@@ -209,26 +206,24 @@ class FrameReader:
         yield from builder.end()
 
 
-def joined(frames: FramesAndRuns) -> FramesAndRuns:
+def joined(runs: Runs) -> Runs:
     """Join the runs of several small batches. An error is raised after the frames before it."""
-    runs: list[FrameRun] = []
+    waiting: list[FrameRun] = []
     num_rows, error = 0, None
     while error is None:
         try:
-            frame = next(frames, None)
+            run = next(runs, None)
         except Exception as raised:
-            frame, error = None, raised
-        if runs and not (isinstance(frame, FrameRun) and runs[0].may_join(frame)):
-            yield FrameRun.joined(runs)
-            runs, num_rows = [], 0
-        if isinstance(frame, FrameRun):
-            runs.append(frame)
-            num_rows += frame.blocks.num_rows
-            if num_rows >= MAX_ROWS_AHEAD:
-                yield FrameRun.joined(runs)
-                runs, num_rows = [], 0
-        elif frame is not None:
-            yield frame
+            run, error = None, raised
+        if waiting and (run is None or not waiting[0].may_join(run)):
+            yield FrameRun.joined(waiting)
+            waiting, num_rows = [], 0
+        if run is not None:
+            waiting.append(run)
+            num_rows += int(run.bounds[-1])
+            if run.blocks is None or num_rows >= MAX_ROWS_AHEAD:
+                yield FrameRun.joined(waiting)
+                waiting, num_rows = [], 0
         elif error is None:
             return
     raise error
@@ -248,7 +243,7 @@ def in_order(
             stack.enter_context(closing(frames))
         numbered = [zip(repeat(number), frames, strict=False) for number, frames in enumerate(sources)]
         if merge == "step":
-            yield from heapq.merge(*numbered, key=lambda item: (as_frame(item[1]).local_step, item[0]))
+            yield from heapq.merge(*numbered, key=lambda item: (item[1].local_step, item[0]))
         elif merge == "round":
             numbered = numbered[first:] + numbered[:first]
             while numbered:
@@ -262,21 +257,26 @@ def in_order(
             yield from chain.from_iterable(numbered)
 
 
-def _nothing() -> Frames:
+def _nothing() -> Runs:
     yield from ()
 
 
-def _one_by_one(frames: FramesAndRuns) -> Frames:
-    with closing(frames):
-        for frame in frames:
-            yield as_frame(frame)
+def _alone(runs: Runs) -> Runs:
+    """Yield runs of one frame each."""
+    with closing(runs):
+        for run in runs:
+            yield run if len(run) == 1 else FrameRun.of(run.frame())
 
 
-def _alone(frames: FramesAndRuns) -> FramesAndRuns:
-    """Yield frames one by one, and runs of one frame as they are."""
-    with closing(frames):
-        for frame in frames:
-            yield frame if isinstance(frame, FrameRun) and len(frame) == 1 else as_frame(frame)
+def _sorted(runs: Runs) -> Runs:
+    with closing(sorted_by_step(_one_by_one(runs))) as frames:
+        yield from map(FrameRun.of, frames)
+
+
+def _one_by_one(runs: Runs) -> Frames:
+    with closing(runs):
+        for run in runs:
+            yield run.frame()
 
 
 def sorted_by_step(frames: Frames) -> Frames:

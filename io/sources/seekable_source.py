@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import UsageError
-from penstock.frames import Frame, FrameRun, Position
+from penstock.frames import FrameRun, Position
 from penstock.io.registry import either
 from penstock.io.sources.batch import Source
 from penstock.io.sources.source_kinds import source_kinds
@@ -45,7 +45,7 @@ class SeekableSource(Source, ABC):
     def fix_end(self) -> None:
         """Let the next reading end where the source ends now."""
 
-    def frames(self, options: ReadOptions, first_bad: dict[str, str]) -> Generator[Frame | FrameRun, None, None] | None:
+    def frames(self, options: ReadOptions, first_bad: dict[str, str]) -> Generator[FrameRun, None, None] | None:
         """Return the frames of a reading; None: its parts have them. first_bad : see FrameReader"""
         return None
 

@@ -12,7 +12,8 @@ from penstock.checkpoint.incremental import CommitContents, Saved, Saver
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Folder
 from penstock.checkpoint.writer import Ring
-from penstock.frames import Coalesced, SummedArrays
+from penstock.core import Pushed
+from penstock.frames import NO_FRAMES, Coalesced, SummedArrays
 from penstock.pyx import dirty_bits as kernel
 from penstock.stats import Counters
 
@@ -152,8 +153,10 @@ def test_a_commit_is_the_table_as_it_was_when_it_began_whatever_is_done_meanwhil
             saver.before_load()
             table.values += 1
         else:
-            saver.before_step({"t": [Coalesced((SummedArrays(action, np.zeros((len(action), 3))),))]})
+            summed = SummedArrays(action, np.zeros((len(action), 3)))
+            saver.before_step({"t": [Coalesced((summed,))]})
             table.values[slice(None) if all_change else action] += 1
+            saver.pushed(Pushed(NO_FRAMES, 0, 0, None, seconds=[0.0], changed={"t": [summed]}))
     saver.finish()
     saver.close()
     assert folder.numbers() == list(began)

@@ -7,7 +7,7 @@ import pytest
 from engines import engine_of, frame, zeroed
 
 import penstock as ps
-from penstock.core import StepObserver
+from penstock.core import EVERY_STEP, NO_LIMIT, StepObserver
 
 
 def apply(engine, ids, local_step=None):
@@ -23,14 +23,12 @@ class Recorder(StepObserver):
     def note(self, event, *details):
         self.events.append((self.name, event, *details))
 
-    def frame_applied(self, frame, admitted, counters):
-        self.note("frame_applied", frame.num_rows, admitted)
+    def pushed(self, pushed):
+        rows = self.core.tables.lookup("t", np.array([1]), False).tolist() if pushed.seconds else []
+        self.note("pushed", pushed.num_rows, pushed.is_stale, rows)
 
     def before_step(self, coalesced):
         self.note("before_step", self.core.tables.lookup("t", np.array([1]), False).tolist())
-
-    def after_step(self, coalesced):
-        self.note("after_step", self.core.tables.lookup("t", np.array([1]), False).tolist())
 
     def core_failed(self, error):
         self.note("core_failed", str(error))
@@ -58,10 +56,8 @@ def test_the_last_observer_is_the_outermost(recorded):
     assert events == [
         ("outer", "before_step", [[0.0, 0.0]]),
         ("inner", "before_step", [[0.0, 0.0]]),
-        ("inner", "after_step", [[-1.0, -1.0]]),
-        ("outer", "after_step", [[-1.0, -1.0]]),
-        ("inner", "frame_applied", 1, True),
-        ("outer", "frame_applied", 1, True),
+        ("inner", "pushed", 1, False, [[-1.0, -1.0]]),
+        ("outer", "pushed", 1, False, [[-1.0, -1.0]]),
     ]
 
 
@@ -73,7 +69,7 @@ def test_observers_see_stale_frames_and_loads(recorded, tmp_path):
     engine.write_tables(tmp_path)
     engine.read_tables(tmp_path)
     assert [event[1:] for event in events if event[0] == "inner"] == [
-        ("frame_applied", 2, False),
+        ("pushed", 2, True, []),
         ("before_load",),
         ("loaded", "t", [3]),
         ("before_load",),
@@ -101,13 +97,36 @@ def test_observers_learn_of_a_step_that_fails(recorded, monkeypatch):
         engine.lookup("t", [1])
 
 
+class Failing(StepObserver):
+    """Raises an error after every frame. limit : of the steps that it does not see begin"""
+
+    def __init__(self, limit):
+        self.limit = lambda: limit
+
+    def pushed(self, pushed):
+        raise RuntimeError("no memory")
+
+
+@pytest.mark.parametrize("limit", [NO_LIMIT, EVERY_STEP])  # in native code, or not
+def test_an_error_of_an_observer_fails_the_engine_once_a_frame_has_entered(limit):
+    engine, observer = zeroed(engine_of()), Failing(limit)
+    engine.gate.set_global_step(5)
+    engine.core.observe(observer)
+    with pytest.raises(RuntimeError, match="no memory"):
+        apply(engine, [1], local_step=4)  # stale: nothing of it enters
+    assert engine.core.failed is None
+    with pytest.raises(RuntimeError, match="no memory"):
+        apply(engine, [1])
+    assert engine.core.failed == "RuntimeError: no memory"
+
+
 def test_an_observer_ends_with_its_last_reference():
     engine, events = zeroed(engine_of()), []
     observer = Recorder("weak", events, engine.core)
     engine.core.observe(observer)
     apply(engine, [1])
-    assert len(events) == 3
+    assert len(events) == 2
     del observer
     gc.collect()
     apply(engine, [1])
-    assert len(events) == 3
+    assert len(events) == 2

@@ -32,8 +32,8 @@ class EveryStep(StepObserver):
     def __init__(self):
         self.steps = 0
 
-    def after_step(self, coalesced):
-        self.steps += 1
+    def pushed(self, pushed):
+        self.steps += len(pushed.seconds)
 
 
 def engine_of(one_by_one=False, optimizer="adagrad", **arguments):
@@ -88,14 +88,14 @@ def outcome(batches, one_by_one, num_required=1, reduction="mean", optimizer="ad
 @pytest.fixture
 def passed(monkeypatch):
     """The numbers of frames that passed together."""
-    numbers, push_run = [], EngineCore.push_run
+    numbers, push_native = [], EngineCore._push_native
 
     def push(self, *arguments):
-        num = push_run(self, *arguments)
-        numbers.append(num)
-        return num
+        pushed = push_native(self, *arguments)
+        numbers.append(0 if pushed is None else pushed.num_frames)
+        return pushed
 
-    monkeypatch.setattr(EngineCore, "push_run", push)
+    monkeypatch.setattr(EngineCore, "_push_native", push)
     return numbers
 
 

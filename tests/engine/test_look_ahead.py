@@ -8,6 +8,7 @@ from ipc import log, stream
 
 import penstock as ps
 from penstock.errors import InputError
+from penstock.frames import FrameRun
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.seekable_source import SeekableSource
 
@@ -303,7 +304,7 @@ class Topic(SeekableSource):
             for _, frame in reader.numbered():
                 self.number += 1
                 frame.position = (self.number,)
-                yield frame
+                yield FrameRun.of(frame)
 
 
 def test_a_pause_of_a_live_source_holds_back_no_frame(monkeypatch):

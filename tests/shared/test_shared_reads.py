@@ -113,7 +113,7 @@ def test_rows_of_one_step_are_waited_for_no_longer_than_the_timeout(tmp_path):
     with pytest.raises(ps.ReadTimeoutError, match=r"no rows after 5 ms: step 1 runs, .* give a larger timeout_ms"):
         reader.lookup("t", [3], consistent=True, timeout_ms=5)
     assert reader.lookup("t", [3]).shape == (1, 2)
-    engine.reads.after_step({})
+    engine.apply({"t": frame([3])})
     assert reader.lookup_tables({"t": [3]}, consistent=True)[1] == 1
 
 
@@ -131,7 +131,7 @@ def test_a_step_that_failed_half_way_is_refused(tmp_path, monkeypatch):
         reader.lookup("t", [3])
 
 
-@pytest.mark.parametrize("moment", ["before_step", "after_step", "loaded"])
+@pytest.mark.parametrize("moment", ["before_step", "pushed", "loaded"])
 def test_a_step_or_load_is_refused_whose_other_observer_fails(tmp_path, moment):
     class Failing(StepObserver):
         pass

@@ -28,13 +28,14 @@ def engine(tmp_path, monkeypatch, request):
     """An engine whose weights are the number of the step, and the numbers of its frames that passed together."""
     table = ps.TableConfig(ROWS, DIM, ps.Constant(0.0), ps.SGD(-1.0), name="t")
     engine = ps.Engine(ps.EmbeddingConfig.from_tables([table]), HostMesh(request.param), shared=tmp_path, threads=2)
-    engine.passed, push_run = [], EngineCore.push_run
+    engine.passed, push_native = [], EngineCore._push_native
 
     def push(self, *arguments):
-        engine.passed.append(push_run(self, *arguments))
-        return engine.passed[-1]
+        pushed = push_native(self, *arguments)
+        engine.passed.append(0 if pushed is None else pushed.num_frames)
+        return pushed
 
-    monkeypatch.setattr(EngineCore, "push_run", push)
+    monkeypatch.setattr(EngineCore, "_push_native", push)
     return engine
 
 

@@ -4,7 +4,9 @@ import penstock as ps
 from penstock.checkpoint.parts import join_parts
 from penstock.checkpoint.source_positions import Positions
 from penstock.checkpoint.store import Folder
+from penstock.core import Context
 from penstock.deltas import Deltas
+from penstock.frames import FrameRun
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.learning_rates import LearningRates
 from penstock.options import DeltaOptions
@@ -56,7 +58,7 @@ class LocalJob:
     _emitters = ()
 
     def run(self, sources, limit=None, **options):
-        frames, rates, counters = self.frames(sources, **options), LearningRates(0, None, {}), Counters()
+        frames, context = self.frames(sources, **options), Context(LearningRates(0, None, {}), Counters())
         dims = {spec.name: spec.dim for spec in self.config.tables}
         left = 10**9 if limit is None else limit
         while subset := [frame for _, frame in zip(range(min(self.frames_per_block, left)), frames, strict=False)]:
@@ -64,11 +66,11 @@ class LocalJob:
             block = self.router.block([frame for _, frame in subset])
             for engine, batch in zip(self.engines, block.batches, strict=True):
                 for frame in frames_of(block.heads, batch, dims):
-                    engine.core.push(frame, rates, counters)
+                    engine.core.push(FrameRun.of(frame), context).check()
             if self._emitters:
                 self._emit(lambda emitter: emitter.due())
             for number, frame in subset:
-                self.positions.count(number, frame)
+                self.positions.count(number, FrameRun.of(frame), 0, 1)
         return self
 
     def commit(self, path, attempt="a0"):

@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from penstock.checkpoint.store import Commit, Folder
 from penstock.config.embedding import EmbeddingConfig
-from penstock.core import EngineCore
+from penstock.core import Context, EngineCore
 from penstock.deltas import Deltas
 from penstock.engine import Engine
 from penstock.errors import ConfigError, PenstockError, UsageError
-from penstock.frames import Float32, Frame, Int64
+from penstock.frames import Float32, Frame, FrameRun, Int64
 from penstock.learning_rates import LearningRates, Rates
 from penstock.options import DeltaOptions
 from penstock.shares import frames_of
@@ -136,18 +136,19 @@ class Owner:
         flush : open the gate for the frames that it holds, at the end
         """
         core, watch, done = self._core, self._current_engine.watch, Applied(error=self._error)
+        context = Context(self._rates, self._counters)
         try:
             for place, frame in self._frames(parts):
                 if self._error is not None or (stop is not None and place >= stop):
                     break
                 with watch.timed("sum"):
-                    frame, _ = core.push(frame, self._rates, self._counters)
-                watch.sample(frame, core.gate, core.last_rates or ())
+                    pushed = core.push(FrameRun.of(frame), context).check()
+                watch.sample(pushed, core.gate, core.last_rates or ())
                 done.num_frames += 1
                 if self._deltas is not None:
                     self._collect(self._deltas.due(), done)
             if flush and self._error is None:
-                core.open_early(core.rates, self._counters)
+                core.open_early(context)
                 if self._deltas is not None:
                     self._collect(self._deltas.rest(), done)
             core.wait()

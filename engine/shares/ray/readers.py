@@ -11,7 +11,7 @@ from typing import Any
 from penstock.checkpoint.source_positions import Positions
 from penstock.config.embedding import EmbeddingConfig
 from penstock.errors import PenstockError, UsageError
-from penstock.frames import Frame
+from penstock.frames import Frame, FrameRun
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.sources.seekable_source import SeekableSource
 from penstock.overflows import without_overflows
@@ -146,7 +146,7 @@ class JobReader:
                 if frame is None:
                     del self._frames[source]
                     continue
-                self._at[source].count(0, frame)
+                self._at[source].count(0, FrameRun.of(frame), 0, 1)
                 yield place, frame
 
 

@@ -75,13 +75,14 @@ def outcome(one_by_one, num_partitions, folder=None, limits=(None,), on_bad_row=
 @pytest.fixture
 def passed(monkeypatch):
     """The numbers of frames that passed together."""
-    numbers, push_run = [], EngineCore.push_run
+    numbers, push_native = [], EngineCore._push_native
 
     def push(self, *arguments):
-        numbers.append(push_run(self, *arguments))
-        return numbers[-1]
+        pushed = push_native(self, *arguments)
+        numbers.append(0 if pushed is None else pushed.num_frames)
+        return pushed
 
-    monkeypatch.setattr(EngineCore, "push_run", push)
+    monkeypatch.setattr(EngineCore, "_push_native", push)
     return numbers
 
 

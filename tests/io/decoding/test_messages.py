@@ -7,7 +7,6 @@ from brokers import message_of
 from services import VOCABULARY, config_of, frame
 
 from penstock.errors import InputError
-from penstock.frames import as_frame
 from penstock.io.connectors.broker_partition import Message
 from penstock.io.connectors.message_frames import MessageFrames
 from penstock.io.decoding.reader import ReadOptions
@@ -26,7 +25,7 @@ def after(*messages, **options):
 def outcome(decoder, message):
     """What a message is decoded to: its rows, or the error."""
     try:
-        actual = as_frame(decoder.read(Message(2, message), "m")).audited()
+        actual = decoder.read(Message(2, message), "m").frame().audited()
     except InputError as error:
         return str(error)
     return (
@@ -92,7 +91,7 @@ def test_a_damaged_message_is_decoded_as_it_is_alone():
 def test_rows_are_read_where_the_message_has_them(monkeypatch):
     decoder, message = after(FIRST), message_of(BATCH)
     monkeypatch.setattr("penstock.io.connectors.message_frames.open_bytes", lambda *_: pytest.fail("by pyarrow"))
-    actual = as_frame(decoder.read(Message(2, message), "m"))
+    actual = decoder.read(Message(2, message), "m").frame()
     (rows,) = actual.rows["user"]
     assert rows.ids.tolist() == BATCH["id"].to_pylist()
     assert rows.grads.tolist() == BATCH["gradient"].to_pylist()

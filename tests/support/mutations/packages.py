@@ -10,7 +10,17 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGES: dict[str, tuple[list[str], list[str]]] = {
     "core": (
         ["engine/core.py"],
-        ["core", "engine", "engine_rates", "engine_parameters", "dirty_rows", "stage", "dynamic", "dynamic_capacity"],
+        [
+            "core",
+            "engine",
+            "engine_rates",
+            "engine_parameters",
+            "dirty_rows",
+            "stage",
+            "dynamic",
+            "dynamic_capacity",
+            "groupings",
+        ],
     ),
     "gate": (
         ["engine/gate.py", "engine/accumulators/taker_gate.py"],

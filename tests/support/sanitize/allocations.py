@@ -125,7 +125,7 @@ def frame(num_before):
         stores = {t: TableStore(n, DIM, accumulate=True, mean=True) for t, n in vocabularies.items()}
         state = pipeline.Pipeline(stores, ThreadTeam(4))
         for item in frames[:-1]:
-            state.add(item, lambda: None)
+            state.add(item)
         return state
 
     def look(state):
@@ -134,7 +134,7 @@ def frame(num_before):
         }
         return {"pipeline": state.get_state(), "stores": stores}
 
-    return make, lambda state: state.add(frames[-1], lambda: None), look
+    return make, lambda state: state.add(frames[-1]), look
 
 
 def drained():

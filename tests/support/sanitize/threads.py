@@ -166,7 +166,7 @@ def parts(broken: str | None) -> None:
         for ids in frames[number]:
             ones = np.ones((len(ids), DIM), np.float32)
             rows = {"mapped": (Rows(ids, ones),), "hashed": (Rows(ids + 3000 * 2**17, ones),)}
-            gate.admit(None, partial(line.add, Frame(rows, 2 * len(ids)), lambda: None))
+            gate.admit(None, partial(line.add, Frame(rows, 2 * len(ids))))
 
     threads = [threading.Thread(target=produce, args=(number,)) for number in range(PRODUCERS)]
     for thread in threads:
