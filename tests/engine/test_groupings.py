@@ -39,10 +39,10 @@ class LostError(Exception):
 
 
 class Meddler(StepObserver):
-    """Raises an error, or closes the gate, after the frame of a step. one_by_one : it has to see every step"""
+    """Raises an error after the frame of a step. one_by_one : it has to see every step"""
 
-    def __init__(self, core, at, closes, one_by_one):
-        self.core, self.at, self.closes, self.one_by_one = core, at, closes, one_by_one
+    def __init__(self, core, at, one_by_one):
+        self.core, self.at, self.one_by_one = core, at, one_by_one
         core.observe(self)
 
     def limit(self):
@@ -52,9 +52,7 @@ class Meddler(StepObserver):
 
     def pushed(self, pushed):
         if self.core.global_step == self.at:
-            if not self.closes:
-                raise LostError(f"at step {self.at}")
-            self.core.gate.close()
+            raise LostError(f"at step {self.at}")
 
 
 @dataclass
@@ -73,7 +71,6 @@ class Case:
     waiting: bool  # a frame is in the gate before
     probe: bool
     meddles_at: int | None
-    closes: bool
     every: int | None
     limit: int | None
     options: dict
@@ -105,7 +102,7 @@ class Case:
             engine.watch.look_closer()
         if self.waiting and folder is None:
             engine.apply({"t": (np.array([3]), np.ones((1, DIM), np.float32))})
-        engine.meddler = Meddler(engine.core, self.meddles_at, self.closes, one_by_one)
+        engine.meddler = Meddler(engine.core, self.meddles_at, one_by_one)
         return engine
 
 
@@ -260,7 +257,6 @@ def cases(draw):
         waiting=draw(st.booleans()),
         probe=draw(rare),
         meddles_at=draw(st.none() | st.none() | few),
-        closes=draw(st.booleans()),
         every=draw(st.sampled_from([None, 2, 3, 4])),
         limit=draw(st.none() | st.none() | few),
         options=options,
