@@ -177,11 +177,6 @@ def test_tensorflows_arguments_can_be_given_by_position():
     assert (by_position.beta, by_position.initial_accumulator_value) == (0.125, 0.2)
 
 
-def test_clipvalue_is_an_argument_and_no_attribute():
-    assert not hasattr(penstock.Adam(clipvalue=1.0), "clipvalue")
-    assert not hasattr(penstock.Lion(clipvalue=1.0), "clipvalue")
-
-
 def test_an_optimizer_equals_itself_after_its_arguments():
     for name in OPTIMIZERS:
         assert made(name) == made(name)
