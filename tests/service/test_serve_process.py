@@ -1,76 +1,18 @@
 """``penstock serve`` as a process, with trainers and readers as processes: killed, ended, refused."""
 
-import json
 import signal
 import socket
-import subprocess
-import sys
 
-import numpy as np
-import pyarrow.flight as flight
 import pytest
 from ipc import write
-from limits import HANG_S, until
-from services import Process, config_of, frame, free_port, replayed
+from limits import until
+from services import Process, config_of, frame, replayed
 
 import penstock as ps
 from penstock.cli.main import main
 from penstock.io.flight import connect
 
 NUM_FRAMES = 240
-
-TRAINER = """
-import sys, time
-import pyarrow as pa
-from penstock.io.flight import connect
-
-uri, log, patience = sys.argv[1:]
-frames = pa.ipc.open_stream(log).read_all().to_batches()
-with connect(uri, patience_s=float(patience)) as service:
-    start = service.position("trainer")
-    with service.producer("trainer", first=start + 1) as producer:
-        for frame in frames[start:]:
-            producer.send(frame)
-            time.sleep(0.004)
-    print(producer.acked.position, producer.acked.applied, producer.acked.stale)
-"""
-
-READER = """
-import sys
-import numpy as np
-import pyarrow as pa
-import penstock as ps
-from penstock.cli.main import main
-from penstock.io.flight import connect
-
-uri, table, last, out, patience = sys.argv[1:]
-anew = 0
-with connect(uri, patience_s=float(patience)) as service:
-    at = service.table(table)
-    while at.step < int(last):
-        rows, step = at.rows, at.step
-        try:
-            for delta in service.deltas(at.step, lineage=at.lineage, epoch=at.epoch, follow=True):
-                assert delta.step > step, (delta.step, step)
-                step = delta.step
-                for batch in delta.batches:
-                    values = batch.column("row").flatten().to_numpy()
-                    rows[batch.column("id").to_numpy()] = values.reshape(-1, rows.shape[1])
-                if step == int(last):
-                    break
-            at = at._replace(step=step, epoch=delta.epoch)
-        except ps.DeltasGoneError:
-            anew += 1
-            at = service.table(table)
-np.save(out, at.rows)
-print(anew)
-"""
-
-
-def started(script, *words):
-    words = [*map(str, words), str(HANG_S)]
-    return subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE, text=True)
-
 
 CONFIG = config_of()
 
@@ -80,45 +22,6 @@ def frames(tmp_path):
     made = [frame(n) for n in range(NUM_FRAMES)]
     write(tmp_path / "log", made)
     return made
-
-
-@pytest.mark.evidence
-def test_killed_three_times_and_nothing_is_lost_or_applied_twice(tmp_path, config, frames):
-    listen = f"grpc://127.0.0.1:{free_port()}"
-    serve = (
-        config,
-        "--listen",
-        listen,
-        "--checkpoint",
-        tmp_path / "c",
-        "--every",
-        "7",
-        "--resume",
-        "--num-required",
-        "2",
-    )
-    steps = NUM_FRAMES // 2
-    trainer = started(TRAINER, listen, tmp_path / "log")
-    reader = started(READER, listen, "user", steps, tmp_path / "rows.npy")
-    try:
-        for threshold in (25, 60, 90):
-            with Process(*serve) as service, connect(listen, patience_s=HANG_S) as client:
-                assert service.uri == listen
-                until(lambda: client.status()["global_step"] >= threshold)  # noqa: B023
-                service.end(signal.SIGKILL)
-        with Process(*serve) as service:
-            assert trainer.communicate(timeout=HANG_S)[0].split() == [str(NUM_FRAMES), str(NUM_FRAMES), "0"]
-            reader.communicate(timeout=HANG_S)
-            assert reader.returncode == 0
-            code, _, err = service.end(signal.SIGTERM)
-            assert (code, err) == (0, "")
-    finally:
-        for process in (trainer, reader):
-            process.kill()
-            process.communicate()
-    whole = replayed(frames, num_required=2)
-    assert ps.Engine.restore(tmp_path / "c").state_hash() == whole.state_hash()
-    np.testing.assert_array_equal(np.load(tmp_path / "rows.npy"), np.asarray(whole.table("user")))
 
 
 def test_a_learning_rate_that_only_frames_can_give_is_logged_at_the_start(tmp_path):
@@ -147,20 +50,6 @@ def test_ended_by_a_signal_it_commits_whole_frames_and_tells_its_producers(numbe
     assert ps.Engine.restore(tmp_path / "c").state_hash() == replayed(frames[:5]).state_hash()
 
 
-def test_a_drained_service_writes_its_tables_and_a_report(tmp_path, config, frames):
-    with Process(config, "--out", tmp_path / "out") as service:
-        with connect(service.uri) as client:
-            client.put(frames[:5], "w0")
-            client.drain()
-        code, out, err = service.wait()
-        assert (code, err) == (0, "")
-        assert "5: 100 rows, 5 steps" in out
-        assert replayed(frames[:5]).state_hash() in out
-    again = ps.Engine(config_of())
-    again.read_tables(tmp_path / "out")
-    np.testing.assert_array_equal(np.asarray(again.table("user")), np.asarray(replayed(frames[:5]).table("user")))
-
-
 def test_the_final_report_of_a_service_counts_stale_frames(config):
     with Process(config) as service:
         with connect(service.uri) as client:
@@ -170,21 +59,6 @@ def test_the_final_report_of_a_service_counts_stale_frames(config):
         code, out, err = service.wait()
     assert (code, err.count("\n"), " warning stale_frame contributor=" in err) == (0, 1, True)
     assert "frames    3: 60 rows, 1 step, 2 stale\n" in out
-
-
-def test_a_drained_service_ends_although_calls_are_open(config, frames):
-    with Process(config, "--grace", "1", "--json") as service, connect(service.uri, patience_s=0.1) as client:
-        client.put(frames[:2], "w0")
-        raw, _ = client.connection.opened()
-        follow = raw.do_get(flight.Ticket(b'{"deltas":{"follow":true}}'))
-        writer, _ = raw.do_put(flight.FlightDescriptor.for_path("gradients", "idle"), frames[0].schema)
-        writer.write_batch(frames[0])
-        until(lambda: client.status()["frames"] == 3)
-        follow.read_chunk()
-        client.drain()
-        code, out, _ = service.wait()
-    assert code == 0
-    assert json.loads(out)["frames"] == 3
 
 
 @pytest.mark.parametrize(

@@ -47,20 +47,6 @@ def test_a_replay_refuses_a_stream_that_was_created_again(nats, config, tmp_path
     assert committed(tmp_path / "c") == replayed(FRAMES[:5]).state_hash()
 
 
-@pytest.mark.parametrize("sent", [2, 5, 12], ids=["shorter", "equal", "longer"])
-def test_a_service_refuses_a_stream_that_was_created_again(nats, config, tmp_path, sent):
-    nats.send(*MESSAGES[:5])
-    with serving(config, nats, tmp_path / "c") as running, connect(running.uri) as client:
-        until(lambda: client.position("nats/gradients") == 5)
-        running.end(signal.SIGTERM)
-    nats.create_again(*OTHER_MESSAGES[:sent])
-    with serving(config, nats, tmp_path / "c") as running:
-        code, _, error = running.wait()
-    assert code == 5
-    assert f"{nats.uri}, sequence 6 is next, and the stream was deleted and created again (expected created " in error
-    assert committed(tmp_path / "c") == replayed(FRAMES[:5]).state_hash()
-
-
 def test_a_service_refuses_the_position_of_a_replay_and_the_other_way_round(nats, tmp_path):
     nats.send(*MESSAGES[:5])
     ps.Engine(config_of()).run(nats.uri, checkpoint=tmp_path / "replayed")

@@ -68,16 +68,6 @@ def test_after_a_gap_the_follower_writes_a_full_copy(store, capsys):
         assert store.read() == rows_of(service.engine)
 
 
-def test_an_emptied_store_gets_a_full_copy(tmp_path, capsys):
-    with open_store("redis", tmp_path) as store, service_of(ps.Engine(config_of())) as service:
-        with client_of(service) as client:
-            client.put(FRAMES[:20], "w0")
-        follow(capsys, service.address.uri, store)
-        store.client.flushall()
-        assert follow(capsys, service.address.uri, store)["full_copies"] == 1
-        assert store.read() == rows_of(service.engine)
-
-
 def test_tables_of_several_dims_share_a_store(store, capsys):
     with service_of(ps.Engine(config_of(item_dim=7))) as service:
         follow(capsys, service.address.uri, store)
@@ -313,12 +303,6 @@ def test_a_store_that_penstock_did_not_write_is_not_overwritten(tmp_path, refuse
 )
 def test_a_misspelled_target_is_exit_2_with_the_forms(target, line, refused):
     assert re.match("penstock: " + line, refused(2, "follow", "grpc://127.0.0.1:1", "--into", target))
-
-
-def test_a_redis_port_that_is_not_a_number_is_exit_2(refused):
-    pytest.importorskip("redis")
-    line = refused(2, "follow", "grpc://127.0.0.1:1", "--into", "redis://localhost:port/0")
-    assert re.match("penstock: redis://localhost:port/0: .*; expected redis://HOST:PORT/DATABASE", line)
 
 
 @pytest.mark.parametrize("change", [{"writerFeatures": ["identityColumns"]}, {"delta.appendOnly": "true"}])
