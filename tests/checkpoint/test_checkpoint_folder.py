@@ -82,12 +82,6 @@ def test_a_damaged_file_is_named_with_what_to_do(folder, name, damage):
     ] in output
 
 
-def test_an_older_commit_is_restored_after_the_newer_one_is_removed_as_advised(folder):
-    (folder / "00000003.delta").write_bytes(b"")
-    (folder / "00000003.commit").unlink()
-    assert ps.Engine.restore(folder).global_step == 2
-
-
 def test_the_commit_that_an_error_advises_is_whole(folder):
     (folder / "00000002.delta").unlink()
     for name in refused(folder).partition(", remove ")[2].split(", "):
@@ -141,14 +135,6 @@ def test_a_lock_that_cannot_be_had_is_not_another_run(folder, monkeypatch):
     with pytest.raises(OSError, match="No locks available") as caught:
         Folder(folder).lock()
     assert caught.value.filename == str(folder / ".lock")
-
-
-def test_swapped_data_files_are_detected(folder):
-    two, three = folder / "00000002.delta", folder / "00000003.delta"
-    data = two.read_bytes()
-    two.write_bytes(three.read_bytes())
-    three.write_bytes(data)
-    assert str(two) in refused(folder)
 
 
 def test_a_renamed_manifest_is_refused(folder):

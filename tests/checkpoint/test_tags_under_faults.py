@@ -10,7 +10,7 @@ import pytest
 from checkpoints import config_of
 from evidence import IS_EVIDENCE, more_as_evidence
 from faults.operations import Watched, failing
-from versions import HookedStore, Killed, check_tags, files, removed_after, rewrite, saved, step
+from versions import HookedStore, Killed, check_tags, files, removed_after, rewrite, saved
 
 import penstock as ps
 from penstock.checkpoint import store
@@ -42,29 +42,6 @@ def test_a_full_disk_leaves_the_folder_as_it_was(move, folder, monkeypatch):
             break
         assert files(folder) == before, number
     assert number > 3
-
-
-@more_as_evidence
-def test_a_process_that_is_killed_at_any_file_operation_leaves_a_tag_or_none(folder, tmp_path, monkeypatch):
-    ps.tag(folder, "moved", 1)
-    for number in count(1, STRIDE):
-        copy = shutil.copytree(folder, tmp_path / str(number))
-        operations = Watched(lambda n, *_, number=number: kill(n >= number))
-        for words in (("new", 2, False), ("moved", 2, True)):
-            with monkeypatch.context() as patch:
-                operations.calls.clear()
-                patch.setattr(atomic_files, "operations", operations)
-                with suppress(Killed):
-                    ps.tag(copy, words[0], words[1], move=words[2])
-            steps = {name: step for name, (step, _) in check_tags(copy).items()}
-            assert steps["moved"] in ((1,) if words[0] == "new" else (1, 2))
-            assert steps.get("new", 2) == 2
-        removed_after(copy)
-        check_tags(copy)
-        ps.tag(copy, "moved", move=True)  # a leftover does not prevent it
-        if len(operations.calls) < number:
-            break
-    assert number > 4
 
 
 def kill(now):
@@ -209,24 +186,6 @@ def test_a_listing_that_misses_both_names_of_a_tag_removes_none_of_its_files(fol
     monkeypatch.undo()
     locked.unlock()
     assert list(check_tags(folder)) == ["good"]
-
-
-def test_a_run_that_uses_no_tags_performs_the_file_operations_of_before(tmp_path, monkeypatch):
-    """A commit lists the folder as often as it did, and reads and writes no other file."""
-    engine, _ = saved(tmp_path / "run", range(4))
-    operations, listings, names = Watched(), [], LocalStore.names
-    monkeypatch.setattr(atomic_files, "operations", operations)
-    monkeypatch.setattr(LocalStore, "names", lambda self: listings.append(self) or names(self))
-    step(engine, 9)
-    engine.save(tmp_path / "run")
-    listings_of_a_save, reads, read = len(listings), [], LocalStore.read
-    monkeypatch.setattr(LocalStore, "read", lambda self, name: reads.append(name) or read(self, name))
-    Folder(tmp_path / "run").tidy(3)
-    assert (listings_of_a_save, len(listings) - listings_of_a_save, len(reads)) == (6, 2, 3)
-    expected = ["open_lock", "create", "write", "sync", "rename", "sync_folder"]
-    expected += ["create", "write", "sync", "rename", "sync_folder", "remove"]
-    assert operations.calls == expected
-    assert b'"penstock.checkpoint": 3' in (tmp_path / "run" / "00000005.commit").read_bytes()
 
 
 def test_tables_of_a_new_configuration_are_checked_against_the_version(folder):

@@ -42,11 +42,6 @@ def test_the_same_command_starts_resumes_and_finishes_a_run(replay, tmp_path):
     assert (third["skipped"], third["frames"], third["state_hash"]) == (36, 0, whole["state_hash"])
 
 
-def test_an_existing_checkpoint_needs_resume(replay, tmp_path):
-    replay("--checkpoint", tmp_path / "c")
-    assert "holds a checkpoint; resume it (--resume)" in replay("--checkpoint", tmp_path / "c", code=2)
-
-
 @pytest.mark.parametrize("flag", [["--every", "3"], ["--resume"]])
 def test_every_and_resume_need_checkpoint(replay, flag):
     assert "name a checkpoint: --checkpoint DIR" in replay(*flag, code=2)
