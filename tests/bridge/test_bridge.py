@@ -15,6 +15,7 @@ from penstock.bridge.program_cache import Programs
 from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS, STAGED_ON_GPU, Layout, bucket, buckets, largest_bucket
 from penstock.bridge.stacking import Stack
 from penstock.config.embedding import EmbeddingConfig
+from penstock.config.placement import Placement
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError
@@ -107,24 +108,6 @@ def test_an_update_of_every_row_compiles_nothing_in_a_steady_state(variant, comp
     assert compilations == []
 
 
-def test_a_steady_state_compiles_nothing_whatever_the_rate(compilations):
-    config = EmbeddingConfig.from_tables(
-        [TableConfig(5000, 8, name="t", optimizer=Adagrad(lambda step: 0.1 / (1 + step)))]
-    )
-    engine = Engine(config)
-    sizes = [3, 90, 700, 2500]
-    for step, size in enumerate(sizes):
-        engine.apply({"t": some_rows(step, size, 5000, 8)})
-    jax.jit(lambda x: x + 44)(1.0)
-    assert compilations  # the listener hears
-    compilations.clear()
-    for step in range(40):
-        # Other sizes, of the same buckets; another learning rate in every step.
-        engine.apply({"t": some_rows(step, sizes[step % 4] - step % 3, 5000, 8)})
-    assert engine.global_step == 44
-    assert compilations == []
-
-
 def test_few_buckets_serve_all_sizes():
     buckets = sorted({bucket(n) for n in range(1, MAX_BUCKET + 1)})
     assert all(b % 8 == 0 for b in buckets)
@@ -182,8 +165,10 @@ def test_a_table_too_large_for_its_devices_is_refused_before_memory_is_asked_for
         Layout("t", 2**33, 4, 1, 2, False)
 
 
-def test_tables_that_cannot_fit_the_machine_are_refused_before_it_runs_out_of_memory():
-    config = EmbeddingConfig.from_tables([TableConfig(1_900_000_000, 64, name="t")], Adagrad(0.1))
+@pytest.mark.parametrize("placement", [Placement(), Placement("cached", 1), Placement("cached", 2**60)], ids=str)
+def test_tables_that_cannot_fit_the_machine_are_refused_before_it_runs_out_of_memory(placement):
+    tables = [TableConfig(1_900_000_000, 64, name="t", placement=placement)]
+    config = EmbeddingConfig.from_tables(tables, Adagrad(0.1))
     with pytest.raises(MemoryError, match=r"the tables with their slots need 97\d\.\d GB, this machine has"):
         Engine(config)
 
@@ -243,11 +228,6 @@ def test_the_start_is_tensorflows_truncated_normal():
     assert abs(drawn.std() * math.sqrt(8) - 0.87963) < 2e-3
     quarter = np.quantile(drawn * math.sqrt(8), [0.25, 0.75])
     assert np.abs(quarter - [-0.63999, 0.63999]).max() < 0.01
-
-
-def test_any_range_of_rows_is_drawn_without_the_rows_before_it():
-    whole = drawn_rows(3, "t", range(100), 7)
-    assert drawn_rows(3, "t", range(40, 100), 7).tobytes() == whole[40:].tobytes()
 
 
 def test_the_start_is_the_same_on_every_machine():

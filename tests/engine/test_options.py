@@ -5,7 +5,7 @@ from checkpoints import batch, config_of
 from ipc import write
 
 import penstock as ps
-from penstock.options import JOB_CONCERNS, RUN, options_of
+from penstock.options import JOB_CONCERNS, options_of
 from penstock.shares.ray.job import Job
 
 MODES = {"job": ["--ray", "auto", "--shares", "2"], "passes": ["--passes", "2"], "run": []}
@@ -41,14 +41,3 @@ def test_a_flag_that_does_not_work_in_a_mode_is_refused(tmp_path, refused, mode,
 def test_a_job_refuses_the_keywords_of_other_modes(name):
     with pytest.raises(ps.UsageError, match=f"^Job: unknown argument '{name}'"):
         Job(config_of(), ["log.arrows"], shares=1, **{name: None})
-
-
-def test_an_option_has_one_flag_one_default_and_a_mode():
-    names = [option.flag_name for option in options_of().values() if option.flag is not None]
-    assert len(set(names)) == len(names)
-    assert all(option.modes for option in options_of().values())
-
-
-def test_a_keyword_of_stage_is_one_of_run():
-    assert options_of("run", *RUN).keys() - options_of("stage", *RUN) == {"deltas"}
-    assert options_of("stage", *RUN).keys() - options_of("run", *RUN) == set()

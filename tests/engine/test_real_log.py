@@ -16,7 +16,6 @@ from penstock.engine import Engine
 from penstock.updates import Adagrad
 
 LR, DIM, WORDS = 0.1, 8, 1083
-COLUMNS = {"gradient": "grad"}
 MODES = list(itertools.product([1, 3], ["mean", "sum"], [("center",), ("center", "context")]))
 
 
@@ -85,20 +84,3 @@ class StepSpy(StepObserver):
     def before_step(self, coalesced):
         for name, (rows,) in ((name, rows) for name, rows in coalesced.items() if rows):
             self.seen[name] = tuple(np.concatenate(item) for item in zip(*rows.parts, strict=True))
-
-
-def hash_of(source, tables, mesh=None, threads=None, num_required=1, reduction="mean", **reading):
-    engine = Engine(config_of(tables), mesh, num_required=num_required, reduction=reduction, threads=threads)
-    engine.run(source, columns=COLUMNS, **reading)
-    return engine.state_hash()
-
-
-@pytest.mark.parametrize(("num_required", "reduction", "tables"), MODES)
-def test_the_hash_depends_on_no_device_count_and_no_thread_count(log, mesh_of, num_required, reduction, tables):
-    source = only(log, tables)
-    hashes = {
-        hash_of(source, tables, mesh_of(devices), threads, num_required, reduction)
-        for devices in (1, 2, 3, 4, 8)
-        for threads in (1, 2)
-    }
-    assert len(hashes) == 1

@@ -38,14 +38,6 @@ def test_the_loss_of_every_epoch_equals_that_of_dense_embeddings(example):
     np.testing.assert_allclose(losses, reference, rtol=1e-4)
 
 
-def test_the_words_are_numbered_in_order_of_first_appearance():
-    words = np.load(EXAMPLES / "data" / "shakespeare_words.npy")
-    assert len(words) == 3500
-    _, first_positions = np.unique(words, return_index=True)
-    assert (np.diff(first_positions) > 0).all()
-    assert words.max() + 1 == len(first_positions) == 1083
-
-
 @pytest.mark.evidence
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_step_of_an_example_compiles_for_a_tpu_in_place(library):

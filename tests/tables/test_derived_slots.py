@@ -9,7 +9,6 @@ from cli import frame
 from ipc import write
 
 import penstock as ps
-from penstock.updates import OPTIMIZERS
 
 RATE = 0.1
 DYNAMIC = ps.DynamicLearningRate(0)
@@ -51,10 +50,6 @@ def after_zeros(engine, ids=range(ROWS), dim=4, **more):
 def assert_kept(weights, expected):
     ulps = np.abs(weights.astype(np.float64) - expected) / np.spacing(np.abs(expected))
     assert ulps.max() <= 2
-
-
-def test_the_rules_whose_weight_is_a_function_of_the_slots_say_so():
-    assert [name for name, rule in OPTIMIZERS.items() if rule.derived_slot] == ["ftrl", "online_yogi"]
 
 
 # XLA's pow differs by more than 2 ulp.

@@ -93,21 +93,6 @@ def test_a_lazy_optimizer_leaves_untouched_rows_alone(optimizer):
 # ---- what does not depend on anything
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [o.FTRL(0.1, learning_rate_power=-0.4), o.AdagradMomentum(0.1, exponent=3), o.RowWiseAdagrad(learning_rate=0.1)],
-    ids=["ftrl with pow", "adagrad_momentum with pow", "row_wise_adagrad"],
-)
-def test_the_bits_depend_on_no_number_of_devices_and_no_neighbours(optimizer, mesh_of):
-    ids, grads = some(np.random.default_rng(0), 300, 17)
-    hashes = set()
-    for devices, order in ((1, slice(None)), (4, slice(None)), (3, slice(None, None, -1))):
-        engine = engine_of(optimizer, 17, mesh_of(devices))
-        engine.apply({"t": (ids[order], grads[order])})
-        hashes.add(engine.state_hash())
-    assert len(hashes) == 1
-
-
 @pytest.mark.parametrize("dim", [1, 4])
 def test_low_dimensional_packing_changes_no_result(dim):
     ids, grads = some(np.random.default_rng(0), 40, dim)
