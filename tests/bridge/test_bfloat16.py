@@ -4,15 +4,13 @@ import jax
 import numpy as np
 import pytest
 from device_table import some_rows
-from engines import stored
+from engines import config_of, stored
 from evidence import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock.updates as o
 from penstock.bridge.stochastic_rounding import key_of, nearest, stochastic
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tables import TableConfig
 from penstock.engine import Engine
 from penstock.errors import StateError
 
@@ -57,7 +55,7 @@ def test_rounding_to_the_nearest_is_that_of_ml_dtypes():
 
 
 def engine_of(bfloat16=True, mesh=None, sharding="DIV", rows=700, optimizer=None, **arguments):
-    config = EmbeddingConfig.from_tables([TableConfig(rows, 24, name="t")], optimizer or o.Adagrad(0.1))
+    config = config_of(optimizer or o.Adagrad(0.1), dim=24, rows=rows)
     return Engine(stored(config, "t" * bfloat16, sharding), mesh, **arguments)
 
 

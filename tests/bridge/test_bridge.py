@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from device_table import addresses_of, device_table, shapes_of
+from engines import config_of, stored
 from evidence import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -196,10 +197,7 @@ def test_settings_of_the_callers_jax_programs_do_not_change_updates(mesh_of):
 
 
 def engine_of(mesh, seed=0, sharding="DIV", rows=1003):
-    config = EmbeddingConfig.from_tables([TableConfig(rows, 5, name="a"), TableConfig(rows, 5, name="b")], SGD(0.1))
-    proto = config.to_proto()
-    proto.sharding_strategy = 1 if sharding == "MOD" else 0
-    return Engine(EmbeddingConfig.from_proto(proto), mesh, seed=seed)
+    return Engine(stored(config_of(SGD(0.1), "ab", 5, rows), sharding=sharding), mesh, seed=seed)
 
 
 def test_the_start_depends_on_seed_table_and_row_and_on_no_mesh(mesh_of):

@@ -20,14 +20,6 @@ from penstock.checkpoint.arrays import SavedTables
 from penstock.checkpoint.store import Folder
 from penstock.filesystem import atomic_files
 
-
-@pytest.fixture
-def folder(tmp_path):
-    """Commits of steps 1 to 3, which are all that it keeps."""
-    saved(tmp_path / "run", range(3))
-    return tmp_path / "run"
-
-
 # ---- what a tag keeps, and what it names
 
 

@@ -21,13 +21,6 @@ from penstock.filesystem.file_stores import LocalStore
 STRIDE = 1 if IS_EVIDENCE else 3
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Commits of steps 1 to 3, which are all that it keeps."""
-    saved(tmp_path / "run", range(3))
-    return tmp_path / "run"
-
-
 @pytest.mark.parametrize("move", [False, True])
 def test_a_full_disk_leaves_the_folder_as_it_was(move, folder, monkeypatch):
     ps.tag(folder, "good", 1)

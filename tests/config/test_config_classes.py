@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+from functools import partial
 from typing import Any
 
+import engines
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ import penstock
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimization_parameters_pb2 import OptimizationParameters
 from penstock.config.optimizer_protos import optimization_parameters
-from penstock.config.tables import Constant, RowIdInitializer, TableConfig
+from penstock.config.tables import Constant, RowIdInitializer
 from penstock.updates import OPTIMIZERS, OWN_OPTIMIZERS, UPDATES, WITHOUT_FORMULA, UserDefinedProgram, update_rule
 
 
@@ -25,8 +27,7 @@ def made(name, **arguments):
     return cls(halve, **arguments) if cls is UserDefinedProgram else cls(**arguments)
 
 
-def config_of(optimizer, **table):
-    return EmbeddingConfig.from_tables([TableConfig(10, 4, name="a", **table)], optimizer)
+config_of = partial(engines.config_of, tables="a", dim=4)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 import traceback
+from functools import partial
 
+import engines
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -29,9 +31,7 @@ pytestmark = [
 ]
 
 
-def engine_of(**options):
-    table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), name="t")
-    return ps.Engine(ps.EmbeddingConfig.from_tables([table]), **options)
+engine_of = partial(engines.engine_of, ps.SGD(0.5), rows=8, initializer=ps.Constant(1.0))
 
 
 def frame(row_id):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from device_table import addresses
 from jax.sharding import PartitionSpec as P
 
 import penstock as ps
@@ -116,10 +117,6 @@ def test_steps_are_in_place_and_compiled_once_after_the_largest_batch(mesh_of, m
         assert addresses(tables) == before
     tables, _ = step(tables, embedding.preprocess({"a": [[]] * BATCH, "b": [[]] * BATCH}))
     assert step._cache_size() == 1
-
-
-def addresses(tables):
-    return [shard.data.unsafe_buffer_pointer() for array in tables["t"].arrays for shard in array.addressable_shards]
 
 
 def test_a_scan_over_batches_gives_the_bits_of_a_step_per_batch(mesh_of):

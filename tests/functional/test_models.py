@@ -8,6 +8,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from device_table import addresses
 from jax.sharding import Mesh
 from scripts import ROOT, loaded
 
@@ -93,10 +94,6 @@ def test_a_flax_model_that_is_created_in_a_traced_function_is_refused_in_a_sente
     for create in (lambda: nnx.eval_shape(lambda: Embedding(tables)), nnx.jit(lambda: Embedding(tables))):
         with pytest.raises(ps.UsageTypeError, match=r"create: .*outside, and pass them to the function"):
             create()
-
-
-def addresses(tables):
-    return [shard.data.unsafe_buffer_pointer() for array in tables["t"].arrays for shard in array.addressable_shards]
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,6 @@ def cluster():
         ray.shutdown()
 
 
-@pytest.fixture
-def logs(tmp_path):
-    return [str(write(tmp_path / f"{n}.arrows", [batch(step, n) for step in range(12)])) for n in range(3)]
-
-
 def alone(logs, config, **options):
     engine = ps.Engine(config, num_required=options.pop("num_required", 3))
     return engine.run(logs, merge="round", flush=True, **options), engine.state_hash()

@@ -3,6 +3,9 @@
 import framed
 import pyarrow as pa
 
+from penstock.errors import InputError
+from penstock.io.decoding.reader import FrameReader
+
 SIZES = {"user": (100, 2)}
 TWO = {"user": (100, 2), "item": (50, 3)}
 INTEGERS = [getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -34,6 +37,19 @@ def rows_of(frame):
         ]
         for table, blocks in frame.rows.items()
     }
+
+
+def outcome(source, options):
+    """Frames as plain values, the error that ended them, and the first bad row of each kind."""
+    frames, reader = [], FrameReader(source, options)
+    try:
+        for frame in reader:
+            audited = frame.audited()
+            bad = [row for part in audited.bad_rows for row in part.to_pylist()]
+            frames.append((rows_of(audited), audited.num_rows, audited.local_step, audited.dropped, bad))
+    except InputError as error:
+        return frames, str(error), reader.first_bad
+    return frames, None, reader.first_bad
 
 
 def error_of(source, sizes=SIZES, **options):

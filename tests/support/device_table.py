@@ -30,6 +30,11 @@ def host_table(mesh_of, rule, rows, dim, devices=1, mod=True, team=TEAM, target=
     return DeviceTable(HostTables(make_mesh(mesh_of(devices)), [definition], team, target))
 
 
+def addresses(tables):
+    """The addresses of the shards of the arrays of a table ``t`` that a user's own step updates."""
+    return [shard.data.unsafe_buffer_pointer() for array in tables["t"].arrays for shard in array.addressable_shards]
+
+
 def addresses_of(table):
     """The addresses of the shards of the arrays, which an update in place never moves, after every dispatch is done."""
     table.wait()

@@ -103,7 +103,14 @@ def documented():
     return {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in items}
 
 
+def fetched(url):
+    """The text of a page."""
+    with urllib.request.urlopen(url, timeout=HANG_S) as answer:
+        return answer.read().decode()
+
+
 def scraped(url):
+    """The metrics of a page, as ``parsed`` gives them."""
     with urllib.request.urlopen(url, timeout=HANG_S) as answer:
         assert answer.headers["Content-Type"] == TEXT
         return parsed(answer.read().decode())

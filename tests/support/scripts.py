@@ -3,11 +3,18 @@
 import functools
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def block(page, language):
+    """The code of a language on a page of docs/, which has one block of it."""
+    (code,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+    return code
 
 
 def loaded(name):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import engines
 import numpy as np
 import pyarrow.flight as flight
 import pytest
@@ -27,9 +28,8 @@ LOOPBACK = Address("127.0.0.1", 0, False)
 
 
 def config_of(tables=("user",), optimizer=None):
-    return ps.EmbeddingConfig.from_tables(
-        [ps.TableConfig(VOCABULARY, DIM, name=name, optimizer=optimizer or ps.Adagrad(0.1)) for name in tables]
-    )
+    """A configuration of equal tables."""
+    return engines.config_of(optimizer or ps.Adagrad(0.1), tables, DIM, VOCABULARY)
 
 
 def frame(number, rows=20, table=None, step=None, seed=0):

@@ -1,7 +1,9 @@
 """Weights that come without the slot that determines them, as FTRL's: a gradient of 0 keeps them."""
 
 import logging
+from functools import partial
 
+import engines
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -31,8 +33,7 @@ def weights_of(rows=ROWS, dim=4):
     return weights + np.float32(0.1) * np.sign(weights)  # far enough from 0 for float32 to hold l1 next to them
 
 
-def config_of(optimizer, dim=4, **more):
-    return ps.EmbeddingConfig.from_tables([ps.TableConfig(ROWS, dim, name="user", optimizer=optimizer, **more)])
+config_of = partial(engines.config_of, tables=("user",), dim=4, rows=ROWS)
 
 
 def source_of(path, **arrays):

@@ -9,15 +9,10 @@ import contextlib
 import numpy as np
 import pyarrow as pa
 import pytest
-from neighbours import DIM, ROWS, config, log_of_two_tables, state_of
+from neighbours import DIM, ROWS, config, state_of
 from services import client_of, service_of
 
 import penstock as ps
-
-
-@pytest.fixture(scope="module")
-def gradients():
-    return log_of_two_tables()
 
 
 @pytest.fixture
@@ -26,11 +21,6 @@ def tensors(gradients):
     storage = gradients["gradient"].combine_chunks()
     tensor = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float32(), [DIM]), storage)
     return gradients.set_column(3, "gradient", tensor)
-
-
-@pytest.fixture(scope="module")
-def expected(gradients):
-    return state_of(gradients)
 
 
 def types_of(source):
