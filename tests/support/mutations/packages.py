@@ -10,12 +10,12 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGES: dict[str, tuple[list[str], list[str]]] = {
     "core": (
         ["engine/core.py"],
-        ["core", "engine", "engine_rates", "engine_parameters", "dirty_rows", "stage", "dynamic", "dynamic_capacity"],
+        ["engine", "engine_rates", "engine_parameters", "dirty_rows", "stage", "dynamic", "dynamic_capacity"],
     ),
     "gate": (["engine/gate.py"], ["gate", "accumulators_takers", "accumulators_golden", "accumulators_interleaved"]),
     "pipeline": (
         ["engine/pipeline.py", "engine/accumulators/frame_gate.py"],
-        ["gate", "core", "engine", "engine_rates", "threads", "metrics", "checkpoint", "shares"],
+        ["gate", "engine", "engine_rates", "threads", "metrics", "checkpoint", "shares"],
     ),
     "accumulate": (
         ["engine/accumulators"],
