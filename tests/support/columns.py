@@ -17,15 +17,18 @@ VIEWS = [None, "user", "item", "other", None, "more", "and one that is too long 
 
 
 def gradients(rows, kind=None):
+    """A column of gradients."""
     return pa.array(rows, kind or pa.list_(pa.float32(), 2))
 
 
 def batch_of(num_rows=2, **columns):
+    """A batch of a few rows; columns : more, or other ones, None for no such column"""
     columns = {"id": pa.array(range(num_rows)), "gradient": gradients([[1.0, 2.0]] * num_rows)} | columns
     return pa.RecordBatch.from_pydict({n: c for n, c in columns.items() if c is not None})
 
 
 def frames_of(source, sizes=SIZES, **options):
+    """The frames of a source."""
     return framed.frames_of(source, sizes=sizes, **options)
 
 
@@ -53,8 +56,10 @@ def outcome(source, options):
 
 
 def error_of(source, sizes=SIZES, **options):
+    """The error that ends a source."""
     return framed.until_error(source, sizes=sizes, **options)[1]
 
 
 def place_of(error):
+    """Where an error is, and why."""
     return error.batch, error.row, error.column, error.reason

@@ -70,6 +70,7 @@ NO_NUMBERS = {"first_not_finite", "verified", "unverified", "state_hash", "notes
 
 
 def config_of(*more):
+    """Two tables, one of a name that needs escapes, with a rate that frames give. more : tables"""
     tables = [ps.TableConfig(50, 2, name="user"), ps.TableConfig(9, 2, name='it"em'), *more]
     return ps.EmbeddingConfig.from_tables(tables, optimizer=ps.Adagrad(ps.DynamicLearningRate(0)))
 

@@ -46,6 +46,7 @@ def replayed(frames, config=None, **arguments):
 
 
 def free_port():
+    """A port that nothing listens at."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return bound.getsockname()[1]
@@ -75,6 +76,7 @@ def service_of(engine=None, folder=None, every=None, resume=False, grace_s=HANG_
 
 
 def client_of(service, **arguments):
+    """A client of a service in this process."""
     return connect(service.address.uri, patience_s=arguments.pop("patience_s", HANG_S), **arguments)
 
 

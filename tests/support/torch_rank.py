@@ -17,6 +17,7 @@ ROWS, DIM = 200, 4
 
 
 def batch_of(rank, number):
+    """The batch of a rank with a number."""
     return zipf_batch(np.random.default_rng([rank, number]), 16, ROWS)
 
 
