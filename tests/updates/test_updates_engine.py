@@ -97,7 +97,7 @@ def test_a_lazy_optimizer_leaves_untouched_rows_alone(optimizer):
 @pytest.mark.parametrize("dim", [1, 4])
 def test_low_dimensional_packing_changes_no_result(dim):
     ids, grads = some(np.random.default_rng(0), 40, dim)
-    engines = [engine_of(o.Adam(0.1, low_dimensional_packing_status=packing), dim) for packing in (False, True)]
+    engines = [engine_of(o.Adam(0.1, low_dimensional_packing_status=packing), dim=dim) for packing in (False, True)]
     for engine in engines:
         engine.apply({"t": (ids, grads)})
     assert engines[0].state_hash() == engines[1].state_hash()
