@@ -35,11 +35,13 @@ def test_schemes_are_unique():
 @pytest.mark.parametrize("kind", NEEDING_A_LIBRARY, ids=title)
 def test_a_library_that_is_missing_is_named(kind, tmp_path, monkeypatch, refused):
     (tmp_path / "t.pbtxt").write_text(CONFIG)
-    monkeypatch.setitem(sys.modules, kind.library.module, None)
+    module = kind.library.module
+    for name in [module, *(name for name in sys.modules if name.startswith(f"{module}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
     follow = ("follow", "grpc://127.0.0.1:1", "--into", kind.example)
     words = ("replay", tmp_path / "t.pbtxt", kind.example) if kind in source_kinds() else follow
     line = refused(2, *words)
-    expected = f"needs the package {kind.library.module}: pip install 'penstock[{kind.library.extra}]'\n"
+    expected = f"needs the package {module}: pip install 'penstock[{kind.library.extra}]'\n"
     assert line.startswith(f"penstock: {kind.example.partition(':')[0]}:")
     assert line.endswith(expected)
 
