@@ -1,11 +1,16 @@
 """Any interleaving of what may be done to an accumulator: against a model in plain Python, and from many threads."""
 
+import random
+import sys
+import threading
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from limits import HANG_S
 
 import penstock as ps
 
@@ -150,3 +155,83 @@ class Interleaved(RuleBasedStateMachine):
 
 Interleaved.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 test_every_interleaving_is_the_models = Interleaved.TestCase
+
+
+class Sums(Counter):
+    """id → exact sum."""
+
+    def add(self, ids, values):
+        for i, value in zip(np.asarray(ids).tolist(), np.asarray(values)[:, 0].tolist(), strict=True):
+            self[i] += value
+
+
+@pytest.fixture
+def _switching_often():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_switching_often")
+@pytest.mark.parametrize("tf_compat", [False, True])
+def test_eight_producers_and_four_takers_lose_and_duplicate_nothing(tf_compat):
+    acc = ps.SparseConditionalAccumulator("float32", (50, 3), "SUM", tf_compat=tf_compat)
+    sent, dropped, taken = ([Sums() for _ in range(8)] for _ in range(3))
+    num_takes, num_dropped, failures = [0] * 4, [0] * 8, []
+    frames = 200 if tf_compat else 600
+
+    def produce(number):
+        rng = np.random.default_rng(number)
+        for _ in range(frames):
+            ids = np.unique(rng.integers(0, 50, rng.integers(0, 40)))
+            values = np.repeat(rng.integers(-99, 99, (len(ids), 1)), 3, 1).astype(np.float32)
+            step = acc.global_step - int(rng.integers(0, 4) == 0)
+            sent[number].add(ids, values)
+            if not acc.apply_gradient(ids, values, step, contributor=number):
+                dropped[number].add(ids, values)
+                num_dropped[number] += 1
+
+    def take(number):
+        choose = random.Random(number)
+        while True:
+            try:
+                gradient = acc.take_gradient(choose.randint(1, 5), timeout=choose.choice([None, 0, 0.001, 1]))
+            except ps.TakeTimeoutError:
+                continue
+            except ps.CancelledError:
+                return
+            num_takes[number] += 1
+            taken[number].add(gradient.indices, gradient.values)
+
+    def guarded(work, number):
+        try:
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+            acc.close()
+
+    threads = [threading.Thread(target=guarded, args=(produce, number), daemon=True) for number in range(8)]
+    takers = [threading.Thread(target=guarded, args=(take, number), daemon=True) for number in range(4)]
+    for thread in takers + threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_S)
+    acc.close()
+    for thread in takers:
+        thread.join(HANG_S)
+    assert not any(thread.is_alive() for thread in threads + takers)
+    assert failures == []
+    left, held = Sums(), acc.get_state()["held"]
+    if held:
+        left.add(held["ids"], held["values"])
+    actual = left
+    for part in dropped + taken:
+        actual.update(part)
+    everything = Sums()
+    for part in sent:
+        everything.update(part)
+    assert actual == everything
+    assert acc.global_step == sum(num_takes) > 0
+    assert acc.stale.total == sum(num_dropped)
+    assert acc.stale.by_contributor == {n: num for n, num in enumerate(num_dropped) if num}

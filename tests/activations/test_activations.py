@@ -156,6 +156,29 @@ def test_a_gradient_of_none_is_zeros_of_rows_that_were_touched():
     assert engine.retrieve_parameters("t")["momenta"][:, 0].tolist() == [0.5, 0.5, 0.5, 0.5, 0.5, 1]
 
 
+def test_several_frames_may_open_the_gate_together():
+    engine = ps.Engine(config_of(combiner="sum"), num_required=2, reduction="sum")
+    engine.load_parameters("t", np.zeros((6, 2)))
+    first, second = (engine.recv_activations([np.array([0, 1, 2, 3])])[1] for _ in range(2))
+    late = engine.recv_activations([np.array([0, 1, 2, 3])])[1]
+    ones = [np.ones((4, 2), np.float32)]
+    assert engine.send_gradients(ones, deduplication_data=first)
+    assert engine.send_gradients(ones, deduplication_data=second)
+    assert engine.lookup("t", [0]).tolist() == [[-2, -2]]
+    assert not engine.send_gradients(ones, deduplication_data=late)  # stale, as the gate has it
+
+
+def test_rates_of_dynamic_tags_come_with_the_gradients():
+    engine = ps.Engine(config_of("sum", optimizer=ps.SGD(lambda: 0.25)))
+    engine.load_parameters("t", np.zeros((6, 2)))
+    ones = [np.ones((4, 2), np.float32)]
+    _, dedup = engine.recv_activations([np.array([0, 1, 2, 3])])
+    engine.send_gradients(ones, [0.5], dedup)
+    _, dedup = engine.recv_activations([np.array([0, 1, 2, 3])])
+    engine.send_gradients(ones, deduplication_data=dedup)
+    assert engine.lookup("t", [0]).tolist() == [[-0.75, -0.75]]
+
+
 # ---- pipelining
 
 
@@ -178,6 +201,14 @@ def test_pipelined_gradients_may_be_one_step_behind_and_no_more():
     engine.send_gradients(ones, deduplication_data=waiting[0])
     with pytest.raises(ps.StateError, match="of step 2, and the engine's step is 4"):
         engine.send_gradients(ones, deduplication_data=waiting[0])
+
+
+def test_the_same_gradients_are_not_applied_twice():
+    engine = ps.Engine(config_of("sum"), num_required=2)
+    _, dedup = engine.recv_activations([RAGGED])
+    engine.send_gradients([None], deduplication_data=dedup)
+    with pytest.raises(ps.StateError, match="sent before"):
+        engine.send_gradients([None], deduplication_data=dedup)
 
 
 # ---- twins

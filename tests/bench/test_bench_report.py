@@ -9,8 +9,16 @@ from browser import WIDTHS
 
 from penstock.bench import cases, machine, report, runner
 from penstock.bench.machine import folder_of
-from penstock.bench.report.readme_table import markdown
+from penstock.bench.report.readme_table import markdown, written
 from penstock.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_readmes_table_is_what_the_kept_result_says():
+    newest = max((ROOT / "bench" / "results").glob("*/bench-*.json"), key=lambda path: path.name)
+    readme = (ROOT / "README.md").read_text()
+    assert written(readme, markdown(json.loads(newest.read_text()))) == readme
 
 
 def fake_run(case, kind, x=None, threads=2, **peers_ms):

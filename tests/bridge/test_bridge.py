@@ -109,6 +109,24 @@ def test_an_update_of_every_row_compiles_nothing_in_a_steady_state(variant, comp
     assert compilations == []
 
 
+def test_a_steady_state_compiles_nothing_whatever_the_rate(compilations):
+    config = EmbeddingConfig.from_tables(
+        [TableConfig(5000, 8, name="t", optimizer=Adagrad(lambda step: 0.1 / (1 + step)))]
+    )
+    engine = Engine(config)
+    sizes = [3, 90, 700, 2500]
+    for step, size in enumerate(sizes):
+        engine.apply({"t": some_rows(step, size, 5000, 8)})
+    jax.jit(lambda x: x + 44)(1.0)
+    assert compilations  # the listener hears
+    compilations.clear()
+    for step in range(40):
+        # Other sizes, of the same buckets; another learning rate in every step.
+        engine.apply({"t": some_rows(step, sizes[step % 4] - step % 3, 5000, 8)})
+    assert engine.global_step == 44
+    assert compilations == []
+
+
 def test_few_buckets_serve_all_sizes():
     buckets = sorted({bucket(n) for n in range(1, MAX_BUCKET + 1)})
     assert all(b % 8 == 0 for b in buckets)

@@ -1,6 +1,7 @@
 """Branches: a new checkpoint that begins with a commit of another one, by links, by copies, whole or not at all."""
 
 import errno
+import json
 import os
 import shutil
 from contextlib import suppress
@@ -12,7 +13,7 @@ from evidence import IS_EVIDENCE, more_as_evidence
 from faults.operations import Watched, failing
 from services import client_of, frame, service_of
 from services import config_of as service_config
-from versions import HookedStore, check_tags, files, rewrite, saved
+from versions import HookedStore, Killed, check_tags, files, rewrite, saved
 
 import penstock as ps
 from penstock.checkpoint import store
@@ -188,6 +189,31 @@ def test_a_full_disk_leaves_nothing(folder, tmp_path, how, monkeypatch):
 
 
 @more_as_evidence
+def test_a_process_that_is_killed_at_any_file_operation_leaves_a_branch_or_none(folder, tmp_path, how, monkeypatch):
+    for number in count(1, STRIDE):
+        new = tmp_path / str(number)
+
+        def hook(n, name, args, number=number):
+            if n >= number:
+                raise Killed
+            return no_links(n, name, args) if how == "copies" else None
+
+        operations = Watched(hook)
+        with monkeypatch.context() as patch:
+            patch.setattr(atomic_files, "operations", operations)
+            with suppress(Killed):
+                branched(folder, new, 2)
+        if not Folder(new).numbers():
+            branched(folder, new, 2)  # leftovers do not prevent it
+        assert ps.Engine.restore(new).global_step == 2
+        saved(new, range(9), engine=ps.Engine.restore(new))
+        assert not list(new.glob("*.part"))
+        if len(operations.calls) < number:
+            break
+    assert number > 5
+
+
+@more_as_evidence
 def test_a_branch_at_any_moment_of_cleaning_is_whole_or_none(folder, tmp_path, how, monkeypatch):
     links = no_links if how == "copies" else lambda n, name, args: None
     for number in count(1, STRIDE):
@@ -241,3 +267,14 @@ def test_a_store_and_a_folder_copy_and_verify_with_progress(folder, tmp_path, mo
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1] == Folder(folder).newest().num_bytes
     check_tags(tmp_path / "back")
+
+
+def test_a_branch_of_links_takes_no_room(tmp_path):
+    config = ps.EmbeddingConfig.from_tables([ps.TableConfig(50_000, 16, name="user")], ps.SGD(0.1))
+    ps.Engine(config).save(tmp_path / "run")
+    branched(tmp_path / "run", tmp_path / "new")
+    manifest = json.loads((tmp_path / "new" / "00000001.commit").read_bytes().rpartition(b"\n")[0].rpartition(b"\n")[0])
+    assert manifest["files"][0]["num_bytes"] > 3_000_000
+    links = {path.name: path.stat().st_nlink for path in (tmp_path / "new").iterdir()}
+    own = sum(path.stat().st_size for path in (tmp_path / "new").iterdir() if links[path.name] == 1)
+    assert (links["00000001.base"], own < 20_000) == (2, True)

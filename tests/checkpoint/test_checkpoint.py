@@ -110,6 +110,8 @@ def test_a_table_may_grow_and_its_new_rows_start_as_they_would(tmp_path):
         assert rows[ROWS:].tobytes() == start[key][ROWS:].tobytes()
     other.save(tmp_path)
     assert ps.Engine.restore(tmp_path).state_hash() == other.state_hash()
+    with pytest.raises(StateError, match=f"has {ROWS + 700} rows in the checkpoint and only {ROWS} in the config"):
+        ps.Engine.restore(tmp_path, config=config_of())
 
 
 def test_a_gate_of_another_kind_is_refused(tmp_path):

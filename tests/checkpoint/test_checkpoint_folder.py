@@ -137,6 +137,14 @@ def test_a_lock_that_cannot_be_had_is_not_another_run(folder, monkeypatch):
     assert caught.value.filename == str(folder / ".lock")
 
 
+def test_swapped_data_files_are_detected(folder):
+    two, three = folder / "00000002.delta", folder / "00000003.delta"
+    data = two.read_bytes()
+    two.write_bytes(three.read_bytes())
+    three.write_bytes(data)
+    assert str(two) in refused(folder)
+
+
 def test_a_renamed_manifest_is_refused(folder):
     (folder / "00000002.commit").rename(folder / "00000009.commit")
     assert "00000009.commit: is commit 2 under another name" in refused(folder)

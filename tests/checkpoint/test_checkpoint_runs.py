@@ -149,6 +149,14 @@ def test_rows_loaded_or_applied_since_the_restore_are_in_the_next_commit(tmp_pat
     assert everything(ps.Engine.restore(tmp_path)) == everything(engine)
 
 
+def test_a_folder_of_other_files_and_a_file_are_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds other files"):
+        engine_of().run(iter(LOG), checkpoint=tmp_path)
+    with pytest.raises(UsageError, match="a checkpoint is a folder, this is a file"):
+        engine_of().run(iter(LOG), checkpoint=tmp_path / "notes.txt")
+
+
 def test_a_save_to_another_folder_during_a_run_is_a_separate_commit(tmp_path, small_blocks):
     engine = engine_of()
     for n, _ in enumerate(engine.stage(iter(LOG), checkpoint=tmp_path / "a", every=1)):
@@ -194,3 +202,8 @@ def test_a_run_during_one_that_commits_leaves_its_position_alone(tmp_path):
     other = ps.Engine.restore(tmp_path / "a")
     assert [frames for _, frames, _ in other.session.positions.get_state()["sources"]] == [9]
     assert everything(other) == everything(engine)
+
+
+def test_every_without_a_checkpoint(tmp_path):
+    with pytest.raises(UsageError, match="give checkpoint= too"):
+        engine_of().run([LOG[0]], every=3)

@@ -215,6 +215,20 @@ def test_a_version_ahead_of_the_step_can_be_rolled_back_to(folder):
         later = ps.Engine.restore(folder, version="later")
 
 
+def test_an_engine_resumes_at_the_commit_before_a_rollback(folder):
+    engine = trained("lru", folder)
+    before = ps.Engine.restore(folder)
+    engine.rollback("good")
+    engine.save(folder)
+    (folder / f"{Folder(folder).numbers()[-1]:08}.commit").unlink()
+    restored = ps.Engine.restore(folder)
+    assert restored.state_hash() == before.state_hash()
+    push(restored, range(30, 40))
+    push(before, range(30, 40))
+    restored.save(folder)
+    assert ps.Engine.restore(folder).state_hash() == before.state_hash()
+
+
 REFUSED = {
     "a step without a commit": (7, "no commit of step 7; the nearest: 6 .* and 8"),
     "an unknown tag": ("goood", "no tag 'goood'; did you mean 'good'"),
@@ -332,6 +346,23 @@ def test_schedules_see_the_new_step(folder):
     engine.rollback(0)
     push(engine, range(2))
     assert seen == [0, 1, 2, 4, 5]
+
+
+def test_a_schedule_cannot_roll_back(folder):
+    engines, errors = [], []
+
+    def rate(step):
+        if step == 1:
+            with pytest.raises(ps.UsageError, match="the gate cannot be changed by what runs inside it"):
+                engines[0].rollback(0)
+            errors.append(step)
+        return 0.1
+
+    config = ps.EmbeddingConfig.from_tables([ps.TableConfig(40, 4, name="user", optimizer=ps.SGD(rate))])
+    engines.append(ps.Engine(config))
+    engines[0].save(folder)
+    push(engines[0], range(3))
+    assert (errors, engines[0].global_step) == ([1], 3)
 
 
 def frames(numbers):

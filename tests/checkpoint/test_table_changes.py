@@ -406,6 +406,18 @@ def test_deltas_after_a_change_begin_another_file(tmp_path):
     assert sorted(set(steps)) == [4, 5, 6]
 
 
+def test_a_folder_of_tables_without_a_file_needs_the_same_option(tmp_path):
+    engine = saved(tmp_path / "c")
+    engine.write_tables(tmp_path / "t")
+    more = ps.Engine(CHANGES["new"][0])
+    with pytest.raises(ps.InputError, match="no file for table 'ad'; there: item"):
+        more.read_tables(tmp_path / "t")
+    more.read_tables(tmp_path / "t", new_tables=True)
+    assert rows_of(more) == rows_of(engine) | {"ad": rows_of(ps.Engine(config_of(AD)))["ad"]}
+    with pytest.raises(ps.InputError, match="no file for any table"):
+        ps.Engine(config_of(AD)).read_tables(tmp_path / "t", new_tables=True)
+
+
 def test_shared_tables_are_those_after_the_change(tmp_path):
     engine = saved(tmp_path / "c", shared=tmp_path / "s")
     reader = ps.Reader(tmp_path / "s")

@@ -171,6 +171,12 @@ def test_invalid_names_are_refused(folder, name):
     assert files(folder) == before
 
 
+@pytest.mark.parametrize("version", [True, 1.5, b"good"])
+def test_a_version_is_a_tag_or_a_step(folder, version):
+    with pytest.raises(ps.UsageError, match="version: expected a tag or a step"):
+        ps.Engine.restore(folder, version=version)
+
+
 @pytest.mark.parametrize("name", ["a", "A.b-c_9", "x.commit", "a" * 64, "tag", "a.tag"])
 def test_any_other_name_is_one(folder, name):
     ps.tag(folder, name)

@@ -37,6 +37,29 @@ def test_a_full_disk_leaves_the_folder_as_it_was(move, folder, monkeypatch):
     assert number > 3
 
 
+@more_as_evidence
+def test_a_process_that_is_killed_at_any_file_operation_leaves_a_tag_or_none(folder, tmp_path, monkeypatch):
+    ps.tag(folder, "moved", 1)
+    for number in count(1, STRIDE):
+        copy = shutil.copytree(folder, tmp_path / str(number))
+        operations = Watched(lambda n, *_, number=number: kill(n >= number))
+        for words in (("new", 2, False), ("moved", 2, True)):
+            with monkeypatch.context() as patch:
+                operations.calls.clear()
+                patch.setattr(atomic_files, "operations", operations)
+                with suppress(Killed):
+                    ps.tag(copy, words[0], words[1], move=words[2])
+            steps = {name: step for name, (step, _) in check_tags(copy).items()}
+            assert steps["moved"] in ((1,) if words[0] == "new" else (1, 2))
+            assert steps.get("new", 2) == 2
+        removed_after(copy)
+        check_tags(copy)
+        ps.tag(copy, "moved", move=True)  # a leftover does not prevent it
+        if len(operations.calls) < number:
+            break
+    assert number > 4
+
+
 def kill(now):
     if now:
         raise Killed

@@ -1,5 +1,6 @@
 """The command as a separate process: pipes, closed streams, devices, and no traceback whatever happens."""
 
+import json
 import os
 import re
 import subprocess
@@ -103,6 +104,25 @@ def test_names_that_are_not_utf8_are_no_traceback(penstock, config, log, tmp_pat
     assert "'caf\\xe9' is not UTF-8" in one_line(penstock("inspect", config, "--column", b"id=caf\xe9"), 2)
     ascii_only = penstock("inspect", config, env={"PYTHONIOENCODING": "ascii"})
     assert "5,000 \\xd7 2" in ascii_only.stdout
+
+
+@pytest.mark.evidence
+def test_devices_give_the_same_hash_whatever_the_environment_forces(penstock, config, log):
+    forced = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    hashes = set()
+    for number, env in ((1, {}), (2, {}), (3, {"JAX_PLATFORMS": "cpu"}), (2, forced), (8, forced)):
+        done = penstock("replay", config, log, "--devices", number, "--json", env=env)
+        assert done.returncode == 0, done.stderr
+        assert "arning" not in done.stderr
+        hashes.add(json.loads(done.stdout)["state_hash"])
+    assert len(hashes) == 1
+
+
+@pytest.mark.evidence
+def test_a_missing_jax_platform_is_exit_2(penstock, config, log):
+    for name in ("cuda", "abacus"):
+        line = one_line(penstock("replay", config, log, env={"JAX_PLATFORMS": name}), 2)
+        assert f"JAX_PLATFORMS is '{name}'" in line
 
 
 # ---- devices

@@ -53,6 +53,19 @@ def test_python_saves_and_loads_them(tmp_path):
         ps.EmbeddingConfig.from_tables(tables, columns=["id"])
 
 
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ('columns { role: "ids" name: "key" }', "role 'ids' does not exist"),
+        ('columns { role: "id" }', "name is empty"),
+        ('columns { role: "id" name: "a" } columns { role: "id" name: "b" }', "role 'id' is given twice"),
+    ],
+)
+def test_wrong_ones_are_findings(tmp_path, columns, problem, capsys):
+    (tmp_path / "tables.pbtxt").write_text(f"tpu_embedding_configuration {{ {ONE_TABLE} }}\n{columns}")
+    assert problem in error_line(capsys, 4, "replay", tmp_path / "tables.pbtxt", "log")
+
+
 def test_a_checkpoint_resumes_with_names_that_were_added_to_the_configuration(files, tmp_path):
     tables = [ps.TableConfig(50, 2, optimizer=ps.SGD(0.1), name="user")]
     ps.Engine(ps.EmbeddingConfig.from_tables(tables)).run(log("id", "gradient"), checkpoint=tmp_path / "c", limit=1)

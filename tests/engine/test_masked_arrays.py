@@ -32,6 +32,55 @@ def test_an_array_without_a_masked_value_is_refused_too(engine):
         engine.apply({"user": (np.ma.array(IDS), GRADIENTS)})
 
 
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (masked(IDS), GRADIENTS),
+        (masked(IDS, np.int32), GRADIENTS),
+        (IDS, masked(GRADIENTS)),
+        (IDS, masked(GRADIENTS, np.float64)),
+        (IDS, list(masked(GRADIENTS))),
+        ([masked(1), 2], GRADIENTS),
+    ],
+)
+@pytest.mark.parametrize("push", ["apply", "gate.push"])
+def test_apply_and_push_refuse_masked_arrays(engine, pair, push):
+    before = engine.state_hash()
+    with pytest.raises(ps.InputError, match=rf"apply\('user'\): {MESSAGE}"):
+        (engine.apply if push == "apply" else engine.gate.push)({"user": pair})
+    assert engine.state_hash() == before
+
+
+@pytest.mark.parametrize("slot", [False, True])
+def test_load_parameters_refuses_masked_arrays(engine, slot):
+    rows = np.ones((ROWS, DIM), np.float32)
+    rows, slots = (rows, masked(rows)) if slot else (masked(rows), rows)
+    before = engine.state_hash()
+    with pytest.raises(ps.UsageError, match=rf"table 'user', {'accumulators' if slot else 'parameters'}: {MESSAGE}"):
+        engine.load_parameters("user", rows, accumulators=slots)
+    with pytest.raises(ps.UsageError, match=rf"table 'user', ids: {MESSAGE}"):
+        engine.load_parameters("user", GRADIENTS, ids=masked(IDS), accumulators=GRADIENTS)
+    assert engine.state_hash() == before
+
+
+def test_lookup_refuses_masked_ids(engine):
+    with pytest.raises(ps.UsageError, match=rf"table 'user', ids: {MESSAGE}"):
+        engine.lookup("user", masked(IDS))
+
+
+def test_accumulators_refuse_masked_arrays():
+    dense, sparse = ps.ConditionalAccumulator(), ps.SparseConditionalAccumulator()
+    for call in (
+        lambda: dense.apply_gradient(masked([1, 2], np.float32)),
+        lambda: dense.apply_gradient([masked([1, 2], np.float32)]),
+        lambda: sparse.apply_gradient(IDS, masked(GRADIENTS)),
+        lambda: sparse.apply_gradient(masked(IDS), GRADIENTS),
+    ):
+        with pytest.raises(ps.InputError, match=MESSAGE):
+            call()
+    assert dense.num_accumulated() == sparse.num_accumulated() == 0
+
+
 WEIGHTS = np.ones(2, np.float32)
 INDICES, SPLITS = np.array([[0, 0], [1, 0]]), np.array([0, 1, 2])
 
@@ -66,6 +115,13 @@ def ragged(splits, values):
 def test_recv_activations_refuses_masked_arrays(engine, ids, weights):
     with pytest.raises(ps.UsageError, match=rf"feature 'visits': {MESSAGE}"):
         engine.recv_activations([IDS, ids], None if weights is None else [WEIGHTS, weights])
+
+
+def test_send_gradients_refuses_masked_arrays(engine):
+    _, dedup = engine.recv_activations([IDS, IDS])
+    with pytest.raises(ps.UsageError, match=rf"gradient of feature 'visits': {MESSAGE}"):
+        engine.send_gradients([GRADIENTS, masked(GRADIENTS)], deduplication_data=dedup)
+    assert engine.send_gradients([GRADIENTS, GRADIENTS], deduplication_data=dedup)
 
 
 def test_unpacking_deduplication_data_refuses_masked_arrays(engine):

@@ -207,6 +207,14 @@ def test_an_abandoned_reader_leaves_the_engine_at_a_whole_frame_with_its_files_c
     assert engine.state_hash() == plain.state_hash()
 
 
+def test_other_arrow_libraries_take_it_through_the_stream_protocol():
+    engine = engine_of()
+    reader = pa.RecordBatchReader.from_stream(engine.stage(LOG))
+    assert engine.global_step == 0
+    assert pa.table(reader).num_rows > 0
+    assert engine.global_step == 12
+
+
 def test_bad_input_is_raised_after_the_deltas_of_the_frames_before_it():
     bad = pa.record_batch({**{n: LOG[3][n] for n in LOG[3].schema.names}, "id": pa.array([-1] * LOG[3].num_rows)})
     for options in ({}, {"per_steps": 100}):

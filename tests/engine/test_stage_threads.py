@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 
 import pytest
 from checkpoints import batch, engine_of
@@ -109,3 +110,24 @@ def test_the_last_commit_contains_no_step_whose_delta_was_not_delivered(tmp_path
             step(engine, [7])
     assert last_step >= 6
     assert ps.Engine.restore(tmp_path).global_step <= last_step < engine.global_step
+
+
+def test_a_delta_file_continues_after_a_run_with_steps_of_another_thread(tmp_path):
+    log = [batch(NEVER_STALE + n, rows=400) for n in range(12)]
+    engine, stop_event = engine_of(num_required=1), threading.Event()
+    output_options = {"checkpoint": tmp_path / "run", "deltas": tmp_path / "deltas.arrows"}
+
+    def step_until_stopped():
+        while not stop_event.is_set():
+            step(engine, range(200))
+            time.sleep(0.0002)
+        return "stopped"
+
+    join_step = in_thread(step_until_stopped)
+    try:
+        engine.run(iter(log[:6]), **output_options)
+    finally:
+        stop_event.set()
+    assert join_step() == "stopped"
+    restored = ps.Engine.restore(tmp_path / "run")
+    assert restored.run(iter(log), resume=True, **output_options).skipped == 6

@@ -110,6 +110,14 @@ def test_transforms_that_mix_rows_are_refused(name):
         from_optax(transform)
 
 
+@pytest.mark.evidence
+def test_transforms_that_a_row_without_a_finite_gradient_holds_up_are_refused():
+    optax = pytest.importorskip("optax")
+    with pytest.raises(ps.UsageError, match="the update of a row depends on other rows"):
+        from_optax(optax.chain(optax.apply_if_finite(optax.adam(0.1), 3), optax.scale(1.0)))
+    assert from_optax(optax.chain(optax.zero_nans(), optax.sgd(0.1))).num_slots == 0
+
+
 @pytest.mark.parametrize("name", ["MultiSteps", "apply_every"])
 def test_transforms_that_postpone_gradients_are_refused(name):
     optax = pytest.importorskip("optax")

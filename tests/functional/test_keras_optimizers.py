@@ -216,6 +216,13 @@ def test_a_layer_that_is_called_twice_in_a_step_is_refused_and_may_predict():
         model.fit(batches, verbose=0)
 
 
+@pytest.mark.evidence
+def test_a_model_that_is_computed_again_in_the_backward_pass_trains_as_any_other():
+    with keras.RematScope(mode="full"):
+        model, layer = compiled(sgd())
+    np.testing.assert_array_equal(trained(model, layer), expected_rows())
+
+
 def test_a_model_as_a_whole_is_frozen_and_thawed_and_keeps_no_tracer():
     model, layer = compiled(sgd())
     for trainable in (False, True):

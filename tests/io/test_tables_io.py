@@ -70,6 +70,15 @@ def test_written_tables_are_read_back_bit_for_bit(tmp_path_factory, dim, counts,
         assert b"".join(np.ascontiguousarray(columns[name]).tobytes() for _, columns in actual_blocks) == expected
 
 
+def test_the_file_is_plain_parquet_with_id_row_and_one_column_per_slot(tmp_path):
+    path = write_table(tmp_path / "new" / "folder", "user", 2, ["accumulators"], [(block_of(3), block_of(3, start=9))])
+    assert path == tmp_path / "new" / "folder" / "user.parquet"
+    table = pq.read_table(path)
+    assert table.schema.names == ["id", "row", "accumulators"]
+    assert table["id"].to_pylist() == [0, 1, 2]
+    assert table["accumulators"].to_pylist() == block_of(3, start=9).tolist()
+
+
 def test_columns_that_are_not_requested_or_missing_are_omitted(tmp_path):
     write_table(tmp_path, "user", 2, ["momenta"], [(block_of(2), block_of(2))])
     assert list(read_all(tmp_path)[1]) == ["row"]

@@ -173,6 +173,15 @@ def test_bad_rows_can_be_dropped_and_are_counted():
         assert client.status()["dropped"] == {"id_out_of_range": 1, "sum_not_finite": 1}
 
 
+def test_stale_frames_advance_the_position():
+    with service_of() as service, client_of(service) as client:
+        client.put([frame(0, step=0), frame(1, step=0), frame(2, step=1)], "w0")
+        status = client.status()
+        assert (status["stale"], status["global_step"]) == (1, 2)
+        assert client.position("w0") == 3
+        assert "'w0': 1" in client.explain() or "1 stale" in client.explain()
+
+
 DIES = """
 import os, signal, sys
 import pyarrow as pa, pyarrow.flight as flight

@@ -122,6 +122,26 @@ def test_a_reader_that_follows_over_the_restart_gets_the_error(lineage, tmp_path
     assert seen == [6]
 
 
+def test_a_reader_without_a_delta_yet_also_notices(tmp_path):
+    folder, address = tmp_path / "c", Address("127.0.0.1", free_port(), False)
+    with connect(address.uri, patience_s=HANG_S) as reader:
+        with serving(folder, address=address) as service, client_of(service) as client:
+            push(client, FRAMES[:3])
+            push(client, FRAMES[3:6])
+        with serving(folder, address=address) as service:
+
+            def follow():
+                with pytest.raises(ps.DeltasGoneError):
+                    next(reader.deltas(follow=True))
+
+            done = in_thread(follow)
+            until(lambda: service.log._num_following)
+        go_back(folder, 3)
+        with serving(folder, address=address) as service, client_of(service) as client:
+            push(client, OTHER[:5])
+            done()
+
+
 def test_a_backup_restored_over_the_folder(at_six, tmp_path):
     folder, _ = at_six
     shutil.copytree(folder, tmp_path / "backup")
@@ -172,6 +192,18 @@ def test_a_replay_that_continues_the_folder_of_a_service_begins_an_epoch(at_six)
                 list(client.deltas(**position))
 
 
+def test_killed_before_the_first_commit_a_follower_continues(tmp_path, config):
+    listen = f"grpc://127.0.0.1:{free_port()}"
+    serve = (config, "--listen", listen, "--checkpoint", tmp_path / "c", "--resume")
+    with Process(*serve) as service, connect(listen, patience_s=HANG_S) as client:
+        snapshot = client.table("user")
+        service.end(signal.SIGKILL)
+        with Process(*serve):
+            assert client.status()["lineage"] == snapshot.lineage
+            push(client, FRAMES[:2])
+            assert [d.step for d in client.deltas(snapshot.step, lineage=snapshot.lineage, epoch=snapshot.epoch)] == [2]
+
+
 # ---- the start
 
 
@@ -186,6 +218,17 @@ def test_a_follower_that_came_before_the_first_commit_does_not_end(tmp_path, con
         push(client, FRAMES[:3])
         code, done, text = outcome(capsys, *follow)
         assert (code, done and done["step"]) == (0, 3), text
+
+
+def test_a_start_commits_no_row_again(tmp_path):
+    folder = tmp_path / "c"
+    with serving(folder) as service, client_of(service) as client:
+        push(client, FRAMES[:6])
+    base = max(path.stat().st_size for path in folder.iterdir())
+    with serving(folder):
+        newest = Folder(folder).newest()
+    assert newest.files[-1].num_bytes < 1000 < base
+    assert newest.contents["positions"]["epochs"][-1][1] == 6
 
 
 def test_twenty_starts_in_a_row_keep_the_earlier_commits(tmp_path):

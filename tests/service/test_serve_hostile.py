@@ -2,7 +2,9 @@
 
 import itertools
 import signal
+import threading
 
+import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from limits import HANG_S, in_thread, until
@@ -11,12 +13,40 @@ from services import Process, client_of, config_of, frame, replayed, self_signed
 import penstock as ps
 from penstock.cli.main import main
 from penstock.io.flight import connect
-from penstock.io.flight.messages import PutRequest
+from penstock.io.flight.messages import PutRequest, decoded
 
 FRAMES = [frame(n) for n in range(12)]
 
 
 CONFIG = config_of()
+
+
+def test_columns_that_change_in_mid_stream_are_refused_and_those_before_stay():
+    other = pa.record_batch({"id": pa.array([1], pa.int32()), "gradient": [[1.0] * 4]})
+    with service_of() as service, client_of(service) as client:
+        with pytest.raises(ps.InputError, match=r"the schema changed: expected id: int64.*got id: int32.*producer"):
+            client.put([*FRAMES[:3], other], "w0")
+        until(lambda: client.position("w0") == 3)
+        client.put(FRAMES[3:], "w0")
+        assert service.engine.state_hash() == replayed(FRAMES).state_hash()
+
+
+def test_two_producers_of_one_name_apply_every_frame_once():
+    with service_of() as service:
+        start = threading.Barrier(2)
+
+        def push():
+            with client_of(service) as client:
+                start.wait()
+                try:
+                    return client.put(FRAMES, "w0", first=1).position
+                except ps.UsageError as error:
+                    return str(error)
+
+        outcomes = [done() for done in [in_thread(push) for _ in range(2)]]
+        assert 12 in outcomes
+        assert all(outcome == 12 or "another stream of producer 'w0' has begun" in outcome for outcome in outcomes)
+        assert service.engine.state_hash() == replayed(FRAMES).state_hash()
 
 
 def test_an_error_after_a_frame_is_applied_does_not_apply_it_again(monkeypatch):
@@ -57,6 +87,33 @@ def exchange(service, name):
     writer, reader = client.do_exchange(PutRequest("exchange", name, 1).descriptor())
     writer.begin(FRAMES[0].schema)
     return client, writer, reader
+
+
+def test_exchanges_side_by_side_and_one_that_never_reads():
+    with service_of() as service:
+        deaf = exchange(service, "deaf")
+        for each in FRAMES:
+            deaf[1].write_batch(each)
+        until(lambda: service.sequencer.streams.position("deaf") == 12)
+
+        def run(name):
+            client, writer, reader = exchange(service, name)
+            for each in FRAMES:
+                writer.write_batch(each)
+            writer.done_writing()
+            acked, rows = 0, 0
+            for chunk in reader:
+                ack = decoded(chunk.app_metadata or b"{}", "")
+                acked = ack["ack"]["position"] if "ack" in ack else acked
+                rows += 0 if chunk.data is None else chunk.data.num_rows
+            writer.close()
+            client.close()
+            return acked, rows > 0
+
+        assert [done() for done in [in_thread(lambda n=n: run(f"w{n}")) for n in range(3)]] == [(12, True)] * 3
+        assert service.sequencer.counters.frames == 48
+        deaf[1].close()
+        deaf[0].close()
 
 
 def test_a_ticket_of_ten_megabytes_is_refused_before_it_is_read():

@@ -32,6 +32,12 @@ def test_a_wrong_token_is_refused_before_anything_is_read():
         assert service.admission.num_refused >= 3
 
 
+def test_the_token_is_read_from_the_environment(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_FLIGHT_TOKEN", "s3cret")
+    with service_of(tokens=(b"s3cret",)) as service, client_of(service) as client:
+        assert client.put(FRAMES, "w0").position == 6
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     return self_signed(tmp_path_factory.mktemp("tls"))
@@ -213,6 +219,25 @@ def test_producers_that_send_first_are_kept_within_the_limit():
         with pytest.raises(flight.FlightServerError, match="'b': positions of 1 producers are kept, and no more"):
             push(writer)
         assert service.engine.global_step == 1
+
+
+@pytest.mark.parametrize(
+    ("ticket", "message"),
+    [
+        (b"", "expected a JSON object"),
+        (b"[1]", "expected a JSON object, got list"),
+        (b'{"x": 1}', "expected table or deltas, got x"),
+        (b'{"deltas": {"since": "x"}}', "since: expected a step, got 'x'"),
+        (b'{"deltas": {"since": -1}}', "deltas are kept from step 0 on, not from -1"),
+    ],
+)
+def test_invalid_tickets_are_refused_in_one_line(ticket, message):
+    with service_of() as service:
+        client = flight.connect(service.address.uri)
+        with pytest.raises(flight.FlightServerError, match=message) as error:
+            list(client.do_get(flight.Ticket(ticket)))
+        assert "Traceback" not in str(error.value)
+        client.close()
 
 
 def test_a_disk_that_is_full_ends_the_service_with_its_last_commit_whole(tmp_path, monkeypatch):

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from limits import HANG_S, in_thread, until
-from services import client_of, frame, service_of
+from services import Process, client_of, config_of, frame, free_port, service_of
 
 import penstock as ps
 from penstock.io.flight import connect
+from penstock.service.auth import Role
 from penstock.service.limits import Limits
 
 FRAMES = [frame(n) for n in range(12)]
@@ -76,6 +77,22 @@ def test_a_lookup_has_the_rows_of_all_its_tables(dims):
             engine.apply({"t0": ([1], np.ones((1, dims[0])))})
         assert answer.step == 2
         assert client.lookup({}) == {}
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [5, 5, 499],
+        (5, 5, 499),
+        np.array([5, 5, 499], np.uint16),
+        np.array([5, 5, 499], np.uint64),
+        pa.array([5, 5, 499], pa.int32()),
+        pa.chunked_array([[5], [5, 499]]),
+    ],
+)
+def test_ids_of_any_integer_type_are_taken(ids):
+    with service_of() as service, client_of(service) as client:
+        np.testing.assert_array_equal(client.lookup({"user": ids})["user"], service.engine.lookup("user", [5, 5, 499]))
 
 
 @pytest.mark.parametrize(
@@ -323,6 +340,33 @@ def test_an_idle_stream_is_closed_with_its_connection_and_opened_again():
             assert client.lookup({"user": [1]}).step == step
             until(lambda: service.connections.num_open == 0)
             service.engine.apply({"user": ([1], np.ones((1, 4)))})
+
+
+@pytest.mark.evidence
+def test_lookups_continue_after_the_service_was_killed(tmp_path):
+    config_of().save(config := tmp_path / "tables.pbtxt")
+    words = [config, "--listen", f"grpc://127.0.0.1:{free_port()}", "--checkpoint", tmp_path / "c"]
+    with Process(*words) as service, connect(service.uri, patience_s=HANG_S) as client:
+        client.put(FRAMES, "w0")
+        before = client.lookup({"user": np.arange(500)})
+        service.process.kill()
+        service.wait()
+        with Process(*words, "--resume"):
+            after = client.lookup({"user": np.arange(500)})
+        np.testing.assert_array_equal(before["user"], after["user"])
+        assert (after.step, after.lineage) == (before.step, before.lineage)
+
+
+def test_lookups_need_a_token():
+    with service_of(tokens={b"s3cret": Role.READER, b"other": Role.PRODUCER}) as service:
+        refused = pytest.raises(ps.ServiceError, match="the token is missing or wrong")
+        with client_of(service, token="wrong", patience_s=0.1) as client, refused:
+            client.lookup({"user": [1]})
+        refused = pytest.raises(ps.ServiceError, match="the token is a producer's, and this call needs")
+        with client_of(service, token="other", patience_s=0.1) as client, refused:
+            client.lookup({"user": [1]})
+        with client_of(service, token="s3cret") as client:
+            assert client.lookup({"user": [1]}).step == 0
 
 
 def test_a_failed_engine_answers_no_lookup():

@@ -1,12 +1,16 @@
 """``penstock serve`` as a process, with trainers and readers as processes: killed, ended, refused."""
 
+import json
 import signal
 import socket
+import threading
 
+import numpy as np
+import pyarrow.flight as flight
 import pytest
 from ipc import write
-from limits import until
-from services import Process, config_of, frame, replayed
+from limits import HANG_S, in_thread, until
+from services import Process, config_of, frame, free_port, replayed
 
 import penstock as ps
 from penstock.cli.main import main
@@ -22,6 +26,35 @@ def frames(tmp_path):
     made = [frame(n) for n in range(NUM_FRAMES)]
     write(tmp_path / "log", made)
     return made
+
+
+@pytest.mark.evidence
+def test_killed_three_times_and_nothing_is_lost_or_applied_twice(tmp_path, config, frames):
+    listen, sendable = f"grpc://127.0.0.1:{free_port()}", threading.Semaphore(0)
+    serve = [config, "--listen", listen, "--checkpoint", tmp_path / "c", "--resume"]
+    serve += ["--every", "7", "--num-required", "2"]
+
+    def train():
+        with connect(listen, patience_s=HANG_S) as client, client.producer("trainer", first=1) as producer:
+            for each in frames:
+                sendable.acquire()
+                producer.send(each)
+        return producer.acked
+
+    training = in_thread(train)
+    for steps in (25, 55, 85):  # and frames of five more are on their way
+        with Process(*serve) as service, connect(listen, patience_s=HANG_S) as client:
+            sendable.release(NUM_FRAMES // 4)
+            until(lambda: client.status()["global_step"] >= steps)  # noqa: B023
+            service.end(signal.SIGKILL)
+    with Process(*serve) as service:
+        sendable.release(NUM_FRAMES // 4)
+        acked = training()
+        assert (acked.position, acked.applied, acked.stale) == (NUM_FRAMES, NUM_FRAMES, 0)
+        code, _, err = service.end(signal.SIGTERM)
+        assert (code, err) == (0, "")
+    whole = replayed(frames, num_required=2)
+    assert ps.Engine.restore(tmp_path / "c").state_hash() == whole.state_hash()
 
 
 def test_a_learning_rate_that_only_frames_can_give_is_logged_at_the_start(tmp_path):
@@ -50,6 +83,20 @@ def test_ended_by_a_signal_it_commits_whole_frames_and_tells_its_producers(numbe
     assert ps.Engine.restore(tmp_path / "c").state_hash() == replayed(frames[:5]).state_hash()
 
 
+def test_a_drained_service_writes_its_tables_and_a_report(tmp_path, config, frames):
+    with Process(config, "--out", tmp_path / "out") as service:
+        with connect(service.uri) as client:
+            client.put(frames[:5], "w0")
+            client.drain()
+        code, out, err = service.wait()
+        assert (code, err) == (0, "")
+        assert "5: 100 rows, 5 steps" in out
+        assert replayed(frames[:5]).state_hash() in out
+    again = ps.Engine(config_of())
+    again.read_tables(tmp_path / "out")
+    np.testing.assert_array_equal(np.asarray(again.table("user")), np.asarray(replayed(frames[:5]).table("user")))
+
+
 def test_the_final_report_of_a_service_counts_stale_frames(config):
     with Process(config) as service:
         with connect(service.uri) as client:
@@ -59,6 +106,21 @@ def test_the_final_report_of_a_service_counts_stale_frames(config):
         code, out, err = service.wait()
     assert (code, err.count("\n"), " warning stale_frame contributor=" in err) == (0, 1, True)
     assert "frames    3: 60 rows, 1 step, 2 stale\n" in out
+
+
+def test_a_drained_service_ends_although_calls_are_open(config, frames):
+    with Process(config, "--grace", "1", "--json") as service, connect(service.uri, patience_s=0.1) as client:
+        client.put(frames[:2], "w0")
+        raw, _ = client.connection.opened()
+        follow = raw.do_get(flight.Ticket(b'{"deltas":{"follow":true}}'))
+        writer, _ = raw.do_put(flight.FlightDescriptor.for_path("gradients", "idle"), frames[0].schema)
+        writer.write_batch(frames[0])
+        until(lambda: client.status()["frames"] == 3)
+        follow.read_chunk()
+        client.drain()
+        code, out, _ = service.wait()
+    assert code == 0
+    assert json.loads(out)["frames"] == 3
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,17 @@ def test_readers_follow_through_a_rollback_while_producers_push(folder):
         assert status["global_step"] == status["steps"] + 5
 
 
+def test_a_replica_has_the_rows_of_a_rollback(serving, tmp_path, capsys):
+    service, client = serving
+    with open_store("shared", tmp_path) as target:
+        follow(capsys, service, target)
+        with ps.Reader(target.path) as reader:
+            client.rollback("good")
+            follow(capsys, service, target)
+            items = reader.lookup("item", list(service.good["item"]), consistent=True)
+            assert [row.tobytes() for row in items] == list(service.good["item"].values())
+
+
 def test_a_service_without_a_checkpoint_and_unknown_versions_are_refused(serving):
     _, client = serving
     with (

@@ -14,6 +14,7 @@ from services import Process
 import penstock as ps
 from penstock.cli import main
 from penstock.io.flight import connect
+from penstock.shared.table_writer import SharedWriter
 
 
 @pytest.fixture
@@ -51,6 +52,13 @@ def test_a_resumed_replay_shares_the_commit(job, tmp_path, capsys):
     assert (reader.step, reader.durable_step) == (4, 4)
     assert main([*words, "--resume"]) == 0
     assert (reader.step, reader.durable_step) == (10, 10)
+
+
+def test_a_folder_in_use_is_exit_5(job, tmp_path, capsys):
+    writer = SharedWriter(tmp_path / "shared")
+    line = error_line(capsys, 5, "replay", *job, "--shared", tmp_path / "shared")
+    assert "another program writes the shared tables of this folder; stop it first" in line
+    writer.close()
 
 
 def test_devices_jobs_and_passes_are_refused(job, tmp_path, capsys, monkeypatch):

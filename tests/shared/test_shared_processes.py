@@ -1,5 +1,6 @@
 """Writers and readers in separate processes: no torn row and no mixture of steps, whichever is killed, and when."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -9,11 +10,14 @@ from pathlib import Path
 import pytest
 import shared_processes
 from evidence import IS_LONG
+from limits import HANG_S
 
 import penstock as ps
 
 SCRIPT = Path(shared_processes.__file__)
 FOREVER = 10**6
+# The longer ones are for ``make evidence``.
+SECONDS = pytest.mark.parametrize("seconds", [1.5, 60.0 if IS_LONG else 6.0])
 KILLS = pytest.mark.parametrize("kills", [6, 200 if IS_LONG else 20])
 
 
@@ -37,6 +41,22 @@ def writing(tmp_path):
     for process in processes:
         process.kill()
         process.communicate()
+
+
+def outcome_of(reader):
+    text = reader.communicate(timeout=HANG_S)[0]
+    assert reader.returncode == 0, text
+    return json.loads(text)
+
+
+@pytest.mark.evidence
+@SECONDS
+def test_no_row_that_other_processes_read_is_torn_or_of_two_steps(tmp_path, writing, seconds):
+    writing()
+    readers = [started("read", tmp_path, seconds, consistent) for consistent in ("", "", "consistent")]
+    outcomes = [outcome_of(reader) for reader in readers]
+    assert all(outcome["rows"] > 10_000 for outcome in outcomes[:2])
+    assert all(outcome["step"] > 0 and not outcome["refused"] for outcome in outcomes)
 
 
 def test_lineage_and_epoch_are_read_as_they_were_written(tmp_path, writing):

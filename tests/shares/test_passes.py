@@ -17,6 +17,7 @@ from ipc import log
 
 import penstock as ps
 from penstock.cli.main import main
+from penstock.pyx.keys.key_owners import owners
 from penstock.shares.multi_pass import MultiPass
 from penstock.shares.pass_folder import PassFolder
 
@@ -121,6 +122,42 @@ def test_one_commit_names_the_parts_of_all_passes_and_a_run_continues_it(replay,
     assert restored.global_step == whole[0]["global_step"]
 
 
+@pytest.mark.evidence
+def test_bad_input_ends_every_pass_where_the_first_meets_it(replay, tmp_path, call):
+    frames = batches()
+    bad = pa.array([-1, *frames[17]["id"].to_pylist()[1:]], pa.int64())
+    broken = [*frames[:17], frames[17].set_column(frames[17].schema.get_field_index("id"), "id", bad), *frames[18:]]
+    (tmp_path / "broken.arrows").write_bytes(log(broken))
+    words = ["--checkpoint", tmp_path / "c", "--every", 4]
+    text = call(3, *KIND, tmp_path / "tables.pbtxt", tmp_path / "broken.arrows", "--passes", 3, *words)[0]
+    assert "batch 17, row 0, column 'id'" in text
+    call(3, *KIND, tmp_path / "tables.pbtxt", tmp_path / "broken.arrows", "--checkpoint", tmp_path / "whole")
+    call(0, "diff", tmp_path / "whole", tmp_path / "c")
+    result = replay("rest", "--checkpoint", tmp_path / "c", "--resume", "--passes", 2)
+    assert result[0]["skipped"] == 17
+    assert result[0]["state_hash"] == replay("whole")[0]["state_hash"]
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("mode", ["drop", "quarantine"])
+def test_bad_rows_are_counted_and_written_by_the_first_pass(replay, tmp_path, mode):
+    frames = batches()
+    bad = pa.array([-1, *frames[4]["id"].to_pylist()[1:]], pa.int64())
+    broken = [*frames[:4], frames[4].set_column(frames[4].schema.get_field_index("id"), "id", bad), *frames[5:]]
+    (tmp_path / "broken.arrows").write_bytes(log(broken))
+
+    def flags(name):
+        return ["--on-bad-row", f"quarantine={tmp_path / name}" if mode == "quarantine" else mode]
+
+    whole = replay("whole", *flags("a"), source="broken.arrows")
+    result = replay("passes", *flags("b"), "--passes", 3, source="broken.arrows")
+    assert result[1:] == whole[1:]
+    assert without_time(result[0]) == without_time(whole[0])
+    assert result[0]["dropped"] == {"id_out_of_range": 1}
+    if mode == "quarantine":
+        assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
 def test_rows_of_infinite_sums_are_dropped_in_every_pass_alike_or_end_it(tmp_path, call):
     frames = batches()[:9:3]  # one worker: none is stale
     rows = frames[1].to_pylist()
@@ -163,6 +200,38 @@ def test_sources_that_change_between_passes_are_refused_and_nothing_is_committed
     monkeypatch.undo()
     source.write_bytes(content)
     assert call(0, *words, "--resume")[1]["state_hash"] == replay("whole")[0]["state_hash"]
+
+
+@pytest.mark.evidence
+def test_a_share_that_is_full_in_a_later_pass_ends_the_replay_and_nothing_is_committed(tmp_path, call):
+    table = ps.TableConfig(8192, 2, name="t", dynamic=ps.Dynamic(on_full="error"))
+    ps.EmbeddingConfig.from_tables([table], ps.SGD(0.1)).save(tmp_path / "tables.pbtxt")
+    keys = np.arange(12_000)
+    of_last = keys[owners(keys, 0, "t", 8192, 2) == 1][:4097]  # of two shares of 4,096 rows
+    several = [batch(ids, step=step) for step, ids in enumerate([keys[:90], of_last[:4000], of_last[4000:], [1]])]
+    (tmp_path / "log.arrows").write_bytes(log(several))
+    words = [
+        "replay",
+        tmp_path / "tables.pbtxt",
+        tmp_path / "log.arrows",
+        "--passes",
+        2,
+        "--checkpoint",
+        tmp_path / "c",
+    ]
+    words += ["--out", tmp_path / "out", "--deltas", tmp_path / "d", "--every", 1]
+    text = call(6, *words)[0]
+    assert "pass 2 of 2: table 't': no room for 1 of 97 new keys: 4000 of 4096 rows are in use" in text
+    assert f"only begins anew: remove {tmp_path}/c/.passes; nothing was committed" in text
+    assert not list((tmp_path / "c").glob("*.commit"))
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "d").exists()
+    larger = ps.TableConfig(16_384, 2, name="t", dynamic=ps.Dynamic(on_full="error"))
+    ps.EmbeddingConfig.from_tables([larger], ps.SGD(0.1)).save(tmp_path / "tables.pbtxt")
+    assert "remove this folder" in call(2, *words, "--resume")[0]
+    shutil.rmtree(tmp_path / "c" / ".passes")
+    plain = call(0, *words[:3])[1]["state_hash"]
+    assert call(0, *words, "--resume")[1]["state_hash"] == plain
 
 
 def test_an_interrupted_pass_continues_at_its_position(replay, tmp_path, monkeypatch, capsys):

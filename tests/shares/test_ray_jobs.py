@@ -95,6 +95,16 @@ def test_a_job_commits_to_s3_and_another_number_of_shares_continues(cluster, log
         assert ps.Engine.restore(uri).state_hash() == state
 
 
+def test_one_process_continues_a_job_and_a_job_one_process(cluster, logs, tmp_path):
+    _, state = alone(logs, config_of())
+    engine = ps.Engine(config_of(), num_required=3)
+    engine.run(logs, merge="round", limit=10, checkpoint=tmp_path / "c")
+    Job(config_of(), logs, shares=2, num_required=3, resume=True, limit=20, checkpoint=tmp_path / "c").run()
+    engine = ps.Engine.restore(tmp_path / "c")
+    assert engine.run(logs, merge="round", resume=True, flush=True).skipped == 20
+    assert engine.state_hash() == state
+
+
 def test_a_bad_row_ends_a_job_after_the_frames_before_it(cluster, logs, tmp_path):
     bad = batch(3, 1)
     bad = bad.set_column(3, "id", pa.array([9999, *bad["id"].to_pylist()[1:]]))

@@ -1,9 +1,14 @@
-"""A rank of a training job, as a process: ``python torch_rank.py ADDRESS RANK RANKS STEPS RENDEZVOUS OUT``.
+"""A rank of a training job, as a process: ``python torch_rank.py ADDRESS RANK RANKS STEPS RENDEZVOUS OUT [KILL]``.
 
-It trains bags of a service next to a dense part under DDP over gloo. RENDEZVOUS: a file that the ranks meet in.
+It trains bags of a service next to a dense part under DDP over gloo, saves both every few steps, and continues from
+there when it starts again. RENDEZVOUS: a file that the ranks meet in; "": one rank without torch.distributed. KILL:
+seconds after the first step after which it kills itself.
 """
 
+import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,30 +18,44 @@ from torch_models import zipf_batch
 
 import penstock.torch as pt
 
-ROWS, DIM = 200, 4
+ROWS, DIM, SAVE_EVERY = 200, 4, 3
 
 
 def batch_of(rank, number):
-    """The batch of a rank with a number."""
     return zipf_batch(np.random.default_rng([rank, number]), 16, ROWS)
 
 
-def main(address, rank, ranks, steps, rendezvous, out):
+def main(address, rank, ranks, steps, rendezvous, out, kill_after_s=""):
     rank, ranks, steps, out = int(rank), int(ranks), int(steps), Path(out)
-    distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
+    if rendezvous:
+        distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
     torch.manual_seed(0)
     store = pt.store(address, contributor=f"rank-{rank}", patience_s=120.0)
     bag = pt.EmbeddingBag(ROWS, DIM, mode="sum", include_last_offset=True, store=store)
     model = torch.nn.Linear(DIM, 1)
-    dense = torch.nn.parallel.DistributedDataParallel(model)
+    dense = torch.nn.parallel.DistributedDataParallel(model) if rendezvous else model
     opt = pt.Step(bag, torch.optim.SGD(model.parameters(), lr=0.01))
-    for number in range(steps):
+    first, checkpoint = 0, out / f"rank-{rank}.pt"
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        bag.load_state_dict(saved["bag"])
+        model.load_state_dict(saved["model"])
+        opt.load_state_dict(saved["opt"])
+        first = saved["next"]
+    if kill_after_s:
+        threading.Timer(float(kill_after_s), os.kill, (os.getpid(), signal.SIGKILL)).start()
+    for number in range(first, steps):
+        if number % SAVE_EVERY == 0 and not (number == first and checkpoint.exists()):
+            state = {"bag": bag.state_dict(), "model": model.state_dict(), "opt": opt.state_dict(), "next": number}
+            torch.save(state, checkpoint.with_suffix(".part"))
+            checkpoint.with_suffix(".part").rename(checkpoint)
         opt.zero_grad()
         (dense(bag(*batch_of(rank, number))) ** 2).sum().backward()
         opt.step()
     torch.save({"report": tuple(opt.report), "model": model.state_dict()}, out / f"rank-{rank}.done")
     store.close()
-    distributed.destroy_process_group()
+    if rendezvous:
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -39,6 +39,14 @@ def test_lists_of_small_and_large_keys_are_taken_exactly():
             engine.apply({"user": (ids, np.ones((len(ids), 4), np.float32))})
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint64, np.int64])
+def test_a_number_is_the_same_key_in_every_type(kind):
+    engine = engine_of()
+    push(engine, np.array([7, 9], kind))
+    push(engine, np.array([7], np.int64))
+    assert engine.keys("user").to_pylist() == [7, 9]
+
+
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint64(), pa.int64()])
 def test_a_number_is_the_same_key_in_every_column(kind):
     engine, other = engine_of(), engine_of()
@@ -118,6 +126,16 @@ def test_stale_frames_neither_count_nor_stamp():
     before = engine.state_hash()
     assert not push(engine, [1, 5, 5], local_step=0)
     assert engine.state_hash() == before
+
+
+def test_two_frames_of_one_opening_count_together_also_without_accumulation():
+    for optimizer in (ps.SGD(1.0), ps.SGD(1.0, use_gradient_accumulation=False)):
+        engine = engine_of(ps.Dynamic(min_count=2), optimizer=optimizer, num_required=2, reduction="sum")
+        start = engine.lookup("user", [5])
+        push(engine, [5, 6])
+        push(engine, [5])
+        assert engine.keys("user").to_pylist() == [5]
+        np.testing.assert_allclose(engine.lookup("user", [5]), start - 2, rtol=1e-6)
 
 
 def test_evicted_keys_return_with_their_initial_rows_and_slots():

@@ -54,6 +54,19 @@ def test_a_run_that_resumes_with_more_rows_is_the_run_that_had_them_from_the_sta
     assert report.steps == straight.global_step - 2
 
 
+def test_a_commit_with_a_refused_step_is_restored_as_it_is(tmp_path):
+    engine = engine_of(rows=2)
+    push(engine, [1, 2])
+    with pytest.raises(ps.CapacityError):
+        push(engine, [3])
+    engine.save(tmp_path)
+    again = ps.Engine.restore(tmp_path)
+    assert again.lookup("user", [1, 2, 3]).tobytes() == engine.lookup("user", [1, 2, 3]).tobytes()
+    assert (again.global_step, again.gate.num_accumulated) == (1, 1)
+    with pytest.raises(ps.CapacityError, match="no room for 1 of 1 new keys"):
+        again.flush()
+
+
 def test_the_gate_of_a_full_table_admits_no_frame_before_the_refused_step(tmp_path):
     engine = engine_of(rows=2)
     push(engine, [1, 2])

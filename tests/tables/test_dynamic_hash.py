@@ -52,6 +52,22 @@ def test_batches_threads_and_devices_decide_nothing(dynamic, mesh_of, small_part
     assert len(outcomes) == 1
 
 
+@pytest.mark.evidence
+def test_a_run_that_resumes_after_every_frame_ends_like_the_unbroken_one(dynamic, mesh_of, small_parts, tmp_path):
+    """Each time with other batches, and with other numbers of threads and devices: 1, 2, 4, 3, 8 in turn."""
+    log = log_of(bursts(61))
+    whole = ps.Engine(config_of(dynamic, rows=28), num_required=2)
+    whole.run([log])
+    assert whole.gate.num_accumulated == 1  # also the gate is half full where a run ends
+    engine = ps.Engine(config_of(dynamic, rows=28), mesh_of(1), num_required=2)
+    for frames in range(1, 62):
+        sizes, threads = CUTS[frames % 3], THREADS[frames // 3 % 3]
+        engine.run(cut(log, sizes), checkpoint=tmp_path, limit=frames, resume=frames > 1)
+        engine = ps.Engine.restore(tmp_path, mesh_of((1, 2, 4, 3, 8)[frames % 5]), threads)
+    assert outcome(engine) == outcome(whole)
+    assert engine.gate.get_state() == whole.gate.get_state()
+
+
 def test_steps_of_many_keys_are_decided_by_all_threads(mesh_of):
     rng = np.random.default_rng(4)
     steps = [(rng.integers(0, 90_000, 60_000) + 15_000 * step) * 0x9E3779B97F4A7C1 for step in range(7)]

@@ -10,6 +10,7 @@ import pyarrow.ipc
 import pytest
 from deltas import example, follow
 from dynamic import ALL_POLICIES, Reader, churning_steps, config_of, engine_of, log_of, timed
+from ipc import write
 
 import penstock as ps
 
@@ -131,3 +132,17 @@ def test_the_example_detects_a_lost_delete(tmp_path):
     kept = [batch.filter(pa.compute.equal(batch["op"], "upsert")) for batch in batches]
     with pytest.raises(example.BrokenError, match="its checksum differs"):
         follow(follower, kept)
+
+
+def test_a_file_of_deltas_and_its_commits_resume_together(tmp_path):
+    log = write(tmp_path / "log.arrows", [log_of(churning_steps(40))])
+    whole = engine_of(ALL_POLICIES, rows=32)
+    whole.run(log, deltas=tmp_path / "whole", last=True)
+    for limit in (7, 22):
+        folder, deltas = tmp_path / f"run{limit}", tmp_path / f"deltas{limit}"
+        engine_of(ALL_POLICIES, rows=32).run(log, checkpoint=folder, every=3, limit=limit, deltas=deltas, last=True)
+        ps.Engine.restore(folder).run(log, checkpoint=folder, resume=True, deltas=deltas, last=True)
+        with pa.ipc.open_stream(deltas) as stream, pa.ipc.open_stream(tmp_path / "whole") as wanted:
+            assert stream.read_all().equals(wanted.read_all())
+        with pytest.raises(ps.StateError, match="its deltas have other columns"):
+            ps.Engine.restore(folder).run(log, checkpoint=folder, resume=True, deltas=deltas)

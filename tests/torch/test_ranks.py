@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from evidence import IS_EVIDENCE, IS_LONG  # noqa: E402
 from limits import HANG_S  # noqa: E402
 from scripts import ROOT  # noqa: E402
 from services import service_of  # noqa: E402
@@ -18,6 +19,7 @@ import penstock as ps  # noqa: E402
 import penstock.torch as pt  # noqa: E402
 
 STEPS = 12
+KILLS = 200 if IS_LONG else 10 if IS_EVIDENCE else 2
 
 
 def started(*words):
@@ -70,6 +72,25 @@ def test_ranks_equal_one_process_with_the_same_frames(ranks, tmp_path):
         np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
         if ranks == 1:
             assert service.engine.state_hash() == engine.state_hash()
+
+
+@pytest.mark.evidence
+def test_a_rank_that_is_killed_at_any_moment_loses_no_frame_and_repeats_none(tmp_path):
+    """Its dense part and its place in the data are its own checkpoint; frames after that are skipped by number."""
+    rng = np.random.default_rng(5)
+    for number in range(KILLS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with service_of(tables(1), folder / "run", every=2) as service, ps.connect(service.address.uri) as client:
+            words = (service.address.uri, 0, 1, STEPS, "", folder)
+            killed = started(*words, f"{rng.random() * 0.2:.3f}")
+            killed.communicate(timeout=HANG_S)
+            assert client.position("rank-0") <= service.engine.global_step <= STEPS
+            ended(started(*words))
+            status = client.status()
+            assert (status["frames"], status["stale"], status["global_step"]) == (STEPS, 0, STEPS), number
+            assert client.position("rank-0") == STEPS
+        assert ps.Engine.restore(folder / "run").global_step == STEPS
 
 
 def test_ddp_ignores_the_modules_of_a_wrapped_model(tmp_path):

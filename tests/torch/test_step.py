@@ -1,5 +1,6 @@
 """Steps: what is pushed and when, in the orders that users happen to call things in."""
 
+import threading
 import weakref
 
 import numpy as np
@@ -370,3 +371,24 @@ def test_an_error_of_a_prefetch_is_raised_by_the_forward_pass(bag):
     with pytest.raises(ps.UsageError, match="user"):
         bag(wrong)
     assert bag(IDS)[0, 0] == 2.0
+
+
+@pytest.mark.filterwarnings("ignore:a frame was dropped as stale")
+def test_threads_of_other_contributors_only_make_frames_stale(bag, opt, engine):
+    stop = threading.Event()
+
+    def push():
+        while not stop.is_set():
+            engine.apply({"user": ([9], np.ones((1, 4), np.float32))})
+
+    thread = threading.Thread(target=push)
+    thread.start()
+    try:
+        for _ in range(50):
+            bag(IDS).sum().backward()
+            opt.step()
+    finally:
+        stop.set()
+        thread.join()
+    assert opt.report.applied + opt.report.stale == 50
+    np.testing.assert_allclose(value(engine, 3), 1.0 - 0.5 * opt.report.applied)

@@ -35,6 +35,17 @@ def test_a_hash_in_a_static_table_is_an_error_that_names_dynamic_tables():
     assert str(error).endswith(f'got {2**63}{hint}, of key_type="uint64" (in text UINT64) [id_out_of_range]')
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(pa.int8(), -1), (pa.int64(), -(2**63)), (pa.int64(), 2**63 - 1), (pa.uint64(), 2**63), (pa.uint64(), 2**64 - 1)],
+    ids=str,
+)
+def test_ids_are_never_wrapped(kind, value):
+    error = error_of([batch_of(2, id=pa.array([3, value], kind))])
+    assert place_of(error) == (0, 1, "id", "id_out_of_range")
+    assert f"got {value}" in str(error)
+
+
 @pytest.mark.parametrize("kind", [pa.float64(), pa.bool_(), pa.utf8(), pa.decimal128(5, 0), pa.null()], ids=str)
 def test_ids_of_other_types_are_refused_by_name_and_type(kind):
     error = error_of([batch_of(1, id=pa.nulls(1, kind))])
@@ -135,6 +146,12 @@ def test_a_list_of_another_length_than_dim_is_a_bad_row(rows):
         error = error_of([batch_of(len(rows), gradient=pa.array(rows, kind))])
         assert place_of(error) == (0, len(rows) - 1, "gradient", "length_mismatch")
         assert f"expected 2 floats (dim of table 'user'), got {len(rows[-1])}" in str(error)
+
+
+@pytest.mark.parametrize("width", [0, 1, 3])
+def test_a_fixed_size_list_of_another_length_than_dim_is_a_bad_row(width):
+    error = error_of([batch_of(2, gradient=pa.array([[1.0] * width] * 2, pa.list_(pa.float32(), width)))])
+    assert place_of(error) == (0, 0, "gradient", "length_mismatch")
 
 
 @pytest.mark.parametrize("kind", [pa.float32(), pa.list_(pa.int32()), pa.binary(8), pa.list_(pa.list_(pa.float32()))])

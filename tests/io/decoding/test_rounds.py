@@ -1,11 +1,13 @@
 """``merge="round"``: a frame of each source in turn; the order of a job, too."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from checkpoints import engine_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import InputError
+from penstock.errors import InputError, UsageError
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 
 SIZES = {"t": (100, 1)}
@@ -36,3 +38,8 @@ def test_frames_before_a_bad_one_are_read_and_later_ones_are_not():
     assert [int(next(frames).rows["t"][0].ids[0]) for _ in range(4)] == [1, 3, 5, 2]
     with pytest.raises(InputError, match="expected 0 <= id < 100"):
         next(frames)
+
+
+def test_another_way_of_merging_is_refused():
+    with pytest.raises(UsageError, match="expected one of None, 'step', 'round', got 'rounds'"):
+        engine_of().run([np.zeros(0)], merge="rounds")

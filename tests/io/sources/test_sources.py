@@ -178,6 +178,12 @@ def test_a_bad_file_of_a_directory_is_named(tmp_path):
     assert text.startswith(f"{tmp_path}/2: ")
 
 
+def test_a_directory_without_files_and_a_path_that_is_not_there(tmp_path):
+    assert "the directory holds no files" in until_error(tmp_path)[1]
+    assert "no such file or directory" in until_error(tmp_path / "x")[1]
+    assert "no such file or directory" in until_error([tmp_path / "x", tmp_path])[1]
+
+
 @pytest.mark.parametrize(
     "name", ["", "a\0b", "nothing://here", "file://host/x", "file://[x", "s3:///", "\udcff"], ids=repr
 )

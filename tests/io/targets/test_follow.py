@@ -305,6 +305,12 @@ def test_a_misspelled_target_is_exit_2_with_the_forms(target, line, refused):
     assert re.match("penstock: " + line, refused(2, "follow", "grpc://127.0.0.1:1", "--into", target))
 
 
+def test_a_redis_port_that_is_not_a_number_is_exit_2(refused):
+    pytest.importorskip("redis")
+    line = refused(2, "follow", "grpc://127.0.0.1:1", "--into", "redis://localhost:port/0")
+    assert re.match("penstock: redis://localhost:port/0: .*; expected redis://HOST:PORT/DATABASE", line)
+
+
 @pytest.mark.parametrize("change", [{"writerFeatures": ["identityColumns"]}, {"delta.appendOnly": "true"}])
 def test_a_delta_table_that_another_writer_made_unwritable_is_an_incompatible_state(change, tmp_path, capsys, refused):
     with open_store("delta", tmp_path) as store, service_of(ps.Engine(config_of())) as service:
