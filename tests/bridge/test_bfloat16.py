@@ -65,15 +65,6 @@ def trained(engine, steps=4):
     return engine
 
 
-@pytest.mark.evidence
-def test_16_bits_change_neither_with_the_devices_nor_with_the_sharding_nor_the_form(mesh_of, monkeypatch):
-    hashes = {trained(engine_of(mesh=mesh_of(n), sharding=s)).state_hash() for n in (1, 3) for s in ("DIV", "MOD")}
-    monkeypatch.setenv("PENSTOCK_LAYOUT", "tiled")
-    hashes.add(trained(engine_of(mesh=mesh_of(2))).state_hash())
-    assert len(hashes) == 1
-    assert trained(engine_of(bfloat16=False)).state_hash() not in hashes
-
-
 def test_rows_of_16_bits_are_such_everywhere(tmp_path):
     engine = trained(engine_of())
     rows = engine.lookup("t", range(700))

@@ -267,12 +267,6 @@ def test_progress_shows_drops_and_the_time_left():
     assert progress_text(Counters(rows=3), Gate(), None, 0.0) == "3 rows  0 rows/s  step 0"
 
 
-def test_progress_shows_how_full_the_gate_is():
-    gate = Gate(num_required=4)
-    gate.admit(None, lambda: None)
-    assert progress_text(Counters(rows=3), gate, None, 1.0) == "3 rows  3 rows/s  step 0  gate 1/4"
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True

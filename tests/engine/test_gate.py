@@ -242,12 +242,6 @@ def test_taking_from_the_engines_gate_is_refused():
     assert (engine.global_step, engine.lookup("t", [1]).tolist()) == (1, [[-2, -2]])
 
 
-def test_the_engines_gate_explains_itself():
-    engine = engine_of(num_required=3)
-    engine.gate.push({"t": ([1], [[2.0, 2.0]])}, contributor="a")
-    assert engine.gate.explain() == "1 of 3 frames in ('a': 1); global step 0; no taker is waiting"
-
-
 def test_a_step_that_failed_in_one_thread_stops_the_frames_of_the_others(monkeypatch):
     engine, inside, go_on = engine_of(), threading.Event(), threading.Event()
 

@@ -86,11 +86,6 @@ def test_every_row_is_taken_or_dropped_for_its_reason_as_a_plain_loop_would(rows
         assert (error.row, error.reason) == (first, reason_of(*rows[start:][first]))
 
 
-def test_empty_lists_are_a_frame_without_rows():
-    for ids, values in (([], []), (np.zeros(0, np.int64), []), ([], np.zeros((0, 2)))):
-        assert one_frame({"user": (ids, values)}, SIZES, 7).audited().num_rows == 0
-
-
 # ---- arrays as one frame
 
 
