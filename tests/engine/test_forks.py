@@ -106,6 +106,7 @@ def test_a_child_changes_and_saves_nothing(tmp_path, shared):
     assert Child(lambda: refused(*attempts)).answer() == str(len(attempts))
     assert not (tmp_path / "other").exists()
     assert not list((tmp_path / "state").glob("*.tag"))
+    assert engine.lookup("t", [3]).tolist() == [[1.0, 1.0]]  # also rows in memory that both have mapped
 
 
 def test_a_child_may_not_read_rows_on_devices():

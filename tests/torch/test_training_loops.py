@@ -106,6 +106,22 @@ def test_a_dense_optimizer_evaluates_the_closure_and_rows_get_the_last_evaluatio
     torch.testing.assert_close(bag.materialize().weight, rows, rtol=1e-5, atol=1e-5)
 
 
+def test_a_closure_of_a_gradient_that_is_not_finite_changes_nothing(bag, engine):
+    dense = torch.nn.Linear(4, 1, bias=False)
+    opt, before = pt.Step(bag, torch.optim.Adam(dense.parameters())), dense.weight.detach().clone()
+
+    def closure():
+        opt.zero_grad()
+        loss = dense(bag(IDS)).sum() * float("inf")
+        loss.backward()
+        return loss
+
+    with pytest.raises(ps.InputError, match="expected a finite gradient"):
+        opt.step(closure)
+    assert engine.global_step == 0
+    assert torch.equal(dense.weight, before)
+
+
 def test_micro_batches_before_a_closure_are_in_its_frame(bag, opt, engine):
     """As Lightning accumulates: all but the last micro-batch before the step, the last one in its closure."""
     bag(IDS).sum().backward()
