@@ -96,7 +96,7 @@ class Gate(GateCounts):
         return True
 
     def change(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Call ``work(*arguments)`` under the lock, then open the gate if it is due. A closed one raises CancelledError.
+        """Call ``work(*arguments)`` under the lock, then open the gate if it is due. CancelledError: it is closed.
 
         Nothing else changes the gate meanwhile; the work does so by the methods that begin with ``count``.
         """

@@ -15,8 +15,10 @@ from browser import CHROMIUM, Browser
 from cli import error_line, outcome
 from hypothesis import HealthCheck, settings
 from jax.sharding import Mesh
+from s3_server import serving
 from scripts import loaded
 
+import penstock as ps
 from penstock.bridge import program_cache
 from penstock.checkpoint import incremental
 
@@ -116,6 +118,29 @@ def call(capsys):
         return text, printed
 
     return run
+
+
+@pytest.fixture
+def imported(tmp_path, config, call):
+    """imported(source, words…) → the parts of every table after an import, and what it prints as JSON."""
+
+    def run(source, *words, code=0):
+        text, result = call(code, "import", source, tmp_path / "c", "--config", config, *words)
+        if code:
+            assert not (tmp_path / "c").exists()
+            assert text.count("\n") == 1
+            return text
+        engine = ps.Engine.restore(tmp_path / "c")
+        return {name: engine.retrieve_parameters(name) for name in ("user", "item")}, result
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def buckets():
+    """buckets(name): a new bucket of a server that speaks S3; without it, these tests are skipped."""
+    with serving() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

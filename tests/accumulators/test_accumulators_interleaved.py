@@ -157,9 +157,6 @@ Interleaved.TestCase.settings = settings(max_examples=200, stateful_step_count=4
 test_every_interleaving_is_the_models = Interleaved.TestCase
 
 
-# ---- threads
-
-
 class Sums(Counter):
     """id → exact sum."""
 

@@ -55,18 +55,6 @@ def test_a_take_that_times_out_says_why_and_consumes_nothing():
 # ---- takers
 
 
-def test_a_taker_in_the_middle_that_gives_up_is_skipped():
-    acc = ps.ConditionalAccumulator()
-    first, second, third = (acc.take_gradient_async(1) for _ in range(3))
-    second.cancel()
-    assert "2 waiting" in acc.explain()
-    assert concurrent.futures.wait([second], timeout=0).done == {second}
-    acc.apply_gradient(1.0)
-    acc.apply_gradient(2.0, local_step=1)
-    assert (first.result(0), third.result(0)) == (1.0, 2.0)
-    assert concurrent.futures.wait([first, second, third], timeout=0).not_done == set()
-
-
 def test_closing_wakes_every_taker_and_gradients_can_still_be_saved():
     outcomes = []
 

@@ -153,22 +153,6 @@ def test_a_jitted_step_on_the_rows_of_keys_does_what_the_engine_does(mesh_of):
 # ---- example streams
 
 
-@given(
-    st.lists(st.lists(sample, min_size=4, max_size=4), min_size=1, max_size=4),
-    st.sampled_from(["sum", "mean", "sqrtn"]),
-)
-@settings(max_examples=20)
-def test_example_streams_have_the_bits_of_a_static_table(batches, combiner):
-    ids = [item for batch in batches for item in batch]
-    gradients = np.concatenate([gradient(step) for step in range(len(batches))])
-    log = examples(np.repeat(np.arange(len(batches)), 4), f=structs(ids, gradients))
-    static, dynamic = engine_of(rows=6, combiner=combiner), engine_of(ps.Dynamic(), combiner=combiner)
-    for engine in (static, dynamic):
-        engine.run([log])
-    assert static.lookup("t", range(6)).tobytes() == dynamic.lookup("t", range(6)).tobytes()
-    assert dynamic.keys("t").to_pylist() == sorted({rank for row_id in ids for rank in row_id})
-
-
 @KINDS
 def test_an_example_stream_of_any_keys_gives_the_bits_of_send_gradients(dynamic, keys):
     kind = pa.uint64() if dynamic is UNSIGNED else pa.int64()

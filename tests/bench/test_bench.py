@@ -19,7 +19,7 @@ from penstock.bench import (
     roofline,
     runner,
 )
-from penstock.bench.distributions import hot, reused, spread, uniform, zipf
+from penstock.bench.distributions import spread, uniform, zipf
 from penstock.bench.peers import jax_peer, numpy_peer
 from penstock.bench.report.readme_table import cell_of, peers_of
 from penstock.bench.workloads import TableSize, Workload, make
@@ -63,13 +63,6 @@ def test_the_batches_of_a_step_are_its_rows_in_order(workload):
         assert tables == ["a"] * 700 + ["b"] * 300
 
 
-@pytest.mark.evidence
-def test_dlrm_lands_near_the_reuse_of_the_published_traces():
-    step = make("w4").steps()[0]
-    assert step.workload.rows == 1 << 20
-    assert 6.5 < step.workload.rows / sum(step.num_unique.values()) < 8.5
-
-
 def test_spread_is_a_bijection():
     assert len(np.unique(spread(np.arange(10_000), 10_000))) == 10_000
 
@@ -84,12 +77,6 @@ def test_zipf_ids_are_as_frequent_as_zipf_says(size):
     wanted = np.add.reduceat(weights, edges[:-1]) / weights.sum() * len(ids)
     got = np.add.reduceat(counts, edges[:-1])
     assert np.abs(got - wanted).max() < 5 * np.sqrt(wanted.max())
-
-
-def test_reuse_is_what_was_asked_for():
-    rng = np.random.default_rng(0)
-    assert len(np.unique(reused(10)(rng, 5000, 100_000))) == 500
-    assert len(np.unique(hot(50)(rng, 5000, 100_000))) == 50
 
 
 # ---- who is right

@@ -82,29 +82,6 @@ def test_keys_that_share_a_number_or_have_none_are_reported(new_number, wrong):
     assert run["failed"] == {"dict": f"wrong result: {wrong} keys have a wrong number or row"}
 
 
-def test_the_table_of_the_turnover_evicts_and_the_other_one_has_room():
-    point, steps = point_of("keys/evict")
-    sides = [dynamic_tables.Turnover(point.workload, steps, 1, policies, 30) for policies in (True, False)]
-    for _ in range(30):
-        for side in sides:
-            side.prepare(range(1))
-            side.run(range(1))
-    assert sides[0].num_evicted > 5000
-    assert sides[1].num_evicted == 0
-    # The same steps: keys that none of them evicted lately have the same rows.
-    newest = np.arange(46_875 + 29 * 500, 46_875 + 30 * 500)
-    assert np.array_equal(*(side.read_rows("table", newest) for side in sides))
-
-
-def test_half_of_the_keys_of_each_batch_of_the_stream_are_new():
-    known = np.arange(100)
-    for batch in dynamic_tables.fresh(40, 20, 100, 3):
-        assert len(np.unique(batch)) == 40
-        assert np.isin(batch, known).sum() == 20
-        known = np.union1d(known, batch)
-    assert known.tolist() == list(range(160))
-
-
 @pytest.mark.parametrize("name", ["pandas", "polars"])
 def test_libraries_number_keys(name):
     pytest.importorskip(name)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from device_table import addresses_of, device_table, shapes_of
+from engines import config_of, stored
 from evidence import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from penstock.bridge.program_cache import Programs
 from penstock.bridge.sharding import MAX_BUCKET, NUM_SHARDS, STAGED_ON_GPU, Layout, bucket, buckets, largest_bucket
 from penstock.bridge.stacking import Stack
 from penstock.config.embedding import EmbeddingConfig
+from penstock.config.placement import Placement
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError
@@ -182,8 +184,10 @@ def test_a_table_too_large_for_its_devices_is_refused_before_memory_is_asked_for
         Layout("t", 2**33, 4, 1, 2, False)
 
 
-def test_tables_that_cannot_fit_the_machine_are_refused_before_it_runs_out_of_memory():
-    config = EmbeddingConfig.from_tables([TableConfig(1_900_000_000, 64, name="t")], Adagrad(0.1))
+@pytest.mark.parametrize("placement", [Placement(), Placement("cached", 1), Placement("cached", 2**60)], ids=str)
+def test_tables_that_cannot_fit_the_machine_are_refused_before_it_runs_out_of_memory(placement):
+    tables = [TableConfig(1_900_000_000, 64, name="t", placement=placement)]
+    config = EmbeddingConfig.from_tables(tables, Adagrad(0.1))
     with pytest.raises(MemoryError, match=r"the tables with their slots need 97\d\.\d GB, this machine has"):
         Engine(config)
 
@@ -211,10 +215,7 @@ def test_settings_of_the_callers_jax_programs_do_not_change_updates(mesh_of):
 
 
 def engine_of(mesh, seed=0, sharding="DIV", rows=1003):
-    config = EmbeddingConfig.from_tables([TableConfig(rows, 5, name="a"), TableConfig(rows, 5, name="b")], SGD(0.1))
-    proto = config.to_proto()
-    proto.sharding_strategy = 1 if sharding == "MOD" else 0
-    return Engine(EmbeddingConfig.from_proto(proto), mesh, seed=seed)
+    return Engine(stored(config_of(SGD(0.1), "ab", 5, rows), sharding=sharding), mesh, seed=seed)
 
 
 def test_the_start_depends_on_seed_table_and_row_and_on_no_mesh(mesh_of):
@@ -243,11 +244,6 @@ def test_the_start_is_tensorflows_truncated_normal():
     assert abs(drawn.std() * math.sqrt(8) - 0.87963) < 2e-3
     quarter = np.quantile(drawn * math.sqrt(8), [0.25, 0.75])
     assert np.abs(quarter - [-0.63999, 0.63999]).max() < 0.01
-
-
-def test_any_range_of_rows_is_drawn_without_the_rows_before_it():
-    whole = drawn_rows(3, "t", range(100), 7)
-    assert drawn_rows(3, "t", range(40, 100), 7).tobytes() == whole[40:].tobytes()
 
 
 def test_the_start_is_the_same_on_every_machine():

@@ -85,18 +85,6 @@ def test_passes_of_a_cached_table_give_the_hash_and_the_deltas_of_a_device(size,
         assert replay(f"of-{passes}", config, batches, "--passes", passes, command="passes") == wanted
 
 
-@pytest.mark.evidence
-@pytest.mark.parametrize("variant", ["xla", "pallas"])
-@pytest.mark.parametrize(("size", "look_ahead", "passes"), [("one step", 1, 2), ("a tenth", 4, 5), ("half", 16, 2)])
-def test_passes_of_other_variants_give_the_hash_and_the_deltas_of_a_device(
-    variant, size, look_ahead, passes, replay, monkeypatch
-):
-    monkeypatch.setenv("PENSTOCK_VARIANT", variant)
-    wanted = replay("device", cached.config_of(), LOG, "--devices", 2)
-    config = cached.config_of(cached.cached(SIZES[size], look_ahead))
-    assert replay("cached", config, LOG, "--passes", passes, "--devices", 2, command="passes") == wanted
-
-
 PLACEMENTS = {
     "device": lambda spec: ps.Placement(),
     "host": lambda spec: ps.Placement("host"),

@@ -29,14 +29,6 @@ def steps_of(*several, placement):
     return engine
 
 
-def test_rows_of_successive_steps_stay_on_the_device(mesh_of):
-    engine = engine_of(mesh_of(2), places=10)
-    step(engine, range(10))
-    for first in range(5):
-        step(engine, range(first, 10), first)
-    assert cached.counts(engine) == (10 + 9 + 8 + 7 + 6, 10, 0)
-
-
 @pytest.mark.sampled("host")
 @pytest.mark.parametrize("variant", ["host", "xla", "pallas"])
 def test_a_row_that_comes_down_is_updated_in_the_next_step(variant, monkeypatch):
@@ -172,24 +164,3 @@ def test_a_device_that_fails_with_rows_on_their_way_down_fails_the_engine_and_no
     assert again.global_step == 3
     again.run(batches, resume=True, checkpoint=tmp_path / "c", every=3)
     assert again.state_hash() == whole.state_hash()
-
-
-@pytest.mark.parametrize(("rows", "device_bytes"), [(1_900_000_000, 1), (1_900_000_000, 2**60)])
-def test_a_table_that_exceeds_the_host_is_refused_before_memory_is_allocated(rows, device_bytes):
-    table = ps.TableConfig(rows, 64, name="t", placement=ps.Placement("cached", device_bytes))
-    with pytest.raises(MemoryError, match=r"the tables with their slots need 97\d\.\d GB, this machine has"):
-        ps.Engine(ps.EmbeddingConfig.from_tables([table], ps.Adagrad(0.1)))
-
-
-def test_a_step_without_memory_for_its_rows_fails_the_engine(mesh_of, monkeypatch):
-    engine = engine_of(mesh_of(2), places=20)
-    step(engine, range(20))
-
-    def put(*_):
-        raise MemoryError("no room for rows")
-
-    monkeypatch.setattr(engine.core.tables.cached["plain"]._device, "put", put)
-    with pytest.raises(MemoryError, match="no room for rows"):
-        step(engine, range(15, 30))
-    with pytest.raises(ps.StateError, match=r"an earlier step failed half way \(MemoryError: no room for rows\)"):
-        engine.lookup("plain", [17])

@@ -49,22 +49,6 @@ def test_an_arena_is_used_again_only_behind_its_fence():
     waiting.join()
 
 
-def test_arenas_grow_to_what_is_asked_and_are_aligned():
-    arena = Arena()
-    first = arena.room((100, 3), np.float32)  # not yet the arena's own
-    arena.begin()
-    again, more = arena.room((100, 3), np.float32), arena.room((7,), np.int32)
-    assert again.shape == first.shape
-    assert again.ctypes.data % 64 == 0
-    assert not np.shares_memory(again, more)
-    places = []
-    for _ in range(2):  # now there is room for both, and no more is made
-        arena.begin()
-        places.append([arena.room((100, 3), np.float32).ctypes.data, arena.room((7,), np.int32).ctypes.data])
-    assert places[0] == places[1]
-    assert all(place % 64 == 0 for place in places[0])
-
-
 def test_the_caller_is_ahead_by_so_many_steps_and_then_waits():
     dispatcher, hold, done = Dispatcher(TEAM), threading.Event(), []
 
@@ -97,20 +81,6 @@ def test_no_more_arenas_than_the_ring_has_are_alive():
     assert [fence.waited for fence in fences] == [True] * RING + [False] * RING
 
 
-def test_an_error_names_table_and_step_is_not_lost_and_stops_what_follows():
-    dispatcher, ran = Dispatcher(TEAM), []
-
-    def fail():
-        raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone")
-
-    dispatcher.submit("table 'user', step 7", fail)
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"^table 'user', step 7: INTERNAL: the device is gone"):
-        dispatcher.wait()
-    with pytest.raises(jax.errors.JaxRuntimeError, match="table 'user', step 7"):
-        dispatcher.submit("table 'user', step 8", lambda: ran.append(8))
-    assert ran == []
-
-
 def test_an_error_behind_a_fence_names_table_and_step():
     dispatcher, fence = Dispatcher(TEAM), Fence(jax.errors.JaxRuntimeError("INTERNAL: parity"))
     fence.done.set()
@@ -119,15 +89,6 @@ def test_an_error_behind_a_fence_names_table_and_step():
         dispatcher.wait()
     with pytest.raises(jax.errors.JaxRuntimeError, match="table 'item', step 3"):
         dispatcher.drain()
-
-
-def test_reads_see_every_submitted_step(mesh_of):
-    table = table_of(mesh_of, devices=3)
-    for step in range(8):
-        table.apply(np.arange(10 * step, 10 * step + 10), np.ones((10, 8), np.float32), 0.1)
-    assert (table.read(np.arange(80), 1) == 1.5).all()
-    table.write(np.arange(80), np.zeros((80, 8), np.float32))
-    assert (table.read(np.arange(80)) == 0).all()
 
 
 @pytest.mark.parametrize("devices", [1, 3])

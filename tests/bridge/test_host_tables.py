@@ -8,9 +8,6 @@ import pytest
 from device_table import TEAM, bits, host_table, parts_of, some_rows
 
 import penstock as ps
-from penstock.bridge import host_tables
-from penstock.bridge.devices import HostMesh
-from penstock.bridge.sharding import Layout
 from penstock.updates import UpdateRule
 
 ADAM = UpdateRule("adam", 2, (("beta1", 0.5), ("beta2", 0.75), ("epsilon", 0.25)))
@@ -32,19 +29,6 @@ def test_reads_take_any_ids_and_writes_touch_one_part(devices, mesh_of):
     assert table.read(np.zeros(0, np.int64)).shape == (0, 6)
 
 
-@pytest.mark.parametrize("devices", [1, 3])
-@pytest.mark.parametrize("dim", [1, 6, 40])
-def test_a_copy_of_all_parts_is_what_reading_each_gives(devices, dim, mesh_of):
-    table = host_table(mesh_of, ADAM, 5000, dim, devices)
-    rng = np.random.default_rng(0)
-    for part in range(3):
-        table.write(np.arange(5000), rng.standard_normal((5000, dim), np.float32), part)
-    for ids in (rng.permutation(5000)[:3000], np.arange(7), np.zeros(0, np.int64)):
-        copied = np.empty((len(ids), 3 * dim), np.float32)
-        table.copy_rows(ids, copied)()
-        assert copied.tobytes() == np.concatenate([table.read(ids, part) for part in range(3)], axis=1).tobytes()
-
-
 @pytest.mark.parametrize("bad", [-1, 3000, 2**40, -(2**63), 2**63 - 1])
 def test_an_id_outside_the_table_is_an_error_and_no_crash(bad, mesh_of):
     table = host_table(mesh_of, ADAGRAD, 3000, 4)
@@ -63,22 +47,6 @@ def test_arrays_of_other_shapes_are_refused_before_anything_runs(mesh_of):
         table.write(np.arange(2), np.ones((2, 4), np.float32), 2)
     table.apply(np.arange(3), np.ones((3, 4), np.float32), 0.1)
     assert (table.read(np.arange(3)) != 0).all()
-
-
-def test_rules_without_an_equation_in_c_are_updated_by_xla(mesh_of):
-    program, by_row = (
-        UpdateRule("user_defined_program", 0, program=lambda g, w: w - g),
-        UpdateRule("row_wise_adagrad", 1),
-    )
-    for mesh in (mesh_of(1), HostMesh(2)):
-
-        def obstacle(rule, dim=4, mesh=mesh, **options):
-            return host_tables.obstacle(mesh, Layout("t", 10, dim, rule.num_slots, 1, False, **options), rule)
-
-        assert obstacle(program) == "its rule is a program"
-        assert obstacle(by_row, host_tables.MAX_SUMMED_DIM) == ""
-        assert "more than 4096" in obstacle(by_row, host_tables.MAX_SUMMED_DIM + 1)
-        assert obstacle(ADAM, bfloat16=True) == "its weights have 16 bits"
 
 
 def test_an_interrupted_lookup_leaves_no_thread_at_work():
@@ -127,10 +95,3 @@ def test_a_step_is_applied_whole_if_the_threads_fail(error, mesh_of):
         table.apply(ids, grads, 0.1)
     team.error = None
     assert [bits(part) for part in parts_of(table)] == [bits(part) for part in parts_of(expected)]
-
-
-def test_values_are_read_into_a_writable_array(mesh_of):
-    values = np.zeros((3, 4), np.float32)
-    values.flags.writeable = False
-    with pytest.raises(ValueError, match="read-only"):
-        host_table(mesh_of, ADAGRAD, 3000, 4).copy_rows(np.arange(3), values)

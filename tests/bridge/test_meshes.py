@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from device_table import bits, stepped
 from mesh_processes import started
-from scripts import ROOT
 
 import penstock as ps
-from penstock.config.engine_config_pb2 import PlacementSettings
 
 
 def folded(frames):
@@ -188,12 +186,6 @@ def test_all_processes_raise_the_error_of_one_and_continue(tmp_path):
     for errors in (first, second):
         assert errors["restore"][0] == "UsageError"
         assert errors["restore"][1].startswith("the mesh spans 2 processes, and checkpoints are of one")
-
-
-def test_the_page_lists_every_placement_that_several_processes_refuse():
-    page = (ROOT / "docs" / "meshes.md").read_text().partition("## Not available over several processes")[2]
-    for placement in PlacementSettings.Where.keys()[1:]:  # DEVICE is first
-        assert placement in page
 
 
 @pytest.mark.evidence

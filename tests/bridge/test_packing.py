@@ -71,27 +71,6 @@ def test_packed_rows_are_the_words_of_their_lines(data):
     }
 
 
-@pytest.mark.parametrize("lanes", [1, 128])
-def test_keys_of_16_bit_weights_follow_their_rows(lanes):
-    (layout,) = layouts_of([8], 2, lanes, bfloat16=True)
-    stack = Stack.of([layout], ADAGRAD)
-    assert stack.compact
-    rng = np.random.default_rng(0)
-    keys = rng.integers(1, 2**32, 200, np.uint32)
-    rows = some_rows(rng, 0, 8, 200)._replace(keys=keys)
-    packer = Packer(stack, ThreadTeam(1))
-    routed = packer.route([rows])
-    packed = packer.pack(routed)
-    for device in range(2):
-        arrays = (packed.words[device].reshape(-1, 8), packed.marks[device], packed.counts[device], packed.keys[device])
-        _, of_rows = spread(stack.line, *map(jnp.asarray, arrays))
-        wanted = np.zeros((len(packed.lines[device]), stack.line.group), np.uint32)
-        place = {int(line): index for index, line in enumerate(packed.lines[device])}
-        for entry in np.flatnonzero(routed.devices == device):
-            wanted[place[int(routed.lines[entry])], routed.places[entry]] = keys[entry]
-        assert np.asarray(of_rows).tobytes() == wanted.tobytes()
-
-
 @pytest.mark.parametrize(("dim", "devices"), [(8, 1), (8, 8), (32, 1), (32, 8), (128, 1), (128, 8)])
 def test_a_row_costs_at_most_15_percent_more_than_its_id_and_gradient(dim, devices):
     (layout,) = layouts_of([dim], devices, rows=1_000_000)
@@ -101,15 +80,6 @@ def test_a_row_costs_at_most_15_percent_more_than_its_id_and_gradient(dim, devic
     spans = packer.slices(routed, 32_768)
     sent = sum(array.nbytes for span in spans for array in packer.pack(routed, span).arguments)
     assert sent / 131_072 <= 1.15 * (4 + 4 * dim)
-
-
-def test_more_rows_than_a_dispatch_takes_are_packed_into_several():
-    (layout,) = layouts_of([8], 1, rows=100_000)
-    stack = Stack.of([layout], ADAGRAD)
-    packer = Packer(stack, ThreadTeam(2))
-    routed = packer.route([some_rows(np.random.default_rng(0), 0, 8, 70_000, 100_000)])
-    packed = [packer.pack(routed, span) for span in packer.slices(routed, 32_768)]
-    assert [packed_rows.marks.shape[1] for packed_rows in packed] == [32_768, 32_768, 5248]
 
 
 @settings(max_examples=60, deadline=None)

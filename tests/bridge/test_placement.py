@@ -137,51 +137,24 @@ def test_a_placement_is_part_of_the_configuration_and_not_of_the_message_of_tens
     assert b"placement" not in ps.EmbeddingConfig.from_tables([table], ps.SGD(0.1)).to_proto().SerializeToString()
 
 
+BYTES = "device_bytes of a cached table must be an int from 1 to 9223372036854775807, got {}"
+
+
 @pytest.mark.parametrize(
-    ("problem", "create"),
+    ("problem", "arguments"),
     [
-        ("where must be one of device, host, cached, got 'gpu'", lambda: ps.Placement("gpu")),
-        (
-            "device_bytes is of the placement cached, and where is host; remove it",
-            lambda: ps.Placement("host", device_bytes=1),
-        ),
-        (
-            "look_ahead is of the placement cached, and where is device; remove it",
-            lambda: ps.Placement(look_ahead=0),
-        ),
-        (
-            "device_bytes of a cached table must be an int from 1 to 9223372036854775807, got None",
-            lambda: ps.Placement("cached"),
-        ),
-        (
-            "device_bytes of a cached table must be an int from 1 to 9223372036854775807, got 8000000000.0",
-            lambda: ps.Placement("cached", 8e9),
-        ),
-        (
-            "device_bytes of a cached table must be an int from 1 to 9223372036854775807, got 0",
-            lambda: ps.Placement("cached", 0),
-        ),
-        (
-            "look_ahead of a cached table must be an int from 0 to 2147483647, got -1",
-            lambda: ps.Placement("cached", 1, -1),
-        ),
-        (
-            "device_bytes of a cached table must be an int from 1 to 9223372036854775807, got True",
-            lambda: ps.Placement("cached", True),
-        ),
-        (
-            "device_bytes of a cached table must be an int from 1 to 9223372036854775807, got 9223372036854775808",
-            lambda: ps.Placement("cached", 2**63),
-        ),
-        (
-            r"placement must be a Placement, such as Placement\('host'\), got 'host'",
-            lambda: ps.TableConfig(4, 2, placement="host"),
-        ),
+        ("where must be one of device, host, cached, got 'gpu'", ["gpu"]),
+        ("device_bytes is of the placement cached, and where is host; remove it", ["host", 1]),
+        ("look_ahead is of the placement cached, and where is device; remove it", ["device", None, 0]),
+        *((BYTES.format(value), ["cached", value]) for value in (None, 8e9, 0, True, 2**63)),
+        ("look_ahead of a cached table must be an int from 0 to 2147483647, got -1", ["cached", 1, -1]),
     ],
 )
-def test_a_placement_that_does_not_exist_is_refused(problem, create):
+def test_a_placement_that_does_not_exist_is_refused(problem, arguments):
     with pytest.raises(ps.ConfigError, match=problem):
-        create()
+        ps.Placement(*arguments)
+    with pytest.raises(ps.ConfigError, match=r"placement must be a Placement, such as Placement\('host'\), got 'host'"):
+        ps.TableConfig(4, 2, placement="host")
 
 
 def test_only_tables_that_xla_updates_on_the_host_need_the_cpu_of_jax(monkeypatch, mesh_of):
@@ -196,19 +169,3 @@ def test_only_tables_that_xla_updates_on_the_host_need_the_cpu_of_jax(monkeypatc
     )
     with pytest.raises(ps.ConfigError, match=problem):
         ps.Engine(config_of({"halved"}), mesh_of(1))  # with weights of 16 bits
-
-
-def test_a_replay_of_a_placed_table_prints_the_hash_of_the_others(tmp_path, call):
-    call(0, "synth", tmp_path / "log.arrows", "--rows", 400, "--rows-per-step", 40, "--vocabulary", 90, "--dim", 4)
-    config = tmp_path / "log.pbtxt"
-    hashes = []
-    for place in ("DEVICE", "HOST"):
-        placed = tmp_path / f"{place}.pbtxt"
-        name = ps.EmbeddingConfig.load(config).table_names[0]
-        message = ps.EmbeddingConfig.load(config).to_engine_proto()
-        settings = next((table for table in message.table if table.name == name), None) or message.table.add(name=name)
-        settings.placement.where = place
-        ps.EmbeddingConfig.from_proto(message).save(placed)
-        hashes.append(call(0, "replay", placed, tmp_path / "log.arrows", "--devices", 8, "--json")[1]["state_hash"])
-    assert hashes[0] == hashes[1]
-    assert "on the host" in call(0, "inspect", placed)[0]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from penstock.bridge import backends, program_cache, sharding
+from penstock.bridge import backends, program_cache
 from penstock.bridge.mesh_selection import make_mesh
 from penstock.bridge.pallas import tensorcore
 from penstock.bridge.programs import BY_ROW
@@ -22,14 +22,6 @@ from penstock.errors import ConfigError
 from penstock.updates import UPDATES
 
 # ---- arrays
-
-
-def test_for_xla_an_array_of_one_strip_is_kept_as_halves_of_words_in_as_many_bytes(mesh_of):
-    for num_slots, by_xla, by_kernel in ((0, ["int16"], ["float32"]), (2, ["float32", "int16"], ["float32"] * 2)):
-        rule = rule_of("adam" if num_slots else "stochastic_gradient_descent")
-        tables = [table_of(mesh_of, rule, 300, 128, variant=variant) for variant in ("xla", "pallas")]
-        assert [[str(a.dtype) for a in t.backend.arrays] for t in tables] == [by_xla, by_kernel]
-        assert len({sum(a.nbytes for a in t.backend.arrays) for t in tables} | {t.layout.nbytes for t in tables}) == 1
 
 
 @pytest.mark.parametrize("dim", [8, 128])
@@ -172,26 +164,6 @@ def test_the_kernel_updates_tables_smaller_than_a_block_and_steps_without_rows(r
     for table in tables:
         table.apply(*some_rows(0, min(rows, 8), rows or 600, 130), 0.1)
     assert bytes_of(tables[0]) == bytes_of(tables[1])
-
-
-@pytest.mark.evidence
-@pytest.mark.parametrize(
-    ("dim", "rows", "devices", "lines"), [(24, 3000, 1, 615), (24, 1024, 1, 205), (12, 9216, 3, 308)]
-)
-def test_the_kernel_gives_the_same_bits_with_and_without_whole_tiles(
-    dim, rows, devices, lines, interpreted, mesh_of, monkeypatch
-):
-    interpreted(True)
-    actual = []
-    for tile_lines in (1, 8):
-        monkeypatch.setattr(sharding, "TILE_LINES", tile_lines)
-        table = started(table_of(mesh_of, rule_of("adam"), rows, dim, devices, "pallas"))
-        assert table.layout.lines_per_device == (lines if tile_lines == 1 else -(-lines // 8) * 8)
-        for step in range(2):
-            table.apply(*some_rows(step, 40, rows, dim), 0.1)
-        table.apply(np.array([0, rows - 1]), np.ones((2, dim), np.float32), 0.1)
-        actual.append(bytes_of(table))
-    assert actual[0] == actual[1]
 
 
 # ---- what may be asked for

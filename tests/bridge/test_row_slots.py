@@ -1,5 +1,8 @@
 """Row-wise Adagrad stores one number per row: in memory, in files, in deltas and in commits."""
 
+from functools import partial
+
+import engines
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,9 +16,7 @@ from penstock.cli import main
 ROWS, DIM = 40, 8
 
 
-def config_of(dynamic=None, **settings):
-    table = ps.TableConfig(ROWS, DIM, name="user", optimizer=ps.RowWiseAdagrad(0.125), dynamic=dynamic, **settings)
-    return ps.EmbeddingConfig.from_tables([table])
+config_of = partial(engines.config_of, ps.RowWiseAdagrad(0.125), ("user",), DIM, ROWS)
 
 
 def log(steps):

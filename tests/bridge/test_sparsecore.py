@@ -1,6 +1,5 @@
 """The kernel for SparseCores: rows instead of lines, with XLA's bits, in every path that updates tables."""
 
-import re
 from functools import lru_cache, partial
 
 import jax
@@ -190,43 +189,6 @@ def test_steps_lookups_and_loaded_rows_of_an_engine_are_xlas(optimizer, emulated
         variants = engine.run([], table="a").variants
         assert variants == dict.fromkeys("abc", variant) | {"d": "xla"}
     assert hashes[0] == hashes[1]
-
-
-@pytest.mark.evidence
-def test_a_step_of_more_rows_than_a_dispatch_takes_is_carried_out_in_several(emulated, mesh_of, monkeypatch):
-    emulated()
-    monkeypatch.setattr(program_cache, "MAX_BUCKET_OF_KERNELS", 128)
-    tables = {"a": (1000, 16)}
-    hashes = [after(an_engine(mesh_of(1), variant=v, tables=tables), some_steps(tables)) for v in ("xla", "sparsecore")]
-    assert hashes[0] == hashes[1]
-
-
-@pytest.mark.evidence
-@BOTH_KINDS_OF_SLOTS
-def test_a_kernel_that_loses_the_update_of_a_neighbour_fails_its_canary(optimizer, emulated, mesh_of, caplog):
-    emulated(loses_neighbours=True)
-    tables = {"a": (300, 16)}
-    engine = an_engine(mesh_of(1), variant="sparsecore", tables=tables, optimizer=optimizer)
-    (note,) = engine.run([], table="a").notes
-    message = r"table 'a': the kernel failed its canary, XLA's program updates: step 0: line \d+ has .* instead of .*"
-    assert re.fullmatch(message, note)
-    other = an_engine(mesh_of(1), variant="xla", tables=tables, optimizer=optimizer)
-    assert after(engine, some_steps(tables)) == after(other, some_steps(tables))
-
-
-@pytest.mark.evidence
-def test_a_kernel_that_does_not_compile_for_a_step_is_replaced_and_no_row_is_lost(emulated, mesh_of):
-    emulated(most_rows=2304)
-    tables = {"a": (6000, 16)}
-    engine = an_engine(mesh_of(1), variant="sparsecore", tables=tables)
-    small, large = list(some_steps(tables, 1, 0.1)), list(some_steps(tables, 2, 0.9))
-    actual = after(engine, small + large)
-    report = engine.run([], table="a")
-    assert report.variants == {"a": "xla"}
-    (note,) = report.notes
-    assert re.match(r"table 'a', step 1: the kernel does not compile for \d+ lines: no room in spmem; ", note)
-    assert note.endswith("XLA's program updates from here on")
-    assert actual == after(an_engine(mesh_of(1), variant="xla", tables=tables), small + large)
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,12 @@ from hypothesis import strategies as st
 
 import penstock.updates as o
 from penstock.bridge import dispatcher, stacking
-from penstock.bridge.mesh_selection import make_mesh
-from penstock.bridge.program_cache import Programs
-from penstock.bridge.sharding import Layout, largest_bucket
-from penstock.bridge.stacking import Stack
+from penstock.bridge.sharding import largest_bucket
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.tables import TableConfig
 from penstock.engine import Engine
 from penstock.errors import ConfigError, StateError
-from penstock.updates import UpdateRule
 
-ADAGRAD = UpdateRule("adagrad", 1)
 # (rows, dim): several of one dim, two dims that share arrays on a TPU, a table of one row.
 SIZES = [(300, 8), (3, 8), (1025, 24), (90, 8), (1, 24)]
 
@@ -254,16 +249,6 @@ def test_after_warmup_nothing_is_compiled_and_no_stack_copied_while_checkpointin
             engine.save(tmp_path / "c")
     assert compilations == []
     assert {name: addresses_of(engine.core.tables.table(name)) for name in engine.config.table_names} == pointers
-
-
-@pytest.mark.parametrize("lanes", [1, 128])
-def test_the_program_of_a_stack_aliases_all_of_it_and_needs_no_second_one(lanes, mesh_of):
-    mesh = make_mesh(mesh_of(2))
-    layouts = [Layout(f"t{n}", 50_000, 32, 1, 2, False, lanes) for n in range(3)]
-    stack = Stack.of(layouts, ADAGRAD)
-    memory = Programs(mesh, stack, ADAGRAD, "xla").at("apply", 256).memory_analysis()
-    assert memory.alias_size_in_bytes == sum(layout.nbytes for layout in layouts) // 2
-    assert memory.temp_size_in_bytes < 1 << 20
 
 
 @pytest.mark.evidence

@@ -27,12 +27,6 @@ from penstock.lineage import Lineage, Parent
 STRIDE = 1 if IS_EVIDENCE else 3
 
 
-@pytest.fixture
-def folder(tmp_path):
-    saved(tmp_path / "run", range(3))
-    return tmp_path / "run"
-
-
 def branched(folder, new, version=None, **more):
     return branch(Version.of(folder, version), new, **more)
 

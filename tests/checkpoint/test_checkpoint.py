@@ -110,21 +110,8 @@ def test_a_table_may_grow_and_its_new_rows_start_as_they_would(tmp_path):
         assert rows[ROWS:].tobytes() == start[key][ROWS:].tobytes()
     other.save(tmp_path)
     assert ps.Engine.restore(tmp_path).state_hash() == other.state_hash()
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (config_of(rows=ROWS - 1), f"table 'user' has {ROWS} rows in the checkpoint and only {ROWS - 1} in the config"),
-        (config_of(optimizer=o.Adam(0.1)), "table 'user' has optimizer Adagrad in the checkpoint and Adam in"),
-        (config_of(more=[ps.TableConfig(5, 2, name="new", optimizer=o.SGD(1.0))]), "table 'new' is in the config"),
-        (ps.EmbeddingConfig.from_tables([ps.TableConfig(5, 2, name="user")], o.SGD(1.0)), "'item' is in the check"),
-    ],
-)
-def test_changes_that_a_checkpoint_does_not_allow_are_refused_by_name(tmp_path, config, message):
-    engine_of().save(tmp_path)
-    with pytest.raises(StateError, match=message):
-        ps.Engine.restore(tmp_path, config=config)
+    with pytest.raises(StateError, match=f"has {ROWS + 700} rows in the checkpoint and only {ROWS} in the config"):
+        ps.Engine.restore(tmp_path, config=config_of())
 
 
 def test_a_gate_of_another_kind_is_refused(tmp_path):

@@ -82,12 +82,6 @@ def test_a_damaged_file_is_named_with_what_to_do(folder, name, damage):
     ] in output
 
 
-def test_an_older_commit_is_restored_after_the_newer_one_is_removed_as_advised(folder):
-    (folder / "00000003.delta").write_bytes(b"")
-    (folder / "00000003.commit").unlink()
-    assert ps.Engine.restore(folder).global_step == 2
-
-
 def test_the_commit_that_an_error_advises_is_whole(folder):
     (folder / "00000002.delta").unlink()
     for name in refused(folder).partition(", remove ")[2].split(", "):

@@ -157,18 +157,6 @@ def test_a_folder_of_other_files_and_a_file_are_refused(tmp_path):
         engine_of().run(iter(LOG), checkpoint=tmp_path / "notes.txt")
 
 
-def test_a_second_writer_of_a_checkpoint_is_refused(tmp_path):
-    engine = engine_of()
-    engine.save(tmp_path)
-
-    def save_too(counters, gate, share):
-        with pytest.raises(UsageError, match="another run is writing checkpoints there"):
-            engine.save(tmp_path / "c")
-
-    engine.run([LOG[0]], checkpoint=tmp_path / "c", progress=save_too)
-    engine.save(tmp_path / "c")
-
-
 def test_a_save_to_another_folder_during_a_run_is_a_separate_commit(tmp_path, small_blocks):
     engine = engine_of()
     for n, _ in enumerate(engine.stage(iter(LOG), checkpoint=tmp_path / "a", every=1)):

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from checkpoints import LOG, config_of, engine_of, unbroken
 from ipc import write
-from s3_server import SECRET, serving
+from s3_server import SECRET
 
 import penstock as ps
 from penstock.checkpoint.store import Folder
@@ -13,12 +13,6 @@ from penstock.checkpoint.versions import Version, branch, delete_tag
 from penstock.cli.main import main
 
 NUMBERS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def buckets():
-    with serving() as server:
-        yield server
 
 
 @pytest.fixture

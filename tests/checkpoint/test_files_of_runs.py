@@ -14,6 +14,7 @@ from cli import outcome
 from faults.harness import batches_in, with_bad_row
 from faults.operations import Watched, failing, short_write
 from ipc import write
+from versions import Killed
 
 import penstock as ps
 from penstock.checkpoint.store import Folder
@@ -21,10 +22,6 @@ from penstock.filesystem import atomic_files
 
 CONFIG = config_of()
 STEPS = 6
-
-
-class Killed(BaseException):
-    """The process is gone: nothing of it runs any more."""
 
 
 @pytest.fixture

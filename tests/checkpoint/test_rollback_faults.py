@@ -74,15 +74,6 @@ def test_missing_files_of_the_version_are_written_again(folder):
     assert ps.Engine.restore(folder).state_hash() == engine.state_hash()
 
 
-def test_a_folder_that_a_run_writes_is_refused(folder):
-    trained("plain", folder)
-    locked = Folder(folder)
-    locked.lock()
-    with pytest.raises(ps.UsageError, match="another run is writing checkpoints there"):
-        roll_back_folder(folder, "good")
-    locked.unlock()
-
-
 # ---- shares
 
 

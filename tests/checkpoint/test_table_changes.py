@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from batches import batch, lists
+from ipc import write
 
 import penstock as ps
 from penstock.checkpoint.store import Folder
@@ -330,17 +331,10 @@ def log_of(steps, names=("user", "item")):
     return batches
 
 
-def written(path, batches):
-    with pa.ipc.new_stream(path, batches[0].schema) as stream:
-        for each in batches:
-            stream.write_batch(each)
-    return str(path)
-
-
 def test_a_run_skips_frames_of_tables_that_are_gone_and_compares_those_after_the_change(tmp_path):
-    old = written(tmp_path / "1.arrows", log_of(range(4)))
-    new = written(tmp_path / "2.arrows", log_of(range(4, 8), ("member", "ad")))
-    other = written(tmp_path / "3.arrows", log_of(range(5, 9), ("member", "ad")))
+    old = write(tmp_path / "1.arrows", log_of(range(4)))
+    new = write(tmp_path / "2.arrows", log_of(range(4, 8), ("member", "ad")))
+    other = write(tmp_path / "3.arrows", log_of(range(5, 9), ("member", "ad")))
     options = {"rename": {"user": "member"}, "drop_table": "item", "new_tables": True}
     config, folder = config_of(table("member"), table("ad", dim=2)), tmp_path / "c"
     oracle = Oracle([USER, ITEM])
@@ -371,7 +365,7 @@ def test_a_run_skips_frames_of_tables_that_are_gone_and_compares_those_after_the
 
 
 def test_frames_of_a_table_that_is_gone_are_bad_rows_after_the_change(tmp_path):
-    path = written(tmp_path / "1.arrows", log_of(range(6)))
+    path = write(tmp_path / "1.arrows", log_of(range(6)))
     ps.Engine(BEFORE).run([path], checkpoint=tmp_path / "c", limit=3)
     for mode in ("error", "drop"):
         engine = ps.Engine.restore(tmp_path / "c", config=config_of(USER), drop_table="item")
@@ -384,7 +378,7 @@ def test_frames_of_a_table_that_is_gone_are_bad_rows_after_the_change(tmp_path):
 
 
 def test_a_run_without_frames_commits_a_change(tmp_path):
-    path = written(tmp_path / "1.arrows", log_of(range(3)))
+    path = write(tmp_path / "1.arrows", log_of(range(3)))
     ps.Engine(BEFORE).run([path], checkpoint=tmp_path / "c")
     config, options = CHANGES["renamed"]
     engine = ps.Engine.restore(tmp_path / "c", config=config, **options)
@@ -398,7 +392,7 @@ def test_a_run_without_frames_commits_a_change(tmp_path):
 
 
 def test_deltas_after_a_change_begin_another_file(tmp_path):
-    path, folder = written(tmp_path / "1.arrows", log_of(range(6))), tmp_path / "c"
+    path, folder = write(tmp_path / "1.arrows", log_of(range(6))), tmp_path / "c"
     ps.Engine(BEFORE).run([path], checkpoint=folder, limit=3, deltas=tmp_path / "d1")
     config, options = config_of(USER, ITEM, AD), {"new_tables": True}
     with pytest.raises(ps.UsageError, match="d1: exists; it is never written over"):
@@ -439,7 +433,7 @@ def test_frames_of_another_dim_are_skipped_before_the_change_and_bad_after_it(tm
     def log(steps, dim):
         return [batch(range(8), np.full((8, dim), step, np.float32), step=step) for step in steps]
 
-    old, new = written(tmp_path / "1.arrows", log(range(5), 2)), written(tmp_path / "2.arrows", log(range(5, 9), 3))
+    old, new = write(tmp_path / "1.arrows", log(range(5), 2)), write(tmp_path / "2.arrows", log(range(5, 9), 3))
     before, after = (config_of(table("user", 20, dim, ps.SGD(0.1))) for dim in (2, 3))
     ps.Engine(before).run([old], checkpoint=tmp_path / "c", limit=4)
     engine = ps.Engine.restore(tmp_path / "c", config=after, reset_table="user")

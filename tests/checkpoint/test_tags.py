@@ -20,14 +20,6 @@ from penstock.checkpoint.arrays import SavedTables
 from penstock.checkpoint.store import Folder
 from penstock.filesystem import atomic_files
 
-
-@pytest.fixture
-def folder(tmp_path):
-    """Commits of steps 1 to 3, which are all that it keeps."""
-    saved(tmp_path / "run", range(3))
-    return tmp_path / "run"
-
-
 # ---- what a tag keeps, and what it names
 
 
@@ -179,19 +171,16 @@ def test_invalid_names_are_refused(folder, name):
     assert files(folder) == before
 
 
+@pytest.mark.parametrize("version", [True, 1.5, b"good"])
+def test_a_version_is_a_tag_or_a_step(folder, version):
+    with pytest.raises(ps.UsageError, match="version: expected a tag or a step"):
+        ps.Engine.restore(folder, version=version)
+
+
 @pytest.mark.parametrize("name", ["a", "A.b-c_9", "x.commit", "a" * 64, "tag", "a.tag"])
 def test_any_other_name_is_one(folder, name):
     ps.tag(folder, name)
     assert SavedTables(f"{folder}@{name}").commit.number == 3
-
-
-def test_a_second_tag_of_a_name_is_refused_unless_it_moves(folder):
-    ps.tag(folder, "good", 1)
-    with pytest.raises(ps.UsageError, match=r"tag 'good' names step 1 already; give --move \(move=True\)"):
-        ps.tag(folder, "good", 2)
-    assert ps.Engine.restore(folder, version="good").global_step == 1
-    ps.tag(folder, "good", 2, move=True)
-    assert ps.Engine.restore(folder, version="good").global_step == 2
 
 
 def test_of_two_processes_that_create_a_tag_of_one_name_one_is_refused(folder, monkeypatch):
@@ -218,30 +207,6 @@ def test_a_file_system_without_links_has_tags(folder, monkeypatch):
         ps.tag(folder, "good", 2)
     ps.tag(folder, "good", 2, move=True)
     assert {name: step for name, (step, _) in check_tags(folder).items()} == {"good": 2}
-
-
-def test_a_version_that_does_not_exist_names_the_nearest(folder):
-    ps.tag(folder, "good", 1)
-    (folder / "00000002.commit").unlink()
-    for version, text in {
-        "godo": "no tag 'godo'; did you mean 'good'?",
-        "x": "no tag 'x'; there are: good",
-        2: r"no commit of step 2; the nearest: 1 \(commit 1\) and 3 \(commit 3\)",
-        9: r"no commit of step 9; the nearest: 3 \(commit 3\)",
-    }.items():
-        for restore in (
-            lambda version=version: ps.Engine.restore(folder, version=version),
-            lambda version=version: SavedTables(f"{folder}@{version}"),
-        ):
-            with pytest.raises(ps.StateError, match=text):
-                restore()
-    with pytest.raises(ps.StateError, match="no tag 'x'; there are: good"):
-        versions.delete_tag(Folder(folder), "x")
-    with pytest.raises(ps.StateError, match=r"nowhere: no such checkpoint"):
-        ps.Engine.restore(folder.parent / "nowhere@good")
-    for version in (True, 1.5, b"good"):
-        with pytest.raises(ps.UsageError, match="version: expected a tag or a step"):
-            ps.Engine.restore(folder, version=version)
 
 
 def test_a_folder_of_the_literal_name_wins(folder):

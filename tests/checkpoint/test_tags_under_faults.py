@@ -10,7 +10,7 @@ import pytest
 from checkpoints import config_of
 from evidence import IS_EVIDENCE, more_as_evidence
 from faults.operations import Watched, failing
-from versions import HookedStore, Killed, check_tags, files, removed_after, rewrite, saved, step
+from versions import HookedStore, Killed, check_tags, files, removed_after, rewrite, saved
 
 import penstock as ps
 from penstock.checkpoint import store
@@ -19,13 +19,6 @@ from penstock.filesystem import atomic_files
 from penstock.filesystem.file_stores import LocalStore
 
 STRIDE = 1 if IS_EVIDENCE else 3
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Commits of steps 1 to 3, which are all that it keeps."""
-    saved(tmp_path / "run", range(3))
-    return tmp_path / "run"
 
 
 @pytest.mark.parametrize("move", [False, True])
@@ -209,23 +202,6 @@ def test_a_listing_that_misses_both_names_of_a_tag_removes_none_of_its_files(fol
     monkeypatch.undo()
     locked.unlock()
     assert list(check_tags(folder)) == ["good"]
-
-
-def test_a_run_that_uses_no_tags_performs_the_file_operations_of_before(tmp_path, monkeypatch):
-    """A commit lists the folder as often as it did, and reads and writes no other file."""
-    engine, _ = saved(tmp_path / "run", range(4))
-    operations, listings, names = Watched(), [], LocalStore.names
-    monkeypatch.setattr(atomic_files, "operations", operations)
-    monkeypatch.setattr(LocalStore, "names", lambda self: listings.append(self) or names(self))
-    step(engine, 9)
-    engine.save(tmp_path / "run")
-    listings_of_a_save, reads, read = len(listings), [], LocalStore.read
-    monkeypatch.setattr(LocalStore, "read", lambda self, name: reads.append(name) or read(self, name))
-    Folder(tmp_path / "run").tidy(3)
-    assert (listings_of_a_save, len(listings) - listings_of_a_save, len(reads)) == (6, 2, 3)
-    expected = ["open_lock", "create", "write", "sync", "rename", "sync_folder"]
-    expected += ["create", "write", "sync", "rename", "sync_folder", "remove"]
-    assert operations.calls == expected
 
 
 def test_tables_of_a_new_configuration_are_checked_against_the_version(folder):

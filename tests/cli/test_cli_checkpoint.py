@@ -54,11 +54,6 @@ def test_other_threads_and_devices_end_with_the_same_bits(replay, tmp_path, monk
         assert (last["skipped"], last["state_hash"]) == (23, whole["state_hash"])
 
 
-def test_an_existing_checkpoint_needs_resume(replay, tmp_path):
-    replay("--checkpoint", tmp_path / "c")
-    assert "holds a checkpoint; resume it (--resume)" in replay("--checkpoint", tmp_path / "c", code=2)
-
-
 @pytest.mark.parametrize("flag", [["--every", "3"], ["--resume"]])
 def test_every_and_resume_need_checkpoint(replay, flag):
     assert "name a checkpoint: --checkpoint DIR" in replay(*flag, code=2)

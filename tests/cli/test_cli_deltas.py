@@ -52,18 +52,6 @@ def test_base_and_deltas_give_what_out_has(config, log, tmp_path, capsys):
     assert main(["diff", str(out), str(copy)]) == 0
 
 
-def test_the_example_reports_missing_deltas_in_one_line(config, log, tmp_path):
-    base, deltas = tmp_path / "base", tmp_path / "deltas.arrows"
-    replay(config, log, "--limit", 6, "--out", base)
-    replay(config, log, "--deltas", tmp_path / "all", "--delta-slots", "all")
-    write(deltas, batches_of(tmp_path / "all")[3:])
-    done = subprocess.run(
-        [sys.executable, example.__file__, base, deltas, tmp_path / "copy"], capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert done.stderr == "apply_deltas: delta 4 follows on 3, and we are at 0: deltas are missing\n"
-
-
 def test_flags_say_what_deltas_hold_and_how_often_they_come(config, log, tmp_path, capsys):
     replay(config, log, "--deltas", tmp_path / "a", "--delta-slots", "accumulators", "--delta-steps", 5)
     assert bytes_of(batches_of(tmp_path / "a")) == wanted(slots=True, per_steps=5)

@@ -106,9 +106,6 @@ def test_names_that_are_not_utf8_are_no_traceback(penstock, config, log, tmp_pat
     assert "5,000 \\xd7 2" in ascii_only.stdout
 
 
-# ---- devices
-
-
 @pytest.mark.evidence
 def test_devices_give_the_same_hash_whatever_the_environment_forces(penstock, config, log):
     forced = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
@@ -126,6 +123,9 @@ def test_a_missing_jax_platform_is_exit_2(penstock, config, log):
     for name in ("cuda", "abacus"):
         line = one_line(penstock("replay", config, log, env={"JAX_PLATFORMS": name}), 2)
         assert f"JAX_PLATFORMS is '{name}'" in line
+
+
+# ---- devices
 
 
 def test_no_progress_and_no_warnings_where_stderr_is_no_terminal(penstock, config, log):

@@ -49,13 +49,6 @@ def test_report_has_every_field_of_the_contract(replay):
     assert report["tables"] == {"user": {"rows": 28, "distinct": 7}, "item": {"rows": 4, "distinct": 3}}
 
 
-def test_state_hash_is_that_of_the_engine(replay, tmp_path):
-    report = replay()
-    engine = ps.Engine(ps.EmbeddingConfig.load(tmp_path / "tables.pbtxt"))
-    engine.run(iter(LOG))
-    assert report["state_hash"] == engine.state_hash()
-
-
 def test_flush_applies_what_the_gate_holds(replay):
     plain, flushed = replay("--num-required", 3), replay("--num-required", 3, "--flush")
     assert (flushed["pending"], flushed["steps"]) == (0, 3)

@@ -9,8 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
-import time
 import tomllib
 from pathlib import Path
 
@@ -114,35 +112,6 @@ interrupts.check()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("its own\n", "")
-
-
-@pytest.mark.sampled("1")
-@pytest.mark.parametrize("times", [1, 2])
-def test_interrupted_while_frames_arrive(times, config, tmp_path):
-    feeder = Feeder(config, tmp_path / "out")
-    feeder.feed_until_read()
-    more = stream([frame(12, IDS)], end=False)[SCHEMA_BYTES:]
-
-    def flood():
-        with contextlib.suppress(OSError):  # the process is gone, and its pipe with it
-            while True:
-                feeder.feed(more)
-
-    flooding = threading.Thread(target=flood)
-    flooding.start()
-    for _ in range(times):
-        feeder.process.send_signal(signal.SIGINT)
-        time.sleep(0.01)
-    feeder.process.wait(HANG_S)
-    flooding.join(HANG_S)
-    with contextlib.suppress(OSError):
-        feeder.process.stdin.close()
-    err = feeder.process.stderr.read().decode()
-    feeder.process.stdout.close()
-    feeder.process.stderr.close()
-    assert feeder.process.returncode == 130
-    assert re.fullmatch("penstock: interrupted[^\n]*\n", err), err
-    assert not (tmp_path / "out").exists()
 
 
 def test_interrupted_while_a_named_pipe_has_no_writer(config, tmp_path):
@@ -296,12 +265,6 @@ def test_progress_shows_drops_and_the_time_left():
     text = progress_text(counters, gate, 0.25, 30.0)
     assert text == "3,000 rows  100 rows/s  step 1,234  2 stale frames  5 rows dropped   25%  1:30 left"
     assert progress_text(Counters(rows=3), Gate(), None, 0.0) == "3 rows  0 rows/s  step 0"
-
-
-def test_progress_shows_how_full_the_gate_is():
-    gate = Gate(num_required=4)
-    gate.admit(None, lambda: None)
-    assert progress_text(Counters(rows=3), gate, None, 1.0) == "3 rows  3 rows/s  step 0  gate 1/4"
 
 
 class Terminal(io.StringIO):

@@ -117,14 +117,6 @@ def test_help_shows_an_example_that_begins_with_the_command(argv, capsys):
     assert f"\nexample:\n  {' '.join(['penstock', *argv])} " in text.out.rstrip() + " "
 
 
-def test_every_flag_of_every_command_is_explained():
-    from penstock.cli.main import parser
-
-    for name, command in parser().commands.items():
-        for action in command._actions:
-            assert action.help, f"{name} {action.option_strings or action.dest}"
-
-
 def test_version_prints_the_version_of_the_package(capsys):
     import penstock
 

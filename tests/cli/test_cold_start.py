@@ -10,7 +10,6 @@ from cli import COMMAND, table
 from ipc import write
 
 from penstock.cli.compile_cache import compile_cache
-from penstock.cli.main import COMMANDS, parser
 
 HEAVY = ("jax", "jaxlib", "numpy", "pyarrow", "google.protobuf", "prometheus_client", "shtab")
 CONFIG = table(rows=8) + "mode: TRAINING\n"
@@ -38,11 +37,6 @@ def test_help_version_and_a_misspelt_command_load_nothing_heavy(word):
 
 def test_a_commands_help_does_without_jax():
     assert not loaded_by("replay", "--help") & {"jax", "jaxlib", "prometheus_client", "shtab"}
-
-
-def test_the_list_of_commands_has_the_summary_of_each():
-    setting = {name: command.description.removesuffix(".").lower() for name, command in parser().commands.items()}
-    assert setting == {name: summary.lower() for name, summary in COMMANDS.items()}
 
 
 @pytest.fixture

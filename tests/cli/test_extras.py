@@ -4,8 +4,6 @@ import importlib
 import re
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
 
 import pytest
 from cli import ONE_TABLE, frame
@@ -82,14 +80,6 @@ def test_a_job_needs_neither():
     pytest.importorskip("ray")
     words = "import penstock.shares.ray.job, penstock.cli.serve"
     subprocess.run([sys.executable, "-c", code("--version") + f"; {words}"], check=True, capture_output=True)
-
-
-def test_they_are_extras_and_not_required():
-    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
-    for library, extra in LIBRARIES.items():
-        (requirement,) = project["optional-dependencies"][extra]
-        assert requirement.startswith(library.replace("_", "-"))
-        assert requirement not in project["dependencies"]
 
 
 def test_a_missing_library_that_every_engine_needs_is_one_line(monkeypatch, capsys):

@@ -7,26 +7,9 @@ import numpy as np
 import pytest
 from cli import table
 
-import penstock as ps
-
 CONFIG = (
     table("user", 60, 4) + table("item", 20, 4, "adam { beta1: 0.9 beta2: 0.99 epsilon: 1e-8 }") + "mode: TRAINING\n"
 )
-
-
-@pytest.fixture
-def imported(tmp_path, config, call):
-    """imported(source, words…) → the parts of every table after an import, and what it prints as JSON."""
-
-    def run(source, *words, code=0):
-        text, result = call(code, "import", source, tmp_path / "c", "--config", config, *words)
-        if code:
-            assert not (tmp_path / "c").exists()
-            return text
-        engine = ps.Engine.restore(tmp_path / "c")
-        return {name: engine.retrieve_parameters(name) for name in ("user", "item")}, result
-
-    return run
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from ipc import write
 from penstock.cli import main
 from penstock.cli.pages.html_report import covered, flow_of, frequencies, norms_of
 from penstock.cli.pages.id_statistics import IdUses
-from penstock.sampling import Hot, Moment
-from penstock.svg import Axis, Bar, bars, lines, short
+from penstock.sampling import Moment
+from penstock.svg import lines
 
 CONFIG = table(rate="dynamic { tag: 0 }") + "mode: TRAINING\n"
 
@@ -131,18 +131,6 @@ def test_hot_ids_are_those_of_the_whole_run_by_table(tmp_path):
     assert [name for name, _, _ in hot] == ["user"] * 5 + ["item"] * 2
 
 
-def test_samples_of_ids_are_spread_evenly_over_any_number_of_frames():
-    for num_frames in (1, 64, 65, 1000, 12_345):
-        hot = Hot()
-        for _ in range(num_frames):
-            if hot.is_due():
-                hot.add({"user": (np.array([5]), np.array([1.0]))})
-        numbers = np.array([sample.frame for sample in hot.samples])
-        assert min(num_frames, 32) <= len(numbers) <= 64
-        assert len(set(np.diff([0, *numbers]))) == 1
-        assert num_frames - numbers[-1] < numbers[0]
-
-
 def moment(seconds, rows, norms=()):
     return Moment(seconds, rows, rows, rows, 0, 0, {}, dict(norms), ())
 
@@ -201,19 +189,3 @@ def test_curves_of_ids_are_shares_in_percent():
     assert frequencies(times) == [(1.0, 0.6), (2.0, 0.2), (3.0, 0.1), (4.0, 0.1)]
     assert covered(times) == [(25.0, 60.0), (50.0, 80.0), (75.0, 90.0), (100.0, 100.0)]
     assert (frequencies(times[:0]), covered(times[:0])) == ([], [])
-
-
-def test_axes_begin_and_end_at_their_data_and_survive_odd_data():
-    across = Axis([10.0, 20.0], False, 0, 100)
-    assert (across.at(10), across.at(15), across.at(20)) == (0, 50, 100)
-    assert across.ticks() == [10, 12, 14, 16, 18, 20]
-    powers = Axis([0.0, 0.02, 500.0], True, 0, 100)
-    assert powers.ticks() == [0.1, 1, 10, 100]
-    assert Axis([0.7, 40.0], True, 0, 100).ticks() == [0.5, 1, 2, 5, 10, 20, 50]
-    assert not powers.shows(0.0)
-    assert Axis([], False, 0, 1).ticks()
-    assert Axis([3.0, 3.0], False, 0, 1).ticks()
-    assert lines({"a": [(1.0, 0.0), (2.0, 0.0)]}, "x", "y", log_y=True) == ""
-    assert lines({"a": [(1.0, math.nan)]}, "x", "y") == ""
-    assert "&lt;b&gt;" in bars([Bar("<b>", 1.0, "1 s")])
-    assert [short(x) for x in (0, 0.1234, 1234, 12_345, 2.5e6, 7e9)] == ["0", "0.123", "1234", "12.3 k", "2.5 M", "7 G"]

@@ -1,5 +1,8 @@
 """The flags that change the tables of a checkpoint, and how ``inspect``, ``diff`` and ``history`` show a change."""
 
+from functools import partial
+
+import engines
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -91,9 +94,7 @@ def test_another_dim_and_another_optimizer_have_flags(checkpoint, config, call):
     )
 
 
-def config_of(names, rows=20, optimizer=None):
-    optimizer = optimizer or ps.SGD(0.1)
-    return ps.EmbeddingConfig.from_tables([ps.TableConfig(rows, 2, name=name, optimizer=optimizer) for name in names])
+config_of = partial(engines.config_of, ps.SGD(0.1), rows=20)
 
 
 def test_flags_in_errors_are_quoted_as_a_shell_needs_it(tmp_path):
@@ -106,7 +107,7 @@ def test_flags_in_errors_are_quoted_as_a_shell_needs_it(tmp_path):
 
 def test_a_table_that_differs_in_more_than_its_optimizer_starts_anew(tmp_path):
     ps.Engine(config_of(["user"])).save(tmp_path)
-    config = config_of(["user"], 10, ps.Adagrad(0.1))
+    config = engines.config_of(ps.Adagrad(0.1), ["user"])
     with pytest.raises(ps.StateError, match=r"optimizer SGD .* --reset-table user"):
         ps.Engine.restore(tmp_path, config=config)
     ps.Engine.restore(tmp_path, config=config, reset_table="user")

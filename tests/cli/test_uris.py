@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 from cli import ONE_TABLE, frame, outcome
 from ipc import log, stream
-from s3_server import SECRET, serving
+from s3_server import SECRET
 
 import penstock as ps
 from penstock.cli import main
@@ -50,12 +50,6 @@ CHECKPOINTS = [
     "rollback NEW --to 6",
     "tag URI --delete good",
 ]
-
-
-@pytest.fixture(scope="module")
-def buckets():
-    with serving() as server:
-        yield server
 
 
 @pytest.fixture(params=["file", "s3"])

@@ -1,23 +1,14 @@
 """``tag``, ``log`` and ``branch``, and DIR@VERSION wherever a command reads a checkpoint."""
 
-import json
 import os
-import signal
-import subprocess
-import sys
-import time
 
 import pyarrow.parquet
 import pytest
 from checkpoints import LOG, config_of
-from cli import started
-from evidence import IS_EVIDENCE, more_as_evidence
 from ipc import write
-from limits import HANG_S
 from versions import check_tags, rewrite, saved
 
 import penstock as ps
-from penstock.checkpoint.store import Folder
 
 CONFIG = config_of()
 
@@ -154,55 +145,3 @@ def test_a_replay_does_not_commit_to_a_version(config, folder, tmp_path, refused
 
 
 # ---- several processes at once
-
-
-COMMITTER = """
-import sys
-sys.path.insert(0, "tests/support")
-from versions import saved
-import penstock as ps
-folder = sys.argv[1]
-engine = ps.Engine.restore(folder)
-print("ready", flush=True)
-for number in range(10 ** 6):
-    saved(folder, [number], engine=engine)
-"""
-
-
-@pytest.mark.evidence
-@more_as_evidence
-@pytest.mark.parametrize("seed", range(10 if IS_EVIDENCE else 1))
-def test_processes_that_commit_tag_branch_and_are_killed_lose_no_file(seed, tmp_path):
-    """One process commits and cleans as fast as it can; others tag and branch, and are killed at any moment."""
-    folder = tmp_path / "run"
-    saved(folder, range(3))
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    committer = subprocess.Popen(
-        [sys.executable, "-c", COMMITTER, str(folder)], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    try:
-        assert committer.stdout.readline() == b"ready\n"
-        for number in range(6):
-            commands = [
-                started("tag", folder, f"t{number}"),
-                started("tag", folder, "moved", "--move"),
-                started("branch", folder, tmp_path / f"b{number}"),
-            ]
-            if number % 2:
-                time.sleep(0.05 * (seed + number))
-                for command in commands:
-                    command.send_signal(signal.SIGKILL)
-            for command in commands:
-                _, error = command.communicate(timeout=HANG_S)
-                assert command.returncode in (0, -9) or b"commits were removed while they were read" in error
-            names = check_tags(folder)
-            assert number % 2 or f"t{number}" in names or commands[0].returncode == 5
-            branch = tmp_path / f"b{number}"
-            if Folder(branch).numbers():
-                ps.Engine.restore(branch)
-        assert committer.poll() is None, committer.stderr.read()
-    finally:
-        committer.kill()
-        committer.communicate()
-    json.dumps(check_tags(folder))
-    assert ps.Engine.restore(folder).global_step > 3

@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+from functools import partial
 from typing import Any
 
+import engines
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ import penstock
 from penstock.config.embedding import EmbeddingConfig
 from penstock.config.optimization_parameters_pb2 import OptimizationParameters
 from penstock.config.optimizer_protos import optimization_parameters
-from penstock.config.tables import Constant, RowIdInitializer, TableConfig
+from penstock.config.tables import Constant, RowIdInitializer
 from penstock.updates import OPTIMIZERS, OWN_OPTIMIZERS, UPDATES, WITHOUT_FORMULA, UserDefinedProgram, update_rule
 
 
@@ -25,8 +27,7 @@ def made(name, **arguments):
     return cls(halve, **arguments) if cls is UserDefinedProgram else cls(**arguments)
 
 
-def config_of(optimizer, **table):
-    return EmbeddingConfig.from_tables([TableConfig(10, 4, name="a", **table)], optimizer)
+config_of = partial(engines.config_of, tables="a", dim=4)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -175,11 +176,6 @@ def test_tensorflows_arguments_can_be_given_by_position():
     by_position = penstock.FTRL(0.1, -0.25, 0.5, 0.75, 0.125, 0.2, True, None, None, None, None, None, None, True)
     assert by_position.multiply_linear_by_learning_rate
     assert (by_position.beta, by_position.initial_accumulator_value) == (0.125, 0.2)
-
-
-def test_clipvalue_is_an_argument_and_no_attribute():
-    assert not hasattr(penstock.Adam(clipvalue=1.0), "clipvalue")
-    assert not hasattr(penstock.Lion(clipvalue=1.0), "clipvalue")
 
 
 def test_an_optimizer_equals_itself_after_its_arguments():

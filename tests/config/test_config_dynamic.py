@@ -1,12 +1,9 @@
 """Dynamic settings of a table: Python, text files, messages, and what contradicts itself."""
 
-import re
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripts import ROOT
 from text_configs import engine, engine_text
 
 import penstock as ps
@@ -65,18 +62,6 @@ def test_settings_in_text():
     assert engine('table { name: "a" dynamic { evict { } } }').table("a").dynamic == ps.Dynamic(evict="lru")
     assert engine('table { name: "a" dynamic { } }').table("a").dynamic == ps.Dynamic()
     assert engine("").table("a").dynamic is None
-
-
-def test_the_page_says_which_empty_messages_are_refused():
-    refused = set()
-    for message in ("admit", "expire", "evict"):
-        try:
-            engine(f'table {{ name: "a" dynamic {{ {message} {{ }} }} }}')
-        except ps.ConfigError:
-            refused.add(message)
-    page = (ROOT / "docs" / "dynamic.md").read_text()
-    (sentence,) = re.findall(r"[^.]*refused, as are ", page)
-    assert set(re.findall(r"`(\w+) \{ \}`", sentence)) == refused
 
 
 def test_tensorflows_message_cannot_hold_a_dynamic_table():

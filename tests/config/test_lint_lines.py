@@ -95,9 +95,3 @@ def test_validate_prints_the_findings_of_a_file_that_loading_refuses(tmp_path, c
     }
     with pytest.raises(penstock.ConfigError, match="vocabulary_size is 0"):
         EmbeddingConfig.load(path)
-
-
-def test_validate_lets_warnings_pass(tmp_path, call):
-    path = tmp_path / "c.pbtxt"
-    path.write_text(GOOD.replace("0.5", "0"))
-    assert "warning   PS207  line 8, table_descriptor[0]" in call(0, "validate", path)[0]

@@ -33,20 +33,6 @@ def test_each_call_of_a_stage_fn_has_a_new_engine():
     assert bytes_of(function(LOG)) == bytes_of(function(LOG)) == wanted()
 
 
-def test_a_stage_fn_is_lazy():
-    asked = []
-
-    def frames():
-        for number, frame in enumerate(LOG):
-            asked.append(number)
-            yield frame
-
-    deltas = ps.stage_fn(config_of(), num_required=3)(frames())
-    assert asked == []
-    next(deltas)
-    assert asked == [0, 1, 2, 3]
-
-
 def test_a_table_gives_a_table():
     deltas = ps.stage_fn(config_of(), num_required=3, **ALL_COLUMNS)(pa.Table.from_batches(LOG))
     assert isinstance(deltas, pa.Table)

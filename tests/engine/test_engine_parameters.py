@@ -1,32 +1,12 @@
 """What apply takes, parameters, tables and the hash: in and out of an engine."""
 
-import jax.numpy as jnp
 import numpy as np
-import pyarrow as pa
 import pytest
 from engines import engine_of, frame, zeroed
 
 import penstock as ps
 
 # ---- what apply takes, parameters in and out
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda ids, grads: (ids, grads),
-        lambda ids, grads: (ids.astype(np.uint8), grads.astype(np.float64)),
-        lambda ids, grads: (ids.tolist(), grads.tolist()),
-        lambda ids, grads: (jnp.asarray(ids), jnp.asarray(grads, jnp.bfloat16)),
-        lambda ids, grads: (pa.array(ids), pa.array(grads.tolist(), pa.list_(pa.float32(), 2))),
-        lambda ids, grads: (pa.chunked_array([ids[:1], ids[1:]]), pa.array(grads.tolist(), pa.list_(pa.float16()))),
-    ],
-    ids=["numpy", "other dtypes", "lists", "jax", "arrow", "chunked"],
-)
-def test_apply_takes_arrays_of_any_kind(make):
-    engine = zeroed(engine_of())
-    engine.apply({"t": make(np.array([1, 2, 1]), np.array([[1, 2], [3, 4], [5, 6]], np.float32))})
-    assert engine.lookup("t", [1, 2]).tolist() == [[-6, -8], [-3, -4]]
 
 
 def test_loaded_parameters_are_retrieved_unchanged():

@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 import traceback
+from functools import partial
 
+import engines
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -15,8 +17,6 @@ from services import Process, config_of
 from services import frame as service_frame
 
 import penstock as ps
-import penstock.forks as forks
-from penstock.filesystem import atomic_files
 from penstock.io.flight import connect
 from penstock.io.targets.python_function import PythonFunction
 
@@ -31,9 +31,7 @@ pytestmark = [
 ]
 
 
-def engine_of(**options):
-    table = ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(0.5), name="t")
-    return ps.Engine(ps.EmbeddingConfig.from_tables([table]), **options)
+engine_of = partial(engines.engine_of, ps.SGD(0.5), rows=8, initializer=ps.Constant(1.0))
 
 
 def frame(row_id):
@@ -90,8 +88,9 @@ def test_a_child_looks_up_rows_on_the_host_as_they_were_at_the_fork():
     assert engine.lookup("t", [3]).tolist() == [[0.0, 0.0]]
 
 
-def test_a_child_changes_and_saves_nothing(tmp_path):
-    engine = engine_of()
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_child_changes_and_saves_nothing(tmp_path, shared):
+    engine = engine_of(shared=tmp_path / "shared" if shared else None)
     engine.save(tmp_path / "state")
     attempts = [
         lambda: engine.apply({"t": ([3], [[1.0, 1.0]])}),
@@ -107,6 +106,7 @@ def test_a_child_changes_and_saves_nothing(tmp_path):
     assert Child(lambda: refused(*attempts)).answer() == str(len(attempts))
     assert not (tmp_path / "other").exists()
     assert not list((tmp_path / "state").glob("*.tag"))
+    assert engine.lookup("t", [3]).tolist() == [[1.0, 1.0]]  # also rows in memory that both have mapped
 
 
 def test_a_child_may_not_read_rows_on_devices():
@@ -263,38 +263,6 @@ def test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed(tmp_path):
     finally:
         running.stdin.close()
         running.stdout.close()
-
-
-def test_a_child_does_not_close_a_file_that_has_got_the_number_of_a_lock(tmp_path):
-    lock = atomic_files.lock(tmp_path / ".lock")
-
-    def work():
-        os.fstat(lock)  # is there
-        with pytest.raises(BlockingIOError, match="process"):
-            atomic_files.lock(tmp_path / ".lock")  # its parent's
-        forks.close(lock)
-        return "closed"
-
-    assert Child(work).answer() == "closed"
-    with pytest.raises(BlockingIOError):
-        atomic_files.lock(tmp_path / ".lock")
-    forks.close(lock)
-    forks.close(atomic_files.lock(tmp_path / ".lock"))
-
-
-def test_a_child_removes_no_unfinished_file_of_its_parent(tmp_path):
-    with atomic_files.publishing(tmp_path / "a") as file:
-        file.write(b"begin")
-
-        def leave():
-            with file.all_or_nothing():
-                raise OSError("in the child")
-
-        assert "in the child" in Child(leave).answer()
-        assert "belongs to process" in Child(file.finish).answer()
-        file.write(b" end")
-    assert (tmp_path / "a").read_bytes() == b"begin end"
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_child_may_not_use_a_connection_of_its_parent(tmp_path):

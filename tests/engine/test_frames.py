@@ -23,18 +23,6 @@ def test_without_step_every_record_batch_is_a_frame_and_empty_ones_are_none():
     assert contents_of(frames_of(batches)) == [([1, 2], None, None), ([3], None, None), ([4], None, None)]
 
 
-def test_with_step_a_frame_is_the_longest_run_across_batches():
-    batches = [with_steps((1, 7), (2, 7)), with_steps(), with_steps((3, 7), (4, 8)), with_steps((5, 7))]
-    assert contents_of(frames_of(batches)) == [([1, 2, 3], 7, None), ([4], 8, None), ([5], 7, None)]
-
-
-def test_a_change_of_contributor_ends_a_frame_too():
-    rows = [(1, 7, "a"), (2, 7, "b"), (3, 7, "b"), (4, 7, None), (5, 7, None), (6, 8, None)]
-    wanted = [([1], 7, "a"), ([2, 3], 7, "b"), ([4, 5], 7, None), ([6], 8, None)]
-    assert contents_of(frames_of([with_steps(*rows, contributor=True)])) == wanted
-    assert contents_of(frames_of([with_steps(row, contributor=True) for row in rows])) == wanted
-
-
 def test_without_step_both_the_batch_and_a_change_of_contributor_end_a_frame():
     batches = [batch_of((1, None, "a"), (2, None, "b"), contributor=True), batch_of((3, None, "b"), contributor=True)]
     assert contents_of(frames_of(batches)) == [([1], None, "a"), ([2], None, "b"), ([3], None, "b")]
@@ -108,12 +96,6 @@ def test_contribution_rows_cuts_every_container_alike_whatever_its_batches(tmp_p
     wanted = [(list(range(start, min(start + num_rows, 7))), None, None) for start in range(0, 7, num_rows)]
     for name, source in containers(tmp_path, batches):
         assert contents_of(frames_of(source, contribution_rows=num_rows)) == wanted, name
-
-
-def test_contribution_rows_and_step_both_cut():
-    batches = [with_steps((1, 7), (2, 7)), with_steps((3, 7), (4, 8), (5, 8))]
-    wanted = [([1, 2], 7, None), ([3], 7, None), ([4, 5], 8, None)]
-    assert contents_of(frames_of(batches, contribution_rows=2)) == wanted
 
 
 def test_contribution_rows_goes_from_file_to_file_of_a_directory_but_not_from_source_to_source(tmp_path):

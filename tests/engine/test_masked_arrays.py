@@ -62,11 +62,6 @@ def test_load_parameters_refuses_masked_arrays(engine, slot):
     assert engine.state_hash() == before
 
 
-def test_lookup_refuses_masked_ids(engine):
-    with pytest.raises(ps.UsageError, match=rf"table 'user', ids: {MESSAGE}"):
-        engine.lookup("user", masked(IDS))
-
-
 def test_accumulators_refuse_masked_arrays():
     dense, sparse = ps.ConditionalAccumulator(), ps.SparseConditionalAccumulator()
     for call in (
@@ -114,13 +109,6 @@ def ragged(splits, values):
 def test_recv_activations_refuses_masked_arrays(engine, ids, weights):
     with pytest.raises(ps.UsageError, match=rf"feature 'visits': {MESSAGE}"):
         engine.recv_activations([IDS, ids], None if weights is None else [WEIGHTS, weights])
-
-
-def test_send_gradients_refuses_masked_arrays(engine):
-    _, dedup = engine.recv_activations([IDS, IDS])
-    with pytest.raises(ps.UsageError, match=rf"gradient of feature 'visits': {MESSAGE}"):
-        engine.send_gradients([GRADIENTS, masked(GRADIENTS)], deduplication_data=dedup)
-    assert engine.send_gradients([GRADIENTS, GRADIENTS], deduplication_data=dedup)
 
 
 def test_unpacking_deduplication_data_refuses_masked_arrays(engine):

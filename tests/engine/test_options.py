@@ -6,7 +6,7 @@ from checkpoints import config_of
 import penstock as ps
 from penstock.cli.command_line import COMMAND_OF
 from penstock.cli.main import parser
-from penstock.options import JobOptions, RunOptions, StageOptions, options_of
+from penstock.options import RunOptions, options_of
 from penstock.shares.ray.job import Job
 
 FLAGS = [option for option in options_of().values() if option.flag is not None]
@@ -28,19 +28,3 @@ def test_a_command_has_the_flags_of_its_mode_and_says_which_commands_have_anothe
 def test_a_job_refuses_the_keywords_of_other_modes(name):
     with pytest.raises(ps.UsageError, match=f"^Job: unknown argument '{name}'"):
         Job(config_of(), ["log.arrows"], shares=1, **{name: None})
-
-
-def test_an_option_has_one_flag_one_default_and_a_mode():
-    names = [option.flag_name for option in FLAGS]
-    assert len(set(names)) == len(names)
-    assert all(option.modes for option in options_of().values())
-
-
-@pytest.mark.parametrize(("mode", "kind"), [("run", RunOptions), ("stage", StageOptions), ("job", JobOptions)])
-def test_the_keywords_of_a_call_work_in_its_mode(mode, kind):
-    assert options_of(None, kind) == options_of(mode, kind)
-
-
-def test_a_keyword_of_stage_is_one_of_run():
-    assert options_of("run", RunOptions).keys() - options_of("stage", StageOptions) == {"deltas"}
-    assert options_of("stage", StageOptions).keys() - options_of("run", RunOptions) == set()

@@ -7,26 +7,19 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 from batches import batch
+from engines import engine_of
 from oracle import adagrad, coalesce
 
-from penstock.config.embedding import EmbeddingConfig
-from penstock.config.tables import TableConfig
 from penstock.core import StepObserver
-from penstock.engine import Engine
 from penstock.updates import Adagrad
 
 LR, DIM, WORDS = 0.1, 8, 1083
-COLUMNS = {"gradient": "grad"}
 MODES = list(itertools.product([1, 3], ["mean", "sum"], [("center",), ("center", "context")]))
 
 
 @pytest.fixture
 def log(shared):
     return pa.ipc.open_stream(shared("realdata/shakespeare_words.arrows")).read_all()
-
-
-def config_of(tables):
-    return EmbeddingConfig.from_tables([TableConfig(WORDS, DIM, name=t) for t in tables], Adagrad(LR))
 
 
 def only(log, tables):
@@ -48,7 +41,7 @@ def frames_of(log):
 @pytest.mark.parametrize(("num_required", "reduction", "tables"), MODES)
 def test_every_step_equals_a_plain_numpy_loop_row_for_row(log, num_required, reduction, tables):
     frames = frames_of(only(log, tables))
-    engine = Engine(config_of(tables), num_required=num_required, reduction=reduction)
+    engine = engine_of(Adagrad(LR), tables, DIM, WORDS, num_required=num_required, reduction=reduction)
     spy = StepSpy()
     engine.core.observe(spy)
     for start in range(0, len(frames) - num_required + 1, num_required):
@@ -85,20 +78,3 @@ class StepSpy(StepObserver):
     def before_step(self, coalesced):
         for name, (rows,) in ((name, rows) for name, rows in coalesced.items() if rows):
             self.seen[name] = tuple(np.concatenate(item) for item in zip(*rows.parts, strict=True))
-
-
-def hash_of(source, tables, mesh=None, threads=None, num_required=1, reduction="mean", **reading):
-    engine = Engine(config_of(tables), mesh, num_required=num_required, reduction=reduction, threads=threads)
-    engine.run(source, columns=COLUMNS, **reading)
-    return engine.state_hash()
-
-
-@pytest.mark.parametrize(("num_required", "reduction", "tables"), MODES)
-def test_the_hash_depends_on_no_device_count_and_no_thread_count(log, mesh_of, num_required, reduction, tables):
-    source = only(log, tables)
-    hashes = {
-        hash_of(source, tables, mesh_of(devices), threads, num_required, reduction)
-        for devices in (1, 2, 3, 4, 8)
-        for threads in (1, 2)
-    }
-    assert len(hashes) == 1

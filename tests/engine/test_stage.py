@@ -89,13 +89,6 @@ def test_base_and_deltas_make_the_tables_in_a_plain_reader(optimizer):
     assert plain.state_hash() == engine.state_hash()
 
 
-def test_a_non_lazy_step_emits_every_row():
-    engine = engine_of(config_of(optimizer=o.Adam(0.1, lazy_adam=False)), num_required=1)
-    delta = pa.Table.from_batches(engine.stage([batch(0)]))
-    users = np.array(delta["table"].to_pylist()) == "user"
-    assert delta["id"].to_numpy()[users].tolist() == list(range(ROWS))
-
-
 def test_deltas_of_tables_without_accumulation_hold_each_row_once():
     engine = engine_of(config_of(accumulate=False))
     assert equal(follow(follower_of(engine), engine.stage(LOG, **ALL_COLUMNS)).tables, tables_of(engine))
@@ -212,15 +205,6 @@ def test_an_abandoned_reader_leaves_the_engine_at_a_whole_frame_with_its_files_c
     for each in (engine, plain):
         each.run(LOG[3:])
     assert engine.state_hash() == plain.state_hash()
-
-
-def test_dropping_an_unread_reader_removes_its_observer():
-    engine = engine_of()
-    reader = engine.stage(LOG)
-    assert len(engine.core.observers) == 3
-    del reader
-    gc.collect()
-    assert len(engine.core.observers) == 2
 
 
 def test_other_arrow_libraries_take_it_through_the_stream_protocol():

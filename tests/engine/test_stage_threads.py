@@ -4,7 +4,6 @@ import itertools
 import threading
 import time
 
-import numpy as np
 import pytest
 from checkpoints import batch, engine_of
 from deltas import ALL_COLUMNS, equal, follow, follower_of, step, tables_of
@@ -96,32 +95,6 @@ def test_a_delta_does_not_end_while_a_step_refers_to_it(monkeypatch):
     deltas += reader
     assert join_step() is True
     assert equal(follow(follower, deltas).tables, tables_of(engine))
-
-
-def test_deltas_are_complete_wherever_a_step_interrupts_their_consumer(monkeypatch):
-    """A step begins after each batch; the consumer requests the next batch up to a millisecond later."""
-    engine, random = engine_of(num_required=1), np.random.default_rng(5)
-    monkeypatch.setattr("penstock.io.delta_format.MOST_ROWS", 32)
-    follower, steps_due, stop_event = follower_of(engine), threading.Semaphore(0), threading.Event()
-    deltas = engine.stage((batch(NEVER_STALE + n, rows=80) for n in range(500)), **ALL_COLUMNS)
-
-    def step_until_stopped():
-        while not stop_event.is_set():
-            steps_due.acquire()
-            step(engine, [7])
-        return "stopped"
-
-    join_step = in_thread(step_until_stopped)
-    try:
-        for delta in deltas:
-            follower.take(delta)
-            steps_due.release()
-            time.sleep(random.uniform(0, 0.001))
-    finally:
-        stop_event.set()
-        steps_due.release()
-    assert join_step() == "stopped"
-    follower.end()
 
 
 # ---- with a checkpoint

@@ -1,7 +1,9 @@
 """Rows whose weights or slots an update makes infinite or NaN are counted, once each, and the first one is named."""
 
 import logging
+from functools import partial
 
+import engines
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -16,9 +18,7 @@ NUM_ROWS, DIM = 20, 3
 VALUES = np.array([0.0, 1.0, -1.0, 3e19, -3e38, 1e-30], np.float32)
 
 
-def engine_of(optimizer, **kwargs):
-    table = ps.TableConfig(NUM_ROWS, DIM, ps.Constant(1.0), optimizer, name="t")
-    return ps.Engine(ps.EmbeddingConfig.from_tables([table]), **kwargs)
+engine_of = partial(engines.engine_of, dim=DIM, rows=NUM_ROWS, initializer=ps.Constant(1.0))
 
 
 def rows_not_finite(engine):

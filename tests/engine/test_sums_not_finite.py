@@ -1,8 +1,10 @@
 """Rows at which the sum of an id leaves the finite range, through the paths by which frames enter an engine."""
 
 import re
+from functools import partial
 from itertools import pairwise
 
+import engines
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -22,9 +24,7 @@ FRAMES = st.lists(
 )
 
 
-def engine_of(tables=("t",), **kwargs):
-    configs = [ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(RATE), name=name) for name in tables]
-    return ps.Engine(ps.EmbeddingConfig.from_tables(configs), **kwargs)
+engine_of = partial(engines.engine_of, ps.SGD(RATE), rows=8, initializer=ps.Constant(1.0))
 
 
 def log_of(frames, cuts=(), tables=None):

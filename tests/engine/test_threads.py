@@ -1,31 +1,14 @@
 """Threads that share out tasks."""
 
-import signal
 import subprocess
 import sys
 import threading
 import time
 
-import numpy as np
 import pytest
-from engines import engine_of, frame
 
 from penstock import control_groups, threads
-from penstock.pipeline import ROWS_WORTH_SPLITTING
 from penstock.threads import ThreadTeam
-
-
-def test_every_task_is_done_once_and_a_failed_one_is_reported():
-    crew, done = ThreadTeam(3), []
-
-    def task(number, good=True):
-        done.append(number)
-        return good
-
-    assert crew.run([lambda n=n: task(n) for n in range(50)])
-    assert sorted(done) == list(range(50))
-    assert not crew.run([lambda: task(0), lambda: task(1, good=False), lambda: task(2)])
-    crew.close()
 
 
 def test_an_error_is_raised_after_the_last_task_has_ended():
@@ -47,30 +30,6 @@ def test_an_error_is_raised_after_the_last_task_has_ended():
             crew.run([lambda position=together, task=task: task(position) for task in (fails, fails, goes_on)])
         assert len(ended) == turn
     crew.close()
-
-
-def test_an_interrupt_is_raised_after_the_last_task_has_ended():
-    team, ended, begun = ThreadTeam(2), [], threading.Event()
-
-    def task():
-        if threading.current_thread() is threading.main_thread():
-            begun.wait()
-            signal.raise_signal(signal.SIGINT)
-        begun.set()
-        time.sleep(0.05)
-        ended.append(True)
-        return True
-
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        for turn in range(1, 6):
-            begun.clear()
-            with pytest.raises(KeyboardInterrupt):
-                team.run([task, task])
-            assert len(ended) == turn
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        team.close()
 
 
 AT_EXIT = """
@@ -95,28 +54,6 @@ threading.Thread(target=train).start()
 def test_an_engine_works_while_python_exits():
     done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("1 0.0\n", "")
-
-
-@pytest.mark.parametrize(
-    ("rows", "tasks"),
-    [
-        ({"t": ROWS_WORTH_SPLITTING - 1}, []),
-        ({"t": ROWS_WORTH_SPLITTING}, [4]),
-        ({"t": ROWS_WORTH_SPLITTING - 1, "u": 1}, [4]),
-    ],
-    ids=["small", "one large table", "a large frame of small tables"],
-)
-def test_a_large_frame_is_divided_among_threads_by_tables_and_a_large_table_by_rows(monkeypatch, rows, tasks):
-    divided, run = [], ThreadTeam.run
-
-    def recorded(team, of_frame):
-        divided.append(len(of_frame))
-        return run(team, of_frame)
-
-    monkeypatch.setattr(ThreadTeam, "run", recorded)
-    engine = engine_of(tables=("t", "u"), threads=4)
-    assert engine.apply({table: frame(np.arange(n) % 10) for table, n in rows.items()})
-    assert divided == tasks
 
 
 V1, V2 = "4:memory:/a\n3:cpu,cpuacct:/a/b\n0::/\n", "0::/a/b\n"

@@ -30,13 +30,3 @@ def test_the_example_with_tables_inside_its_jitted_step_has_the_same_losses(exam
     example.optax, example.STEPS = None, 50
     losses, _, _ = example.train()
     np.testing.assert_allclose(example.train_in_one_step(), losses, atol=1e-4)
-
-
-@pytest.mark.evidence
-def test_the_example_learns_less_without_send_gradients(example, monkeypatch):
-    """So the loss above says something of send_gradients."""
-    monkeypatch.setattr(example.ps.Engine, "send_gradients", lambda *_, **__: True)
-    example.optax, example.STEPS = None, 150
-    losses, reference, _ = example.train()
-    assert np.mean(losses[-20:]) > 0.3
-    assert np.mean(reference[-20:]) < np.mean(losses[-20:]) - 0.1

@@ -83,23 +83,6 @@ def test_large_writes_go_through_whole_and_small_ones_are_gathered(tmp_path, use
     assert watched.calls.count("write") <= 6
 
 
-def test_a_long_file_is_written_to_disk_along_the_way(tmp_path, use):
-    asked = []
-
-    class Asked(atomic_files.Operations):
-        def write_along(self, file, first, num_bytes):
-            asked.append((first, num_bytes))
-            super().write_along(file, first, num_bytes)
-
-    use(Asked())
-    with atomic_files.publishing(tmp_path / "x") as file:
-        for _ in range(40):
-            file.write(bytes(1 << 20))
-            file.write_along()
-    assert asked == [(n << 22, 1 << 22) for n in range(10)]
-    assert (tmp_path / "x").read_bytes() == bytes(40 << 20)
-
-
 def test_folders_are_made_with_all_above_them_and_are_on_disk(tmp_path, use):
     watched = use(Watched())
     atomic_files.make_folders(tmp_path / "a" / "b")

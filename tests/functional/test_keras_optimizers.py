@@ -138,20 +138,6 @@ def test_a_policy_leaves_tables_in_float32_and_gives_activations_its_compute_dty
     np.testing.assert_allclose(rows, expected_rows(), rtol=0.01)
 
 
-@pytest.mark.evidence
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # Keras, on saving
-def test_a_model_with_a_mixed_policy_is_saved_and_continues(tmp_path):
-    keras.config.set_dtype_policy("mixed_float16")
-    model, layer = compiled(sgd())
-    expected = trained(model, layer)
-    model.save(tmp_path / "model.keras")
-    loaded_model = keras.saving.load_model(tmp_path / "model.keras")
-    loaded_layer = loaded_model.get_layer("layer")
-    np.testing.assert_array_equal(rows_of(loaded_layer), expected)
-    assert loaded_layer.compute_dtype == "float16"
-    np.testing.assert_array_equal(trained(loaded_model, loaded_layer), trained(model, layer))
-
-
 def test_a_mean_of_rows_in_a_subclassed_model_has_gains_that_no_policy_rounds():
     layer = Embedding(one_device(), dtype="float32")
 

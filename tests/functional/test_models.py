@@ -8,6 +8,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from device_table import addresses
 from jax.sharding import Mesh
 from scripts import ROOT, loaded
 
@@ -36,14 +37,6 @@ def test_the_loss_of_every_epoch_equals_that_of_dense_embeddings(example):
     assert losses[0] > 6.9  # a uniform guess among 1,083 words has ln 1083 = 6.99
     assert losses[-1] < 6.1
     np.testing.assert_allclose(losses, reference, rtol=1e-4)
-
-
-def test_the_words_are_numbered_in_order_of_first_appearance():
-    words = np.load(EXAMPLES / "data" / "shakespeare_words.npy")
-    assert len(words) == 3500
-    _, first_positions = np.unique(words, return_index=True)
-    assert (np.diff(first_positions) > 0).all()
-    assert words.max() + 1 == len(first_positions) == 1083
 
 
 @pytest.mark.evidence
@@ -101,10 +94,6 @@ def test_a_flax_model_that_is_created_in_a_traced_function_is_refused_in_a_sente
     for create in (lambda: nnx.eval_shape(lambda: Embedding(tables)), nnx.jit(lambda: Embedding(tables))):
         with pytest.raises(ps.UsageTypeError, match=r"create: .*outside, and pass them to the function"):
             create()
-
-
-def addresses(tables):
-    return [shard.data.unsafe_buffer_pointer() for array in tables["t"].arrays for shard in array.addressable_shards]
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from scripts import loaded
 
 import penstock as ps
 import penstock.io.flight.connection as connection
 from penstock.cli.main import exit_code
 from penstock.errors import PenstockError
 from penstock.io import patience
-from penstock.io.error_tables import FILES, OBJECT_STORE_ERRORS, UNLISTED
+from penstock.io.error_tables import OBJECT_STORE_ERRORS, UNLISTED
 from penstock.io.flight import TableAt
 from penstock.io.sources.source_kinds import source_kinds
 from penstock.io.targets.follower import Follower
@@ -451,14 +450,3 @@ def test_an_object_store_that_refuses_a_source_is_a_mistake_of_the_caller(code, 
 
 def config():
     return ps.EmbeddingConfig.from_tables([ps.TableConfig(8, 2, name="user", optimizer=ps.SGD(0.1))])
-
-
-def test_the_pages_show_the_tables_that_the_commands_follow():
-    tables = loaded("docs/tables.py")
-    for kind in (*target_kinds(), *source_kinds()):
-        page = (tables.DOCS / kind.page).read_text()
-        for row in kind.errors.rows:
-            then = "is retried" if row.code is None else f"ends with {row.code}"
-            assert f"| {row.meaning} | {then} | " in page, kind.page
-    assert all(row.meaning in (tables.DOCS / "cli.md").read_text() for row in OBJECT_STORE_ERRORS.rows)
-    assert len({row.meaning for row in FILES}) == len(FILES)

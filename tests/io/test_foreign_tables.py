@@ -2,7 +2,9 @@
 
 import json
 import zipfile
+from functools import partial
 
+import engines
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,9 +15,7 @@ ROWS = np.random.default_rng(0).random((30, 4), np.float32)
 LIBRARIES = pytest.mark.filterwarnings("ignore")  # of the libraries, about themselves
 
 
-def engine_of(optimizer=None):
-    table = ps.TableConfig(30, 4, name="user", optimizer=optimizer or ps.SGD(0.1))
-    return ps.Engine(ps.EmbeddingConfig.from_tables([table]))
+engine_of = partial(engines.engine_of, tables=("user",), dim=4, rows=30)
 
 
 def assert_read(path, rows=ROWS):

@@ -165,12 +165,6 @@ def test_one_frame_is_one_batch_of_the_quarantine(quarantined, file):
     assert [batch_.num_rows for batch_ in read(file)] == [2, 1]
 
 
-def test_many_bad_rows_of_one_frame_are_still_one_batch(quarantined, file):
-    quarantined(batch(0, *[("user", 50 + n, [1.0, 2.0]) for n in range(10_000)]))
-    (batch_,) = read(file)
-    assert batch_.column("id").to_pylist() == list(range(50, 10_050))
-
-
 def test_bad_rows_of_a_stale_frame_are_quarantined(quarantined, file):
     _, report, _ = quarantined(batch(5, GOOD), batch(0, BAD))
     assert (report["stale"], report["dropped"]) == (1, {"id_out_of_range": 1})

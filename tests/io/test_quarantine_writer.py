@@ -1,7 +1,6 @@
 """The writer of a quarantine as a checkpoint uses it: committed rows stay, whatever fails or is killed after."""
 
 import errno
-import json
 
 import pyarrow as pa
 import pytest
@@ -24,53 +23,6 @@ def kill(writer):
     """Its process is gone: what it wrote stays as it is."""
     writer._growing.flush()
     writer._growing.abandon()
-
-
-@pytest.mark.parametrize("name", ["bad.arrows", "bad.arrow"])
-@pytest.mark.parametrize("num_committed", [0, 1, 3])
-def test_a_killed_run_resumes_at_its_last_commit(name, num_committed, tmp_path):
-    unbroken = QuarantineWriter(tmp_path / f"unbroken-{name}")
-    killed = QuarantineWriter(tmp_path / name)
-    for number in range(num_committed):
-        killed.append(aside(number))
-    committed = json.loads(json.dumps(killed.commit()))
-    killed.append(aside(99))  # never committed
-    kill(killed)
-    resumed = QuarantineWriter(tmp_path / name, committed)
-    for number in range(num_committed, 5):
-        resumed.append(aside(number))
-    for number in range(5):
-        unbroken.append(aside(number))
-    resumed.close()
-    unbroken.close()
-    assert [row["row_index"] for row in rows_of(tmp_path / name)] == list(range(5))
-    assert (tmp_path / name).read_bytes() == (tmp_path / f"unbroken-{name}").read_bytes()
-
-
-@pytest.mark.parametrize("name", ["bad.arrows", "bad.arrow"])
-def test_a_finished_run_can_be_continued(name, tmp_path):
-    first = QuarantineWriter(tmp_path / name)
-    first.append(aside(0))
-    committed = first.commit()
-    first.close()
-    second = QuarantineWriter(tmp_path / name, committed)
-    assert not (tmp_path / name).exists()
-    second.append(aside(1))
-    second.close()
-    assert [row["row_index"] for row in rows_of(tmp_path / name)] == [0, 1]
-
-
-def test_another_file_than_the_checkpoints_is_refused(tmp_path):
-    for name in ("a.arrows", "b.arrows"):
-        writer = QuarantineWriter(tmp_path / name)
-        writer.append(aside(ord(name[0])))
-        committed = writer.commit()
-        writer.close()
-    with pytest.raises(ps.StateError, match="other rows than the checkpoint records"):
-        QuarantineWriter(tmp_path / "a.arrows", committed)
-    with pytest.raises(ps.StateError, match="cannot be read"):
-        QuarantineWriter(tmp_path / "none.arrows", committed)
-    assert rows_of(tmp_path / "b.arrows")
 
 
 def test_a_file_created_in_the_meantime_is_not_replaced(tmp_path):

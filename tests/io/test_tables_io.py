@@ -117,11 +117,6 @@ def test_ids_of_any_integer_type_and_rows_of_any_float_list_are_read(tmp_path, r
     assert read_all(tmp_path) == ([7, 3], {"row": [[1, 2], [3, 4]]})
 
 
-def test_a_missing_file_is_an_error_that_names_the_table(tmp_path):
-    assert str(error_of(tmp_path)).startswith(f"{tmp_path / 'user.parquet'}: no file for table 'user'; there: nothing")
-    assert "no file for table" in str(error_of(tmp_path / "nowhere"))
-
-
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
@@ -183,12 +178,6 @@ def test_rows_that_are_not_dim_finite_floats_are_reported_with_their_row(tmp_pat
     assert "expected 2 finite floats, got " in str(error)
 
 
-def test_a_table_of_another_dim_is_reported_at_its_first_row(tmp_path):
-    write_table(tmp_path, "user", 3, [], [(block_of(2, 3),)])
-    error = error_of(tmp_path)
-    assert (error.row, error.problem) == (0, "expected 2 finite floats, got 3")
-
-
 def test_a_truncated_file_or_one_of_another_format_is_an_error(tmp_path):
     path = write_table(tmp_path, "user", 2, ["momenta"], [(block_of(5), block_of(5))])
     content = path.read_bytes()
@@ -224,12 +213,6 @@ def failing_blocks(*blocks):
     raise RuntimeError("the device is gone")
 
 
-def test_a_block_that_fails_leaves_no_file(tmp_path):
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        write_table(tmp_path, "user", 2, [], failing_blocks((block_of(2),)))
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_block_that_fails_leaves_the_previous_file(tmp_path):
     path = write_table(tmp_path, "user", 2, [], [(block_of(2),)])
     content = path.read_bytes()
@@ -246,16 +229,3 @@ def test_partial_files_of_an_ended_process_are_removed_and_those_of_a_running_on
         (tmp_path / f".us[er].parquet.{process}-1.part").touch()
     write_table(tmp_path, "us[er]", 2, (), [(block_of(3),)])
     assert sorted(os.listdir(tmp_path)) == [f".us[er].parquet.{os.getppid()}-1.part", "us[er].parquet"]
-
-
-def test_a_block_of_another_shape_is_refused_and_leaves_nothing(tmp_path):
-    for blocks in ([(block_of(2), block_of(3))], [(block_of(2),)], [(block_of(2, 3), block_of(2, 3))]):
-        with pytest.raises(ValueError, match=r"zip|(?i:length)"):
-            write_table(tmp_path, "user", 2, ["momenta"], blocks)
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_folder_that_cannot_be_made_is_an_os_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        write_table(tmp_path / "file", "user", 2, [], [(block_of(1),)])

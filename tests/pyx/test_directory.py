@@ -2,29 +2,12 @@
 
 import numpy as np
 import pytest
-import reference_directory
-from openings import int64, opened, present, removals, state_of
+from openings import int64, opened, present, removals
 
 from penstock.pyx.keys.directory import Directory
-from penstock.pyx.keys.directory_plan import EVICTED, Plan
+from penstock.pyx.keys.directory_plan import EVICTED
 
 EDGES = [-(2**63), -1, 0, 1, 2**63 - 1]
-
-
-def test_dropped_plans_leave_no_trace():
-    directory = Directory(40, 0, "t", min_count=2, expire_after=3, evict="lfu", half_life=4)
-    rng = np.random.default_rng(0)
-    for step in range(30):
-        keys = np.unique(rng.integers(0, 90, 25))
-        before = state_of(directory)
-        Plan(directory, keys, clock=step + 1, step=step + 1)  # dropped by whatever comes next
-        assert state_of(directory) == before
-        plan = Plan(directory, keys, clock=step, step=step)
-        plan.cancel()
-        assert state_of(directory) == before
-        with pytest.raises(ValueError, match="committed or cancelled before"):
-            plan.commit()
-        opened(directory, keys, step)
 
 
 def test_any_64_bits_are_a_key_and_rows_stay_with_their_keys():
@@ -73,14 +56,6 @@ def test_without_forget_after_candidates_are_bounded_by_the_rows():
     for step in range(200):
         opened(directory, range(100 * step, 100 * step + 10), step)
         assert directory.num_waiting < 2 * 16 + 10
-
-
-def test_keys_chosen_to_fall_into_one_shard_fill_it_alone():
-    twin = reference_directory.Directory(8192, 0, "t")
-    keys = [k for k in range(20_000) if twin.mixed(k) >> 63 == 0]
-    directory = Directory(8192, 0, "t")
-    plan = opened(directory, keys, 0)
-    assert (plan.num_admitted, plan.num_rejected) == (4096, len(keys) - 4096)
 
 
 @pytest.mark.parametrize(("evict", "most"), [(None, 40), ("lfu", 44)])

@@ -1,7 +1,6 @@
 """The directory equals its twin: the same keys, victims and order."""
 
 import numpy as np
-import pytest
 import reference_directory
 from evidence import examples
 from hypothesis import given, settings
@@ -123,31 +122,3 @@ def test_large_openings_of_new_and_of_present_keys_equal_the_twin(policy, admiss
         assert state_of(pair.directory) == before
         pair.open(keys.tolist(), rows.tolist(), np.minimum(rows, 2).tolist(), step, step)
     pair.compare()
-
-
-@pytest.mark.evidence
-@pytest.mark.parametrize(
-    "policy",
-    [
-        {"min_count": 3, "expire_after": 30, "evict": "lru"},
-        {"min_count": 2, "by_frames": True, "forget_after": 20, "expire_after": 30, "evict": "lfu", "half_life": 5},
-        {"probability": 0.3, "expire_after": 30, "evict": "lru"},
-    ],
-    ids=["lru", "lfu", "chance"],
-)
-def test_a_third_of_a_million_operations_on_several_shards_equal_the_twin(policy):
-    """With the three policies, a million keys that are looked up, admitted, expired or evicted."""
-    pair = Pair(16_384, period=8, **policy)
-    rng = np.random.default_rng(3)
-    num_keys = 0
-    for step in range(220):
-        ranks = np.unique(rng.zipf(1.15, 3600) % 60_000)
-        keys = hashed(ranks)
-        num_keys += len(keys)
-        rows = rng.integers(1, 4, len(keys))
-        pair.open(keys.tolist(), rows.tolist(), np.minimum(rows, 2).tolist(), step, step)
-    pair.compare()
-    directory = pair.directory
-    assert num_keys + directory.counts["expired"] + directory.counts["evicted"] > 340_000
-    assert min(directory.counts["expired"], directory.counts["evicted"], directory.counts["unadmitted_rows"]) > 5_000
-    assert directory.num_shards == 4

@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import reference
-from accumulate import add, drain
+from accumulate import drain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.frames import Rows
 from penstock.pyx.accumulator import Accumulator
-from penstock.pyx.frame_accumulate import Intake, bytes_held
+from penstock.pyx.frame_accumulate import Intake
 
 SIZES = [(13, 3), (500, 8), (2**30, 5), (40, 1)]  # vocabularies and dims: one of them is hashed
 
@@ -138,9 +138,3 @@ def test_arrays_that_do_not_fit_are_refused_before_any_table():
 def test_ids_of_another_kind_are_refused_not_misread(ids):
     with pytest.raises(ValueError, match="ids: expected contiguous int64"):
         Intake().begin(made()[:1], [[Rows(ids, np.ones((3, 3), np.float32))]], 1)
-
-
-def test_bytes_of_all_tables_are_those_of_each():
-    accumulators = made(count=False)
-    add(accumulators[1], [(np.arange(100), np.ones((100, 8), np.float32))], 0)
-    assert bytes_held(accumulators) == sum(bytes_held([accumulator]) for accumulator in accumulators)

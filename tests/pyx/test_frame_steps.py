@@ -80,14 +80,6 @@ def test_the_slots_of_hashed_ids_are_renumbered_in_time():
     assert way.table().tobytes() == twin.table.tobytes()
 
 
-def test_frames_follow_sums_that_the_gate_holds():
-    way, ids, grads = Way(num_required=2), int64([1, 2]), np.ones((2, DIM), np.float32)
-    assert way.take(ids, grads, int64([0, 1, 2]), None, most=1) == 1
-    assert (way.gate.num_accumulated, way.steps.num_steps) == (1, 0)
-    assert way.take(ids, grads, int64([0, 1, 2]), None, first=1) == 1
-    assert way.table()[:4, 0].tolist() == [0, -0.5, -0.5, 0]
-
-
 def test_a_large_frame_and_a_large_step_are_left_to_other_paths():
     ids, grads, bounds = frames_of([1, SMALL_ROWS + 1, 1])
     assert Way().take(ids, grads, bounds, None) == 1

@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import socket
-import urllib.request
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from batches import batch
 from cli import outcome, started
 from limits import HANG_S, in_thread, until
-from scrapes import parsed
+from scrapes import fetched, parsed
 from services import VOCABULARY, Process, client_of, config_of, frame, free_port, replayed, self_signed, service_of
 
 import penstock as ps
@@ -376,8 +375,3 @@ def test_a_replica_has_metrics_a_page_and_a_file(config, tmp_path, capsys):
             assert main(["drain", uri]) == 0
             assert replica.wait(HANG_S) == 0
         assert (tmp_path / "metrics.jsonl").read_text().count("\n") >= 2
-
-
-def fetched(url):
-    with urllib.request.urlopen(url, timeout=HANG_S) as answer:
-        return answer.read().decode()

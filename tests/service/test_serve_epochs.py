@@ -192,9 +192,6 @@ def test_a_replay_that_continues_the_folder_of_a_service_begins_an_epoch(at_six)
                 list(client.deltas(**position))
 
 
-# ---- the start
-
-
 def test_killed_before_the_first_commit_a_follower_continues(tmp_path, config):
     listen = f"grpc://127.0.0.1:{free_port()}"
     serve = (config, "--listen", listen, "--checkpoint", tmp_path / "c", "--resume")
@@ -205,6 +202,9 @@ def test_killed_before_the_first_commit_a_follower_continues(tmp_path, config):
             assert client.status()["lineage"] == snapshot.lineage
             push(client, FRAMES[:2])
             assert [d.step for d in client.deltas(snapshot.step, lineage=snapshot.lineage, epoch=snapshot.epoch)] == [2]
+
+
+# ---- the start
 
 
 def test_a_follower_that_came_before_the_first_commit_does_not_end(tmp_path, config, capsys):

@@ -4,14 +4,13 @@ import json
 import shutil
 import signal
 import socket
-import subprocess
-import sys
+import threading
 
 import numpy as np
 import pyarrow.flight as flight
 import pytest
 from ipc import write
-from limits import HANG_S, suspend, until
+from limits import HANG_S, in_thread, suspend, until
 from services import Process, config_of, frame, free_port, replayed
 
 import penstock as ps
@@ -20,59 +19,6 @@ from penstock.cli.main import main
 from penstock.io.flight import connect
 
 NUM_FRAMES = 240
-
-TRAINER = """
-import sys, time
-import pyarrow as pa
-from penstock.io.flight import connect
-
-uri, log, patience = sys.argv[1:]
-frames = pa.ipc.open_stream(log).read_all().to_batches()
-with connect(uri, patience_s=float(patience)) as service:
-    start = service.position("trainer")
-    with service.producer("trainer", first=start + 1) as producer:
-        for frame in frames[start:]:
-            producer.send(frame)
-            time.sleep(0.004)
-    print(producer.acked.position, producer.acked.applied, producer.acked.stale)
-"""
-
-READER = """
-import sys
-import numpy as np
-import pyarrow as pa
-import penstock as ps
-from penstock.cli.main import main
-from penstock.io.flight import connect
-
-uri, table, last, out, patience = sys.argv[1:]
-anew = 0
-with connect(uri, patience_s=float(patience)) as service:
-    at = service.table(table)
-    while at.step < int(last):
-        rows, step = at.rows, at.step
-        try:
-            for delta in service.deltas(at.step, lineage=at.lineage, epoch=at.epoch, follow=True):
-                assert delta.step > step, (delta.step, step)
-                step = delta.step
-                for batch in delta.batches:
-                    values = batch.column("row").flatten().to_numpy()
-                    rows[batch.column("id").to_numpy()] = values.reshape(-1, rows.shape[1])
-                if step == int(last):
-                    break
-            at = at._replace(step=step, epoch=delta.epoch)
-        except ps.DeltasGoneError:
-            anew += 1
-            at = service.table(table)
-np.save(out, at.rows)
-print(anew)
-"""
-
-
-def started(script, *words):
-    words = [*map(str, words), str(HANG_S)]
-    return subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE, text=True)
-
 
 CONFIG = config_of()
 
@@ -86,41 +32,31 @@ def frames(tmp_path):
 
 @pytest.mark.evidence
 def test_killed_three_times_and_nothing_is_lost_or_applied_twice(tmp_path, config, frames):
-    listen = f"grpc://127.0.0.1:{free_port()}"
-    serve = (
-        config,
-        "--listen",
-        listen,
-        "--checkpoint",
-        tmp_path / "c",
-        "--every",
-        "7",
-        "--resume",
-        "--num-required",
-        "2",
-    )
-    steps = NUM_FRAMES // 2
-    trainer = started(TRAINER, listen, tmp_path / "log")
-    reader = started(READER, listen, "user", steps, tmp_path / "rows.npy")
-    try:
-        for threshold in (25, 60, 90):
-            with Process(*serve) as service, connect(listen, patience_s=HANG_S) as client:
-                assert service.uri == listen
-                until(lambda: client.status()["global_step"] >= threshold)  # noqa: B023
-                service.end(signal.SIGKILL)
-        with Process(*serve) as service:
-            assert trainer.communicate(timeout=HANG_S)[0].split() == [str(NUM_FRAMES), str(NUM_FRAMES), "0"]
-            reader.communicate(timeout=HANG_S)
-            assert reader.returncode == 0
-            code, _, err = service.end(signal.SIGTERM)
-            assert (code, err) == (0, "")
-    finally:
-        for process in (trainer, reader):
-            process.kill()
-            process.communicate()
+    listen, sendable = f"grpc://127.0.0.1:{free_port()}", threading.Semaphore(0)
+    serve = [config, "--listen", listen, "--checkpoint", tmp_path / "c", "--resume"]
+    serve += ["--every", "7", "--num-required", "2"]
+
+    def train():
+        with connect(listen, patience_s=HANG_S) as client, client.producer("trainer", first=1) as producer:
+            for each in frames:
+                sendable.acquire()
+                producer.send(each)
+        return producer.acked
+
+    training = in_thread(train)
+    for steps in (25, 55, 85):  # and frames of five more are on their way
+        with Process(*serve) as service, connect(listen, patience_s=HANG_S) as client:
+            sendable.release(NUM_FRAMES // 4)
+            until(lambda: client.status()["global_step"] >= steps)  # noqa: B023
+            service.end(signal.SIGKILL)
+    with Process(*serve) as service:
+        sendable.release(NUM_FRAMES // 4)
+        acked = training()
+        assert (acked.position, acked.applied, acked.stale) == (NUM_FRAMES, NUM_FRAMES, 0)
+        code, _, err = service.end(signal.SIGTERM)
+        assert (code, err) == (0, "")
     whole = replayed(frames, num_required=2)
     assert ps.Engine.restore(tmp_path / "c").state_hash() == whole.state_hash()
-    np.testing.assert_array_equal(np.load(tmp_path / "rows.npy"), np.asarray(whole.table("user")))
 
 
 def test_a_learning_rate_that_only_frames_can_give_is_logged_at_the_start(tmp_path):

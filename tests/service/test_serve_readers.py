@@ -82,14 +82,6 @@ def test_changes_without_a_follower_are_one_delta_on_request():
         np.testing.assert_array_equal(start.rows, np.asarray(service.engine.table("user")))
 
 
-def test_more_changes_than_may_be_kept_are_forgotten():
-    with service_of(limits=Limits(delta_bytes=2000)) as service, client_of(service) as client:
-        client.put(FRAMES, "w0")
-        with pytest.raises(ps.DeltasGoneError, match="deltas are kept from step 12 on, not from 0"):
-            list(client.deltas(0))
-        assert client.table("user").step == 12
-
-
 def test_deltas_of_a_service_with_a_checkpoint_are_of_what_is_on_disk(tmp_path):
     with service_of(folder=tmp_path / "c", every=4) as service, client_of(service) as client:
         start = client.table("user")

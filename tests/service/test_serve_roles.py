@@ -116,16 +116,6 @@ def test_clients_work_within_their_roles_and_name_them_beyond(tmp_path, capsys, 
     assert service.engine.global_step == 4
 
 
-def test_only_an_operator_drains():
-    with service_of(tokens=TOKENS) as service, flight.connect(service.address.uri) as client:
-        for token in (b"p", b"r"):
-            with pytest.raises(flight.FlightUnauthorizedError):
-                act(client, "drain", options_of(token))
-        assert not service.wants_to_end.is_set()
-        act(client, "drain", options_of(b"o"))
-        assert service.wants_to_end.is_set()
-
-
 # ---- the file
 
 

@@ -14,7 +14,6 @@ from stores import STORES, config_of, frame, open_store, rows_of
 import penstock as ps
 from penstock.checkpoint.rollbacks import roll_back_folder
 from penstock.filesystem import atomic_files
-from penstock.service.auth import Role
 
 FRAMES = [frame(step) for step in range(60)]
 
@@ -249,17 +248,6 @@ def test_a_replica_has_the_rows_of_a_rollback(serving, tmp_path, capsys):
             follow(capsys, service, target)
             items = reader.lookup("item", list(service.good["item"]), consistent=True)
             assert [row.tobytes() for row in items] == list(service.good["item"].values())
-
-
-def test_only_an_operator_may_roll_back(folder):
-    tokens = {b"p": Role.PRODUCER, b"r": Role.READER, b"o": Role.OPERATOR}
-    with service_of(ps.Engine(config_of()), folder, tokens=tokens) as service:
-        service.engine.tag("good")
-        for token in ("p", "r"):
-            with client_of(service, token=token) as client, pytest.raises(ps.PenstockError, match="operator"):
-                client.rollback("good")
-        with client_of(service, token="o") as client:
-            assert client.rollback("good")["global_step"] == 1
 
 
 def test_a_service_without_a_checkpoint_and_unknown_versions_are_refused(serving):

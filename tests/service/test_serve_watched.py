@@ -6,12 +6,12 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.request
 
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from limits import HANG_S
+from scrapes import fetched
 from services import VOCABULARY, config_of, frame
 
 import penstock as ps
@@ -30,11 +30,6 @@ def serving(tmp_path):
         yield uri, page, metrics, tmp_path
         process.send_signal(signal.SIGTERM)
         assert process.wait(HANG_S) == 0
-
-
-def fetched(url):
-    with urllib.request.urlopen(url, timeout=HANG_S) as answer:
-        return answer.read().decode()
 
 
 def test_metrics_and_page_count_accepted_and_refused_frames(serving):

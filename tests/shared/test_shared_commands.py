@@ -9,13 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from cli import TWO_TABLES, error_line, frame
 from ipc import write
-from limits import in_thread
-from services import Process, free_port
+from services import Process
 
 import penstock as ps
 from penstock.cli import main
 from penstock.io.flight import connect
-from penstock.shared.header import HeaderHistory
 from penstock.shared.table_writer import SharedWriter
 
 
@@ -83,23 +81,6 @@ def test_a_services_rows_are_read_while_it_runs_and_after_it(job, tmp_path):
             client.drain()
         assert service.wait()[0] == 0
     assert np.array_equal(reader.lookup("user", [1, 2, 3], consistent=True), wanted)
-
-
-def test_a_start_publishes_only_the_epoch_of_its_service(job, tmp_path, monkeypatch):
-    config, _ = job
-    written, write = [], HeaderHistory.write
-    monkeypatch.setattr(HeaderHistory, "write", lambda *words: written.append(words[1:]) or write(*words))
-    for _ in range(2):
-        uri = f"grpc://127.0.0.1:{free_port()}"
-        words = ["serve", config, "--listen", uri, "--checkpoint", tmp_path / "state", "--resume"]
-        words += ["--shared", tmp_path / "shared"]
-        serving = in_thread(lambda words=words: main([*map(str, words)]))
-        with connect(uri) as client:
-            status = client.status()
-            client.drain()
-        assert serving() == 0
-        assert {*written} == {(status["lineage"], status["epoch"])}
-        written.clear()
 
 
 NO_JAX = """

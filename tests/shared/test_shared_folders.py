@@ -12,7 +12,7 @@ import tempfile
 
 import numpy as np
 import pytest
-from engines import engine_of, frame
+from engines import engine_of
 
 import penstock as ps
 import penstock.shared.folder as shared_folder
@@ -71,34 +71,6 @@ def test_a_forked_process_neither_keeps_the_lock_nor_removes_files(tmp_path):
             os.close(file)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:os.fork:RuntimeWarning")
-def test_a_forked_process_cannot_change_the_rows_of_its_parent(tmp_path):
-    engine = engine_of(shared=tmp_path, rows=10, threads=1)
-    before = ps.Reader(tmp_path).lookup("t", [3])
-    answer, say = os.pipe()
-    child = os.fork()
-    if not child:
-        attempts = [
-            lambda: engine.apply({"t": frame([3])}),
-            lambda: engine.load_parameters("t", np.ones((1, 2)), ids=[3]),
-        ]
-        for attempt in attempts:
-            try:
-                attempt()
-            except ps.StateError as error:
-                os.write(say, f"{error}\n".encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    os.close(say)
-    with open(answer) as file:
-        problem = f"process {os.getpid()} shares the tables of this engine, and this process is a fork of it; read them"
-        assert file.read().count(problem) == 2
-    reader = ps.Reader(tmp_path)
-    assert reader.lookup("t", [3]).tolist() == before.tolist()
-    assert engine.apply({"t": frame([3])})
-    assert reader.lookup("t", [3], consistent=True).tolist() == engine.lookup("t", [3]).tolist()
-
-
 def test_a_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ps.UsageError, match=r"holds other files \(notes.txt\); choose a new folder"):
@@ -123,25 +95,6 @@ def test_no_room_is_one_line_and_leaves_no_file(tmp_path, monkeypatch):
     with pytest.raises(ps.CapacityError, match=r"no room for shared tables \([\d,]+ bytes of rows: No space left on"):
         engine_of(shared=tmp_path, rows=10)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", tmp_path], capture_output=True, check=False
-    )
-    if mount.returncode:
-        pytest.skip("this user may not mount a tmpfs")
-    yield tmp_path
-    subprocess.run(["umount", "-l", tmp_path], check=True)
-
-
-def test_a_full_disk_is_noticed_before_any_row_is_written(small_disk):
-    with pytest.raises(ps.CapacityError, match=r"no room for shared tables .* No space left on device"):
-        engine_of(shared=small_disk, rows=1_000_000)
-    assert [path.name for path in small_disk.iterdir()] == [".lock"]
-    engine_of(shared=small_disk, rows=100)
-    assert ps.Reader(small_disk).tables == ("t",)
 
 
 # ---- what a reader finds

@@ -1,8 +1,5 @@
 """Reads of shared tables give the rows of the engine, wherever they lie."""
 
-from functools import partial
-from weakref import ref
-
 import jax
 import numpy as np
 import pytest
@@ -12,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.core import StepObserver
 
 ONE_DEVICE = jax.make_mesh((1,), ("rows",), devices=jax.devices()[:1])
 
@@ -129,26 +125,6 @@ def test_a_step_that_failed_half_way_is_refused(tmp_path, monkeypatch):
         engine.apply({"t": ([3], np.ones((1, 2)))})
     with pytest.raises(ps.StateError, match="a step of its writer failed half way; start the writer again"):
         reader.lookup("t", [3])
-
-
-@pytest.mark.parametrize("moment", ["before_step", "pushed", "loaded"])
-def test_a_step_or_load_is_refused_whose_other_observer_fails(tmp_path, moment):
-    class Failing(StepObserver):
-        pass
-
-    def fail(*arguments):
-        raise RuntimeError("no memory for a copy of the rows")
-
-    setattr(Failing, moment, fail)
-    observer = Failing()
-    engine = engine_of(shared=tmp_path, rows=10)
-    engine.core._observers.insert(0, ref(observer))  # as the session, which began to observe before the reads
-    reader = ps.Reader(tmp_path)
-    load, step = partial(engine.load_parameters, "t", np.ones((1, 2)), ids=[4]), frame([3])
-    with pytest.raises(RuntimeError, match="no memory"):
-        load() if moment == "loaded" else engine.apply({"t": step})
-    with pytest.raises(ps.StateError, match="a step of its writer failed half way; start the writer again"):
-        reader.lookup("t", [3], consistent=True, timeout_ms=100)
 
 
 def test_a_load_that_fails_half_way_is_refused(tmp_path, monkeypatch):

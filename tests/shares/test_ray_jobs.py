@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import urllib.request
 
 import pyarrow as pa
@@ -23,7 +22,6 @@ from scrapes import described, parsed, same_as_report
 from services import config_of as config_of_one
 
 import penstock as ps
-from penstock.checkpoint.rollbacks import roll_back_folder
 from penstock.cli.main import main
 from penstock.cli.pages.monitoring import Watching
 from penstock.metrics import Metrics
@@ -42,11 +40,6 @@ def cluster():
         ray.init(address=nodes.address, log_to_driver=False)
         yield nodes
         ray.shutdown()
-
-
-@pytest.fixture
-def logs(tmp_path):
-    return [str(write(tmp_path / f"{n}.arrows", [batch(step, n) for step in range(12)])) for n in range(3)]
 
 
 def alone(logs, config, **options):
@@ -110,20 +103,6 @@ def test_one_process_continues_a_job_and_a_job_one_process(cluster, logs, tmp_pa
     engine = ps.Engine.restore(tmp_path / "c")
     assert engine.run(logs, merge="round", resume=True, flush=True).skipped == 20
     assert engine.state_hash() == state
-
-
-def test_a_job_continues_a_folder_that_was_rolled_back_as_one_process_does(cluster, logs, tmp_path):
-    options = {"num_required": 3, "checkpoint": tmp_path / "job"}
-    Job(config_of(), logs, shares=2, limit=9, **options).run()
-    ps.tag(tmp_path / "job", "good")
-    Job(config_of(), logs, shares=3, resume=True, limit=20, **options).run()
-    assert roll_back_folder(tmp_path / "job", "good").num_frames == 2
-    shutil.copytree(tmp_path / "job", tmp_path / "alone")
-    report = Job(config_of(), logs, shares=2, resume=True, flush=True, **options).run()
-    engine = ps.Engine.restore(tmp_path / "alone")
-    alone_report = engine.run(logs, merge="round", resume=True, flush=True)
-    assert (report.skipped, report.frames, report.stale) == (20, alone_report.frames, alone_report.stale)
-    assert report.state_hash == engine.state_hash()
 
 
 def test_a_bad_row_ends_a_job_after_the_frames_before_it(cluster, logs, tmp_path):

@@ -3,23 +3,12 @@
 import numpy as np
 import pytest
 import reference
-from checkpoints import LOG, batch, config_of
-from dynamic import config_of as dynamic_config
-from dynamic import log_of as dynamic_log
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock as ps
-from penstock.frames import Frame, Rows
-from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.pyx import partition
 from penstock.pyx.keys import key_owners
-from penstock.shares import Router, frames_of
-from penstock.tables.shares import KeyShare, shares_of
-
-
-def frames_read(config, batches, **options):
-    return [(0, frame) for frame in FrameReader(batches, ReadOptions(config.id_ranges, **options))]
+from penstock.tables.shares import KeyShare
 
 
 @given(
@@ -56,66 +45,6 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_written():
     assert not out[1].any()
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-@pytest.mark.parametrize("sums", [False, True])
-def test_every_row_of_a_frame_arrives_at_one_share(count, sums):
-    config = config_of()
-    frames = frames_read(config, LOG[:5])
-    block = Router(config, count, sums=sums).block([frame for _, frame in frames])
-    dims = {spec.name: spec.dim for spec in config.tables}
-    mod = config.sharding_strategy == "MOD"
-    shares = [shares_of(config.tables, mod, 0, rank, count) for rank in range(count)]
-    arrived = [list(frames_of(block.heads, batch, dims)) for batch in block.batches]
-    for number, (_, frame) in enumerate(frames):
-        for table, blocks in frame.rows.items():
-            copies = [rows.copied() for rows in blocks]
-            ids, grads = (np.concatenate([getattr(rows, item) for rows in copies]) for item in ("ids", "grads"))
-            wanted = {i: [g.tolist() for g in grads[ids == i]] for i in ids.tolist()}
-            actual = {}
-            for rank in range(count):
-                (rows,) = arrived[rank][number].rows[table]
-                counts = [1] * len(rows.ids) if rows.counts is None else rows.counts.tolist()
-                for i, grad, raw in zip(shares[rank][table].ids(rows.ids).tolist(), rows.grads, counts, strict=True):
-                    actual.setdefault(i, []).append((grad.tolist(), raw))
-            if not sums:
-                assert {i: [grad for grad, _ in rows] for i, rows in actual.items()} == wanted
-            else:
-                assert {i: rows[0][1] for i, rows in actual.items()} == {i: len(rows) for i, rows in wanted.items()}
-                coalesced = reference.coalesce([(ids, grads)], dims[table])
-                assert {i: rows[0][0] for i, rows in actual.items()} == dict(
-                    zip(coalesced[0].tolist(), coalesced[1].tolist(), strict=True)
-                )
-
-
-def test_a_share_learns_everything_of_a_frame_that_is_not_a_row():
-    rows = {"user": (Rows(np.array([4]), np.ones((1, 4), np.float32)),)}
-    frame = Frame(rows, 3, 7, "w", (0.5,), {"id_null": 2}, "a.arrows", truncated=1, time=9)
-    config = config_of()
-    block = Router(config, 2).block([frame])
-    dims = {spec.name: spec.dim for spec in config.tables}
-    for batch_of in block.batches:
-        (got,) = frames_of(block.heads, batch_of, dims)
-        for name in (
-            "num_rows",
-            "local_step",
-            "contributor",
-            "learning_rates",
-            "dropped",
-            "source",
-            "truncated",
-            "time",
-        ):
-            assert getattr(got, name) == getattr(frame, name), name
-        assert list(got.rows) == ["user"]
-
-
-def test_a_bad_row_is_reported_before_any_share_receives_a_row():
-    config = config_of()
-    bad = batch(0).slice(0, 1).set_column(4, "gradient", [[float("nan")] * 2])
-    with pytest.raises(ps.InputError, match="gradient"):
-        Router(config, 2).block([frame for _, frame in frames_read(config, [bad], unvalidated=True)])
-
-
 @pytest.mark.parametrize("capacity", [5, 8191, 8192, 100_000, 3_000_001])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 64])
 def test_the_rows_of_a_dynamic_table_are_divided_in_contiguous_runs(capacity, count):
@@ -129,13 +58,3 @@ def test_the_rows_of_a_dynamic_table_are_divided_in_contiguous_runs(capacity, co
     keys = np.random.default_rng(0).integers(-(2**63), 2**63, 2000)
     owners = key_owners.owners(keys, 0, "t", capacity, count)
     assert set(owners.tolist()) <= {share.rank for share in shares if share.num_rows}
-
-
-def test_keys_are_routed_as_they_are():
-    config = dynamic_config(rows=20_000)
-    keys = np.random.default_rng(1).integers(-(2**63), 2**63, 50)
-    block = Router(config, 3, seed=5).block([frame for _, frame in frames_read(config, dynamic_log([keys]))])
-    arrived = [batch_of["row"].to_numpy() for batch_of in block.batches]
-    assert sorted(np.concatenate(arrived).tolist()) == sorted(keys.tolist())
-    for rank, group in enumerate(arrived):
-        assert set(key_owners.owners(group, 5, "user", 20_000, 3).tolist()) <= {rank}

@@ -25,11 +25,6 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 VISIBLE = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}
 
 
-@pytest.fixture
-def logs(tmp_path):
-    return [str(write(tmp_path / f"{n}.arrows", [batch(step, n) for step in range(12)])) for n in range(3)]
-
-
 @pytest.fixture(scope="module")
 def cluster():
     """A node with two pretended GPUs and one with two pretended TPU chips; its processes run jax on their CPUs."""

@@ -188,16 +188,6 @@ def test_shares_restore_rows_that_belong_to_other_shares_than_when_they_were_wri
     assert restored.state_hash() == ps.Engine.restore(tmp_path, config=config).state_hash()
 
 
-def test_a_share_reduces_whole_frames_by_itself():
-    wanted = alone(config_of(), sources(), num_required=3)
-    for rank in range(3):
-        engine = ps.Engine(config_of(), num_required=3, share=(rank, 3))
-        report = engine.run(sources(), merge="round", flush=True)
-        assert report.rows == 3 * 8 * 40
-        ids = engine.core.tables.held.ids("user", np.arange(10))
-        assert engine.lookup("user", ids).tobytes() == wanted.lookup("user", ids).tobytes()
-
-
 def test_a_share_refuses_calls_that_need_whole_tables(tmp_path):
     engine = ps.Engine(config_of(), share=(1, 3))
     with pytest.raises(ps.UsageError, match="id 0 belongs to share 0, and this engine holds share 1 of 3"):

@@ -11,6 +11,7 @@ POOL = ThreadPoolExecutor(3)
 
 
 def int64(values):
+    """An array of ids."""
     return np.array(values, np.int64)
 
 

@@ -205,6 +205,30 @@ def growing_topic(monkeypatch):
     return grow
 
 
+class ListedMessages(Partition):
+    """Partition ``number`` of a topic whose messages are in memory, and begin at offset 0; some are read at a time."""
+
+    def __init__(self, number, messages, at_once=2):
+        super().__init__(f"kafka/t/{number}", f"kafka://b/t, partition {number}")
+        self.messages, self.next, self.at_once = list(messages), 1, at_once
+
+    def place(self, number):
+        return f"{self.description}, offset {number - 1}"
+
+    def retained_range(self):
+        return RetainedRange(1, len(self.messages))
+
+    def seek(self, number):
+        self.next = number
+
+    def read(self, timeout_s):
+        first, self.next = self.next, min(self.next + self.at_once, len(self.messages) + 1)
+        return [Message(number, self.messages[number - 1]) for number in range(first, self.next)]
+
+    def close(self):
+        pass
+
+
 class Scripted(Partition):
     """numbers : of the messages; low : below it, none is retained; failures : of the calls to come, False or True"""
 

@@ -14,6 +14,7 @@ def zipf(seed=0, num_steps=80, num_rows=4000, drift=0):
 
 
 def words(shared):
+    """The distinct rows of every step of a real log: words of Shakespeare, and their context."""
     log = pa.ipc.open_stream(shared("realdata/shakespeare_words.arrows")).read_all()
     log = log.filter(pa.compute.equal(log["table"].cast(pa.string()), "context"))
     steps, ids = log["step"].to_numpy(), log["id"].to_numpy()

@@ -5,6 +5,7 @@ from bisect import bisect_right
 
 
 def mix(row):
+    """A hash of a row, by which rows of equal use are ordered."""
     x, mask = row, 2**64 - 1
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & mask
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & mask

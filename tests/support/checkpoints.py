@@ -12,6 +12,7 @@ ROWS, DIM = 1500, 4  # more rows than shards, no multiple of any number of devic
 
 
 def config_of(rows=ROWS, optimizer=None, accumulate=True, more=()):
+    """Two tables, of other optimizers and dims. more : tables"""
     tables = [
         ps.TableConfig(rows, DIM, name="user", optimizer=optimizer or o.Adagrad(0.1)),
         ps.TableConfig(rows, 2, name="item", optimizer=o.SGD(0.5, use_gradient_accumulation=accumulate)),
@@ -45,14 +46,17 @@ LOG = log_of(range(12))
 
 
 def engine_of(config=None, mesh=None, num_required=3, **arguments):
+    """An engine of these tables, whose gate takes three frames."""
     return ps.Engine(config or config_of(), mesh, num_required=num_required, **arguments)
 
 
 def commits(folder):
+    """The names of the files of all commits."""
     return sorted(path.name for path in folder.iterdir() if path.suffix in (".commit", ".base", ".delta"))
 
 
 def unbroken(batches=LOG, config=None, flush=True, **arguments):
+    """The state hash of a run that nothing interrupts."""
     engine = engine_of(config, **arguments)
     engine.run(iter(batches), flush=flush)
     return engine.state_hash()

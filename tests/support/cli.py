@@ -15,6 +15,7 @@ SGD = "stochastic_gradient_descent {}"
 
 
 def table(name="user", rows=50, dim=2, optimizer="adagrad {}", rate="constant: 0.1"):
+    """The text of a table in a configuration."""
     return f"""
 table_descriptor {{
   name: "{name}" vocabulary_size: {rows} dimension: {dim}

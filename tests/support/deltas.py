@@ -15,6 +15,7 @@ def tables_of(engine):
 
 
 def equal(left, right):
+    """Whether tables have the same rows and slots, bit for bit."""
     return left.keys() == right.keys() and all(
         left[name].keys() == right[name].keys()
         and all(left[name][column].tobytes() == right[name][column].tobytes() for column in left[name])
@@ -28,6 +29,7 @@ def follower_of(engine):
 
 
 def follow(follower, batches):
+    """The follower after it took the batches."""
     for batch in batches:
         follower.take(batch)
     follower.end()
@@ -40,6 +42,7 @@ def numbers(batches):
 
 
 def bytes_of(batches):
+    """Every batch as bytes."""
     return [batch.serialize().to_pybytes() for batch in batches]
 
 

@@ -25,9 +25,15 @@ def device_table(mesh, layout, rule, starts=None, **options):
 
 
 def host_table(mesh_of, rule, rows, dim, devices=1, mod=True, team=TEAM, target=""):
+    """A table that the CPU's own update keeps; its slots start at 0.5."""
     layout = Layout("t", rows, dim, rule.num_slots, devices, mod, row_slots=rule.row_slots)
     definition = TableDefinition(layout, rule, (0.5,) * rule.num_slots)
     return DeviceTable(HostTables(make_mesh(mesh_of(devices)), [definition], team, target))
+
+
+def addresses(tables):
+    """The addresses of the shards of the arrays of a table ``t`` that a user's own step updates."""
+    return [shard.data.unsafe_buffer_pointer() for array in tables["t"].arrays for shard in array.addressable_shards]
 
 
 def addresses_of(table):
@@ -56,6 +62,7 @@ def some_rows(seed, num_rows, vocabulary, dim):
 
 
 def parts_of(table):
+    """Weights, then slots, of every row."""
     return [table.read(np.arange(table.layout.vocabulary_size), part) for part in range(len(table.part_dims))]
 
 
@@ -79,20 +86,24 @@ def bits(values):
 
 
 def rule_of(name, **switches):
+    """An update rule with all of its hyperparameters."""
     program = (lambda g, w: w - g * w) if name == "user_defined_program" else None
     return UpdateRule(name, SLOTS[name], HYPER, program=program, **switches)
 
 
 def table_of(mesh_of, rule, rows, dim, devices=1, variant="xla", mod=False, lanes=128, bfloat16=False):
+    """A table that XLA or a kernel updates."""
     layout = Layout("t", rows, dim, rule.num_slots, devices, mod, lanes, bfloat16, row_slots=rule.row_slots)
     return device_table(mesh_of(devices), layout, rule, variant=variant)
 
 
 def bytes_of(table):
+    """The bits of weights, then of slots."""
     return [part.tobytes() for part in parts_of(table)]
 
 
 def started(table):
+    """The table with random weights."""
     rng = np.random.default_rng(7)
     table.fill(lambda ids: rng.standard_normal((len(ids), table.layout.dim), np.float32))
     return table

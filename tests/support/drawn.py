@@ -26,10 +26,13 @@ OPTIMIZERS = {
 
 
 def schedule_of(tag):
+    """The learning rate of a dynamic tag by step."""
     return lambda step: RATES[(step + tag) % len(RATES)]
 
 
 class DrawnTable(NamedTuple):
+    """A table of a drawn configuration."""
+
     name: str
     rows: int
     dim: int
@@ -121,6 +124,7 @@ def assert_same_state(engine, wanted):
 
 @st.composite
 def configurations(draw):
+    """Tables, features and gates."""
     tables, tags = [], 0
     for n in range(draw(st.integers(1, 3))):
         rate = draw(st.sampled_from([*RATES[:2], None, None]))
@@ -220,6 +224,7 @@ def examples(draw, configuration, names, weighted, bad, beyond):
 
 @st.composite
 def streams(draw, configuration, bad):
+    """A log of examples, and what its rows hold."""
     names = draw(st.sets(st.sampled_from([feature.name for feature in configuration.features]), min_size=1))
     weighted = {feature.name for feature in configuration.features if not feature.length and draw(st.booleans())}
     ids, beyond = draw(st.sampled_from([(pa.int64(), -1), (pa.uint64(), 2**63 + 5)]))
@@ -268,6 +273,7 @@ def streams(draw, configuration, bad):
 
 @st.composite
 def column_types(draw, configuration, name, weighted, ids):
+    """The Arrow type of the column of a feature."""
     feature = next(item for item in configuration.features if item.name == name)
     width = configuration.table(feature.table).dim * max(feature.length, 1)
     floats = st.sampled_from([pa.float32(), pa.float32(), pa.float64()])

@@ -14,18 +14,21 @@ ALL_POLICIES = ps.Dynamic(min_count=2, expire_after=9, evict="lru")
 
 
 def config_of(dynamic=None, rows=64, dim=4, optimizer=None, name="user", **more):
+    """One dynamic table ``user``."""
     dynamic = ps.Dynamic() if dynamic is None else dynamic
     table = ps.TableConfig(rows, dim, name=name, optimizer=optimizer or ps.Adagrad(0.1), dynamic=dynamic)
     return ps.EmbeddingConfig.from_tables([table], **more)
 
 
 def engine_of(dynamic=None, **options):
+    """An engine of one dynamic table. options : rows, dim and optimizer of the table, the rest of the engine"""
     names = ("rows", "dim", "optimizer")
     config = config_of(dynamic, **{name: options.pop(name) for name in names if name in options})
     return ps.Engine(config, **options)
 
 
 def push(engine, keys, value=1.0, dim=4, **options):
+    """Apply gradients of one value to keys."""
     return engine.apply({"user": (np.asarray(keys), np.full((len(keys), dim), value, np.float32))}, **options)
 
 
@@ -69,6 +72,7 @@ def physical(engine, name="user"):
 
 
 def same_rows(left, right):
+    """Assert that keys have the same rows, bit for bit."""
     assert left.keys() == right.keys()
     assert all(np.float32(left[key]).tobytes() == np.float32(right[key]).tobytes() for key in left)
 

@@ -30,4 +30,5 @@ NON_LAZY = [o.Adam(0.1, lazy_adam=False), o.Lion(learning_rate=0.1, use_non_lazy
 
 
 def named(optimizers):
+    """The ids of optimizers as parameters."""
     return [f"{number}_{type(optimizer).__name__}" for number, optimizer in enumerate(optimizers)]

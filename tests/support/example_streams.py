@@ -10,6 +10,7 @@ GRADIENTS = np.random.default_rng(5).normal(size=(4, 2)).astype(np.float32)
 
 
 def config_of(combiner="mean", features=("user",), dims=(2,), **options):
+    """Tables of six rows, and features that look up in them."""
     tables = [ps.TableConfig(6, dim, name=f"t{n}", combiner=combiner) for n, dim in enumerate(dims)]
     listed = [
         ps.FeatureConfig(tables[min(n, len(tables) - 1)], name=name, **options) for n, name in enumerate(features)
@@ -29,6 +30,7 @@ def structs(ids, gradients, weights=None, kind=None):
 
 
 def examples(step=None, **features):
+    """A batch of features, each a column, and of steps."""
     batch = dict(features)
     if step is not None:
         batch["step"] = pa.array(step, pa.int64())
@@ -36,6 +38,7 @@ def examples(step=None, **features):
 
 
 def hash_of(config, batches, **options):
+    """The state hash after batches."""
     engine = ps.Engine(config)
     engine.run(batches, **options)
     return engine.state_hash()

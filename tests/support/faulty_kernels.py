@@ -33,12 +33,15 @@ class Kernel:
 
 
 def off_in_one_line(arrays, lines):
+    """A wrong bit."""
     return (arrays[0].at[lines[3], 0, 5].add(0.001), *arrays[1:])
 
 
 def writes_an_untouched_line(arrays, lines):
+    """A line that no row of the step is in."""
     return (arrays[0].at[1].set(0.0), *arrays[1:])
 
 
 def does_not_compile(arrays, lines):
+    """An error of the compiler, of two lines."""
     raise RuntimeError("scoped vmem: 16.03 MB of 16.00 MB\nmore of it")

@@ -27,18 +27,22 @@ def batch_of(*rows, **roles):
 
 
 def with_steps(*rows, contributor=False):
+    """A batch of rows (id, step, contributor)."""
     return batch_of(*rows, step=True, contributor=contributor)
 
 
 def without_steps(*ids):
+    """A batch of ids."""
     return batch_of(*((i,) for i in ids))
 
 
 def reader_of(source, **options):
+    """A reader of one table ``user``."""
     return FrameReader(source, ReadOptions(**({"sizes": {"user": (100, 1)}} | options)))
 
 
 def frames_of(source, **options):
+    """The frames of a source."""
     return list(reader_of(source, **options))
 
 
@@ -48,6 +52,7 @@ def contents_of(frames):
 
 
 def ids_of(frame):
+    """The ids of a frame."""
     return [int(i) for blocks in frame.rows.values() for block in blocks for i in block.ids]
 
 

@@ -64,6 +64,7 @@ def sealed(body: bytes) -> bytes:
 
 
 def body_of(manifest: bytes) -> bytes:
+    """A manifest without its digest."""
     return manifest.removesuffix(b"\n").rpartition(b"\n")[0]
 
 

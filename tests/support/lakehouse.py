@@ -15,6 +15,7 @@ VERSIONS = [[0, 1, 2], [3], [4, 5, 6, 7], [8, 9], [10, 11]]
 
 
 def rows_of(numbers):
+    """The rows of frames as a table."""
     return pa.Table.from_batches([FRAMES[number] for number in numbers]).combine_chunks()  # writers reorder batches
 
 
@@ -139,4 +140,5 @@ KINDS = [Delta, Lance, Iceberg]
 
 
 def new_table(kind, folder, monkeypatch):
+    """A table of a kind in a folder."""
     return kind(folder, monkeypatch) if kind is Iceberg else kind(folder)

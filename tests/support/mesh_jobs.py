@@ -39,6 +39,7 @@ def frame_of(rank, number, num_ids=9):
 
 
 def state(engine):
+    """Weights and slots of every table."""
     return {name: engine.retrieve_parameters(name) for name in engine.config.table_names}
 
 
@@ -87,6 +88,7 @@ def sliced(mesh, rank, count, _):
 
 
 def wide_frame(rank, number):
+    """A frame of more rows than one dispatch takes."""
     rng = np.random.default_rng([rank, number])
     sizes = {"n": (120, 4), "a": (90, 2)}
     return {
@@ -96,21 +98,25 @@ def wide_frame(rank, number):
 
 
 def arrays_of(engine):
+    """The arrays of all tables."""
     return [array for name in ROWS for array in engine.core.tables.table(name).backend.arrays]
 
 
 def distinct(frame):
+    """The first row of each id of a frame."""
     results = {name: np.unique(ids, return_index=True)[1] for name, (ids, _) in frame.items()}
     return {name: (ids[results[name]], grads[results[name]]) for name, (ids, grads) in frame.items()}
 
 
 def small_config(**options):
+    """One small table ``t``."""
     import penstock as ps
 
     return ps.EmbeddingConfig.from_tables([ps.TableConfig(24, 4, name="t")], ps.Adagrad(0.1), **options)
 
 
 def small_frame(rank, number):
+    """Five rows of it."""
     ids = np.arange(5) * (rank + 1) + number
     return ids, np.random.default_rng([rank, number]).standard_normal((5, 4), np.float32)
 
@@ -137,6 +143,7 @@ def ran(mesh, rank, count, folder):
 
 
 def features_of(rank):
+    """The ids that a process looks up."""
     return np.array([[1 + rank], [2], [2], [5 * rank]])
 
 
@@ -168,6 +175,7 @@ def saved(mesh, rank, count, folder):
 
 
 def loaded(mesh, rank, count, folder):
+    """The rows that orbax kept."""
     import penstock as ps
 
     engine = ps.Engine(small_config(), mesh, num_required=count, seed=1)

@@ -9,6 +9,7 @@ DIM, ROWS = 4, 200
 
 
 def config():
+    """Two tables."""
     tables = [ps.TableConfig(50, DIM, name="user"), ps.TableConfig(50, DIM, name="item")]
     return ps.EmbeddingConfig.from_tables(tables, optimizer=ps.Adagrad(0.1))
 

@@ -1,12 +1,9 @@
 """Openings of a directory, and what tests ask of them."""
 
 import numpy as np
+from accumulate import int64
 
 from penstock.pyx.keys.directory_plan import Plan
-
-
-def int64(values):
-    return np.array(values, np.int64)
 
 
 def hashed(numbers):
@@ -23,10 +20,12 @@ def opened(directory, keys, step, clock=None, rows=None, frames=None, **options)
 
 
 def present(directory, keys):
+    """Whether each key has a row."""
     return (directory.rows(int64(keys)) >= 0).tolist()
 
 
 def removals(plan):
+    """The keys that a plan removes, and why."""
     keys, why = plan.removed()
     return list(zip(keys.tolist(), why.tolist(), strict=True))
 

@@ -15,6 +15,7 @@ EXPIRED, EVICTED = 0, 1
 
 
 def philox_key(purpose, seed, table):
+    """The key that decides about keys of a table."""
     text = b"penstock table %s\0%d\0%s" % (purpose, seed, table.encode())
     return int.from_bytes(hashlib.sha256(text).digest()[:16], "little")
 

@@ -12,6 +12,7 @@ SLOT_WORDS, HEAD_WORDS, FIRST_ROW = 2, 8, 2
 
 
 def description(folder):
+    """What the header of shared tables describes."""
     data = (Path(folder) / "tables").read_bytes()
     (length,) = struct.unpack_from("<I", data, 12)
     return json.loads(data[4096 : 4096 + length])
@@ -35,6 +36,7 @@ def read(folder, name, ids):
 
 
 def rows_of_keys(folder, table, keys):
+    """The row of each key, -1 without one."""
     file, *_ = table["keys"]
     words = np.fromfile(Path(folder) / file, np.uint64)
     slots = words[HEAD_WORDS : HEAD_WORDS + SLOT_WORDS * (3 * table["num_rows"] + 1)].reshape(-1, SLOT_WORDS)

@@ -17,6 +17,7 @@ POLICIES = {
 
 
 def table(name, **settings):
+    """A small table."""
     return ps.TableConfig(ROWS, DIM, name=name, **{"optimizer": ps.Adagrad(0.1), **settings})
 
 

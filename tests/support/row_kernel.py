@@ -18,17 +18,14 @@ def apply(mesh, rule, line, **faults):
     return sharded(mesh, local_apply(mesh, rule, line, **faults), num_row_args=4, num_scalars=3, donate=True)
 
 
-def local_apply(mesh, rule, line, loses_neighbours=False, most_rows=None):
+def local_apply(mesh, rule, line, loses_neighbours=False):
     """As sparsecore.local_apply.
 
     loses_neighbours : of rows that share a line only the first is written, as by copies of lines that overlap
-    most_rows : it does not compile for more
     """
     strips = [(array, strip, size) for array, size in enumerate(line.groups) for strip in range(size)]
 
     def local(table, rows, words, counts, lr, zero, key):
-        if most_rows is not None and rows.shape[1] > most_rows:
-            raise RuntimeError("no room in spmem\nmore of it")
         lines = [array.reshape(-1, 1 if array.ndim == 1 else line.lanes) for array in table]
         rows_of_lines = [part[:, : line.packed * line.dim] for part in lines]
         parts = [part.reshape(-1, min(part.shape[1], line.dim)) for part in rows_of_lines]

@@ -70,6 +70,7 @@ NO_NUMBERS = {"first_not_finite", "verified", "unverified", "state_hash", "notes
 
 
 def config_of(*more):
+    """Two tables, one of a name that needs escapes, with a rate that frames give. more : tables"""
     tables = [ps.TableConfig(50, 2, name="user"), ps.TableConfig(9, 2, name='it"em'), *more]
     return ps.EmbeddingConfig.from_tables(tables, optimizer=ps.Adagrad(ps.DynamicLearningRate(0)))
 
@@ -103,7 +104,14 @@ def documented():
     return {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in items}
 
 
+def fetched(url):
+    """The text of a page."""
+    with urllib.request.urlopen(url, timeout=HANG_S) as answer:
+        return answer.read().decode()
+
+
 def scraped(url):
+    """The metrics of a page, as ``parsed`` gives them."""
     with urllib.request.urlopen(url, timeout=HANG_S) as answer:
         assert answer.headers["Content-Type"] == TEXT
         return parsed(answer.read().decode())

@@ -7,6 +7,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def block(page, language):
+    """The code of a language on a page of docs/, which has one block of it."""
+    (code,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+    return code
+
+
 def loaded(name):
     """loaded("examples/two_tower.py"): a new module"""
     spec = importlib.util.spec_from_file_location(Path(name).stem, ROOT / name)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import engines
 import numpy as np
 import pyarrow.flight as flight
 import pytest
@@ -27,9 +28,8 @@ LOOPBACK = Address("127.0.0.1", 0, False)
 
 
 def config_of(tables=("user",), optimizer=None):
-    return ps.EmbeddingConfig.from_tables(
-        [ps.TableConfig(VOCABULARY, DIM, name=name, optimizer=optimizer or ps.Adagrad(0.1)) for name in tables]
-    )
+    """A configuration of equal tables."""
+    return engines.config_of(optimizer or ps.Adagrad(0.1), tables, DIM, VOCABULARY)
 
 
 def frame(number, rows=20, table=None, step=None, seed=0):
@@ -46,6 +46,7 @@ def replayed(frames, config=None, **arguments):
 
 
 def free_port():
+    """A port that nothing listens at."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return bound.getsockname()[1]
@@ -75,6 +76,7 @@ def service_of(engine=None, folder=None, every=None, resume=False, grace_s=HANG_
 
 
 def client_of(service, **arguments):
+    """A client of a service in this process."""
     return connect(service.address.uri, patience_s=arguments.pop("patience_s", HANG_S), **arguments)
 
 

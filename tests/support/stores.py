@@ -184,6 +184,8 @@ class Redis(_Store):
 
 
 class Lmdb(_FileStore):
+    """An LMDB environment."""
+
     extra = "lmdb"
 
     def __init__(self, folder):
@@ -226,6 +228,8 @@ class _ArrowTableStore(_FileStore):
 
 
 class Lance(_ArrowTableStore):
+    """A Lance dataset."""
+
     extra = "lance"
     is_optimistic = True
 
@@ -265,6 +269,8 @@ class Lance(_ArrowTableStore):
 
 
 class Delta(_ArrowTableStore):
+    """A Delta Lake table."""
+
     extra = "delta"
     is_optimistic = True
 
@@ -313,6 +319,8 @@ class Delta(_ArrowTableStore):
 
 
 class Parquet(_FileStore):
+    """Parquet files in a folder."""
+
     extra = None
 
     def __init__(self, folder):
@@ -478,6 +486,7 @@ STORES_AND_FUNCTION = {**STORES, "function": Function}
 
 @contextmanager
 def open_store(kind, folder, *options):
+    """A store of a kind, closed at the end."""
     store = STORES_AND_FUNCTION[kind](folder, *options)
     try:
         yield store

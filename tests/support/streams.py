@@ -30,10 +30,12 @@ SIZES = {"user": (1000, 1)}
 
 
 def frames_of(source, **options):
+    """The ids of every frame of a source."""
     return contents_of(framed.frames_of(source, **({"sizes": SIZES} | options)))
 
 
 def contents_of(frames):
+    """The ids of frames."""
     return [framed.ids_of(frame) for frame in frames]
 
 
@@ -44,6 +46,7 @@ def until_error(source, kind=InputError, **options):
 
 
 def parquet(table=TABLE, **options):
+    """A Parquet file as bytes."""
     sink = io.BytesIO()
     pq.write_table(table, sink, **options)
     return sink.getvalue()

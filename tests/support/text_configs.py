@@ -32,16 +32,20 @@ FEATURE = 'feature_descriptor { name: "f" input_shape: 8 }'
 
 
 def engine_text(settings, tables=PLAIN):
+    """A configuration with settings of an engine, as text."""
     return f"tpu_embedding_configuration {{ {tables} }} {settings}"
 
 
 def plain(text):
+    """The configuration of TensorFlow's message, from text."""
     return EmbeddingConfig.from_proto(text_format.Parse(text, TPUEmbeddingConfiguration()))
 
 
 def engine(settings, tables=PLAIN):
+    """The configuration of such a text."""
     return EmbeddingConfig.from_proto(text_format.Parse(engine_text(settings, tables), EngineConfig()))
 
 
 def serialized(message):
+    """A message as bytes."""
     return message.SerializeToString(deterministic=True)

@@ -11,6 +11,7 @@ import penstock.torch as pt
 torch.set_num_threads(1)  # tests run in parallel
 torch.sparse.check_sparse_tensor_invariants.disable()  # else torch warns where it creates a sparse gradient
 RATE = 0.1
+IDS = torch.tensor([[5, 3], [5, 49]])
 # penstock's optimizer, and torch's with the same constants.
 OPTIMIZERS = {
     "sgd": (ps.SGD(RATE), lambda parameters: torch.optim.SGD(parameters, lr=RATE)),
@@ -30,10 +31,17 @@ def config_of(*tables, optimizer=None):
 
 
 def engine_of(*tables, optimizer=None, **options):
+    """An engine of tables (name, rows, dim); without any, of 50 rows ``user``."""
     return ps.Engine(config_of(*(tables or (("user", 50, 4),)), optimizer=optimizer), **options)
 
 
+def value(engine, number):
+    """The first number of a row of the table ``user``."""
+    return engine.lookup("user", [number])[0, 0]
+
+
 def store_of(*tables, **options):
+    """The store of an engine, as ``engine_of`` makes it."""
     return pt.store(engine_of(*tables, **options))
 
 

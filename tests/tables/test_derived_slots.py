@@ -1,7 +1,9 @@
 """Weights that come without the slot that determines them, as FTRL's: a gradient of 0 keeps them."""
 
 import logging
+from functools import partial
 
+import engines
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,7 +11,6 @@ from cli import frame
 from ipc import write
 
 import penstock as ps
-from penstock.updates import OPTIMIZERS
 
 RATE = 0.1
 DYNAMIC = ps.DynamicLearningRate(0)
@@ -32,8 +33,7 @@ def weights_of(rows=ROWS, dim=4):
     return weights + np.float32(0.1) * np.sign(weights)  # far enough from 0 for float32 to hold l1 next to them
 
 
-def config_of(optimizer, dim=4, **more):
-    return ps.EmbeddingConfig.from_tables([ps.TableConfig(ROWS, dim, name="user", optimizer=optimizer, **more)])
+config_of = partial(engines.config_of, tables=("user",), dim=4, rows=ROWS)
 
 
 def source_of(path, **arrays):
@@ -51,10 +51,6 @@ def after_zeros(engine, ids=range(ROWS), dim=4, **more):
 def assert_kept(weights, expected):
     ulps = np.abs(weights.astype(np.float64) - expected) / np.spacing(np.abs(expected))
     assert ulps.max() <= 2
-
-
-def test_the_rules_whose_weight_is_a_function_of_the_slots_say_so():
-    assert [name for name, rule in OPTIMIZERS.items() if rule.derived_slot] == ["ftrl", "online_yogi"]
 
 
 # XLA's pow differs by more than 2 ulp.

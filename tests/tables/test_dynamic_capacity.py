@@ -7,13 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import reference_directory
-from dynamic import Reader, churning_steps, config_of, cut, engine_of, log_of, physical, push, same_rows
+from dynamic import churning_steps, config_of, engine_of, log_of, push
 from ipc import log as log_bytes
 
 import penstock as ps
 from penstock.cli.main import main
-
-GROWING = ps.Dynamic(min_count=2, expire_after=200, forget_after=30)
 
 
 def keys_of_one_shard(capacity, number, seed=0):
@@ -191,19 +189,6 @@ def test_a_table_grows_across_a_change_of_its_shards_and_decides_as_one_that_had
         assert len(admitted) > 0 < len(removed)
         assert rejected == 0
         assert sorted(large.state()["key"].tolist()) == sorted(key for shard in twin.shards for key in shard.keys)
-
-
-def test_a_table_grown_in_the_middle_of_a_log_is_the_table_that_was_large(tmp_path):
-    later = log_of(churning_steps(40))
-    engine_of(GROWING, rows=64, num_required=3).run([later], checkpoint=tmp_path, limit=20)
-    larger = ps.Engine.restore(tmp_path, config=config_of(GROWING, rows=9000))
-    batches = list(larger.stage(cut(later, [7]), resume=True, checkpoint=tmp_path, numbered=True))
-    straight = engine_of(GROWING, rows=9000, num_required=3)
-    reader = Reader().follow(straight.stage([later], numbered=True, limit=20)).follow(batches)
-    straight.run([later.slice(20 * 24)])
-    assert larger.state_hash() == straight.state_hash()
-    same_rows(reader.rows, physical(larger))
-    assert ps.Engine.restore(tmp_path).state_hash() == larger.state_hash()
 
 
 def test_a_refused_replay_resumes_with_a_larger_configuration(tmp_path, call, refused):

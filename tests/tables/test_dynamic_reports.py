@@ -67,15 +67,6 @@ def test_frames_enter_while_the_service_counts_the_expired_keys(entering):
     assert 0 < status["keys"]["user"]["expired_waiting"] <= 100
 
 
-def test_the_count_in_parts_is_that_of_the_whole_directory():
-    engine = expired_engine()
-    directory = engine.core.tables.dynamic["user"].directory
-    num_waiting = len(directory) - len(engine.keys("user"))
-    assert num_waiting > 0
-    assert engine.core.expired_waiting() == {"user": num_waiting}
-    assert directory.num_expired_waiting() == num_waiting
-
-
 @pytest.mark.parametrize("loaded", [False, True])
 def test_neither_a_load_nor_a_step_leaves_its_plan(loaded):
     engine = engine_of(rows=8, optimizer=ps.SGD(0.1))

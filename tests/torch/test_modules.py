@@ -1,16 +1,13 @@
 """The modules next to torch's: results, gradients, arguments, errors, and what a state_dict contains."""
 
 import copy
-import gc
 import pickle
-import weakref
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from limits import HANG_S  # noqa: E402
 from torch_models import BagConfig, KeyedJagged, engine_of, store_of, zipf_batch  # noqa: E402
 
 import penstock as ps  # noqa: E402
@@ -104,21 +101,6 @@ def test_gradients_reach_per_sample_weights(store):
     torch.testing.assert_close(weights[0].grad, weights[1].grad)
 
 
-def test_a_module_in_double_precision_computes_in_it_and_pushes_float32(store, engine):
-    bag = pt.EmbeddingBag(50, 4, store=store).double()
-    assert bag(IDS, OFFSETS).dtype == torch.float64
-    assert bag.to(torch.float32)(IDS, OFFSETS).dtype == torch.float32
-    opt = pt.Step(bag)
-    bag.double()(IDS, OFFSETS).sum().backward()
-    opt.step()
-    assert opt.report.applied == 1
-
-
-def test_ids_on_the_device_of_meta_tensors_are_refused_by_torch(store):
-    with pytest.raises(NotImplementedError):
-        pt.Embedding(50, 4, store=store)(torch.zeros(2, dtype=torch.int64, device="meta"))
-
-
 def test_modules_look_like_torchs(store):
     model = torch.nn.Sequential(pt.EmbeddingBag(50, 4, padding_idx=3, store=store), torch.nn.Linear(4, 1))
     assert "(0): EmbeddingBag(50, 4, padding_idx=3, mode='mean', table='user')" in repr(model)
@@ -189,40 +171,11 @@ def test_a_frozen_module_keeps_its_rows_in_training(store, engine):
         assert np.array_equal(engine.lookup("user", [5]), before) != is_trained
 
 
-def test_rows_of_a_step_are_freed(store):
-    bag = pt.EmbeddingBag(50, 4, store=store)
-    opt = pt.Step(bag)
-    bag(IDS, OFFSETS).sum().backward()
-    rows = weakref.ref(store.pending[0].rows)
-    opt.step()
-    gc.collect()
-    assert rows() is None
-
-
 def test_pickles_and_copies_are_refused_with_the_reason(store):
     bag = pt.EmbeddingBag(50, 4, store=store)
     for copied in (pickle.dumps, copy.deepcopy):
         with pytest.raises(TypeError, match=r"cannot pickle or copy 'EmbeddingBag': its rows are in Store\(Engine"):
             copied(torch.nn.Sequential(bag))
-
-
-# jax warns of any fork.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:os.fork:RuntimeWarning")
-def test_workers_of_a_data_loader_read_the_rows_of_an_engine(store):
-    bag = pt.EmbeddingBag(50, 4, mode="sum", store=store).eval()
-    bag.prefetch(batch := IDS[None])
-    expected = bag(batch)
-
-    class Samples(torch.utils.data.Dataset):
-        def __len__(self):
-            return 1
-
-        def __getitem__(self, _):
-            bag.prefetch(batch)
-            return bag(batch)[0]
-
-    (rows,) = torch.utils.data.DataLoader(Samples(), num_workers=1, multiprocessing_context="fork", timeout=HANG_S)
-    assert torch.equal(rows, expected)
 
 
 def test_a_materialized_module_is_torchs_with_the_same_rows(store, engine):
@@ -337,29 +290,6 @@ def test_a_collection_pools_every_feature_as_torch_does(tables):
         torch.testing.assert_close(tensor, expected)
         assert torch.equal(tensor, from_pairs[name])
     assert torch.equal(pooled.values(), torch.cat(list(pooled.to_dict().values()), 1))
-
-
-def test_a_feature_of_several_bags_is_one_pull_and_one_frame_has_every_id_once(tables, monkeypatch):
-    store = pt.store(tables)
-    bags = pt.EmbeddingBagCollection(tables=CONFIGS, store=store)
-    pulls, frames = [], []
-    pull, apply = store.pull, tables.apply
-    monkeypatch.setattr(store, "pull", lambda ids: pulls.append(ids) or pull(ids))
-    monkeypatch.setattr(tables, "apply", lambda frame, **rest: frames.append((frame, rest)) or apply(frame, **rest))
-    opt = pt.Step(bags)
-    bags(keyed()).values().sum().backward()
-    bags(keyed()).values().sum().backward()
-    opt.step()
-    assert len(pulls) == 2
-    assert sorted(pulls[0]) == ["item", "shop", "user"]
-    ((frame, rest),) = frames
-    assert rest == {"local_step": 0, "contributor": "rank-0"}
-    assert {name: sorted(ids) for name, (ids, _) in frame.items()} == {
-        "user": [3, 5, 49],
-        "item": [2, 8],
-        "shop": [2, 8],
-    }
-    np.testing.assert_array_equal(frame["user"][1][frame["user"][0] == 5], [[4.0] * 4])  # twice in each batch
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
@@ -486,10 +416,3 @@ def test_errors_of_a_collection_name_the_feature(tables):
         pt.EmbeddingBagCollection(tables=[BagConfig("user", 50, 4, "clicked")], store=store)
     with pytest.raises(TypeError, match="dict has no name, num_embeddings, embedding_dim, feature_names"):
         pt.EmbeddingBagCollection(tables=[vars(CONFIGS[0])], store=store)
-
-
-def test_a_feature_of_several_tables_is_listed_by_the_error_for_its_bare_name(tables):
-    configs = [BagConfig("user", 50, 4, ["seen"]), BagConfig("item", 20, 4, ["seen"])]
-    bags = pt.EmbeddingBagCollection(tables=configs, store=pt.store(tables))
-    with pytest.raises(KeyError, match="no feature 'seen'; expected one of seen@user, seen@item"):
-        bags({"seen": (torch.tensor([5, 3]), [0, 2])})["seen"]

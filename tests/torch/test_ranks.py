@@ -5,10 +5,10 @@ import sys
 
 import numpy as np
 import pytest
-from evidence import IS_EVIDENCE, IS_LONG
 
 torch = pytest.importorskip("torch")
 
+from evidence import IS_EVIDENCE, IS_LONG  # noqa: E402
 from limits import HANG_S  # noqa: E402
 from scripts import ROOT  # noqa: E402
 from services import service_of  # noqa: E402

@@ -27,12 +27,3 @@ def test_the_example_of_a_docstring_runs(name):
     result = doctest.DocTestRunner(verbose=False).run(examples, out=printed.append)
     assert result.attempted
     assert not result.failed, "".join(printed)
-
-
-def test_the_classes_that_train_have_an_example():
-    assert [name for name in NAMES if ">>>" not in getattr(pt, name).__doc__] == [
-        "JaggedTensor",
-        "KeyedTensor",
-        "StepReport",
-        "Store",
-    ]

@@ -37,22 +37,6 @@ class Evil:
         return Path.touch, (Path(self.path),)
 
 
-@pytest.fixture
-def imported(tmp_path, config, call):
-    """imported(source, words…) → the parts of every table after an import, and what it prints as JSON."""
-
-    def run(source, *words, code=0):
-        text, result = call(code, "import", source, tmp_path / "c", "--config", config, *words)
-        if code:
-            assert not (tmp_path / "c").exists()
-            assert text.count("\n") == 1
-            return text
-        engine = ps.Engine.restore(tmp_path / "c")
-        return {name: engine.retrieve_parameters(name) for name in ("user", "item")}, result
-
-    return run
-
-
 def trained():
     """Two bags and a dense layer after a step of torch's optimizers."""
     torch.manual_seed(0)

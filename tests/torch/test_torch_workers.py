@@ -5,12 +5,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from services import Process  # noqa: E402
-from torch_models import config_of, engine_of  # noqa: E402
+from torch_models import IDS, config_of, engine_of  # noqa: E402
 
 import penstock as ps  # noqa: E402
 import penstock.torch as pt  # noqa: E402
 
-IDS = torch.tensor([[5, 3], [5, 49]])
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning",
     "ignore:os.fork:RuntimeWarning",

@@ -7,33 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_models import BagConfig, engine_of  # noqa: E402
+from torch_models import IDS, BagConfig, engine_of, value  # noqa: E402
 
 import penstock as ps  # noqa: E402
 import penstock.torch as pt  # noqa: E402
-
-IDS = torch.tensor([[5, 3], [5, 49]])
-START = 1.0
-
-
-@pytest.fixture
-def engine():
-    return engine_of(optimizer=ps.SGD(0.5))
-
-
-@pytest.fixture
-def bag(engine):
-    engine.load_parameters("user", np.full((50, 4), START, np.float32))
-    return pt.EmbeddingBag(50, 4, mode="sum", store=pt.store(engine))
-
-
-@pytest.fixture
-def opt(bag):
-    return pt.Step(bag)
-
-
-def value(engine, number):
-    return engine.lookup("user", [number])[0, 0]
 
 
 def test_a_scaler_unscales_rows_and_skips_a_step_that_overflows(bag, engine):
@@ -65,7 +42,7 @@ def test_scaled_losses_move_rows_exactly_also_over_micro_batches(unscales, bag, 
             assert torch.nn.utils.clip_grad_norm_(everything, 1e9) < 20
         scaler.step(opt)
         scaler.update()
-    assert [value(engine, number) for number in (5, 3, 7)] == [START - 4.0, START - 2.0, START]
+    assert [value(engine, number) for number in (5, 3, 7)] == [1.0 - 4.0, 1.0 - 2.0, 1.0]
 
 
 def test_a_scaled_loss_that_is_not_unscaled_is_refused_at_the_first_step(bag, engine):
@@ -79,7 +56,7 @@ def test_a_scaled_loss_that_is_not_unscaled_is_refused_at_the_first_step(bag, en
     assert engine.global_step == 0
     scaler.step(opt)
     scaler.update()
-    assert abs(value(engine, 3) - START) < 1
+    assert abs(value(engine, 3) - 1.0) < 1
     bag(IDS).sum().backward()
     opt.step()  # a loss that is not scaled, after the first step
     assert opt.report.applied == 2
@@ -240,7 +217,7 @@ def test_gradient_penalties_reach_rows(bag, opt, engine):
     assert opt.param_groups[-1]["params"] == []
     (gradient**2).sum().backward()  # of 4 pooled², so 8 pooled
     opt.step()
-    assert value(engine, 3) == START - 0.5 * 16
+    assert value(engine, 3) == 1.0 - 0.5 * 16
 
 
 # ---- compiled
@@ -272,7 +249,7 @@ def test_a_sum_over_backward_passes_that_is_not_finite_changes_nothing_and_stays
 @pytest.mark.parametrize("clip", [torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_])
 def test_clipping_sees_the_sum_of_a_row_over_several_backward_passes_and_modules(clip, bag, engine):
     other = pt.Embedding(50, 4, store=bag.store)
-    weight = torch.nn.Parameter(torch.full((50, 4), START))
+    weight = torch.nn.Parameter(torch.full((50, 4), 1.0))
     opt, dense = pt.Step(torch.nn.ModuleList([bag, other])), torch.optim.SGD([weight], lr=0.5)
     functional = torch.nn.functional
     for _ in range(2):

@@ -1,5 +1,7 @@
 """The state of optimizers next to the weights, users' programs, and the rows that a forward lookup returns."""
 
+from functools import partial
+
 import engines
 import numpy as np
 import pytest
@@ -21,8 +23,7 @@ def heavy_ball(gradient, weights, momenta):
     return weights - 2.0 * momenta, momenta
 
 
-def engine_of(optimizer, dim=3, **options):
-    return engines.engine_of(optimizer, dim=dim, rows=ROWS, **options)
+engine_of = partial(engines.engine_of, dim=3, rows=ROWS)
 
 
 # ---- slots in and out

@@ -127,13 +127,6 @@ def test_a_broker_that_is_gone_or_refuses_the_caller(nats, tmp_path):
     assert err.endswith("and the user and the password in the URI\n")
 
 
-def test_a_stream_that_does_not_exist_is_a_mistake_of_the_caller(nats, tmp_path):
-    nats.uri = nats.uri.replace("gradients", "gradient")
-    with serving(nats, tmp_path) as running:
-        code, _, err = running.wait()
-    assert (code, err) == (2, f"penstock: {nats.uri}: stream not found; create the stream, or correct its name\n")
-
-
 def test_a_broker_that_is_misspelled(tmp_path, refused):
     config_of().save(tmp_path / "t.pbtxt")
     line = refused(2, "serve", tmp_path / "t.pbtxt", "--nats", "nats://here")

@@ -1,8 +1,5 @@
 """Frames from Kafka, by the real client. librdkafka's mock cluster shows neither retention nor transactions."""
 
-import subprocess
-import sys
-
 import pytest
 from brokers import MockKafka, growing_topic, message_of
 from limits import HANG_S, until
@@ -63,19 +60,6 @@ def test_every_partition_is_a_producer(brokers):
         assert service.status()["frames"] == 9
 
 
-def test_an_offset_beyond_the_topic_is_a_topic_that_was_replaced(brokers, tmp_path):
-    send(brokers, FRAMES[:5])
-    with service_of(folder=tmp_path / "c", partitions=kafka_partitions(f"kafka://{brokers}/gradients")) as service:
-        until(lambda: service.sequencer.position("kafka/gradients/0") == 5)
-    engine = restored(tmp_path)
-    engine.session.positions.producers["kafka/gradients/0"] = 50
-    with (
-        pytest.raises(StateError, match=r"partition 0, offset 49 is in the tables, and the topic ends before it"),
-        service_of(engine, partitions=kafka_partitions(f"kafka://{brokers}/gradients")) as service,
-    ):
-        assert service.wants_to_end.wait(HANG_S)
-
-
 @pytest.mark.parametrize("merge", [None, "round"])
 def test_a_replay_reads_the_partitions_in_order_and_continues(brokers, tmp_path, merge):
     send(brokers, FRAMES[0:10:2], 0)
@@ -124,16 +108,6 @@ def test_brokers_that_are_gone_are_bad_input_after_patience(tmp_path):
 def test_settings_are_those_of_the_client(brokers):
     with pytest.raises(UsageError, match=r'No such configuration property: "no\.such"'):
         kafka_partitions(f"kafka://{brokers}/gradients?no.such=1")
-
-
-def test_a_replay_of_a_topic_loads_no_grpc(brokers, tmp_path):
-    send(brokers, FRAMES[:3])
-    config_of().save(tmp_path / "t.pbtxt")
-    words = ["replay", str(tmp_path / "t.pbtxt"), f"kafka://{brokers}/gradients"]
-    code = f"import sys, penstock.cli as cli; assert cli.main({words}) == 0; print('pyarrow.flight' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "3: 3 steps" in done.stdout
-    assert done.stdout.splitlines()[-1] == "False"
 
 
 @pytest.mark.parametrize("follows", [False, True])

@@ -7,7 +7,7 @@ from brokers import message_of
 from services import config_of, frame, replayed
 
 import penstock as ps
-from penstock.errors import StateError, UsageError
+from penstock.errors import StateError
 from penstock.io.connectors.kafka_client import Topic
 from penstock.io.connectors.kafka_partition import KafkaPartition
 from penstock.io.connectors.partition_reader import PartitionReader
@@ -85,10 +85,3 @@ def test_an_aborted_transaction_and_a_marker_at_the_end_end_a_replay():
     engine = ps.Engine(config_of())
     assert engine.run(PartitionSource(partition_of(consumer), 60)).frames == 3
     assert engine.state_hash() == replayed(frames).state_hash()
-
-
-def test_a_refusal_is_a_mistake_of_the_caller():
-    for error in (kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED, kafka.KafkaError._AUTHENTICATION):
-        reader = PartitionReader(partition_of(Scripted([arrival(0, error)])), 0, 60)
-        with pytest.raises(UsageError, match=r"kafka://b/t, partition 0: .*; check the credentials in the settings"):
-            reader.read(0)

@@ -118,15 +118,6 @@ def test_as_files_reads_a_directory_as_before(tmp_path, capsys):
     assert (code, report["state_hash"]) == (0, replayed(FRAMES[:3]).state_hash())
 
 
-def test_a_partitioned_delta_table_has_its_columns(tmp_path):
-    table = Delta(tmp_path)
-    for number in range(3):
-        table.append([number], partition_by=["step"])
-    engine = ps.Engine(config_of())
-    assert engine.run(table.spelling).frames == 3
-    assert engine.state_hash() == replayed(FRAMES[:3]).state_hash()
-
-
 def test_a_table_that_does_not_exist_or_has_no_library(tmp_path, refused, monkeypatch):
     config_of().save(tmp_path / "tables.pbtxt")
     for scheme in ("delta", "lance"):

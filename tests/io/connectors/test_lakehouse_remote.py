@@ -10,7 +10,7 @@ from s3_server import KEY, REGION, SECRET
 from services import config_of, frame, replayed
 
 import penstock as ps
-from penstock.errors import InputError, TargetError, UsageError
+from penstock.errors import InputError, TargetError
 from penstock.io.connectors import table_versions
 from penstock.io.targets.target_kinds import open_target
 
@@ -102,18 +102,6 @@ def test_a_file_that_is_damaged_is_not_read_forever(server):
         file.write(data)
     with pytest.raises(InputError, match=r"version 0, .*"):
         ps.Engine(config_of()).run(f"delta:{uri}", patience=0.1)
-
-
-@pytest.mark.parametrize("scheme", ["delta", "lance"])
-def test_a_refusal_is_a_mistake_of_the_caller(scheme, server, monkeypatch):
-    module, opens = {"delta": ("deltalake", "DeltaTable"), "lance": ("lance", "dataset")}[scheme]
-
-    def refuse(*_, **options):
-        raise OSError("Generic S3 error: Client error with status 403 Forbidden: <Code>AccessDenied</Code>\nmore")
-
-    monkeypatch.setattr(pytest.importorskip(module), opens, refuse)
-    with pytest.raises(UsageError, match=r"403 Forbidden: .*; check the credentials in the environment$"):
-        ps.Engine(config_of()).run(f"{scheme}:s3://tables/none", patience=3600.0)
 
 
 @pytest.mark.parametrize("scheme", ["delta", "lance"])

@@ -3,38 +3,13 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from brokers import message_of
+from brokers import ListedMessages, message_of
 
 import penstock as ps
 from penstock.core import EngineCore, StepObserver
-from penstock.io.connectors.broker_partition import Message, Partition, RetainedRange
 from penstock.io.connectors.partition_source import PartitionSource
 
 ROWS, DIM = 20, 2
-
-
-class ListedMessages(Partition):
-    """A partition of some messages in memory."""
-
-    def __init__(self, name, messages):
-        super().__init__(f"topic/{name}", f"topic, partition {name}")
-        self._messages, self._next = messages, 1
-
-    def place(self, number):
-        return f"{self.description}, offset {number - 1}"
-
-    def retained_range(self):
-        return RetainedRange(1, len(self._messages))
-
-    def seek(self, number):
-        self._next = number
-
-    def read(self, timeout_s):
-        first, self._next = self._next, min(self._next + 7, len(self._messages) + 1)
-        return [Message(number, self._messages[number - 1]) for number in range(first, self._next)]
-
-    def close(self):
-        pass
 
 
 class EveryStep(StepObserver):
@@ -64,7 +39,8 @@ def outcome(one_by_one, num_partitions, folder=None, limits=(None,), on_bad_row=
         if one_by_one:
             engine.core.observe(observer)
         sources = [
-            PartitionSource(ListedMessages(n, messages_of(n, on_bad_row == "drop")), 1.0) for n in range(num_partitions)
+            PartitionSource(ListedMessages(n, messages_of(n, on_bad_row == "drop"), 7), 1.0)
+            for n in range(num_partitions)
         ]
         commits = {} if folder is None else {"checkpoint": folder, "resume": bool(reports)}
         report = engine.run(sources, limit=limit, on_bad_row=on_bad_row, **commits, **options).to_dict()
@@ -97,7 +73,7 @@ def test_a_replay_of_a_topic_gives_what_its_frames_give_one_by_one(num_partition
 def test_messages_of_one_partition_pass_together(passed, merge):
     config = ps.EmbeddingConfig.from_tables([ps.TableConfig(ROWS, DIM, optimizer=ps.SGD(0.1), name="t")])
     good = [message for number, message in enumerate(messages_of(0, False)) if number not in (11, 23)]
-    ps.Engine(config).run(PartitionSource(ListedMessages(0, good), 1.0), merge=merge)
+    ps.Engine(config).run(PartitionSource(ListedMessages(0, good, 7), 1.0), merge=merge)
     assert max(passed) == len(good) - 1  # the first one is read by pyarrow
 
 

@@ -3,15 +3,14 @@
 import signal
 
 import pytest
-from brokers import message_of
+from brokers import ListedMessages, message_of
 from cli import outcome, started
 from limits import HANG_S, until
 from services import client_of, config_of, frame, replayed, service_of
 
 import penstock as ps
 from penstock.checkpoint.store import Folder
-from penstock.errors import InputError, StateError
-from penstock.io.connectors.broker_partition import Message, Partition, RetainedRange
+from penstock.errors import InputError
 from penstock.io.connectors.nats_stream import NatsStream
 from penstock.io.connectors.partition_source import PartitionSource
 from penstock.io.log import LogWriter
@@ -124,7 +123,10 @@ def test_a_bad_message_is_named_and_may_be_dropped_as_a_whole(nats, config, tmp_
 def test_a_message_is_limited():
     engine = ps.Engine(config_of())
     with pytest.raises(InputError, match=r"partition 0, offset 1: [\d,]+ bytes, expected 1,000 at most"):
-        engine.run(PartitionSource(Kept9(0, [frame(0, rows=2), frame(1, rows=90)]), 60), max_message=1000)
+        engine.run(
+            PartitionSource(ListedMessages(0, map(message_of, [frame(0, rows=2), frame(1, rows=90)])), 60),
+            max_message=1000,
+        )
     assert engine.global_step == 1
 
 
@@ -158,31 +160,6 @@ def test_sources_that_cannot_be_read_together(nats, config, tmp_path, refused):
     assert "--contribution-rows: a message of " in line
 
 
-class Kept9(Partition):
-    """Partition ``number`` of a topic. frames : its messages, which begin at offset 0"""
-
-    def __init__(self, number, frames):
-        super().__init__(f"kafka/t/{number}", f"kafka://b/t, partition {number}")
-        self.messages, self.next = [message_of(each) for each in frames], 1
-
-    def place(self, number):
-        return f"{self.description}, offset {number - 1}"
-
-    def retained_range(self):
-        return RetainedRange(1, len(self.messages))
-
-    def seek(self, number):
-        self.next = number
-
-    def read(self, timeout_s):
-        actual = [Message(n + 1, message) for n, message in enumerate(self.messages)][self.next - 1 : self.next + 1]
-        self.next += len(actual)
-        return actual
-
-    def close(self):
-        pass
-
-
 SPLIT = [FRAMES[0:9:3], FRAMES[1:9:3] + FRAMES[9:12], FRAMES[2:9:3]]
 ORDERS = {
     None: [*SPLIT[0], *SPLIT[1], *SPLIT[2]],
@@ -192,7 +169,7 @@ ORDERS = {
 
 
 def partitions():
-    return [PartitionSource(Kept9(number, frames), 60) for number, frames in enumerate(SPLIT)]
+    return [PartitionSource(ListedMessages(number, map(message_of, frames)), 60) for number, frames in enumerate(SPLIT)]
 
 
 @pytest.mark.parametrize("merge", ORDERS)
@@ -215,26 +192,12 @@ def test_a_file_is_read_again_and_the_topic_after_it_is_not(tmp_path):
             log.write(each)
     for stop in (2, 6):
         folder = tmp_path / f"{stop}"
-        topic = Kept9(0, FRAMES[4:8])
+        topic = ListedMessages(0, MESSAGES[4:8])
         ps.Engine(config_of()).run([path, PartitionSource(topic, 60)], limit=stop, checkpoint=folder)
         engine = ps.Engine.restore(folder)
         topic.messages[: max(stop - 4, 0)] = [b"never read again"] * max(stop - 4, 0)
         engine.run([path, PartitionSource(topic, 60)], checkpoint=folder, resume=True)
         assert engine.state_hash() == replayed(FRAMES[:8]).state_hash()
-
-
-def test_other_sources_than_the_checkpoints_are_refused(tmp_path):
-    sources = partitions()
-    ps.Engine(config_of()).run(sources, checkpoint=tmp_path / "c")
-    engine = ps.Engine.restore(tmp_path / "c")
-    with pytest.raises(StateError, match="kafka/t/2: the checkpoint holds 3 frames of kafka/t/0 in its place"):
-        engine.run(partitions()[::-1], checkpoint=tmp_path / "c", resume=True)
-
-
-def test_merging_by_step_needs_a_step_in_every_message():
-    sources = [PartitionSource(Kept9(0, [frame(0)]), 60)]
-    with pytest.raises(InputError, match="--merge step needs a step column in every source"):
-        ps.Engine(config_of()).run(sources, merge="step")
 
 
 @pytest.mark.parametrize("source", ["nats://127.0.0.1:1/t", "delta:rows", "-"])

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from columns import outcome
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import InputError
 from penstock.io.decoding import batch_pieces
 from penstock.io.decoding.coded_tables import coded_tables
-from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.io.decoding.reader import ReadOptions
 from penstock.io.decoding.schema import resolve
 
 OPTIONS = ReadOptions({"a": (900, 2), "b": (900, 3), "c": (900, 2)}, unvalidated=True)
@@ -48,22 +48,6 @@ def batch_of(runs, names=NAMES, kind="list", codes=np.int32, steps=True, first_i
     if steps:
         columns["step"] = pa.array([run[3] for run in each], pa.int64())
     return pa.record_batch(columns)
-
-
-def outcome(batches, options):
-    """Frames as plain values, and the error that ended them; bad rows have been seen."""
-    frames, source = [], FrameReader(batches, options)
-    try:
-        for frame in source:
-            frame = frame.audited()
-            rows = {
-                table: [(i, b.gradient(row).tolist()) for b in blocks for row, i in enumerate(b.ids.tolist())]
-                for table, blocks in frame.rows.items()
-            }
-            frames.append((rows, frame.num_rows, frame.local_step, frame.dropped))
-    except InputError as error:
-        return frames, str(error), source.first_bad
-    return frames, None, source.first_bad
 
 
 def read(batch):

@@ -161,12 +161,6 @@ def test_gradients_of_other_types_are_refused(kind):
     )
 
 
-def test_rows_of_one_table_in_a_row_are_a_view_of_the_producers_memory():
-    flat = np.arange(8, dtype=np.float32)
-    (frame,) = frames_of([batch_of(4, gradient=pa.FixedSizeListArray.from_arrays(pa.array(flat), 2))])
-    assert np.shares_memory(frame.rows["user"][0].grads, flat)
-
-
 def test_lists_of_several_dims_are_views_too_where_a_tables_rows_lie_together():
     flat = np.arange(10, dtype=np.float32)
     column = pa.ListArray.from_arrays(pa.array([0, 2, 4, 7, 10], pa.int32()), pa.array(flat))

@@ -66,12 +66,6 @@ def test_a_dictionary_of_string_views():
     ]
 
 
-def test_an_unknown_table_suggests_the_nearest_name():
-    error = error_of([batch_of(2, table=pa.array(["user", "User"]))])
-    assert place_of(error) == (0, 1, "table", "unknown_table")
-    assert "did you mean 'user'?" in str(error)
-
-
 def test_a_dictionary_far_larger_than_its_batches_is_only_looked_at_where_used():
     many = pa.array([f"worker{i}" for i in range(300_000)])
     indices = pa.array([299_999, None, 5, 5], pa.int32())
@@ -91,13 +85,6 @@ def test_without_a_table_column_the_metadata_then_the_option_then_the_only_table
     error = error_of([batch_of().replace_schema_metadata({"penstock.table": "usr"})])
     assert place_of(error) == (0, 0, None, "unknown_table")
     assert "got 'usr' from the schema's metadata, penstock.table; did you mean 'user'?" in str(error)
-
-
-def test_an_option_that_names_no_table_is_refused_at_once():
-    with pytest.raises(
-        UsageError, match=r"table 'itm' is not in the configuration \(user, item\); did you mean 'item'"
-    ):
-        ReadOptions(TWO, table="itm")
 
 
 # ---- step and contributor
@@ -214,18 +201,6 @@ def test_a_misspelt_column_suggests_its_role(name, role):
     problem = str(error_of([batch]))
     assert f"no column for the role '{role}' (the stream has: " in problem
     assert problem.endswith(f"; try --column {role}={name}")
-
-
-def test_a_duplicate_column_is_refused():
-    batch = pa.RecordBatch.from_arrays([batch_of()["id"], *batch_of().columns], names=["id", "id", "gradient"])
-    assert "column 'id': 2 columns have this name; keep one" in str(error_of([batch]))
-
-
-def test_a_role_that_does_not_exist_is_refused_with_the_nearest():
-    with pytest.raises(
-        UsageError, match=r"column role 'grad': expected one of id, gradient, .*did you mean 'gradient'"
-    ):
-        ReadOptions(SIZES, columns={"grad": "gradient"})
 
 
 @pytest.mark.parametrize(

@@ -89,25 +89,6 @@ def test_every_row_is_taken_or_dropped_for_its_reason_as_a_plain_loop_would(rows
 # ---- arrays as one frame
 
 
-def test_arrays_of_either_byte_order_and_any_float_make_the_same_frame():
-    wanted = {"user": [(3, [0.5, -1.0]), (9, [2.0, 4.0])]}
-    for kind in ("<f2", "<f4", ">f4", "<f8", ">f8", "longdouble"):
-        for ids in ("<i8", ">i8", "u1", ">u2"):
-            values = np.array([[0.5, -1.0], [2.0, 4.0]], kind)
-            assert rows_of(one_frame({"user": (np.array([3, 9], ids), values)}, SIZES, None)) == wanted
-
-
-def test_a_bad_row_of_an_array_is_reported_with_its_table_and_row():
-    with pytest.raises(InputError, match=r"apply\('user'\): row 1, column 'id': expected 0 <= id < 100") as caught:
-        one_frame({"user": ([3, 100], [[0.5, 1.0], [1.0, 1.0]])}, SIZES, 7)
-    assert caught.value.reason == "id_out_of_range"
-
-
-def test_empty_lists_are_a_frame_without_rows():
-    for ids, values in (([], []), (np.zeros(0, np.int64), []), ([], np.zeros((0, 2)))):
-        assert one_frame({"user": (ids, values)}, SIZES, 7).audited().num_rows == 0
-
-
 @pytest.mark.parametrize(
     ("ids", "values", "message"),
     [

@@ -70,13 +70,6 @@ def test_only_the_bytes_of_ids_and_steps_are_read(content):
     assert few.num_read < 2 * others < gradients / 5
 
 
-def test_extra_columns_of_an_ipc_file_are_not_read_either():
-    extra = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(ROWS * 100, np.float32)), 100)
-    file = Counting(ipc_file(batch_of(note=extra)))
-    frames_of(file, False)
-    assert file.num_read < ROWS * (DIM * 4 + 16) * 1.2
-
-
 @pytest.mark.parametrize("write", [lambda batches: stream(batches), log], ids=["stream", "log"])
 def test_gradients_of_a_mapped_stream_may_be_anything(tmp_path, write):
     batches = [batch_of().slice(start, 5000) for start in range(0, ROWS, 5000)]

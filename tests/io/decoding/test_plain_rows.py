@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from columns import outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import InputError
 from penstock.io.decoding import batch_pieces, framing, source_batch
 from penstock.io.decoding.reader import FrameReader, ReadOptions
 from penstock.io.decoding.rows import plain_columns, rows_of
@@ -33,25 +33,6 @@ def batch(rows, steps=False, id_type=INT64):
 def is_plain(batch_of_rows: pa.RecordBatch) -> bool:
     columns = plain_columns(resolve(batch_of_rows.schema, "x"), "t", OPTIONS.sizes)
     return columns is not None and columns.read(batch_of_rows) is not None
-
-
-def outcome(batches, options):
-    """Frames as plain values, and the error that ended them; bad rows have been seen."""
-    frames, source = [], FrameReader(batches, options)
-    try:
-        for frame in source:
-            frame = frame.audited()
-            blocks = [
-                (table, row_id, b.gradient(row).tolist())
-                for table, rows_batch in frame.rows.items()
-                for b in rows_batch
-                for row, row_id in enumerate(b.ids.tolist())
-            ]
-            aside = [part.to_pylist() for part in frame.bad_rows]
-            frames.append((blocks, frame.num_rows, frame.local_step, frame.dropped, aside))
-    except InputError as error:
-        return frames, str(error), source.first_bad
-    return frames, None, source.first_bad
 
 
 ROW = st.tuples(

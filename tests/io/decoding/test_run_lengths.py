@@ -71,15 +71,6 @@ def expected(codes, lists):
     return {table: item for table, item in rows.items() if item}
 
 
-@pytest.mark.parametrize("shape", ["long runs", "turns", "one table"])
-def test_rows_are_the_same_however_tables_take_turns(shape):
-    codes = {"long runs": [0] * 700 + [1] * 500 + [0] * 100, "turns": [0, 1] * 600, "one table": [1] * 900}[shape]
-    lists = [2 + code for code in codes]
-    assert rows_of(batch_of(codes, lists)) == expected(codes, lists)
-    # A slice of it, as engines give them.
-    assert rows_of(batch_of(codes, lists).slice(0, 650)) == expected(codes[:650], lists[:650])
-
-
 @pytest.mark.parametrize("position", [0, 1, 450, 699, 700, 1199])
 def test_one_list_of_another_length_is_found_wherever_it_stands(position):
     codes = [0] * 700 + [1] * 500

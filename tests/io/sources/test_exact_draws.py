@@ -15,7 +15,7 @@ import pyarrow.ipc
 import pytest
 from scripts import ROOT
 
-from penstock.io.exact_draws import ExactDraws, power
+from penstock.io.exact_draws import ExactDraws
 from penstock.io.synth import SynthOptions, write_synthetic
 from penstock.io.synthetic_ids import spread
 
@@ -119,16 +119,6 @@ def test_the_numbers_do_not_depend_on_how_many_are_drawn_together():
         whole, parts = draw(ExactDraws(SEED), 5011), ExactDraws(SEED)
         pieces = [draw(parts, count) for count in (1, 0, 2, 5, 5000, 3)]
         np.testing.assert_array_equal(np.concatenate(pieces), whole)
-
-
-@pytest.mark.parametrize("exponent", [0.0, -0.5, -1.0, -1.1, -2.5, 3.0, 0.3333])
-def test_powers_agree_with_numpys_to_14_digits(exponent):
-    base = np.concatenate([np.arange(1, 5000.0), np.geomspace(1e-6, 2**31, 999)])
-    np.testing.assert_allclose(power(base, exponent), base**exponent, rtol=1e-14)
-
-
-def test_powers_that_leave_the_range_of_floats_are_0_and_those_of_1_are_1():
-    np.testing.assert_array_equal(power(np.array([1.0, 2.0, 2.0**31]), -1e308), [1.0, 0.0, 0.0])
 
 
 def is_likely(counts, shares):

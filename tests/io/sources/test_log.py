@@ -46,10 +46,6 @@ def test_the_checksum_is_the_crc32_of_all_bytes_so_far_with_zeros_for_checksums(
         assert f"{zlib.crc32(so_far):08x}".encode() == digits
 
 
-def test_the_same_batches_give_the_same_bytes():
-    assert log(BATCHES) == LOG
-
-
 def test_metadata_of_the_schema_stays():
     schema = BATCHES[0].schema.with_metadata({"penstock.table": "user"})
     assert pa.ipc.open_stream(log(BATCHES, schema)).schema.metadata[b"penstock.table"] == b"user"

@@ -9,15 +9,10 @@ import contextlib
 import numpy as np
 import pyarrow as pa
 import pytest
-from neighbours import DIM, ROWS, config, log_of_two_tables, state_of
+from neighbours import DIM, ROWS, config, state_of
 from services import client_of, service_of
 
 import penstock as ps
-
-
-@pytest.fixture(scope="module")
-def gradients():
-    return log_of_two_tables()
 
 
 @pytest.fixture
@@ -26,11 +21,6 @@ def tensors(gradients):
     storage = gradients["gradient"].combine_chunks()
     tensor = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float32(), [DIM]), storage)
     return gradients.set_column(3, "gradient", tensor)
-
-
-@pytest.fixture(scope="module")
-def expected(gradients):
-    return state_of(gradients)
 
 
 def types_of(source):
@@ -161,17 +151,6 @@ def test_duckdb_unwraps_tensors_and_dictionaries(connection, tensors, expected):
     assert state_of(connection.sql("select * from log")) == expected
 
 
-def test_duckdb_loses_the_schemas_metadata(connection, gradients):
-    connection.register("log", with_table_key(gradients))
-    assert b"penstock.table" not in metadata_of(connection.sql("select * from log"))
-
-
-def test_duckdb_refuses_half_floats(connection, gradients):
-    half_floats = gradients.set_column(3, "gradient", gradients["gradient"].cast(pa.list_(pa.float16(), DIM)))
-    with pytest.raises(Exception, match="Not implemented"):
-        connection.register("log", half_floats)
-
-
 def test_duckdb_orders_and_filters_before_the_engine(connection, gradients):
     connection.register("log", gradients)
     subset = connection.sql("select * from log where step >= 2 order by step, id")
@@ -200,11 +179,6 @@ def test_pandas_gives_the_same_bits(gradients, expected, arrow_types):
     is_fixed_size = pa.types.is_fixed_size_list(types_of(data_frame)["gradient"])
     assert is_fixed_size == arrow_types  # NumPy's object columns do not keep the length of lists
     assert state_of(data_frame) == expected
-
-
-def test_pandas_loses_the_schemas_metadata(gradients):
-    pytest.importorskip("pandas")
-    assert b"penstock.table" not in metadata_of(with_table_key(gradients).to_pandas())
 
 
 # ---- nanoarrow

@@ -13,17 +13,7 @@ import pyarrow.dataset
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
-from neighbours import log_of_two_tables, state_of
-
-
-@pytest.fixture(scope="module")
-def gradients():
-    return log_of_two_tables()
-
-
-@pytest.fixture(scope="module")
-def expected(gradients):
-    return state_of(gradients)
+from neighbours import state_of
 
 
 def plain_tables(gradients):

@@ -1,16 +1,15 @@
 """Runs of plain batches, read from the messages of mapped files, are what pyarrow reads of them one by one."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from columns import outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import InputError
-from penstock.io.decoding.reader import FrameReader, ReadOptions
+from penstock.io.decoding.reader import ReadOptions
 from penstock.io.sources import plain_messages
 from penstock.pyx.plain_batches import RepeatedMessages
 
@@ -36,28 +35,6 @@ def write(path, container, batches, metadata=None):
         for each in batches:
             writer.write_batch(each, custom_metadata=metadata)
     return path
-
-
-def outcome(source, options, limit=None):
-    """Frames as plain values, the rows of each in one block, and the error that ended them."""
-    frames, reader = [], FrameReader(source, options)
-    try:
-        for frame in itertools.islice(reader, limit):
-            frame = frame.audited()
-            blocks = [
-                (
-                    table,
-                    np.concatenate([b.ids for b in rows]).tolist(),
-                    np.concatenate([b.grads for b in rows]).tolist(),
-                )
-                for table, rows in frame.rows.items()
-            ]
-            frames.append(
-                (blocks, frame.num_rows, frame.local_step, frame.dropped, [b.to_pylist() for b in frame.bad_rows])
-            )
-    except InputError as error:
-        return frames, str(error), reader.first_bad
-    return frames, None, reader.first_bad
 
 
 def by_pyarrow(source, options):

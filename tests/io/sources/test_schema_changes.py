@@ -1,5 +1,8 @@
 """Columns of one name, and batches whose schema changes: read where nothing is lost, else refused with a hint."""
 
+from functools import partial
+
+import engines
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
@@ -10,10 +13,7 @@ import penstock as ps
 from penstock.cli.main import main
 from penstock.io.log import LogWriter
 
-
-def engine_of():
-    tables = [ps.TableConfig(8, 2, ps.Constant(1.0), ps.SGD(1.0), name=name) for name in ("user", "item")]
-    return ps.Engine(ps.EmbeddingConfig.from_tables(tables))
+engine_of = partial(engines.engine_of, tables=("user", "item"), rows=8, initializer=ps.Constant(1.0))
 
 
 def rows(step, ids=(1, 2), **columns):

@@ -1,28 +1,21 @@
 """Each page of docs/sources: its lines send frames, and its commands apply them."""
 
-import re
 import signal
-from pathlib import Path
 
 import pytest
 from brokers import MockKafka, Nats
 from limits import until
+from scripts import block
 from services import Process, config_of, connect, frame, replayed
 
 import penstock as ps
 from penstock.cli import main
 
-PAGES = Path(__file__).resolve().parents[3] / "docs" / "sources"
 BATCHES = [frame(number, step=number) for number in range(3)]
 
 
-def block(page, language):
-    (match,) = re.findall(rf"```{language}\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
-    return match
-
-
 def commands(page):
-    return [line.removeprefix("$ penstock ").split() for line in block(page, "console").splitlines()]
+    return [line.removeprefix("$ penstock ").split() for line in block(f"sources/{page}", "console").splitlines()]
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +34,7 @@ def check_state():
 def test_a_broker(kind, number, tmp_path):
     with MockKafka() if kind == "kafka" else Nats(tmp_path / "nats") as broker:
         used, position = ("127.0.0.1:9092", "127.0.0.1:4222")[kind == "nats"], broker.address
-        exec(block(kind, "py").replace(used, position), {"batches": BATCHES})
+        exec(block(f"sources/{kind}", "py").replace(used, position), {"batches": BATCHES})
         command, *words = (word.replace(used, position) for word in commands(kind)[number])
         producer = "kafka/gradients/0" if kind == "kafka" else "nats/gradients"
         if command == "serve":
@@ -65,7 +58,7 @@ def test_a_table(kind, tmp_path, monkeypatch):
         monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/catalog.db")
         monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", f"file://{tmp_path}")
         monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())  # read at the first import
-    exec(block(kind, "py"), {"batches": BATCHES})
+    exec(block(f"sources/{kind}", "py"), {"batches": BATCHES})
     (command,) = commands(kind)
     assert main(command) == 0
     check_state()

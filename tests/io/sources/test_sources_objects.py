@@ -17,7 +17,7 @@ from ipc import stream
 from streams import BATCHES, CONTAINERS, FRAMES, TABLE, OneWay, frames_of, until_error
 
 from penstock.errors import InputError
-from penstock.io.sources.opening import looks_like_arrow, open_source
+from penstock.io.sources.opening import open_source
 
 # ---- objects
 
@@ -127,22 +127,6 @@ def test_a_lazy_frame_whose_pieces_are_no_arrow_data_is_collected_once():
     assert frames_of(InPieces(TABLE, [])) == FRAMES
 
 
-def test_a_lazy_frame_that_fails_is_an_input_error_of_one_line():
-    class Failing(Lazy):
-        def head(self, rows):
-            return self
-
-        def collect(self):
-            raise LookupError('unable to find column "b"\n\nResolved plan until failure:\n\n\t---> FAILED')
-
-    class Strange(Failing):
-        def collect(self):
-            return 7
-
-    assert until_error(Failing(TABLE, []))[1] == '<tests Failing>: the query failed: unable to find column "b"'
-    assert until_error(Strange(TABLE, []))[1].endswith("collect() gave int, which has no __arrow_c_stream__")
-
-
 def test_several_objects_are_several_sources():
     assert frames_of([TABLE, io.BytesIO(CONTAINERS["file"]), Producer(TABLE)]) == FRAMES * 3
 
@@ -165,15 +149,6 @@ def test_an_iterator_of_something_else_is_refused_with_its_place():
     frames, text = until_error(iter([BATCHES[0], "text"]))
     assert frames == [[0, 0]]
     assert text == "<batches>: batch 1: expected a pyarrow.RecordBatch, got str"
-
-
-def test_an_iterator_whose_schema_changes_says_how():
-    narrow = pa.schema([f.with_type(pa.int32()) if f.name == "id" else f for f in BATCHES[0].schema])
-    frames, text = until_error(iter([BATCHES[0], BATCHES[1].cast(narrow)]))
-    assert frames == [[0, 0]]
-    assert "batch 1: the schema changed: expected id: int64, gradient" in text
-    assert "got id: int32, gradient" in text
-    assert text.endswith("; convert it first: batch.select(schema.names).cast(schema)")
 
 
 def test_a_producer_that_fails_is_an_input_error_without_its_traceback():
@@ -278,15 +253,6 @@ def test_a_file_that_is_neither_arrow_nor_parquet_is_refused(tmp_path, kind):
         frames, text = until_error(source)
         assert frames == []
         assert message in text
-
-
-def test_which_files_look_like_arrow(tmp_path):
-    path = tmp_path / "x"
-    for container, content in CONTAINERS.items():
-        path.write_bytes(content)
-        assert looks_like_arrow(path) == (container != "legacy stream")
-    path.write_bytes(b"tpu_embedding")
-    assert not looks_like_arrow(path)
 
 
 def test_a_module_that_another_thread_is_loading_is_not_used(monkeypatch):

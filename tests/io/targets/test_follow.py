@@ -69,16 +69,6 @@ def test_after_a_gap_the_follower_writes_a_full_copy(store, capsys):
         assert store.read() == rows_of(service.engine)
 
 
-def test_an_emptied_store_gets_a_full_copy(tmp_path, capsys):
-    with open_store("redis", tmp_path) as store, service_of(ps.Engine(config_of())) as service:
-        with client_of(service) as client:
-            client.put(FRAMES[:20], "w0")
-        follow(capsys, service.address.uri, store)
-        store.client.flushall()
-        assert follow(capsys, service.address.uri, store)["full_copies"] == 1
-        assert store.read() == rows_of(service.engine)
-
-
 def test_tables_of_several_dims_share_a_store(store, capsys):
     with service_of(ps.Engine(config_of(item_dim=7))) as service:
         follow(capsys, service.address.uri, store)

@@ -1,23 +1,15 @@
 """Each page of docs/targets: its command follows a service, and its lines read the rows of the store."""
 
-import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import block
 from services import client_of, service_of
 from stores import STORES, config_of, frame, open_store
 
 import penstock as ps
 from penstock.cli import main
-
-PAGES = Path(__file__).resolve().parents[3] / "docs" / "targets"
-
-
-def block(page, language):
-    (match,) = re.findall(rf"```{language}\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
-    return match
 
 
 @pytest.fixture
@@ -30,7 +22,7 @@ def service(tmp_path, monkeypatch):
 
 
 def run_command(page, service, target=None, *flags):
-    words = block(page, "console").removeprefix("$ penstock ").split()
+    words = block(f"targets/{page}", "console").removeprefix("$ penstock ").split()
     words[1] = service.address.uri
     if target is not None:
         words[3] = target
@@ -45,7 +37,7 @@ def test_redis(service, tmp_path):
     with open_store("redis", tmp_path) as store:
         run_command("redis", service, store.target)
         names = {}
-        exec(block("redis", "py").replace("6379", str(store.port)), names)
+        exec(block("targets/redis", "py").replace("6379", str(store.port)), names)
         names["store"].close()
     assert np.array_equal(names["row"], expected(service))
     assert np.array_equal(names["rows"], [expected(service, 7), expected(service, 12)])
@@ -56,7 +48,7 @@ def test_kafka(service, tmp_path):
     with open_store("kafka", tmp_path) as store:
         run_command("kafka", service, store.target)
         names = {}
-        exec(block("kafka", "py").replace("127.0.0.1:9092", store.cluster.brokers), names)
+        exec(block("targets/kafka", "py").replace("127.0.0.1:9092", store.cluster.brokers), names)
     assert np.array_equal(names["row"], expected(service))
     assert len(names["rows"]) == 30 + 2
 
@@ -66,7 +58,7 @@ def test_a_store_of_files(kind, service, tmp_path):
     STORES[kind](tmp_path)  # skips without the library
     run_command(kind, service)
     names = {}
-    exec(block(kind, "py"), names)
+    exec(block(f"targets/{kind}", "py"), names)
     if kind in ("lmdb", "shared"):
         assert np.array_equal(names["row"], expected(service))
     else:
@@ -77,7 +69,7 @@ def test_a_store_of_files(kind, service, tmp_path):
 
 
 def test_a_function(service, tmp_path, monkeypatch, capsys):
-    (tmp_path / "cache.py").write_text(block("function", "py"))
+    (tmp_path / "cache.py").write_text(block("targets/function", "py"))
     monkeypatch.delitem(sys.modules, "cache", raising=False)
     run_command("function", service)
     rows = sys.modules["cache"].rows

@@ -108,42 +108,6 @@ def test_a_store_that_is_emptied_under_a_follower_is_filled_again(kind, service,
         assert (follower.progress.set_back, follower.progress.full_copies) == (2, 3)
 
 
-def test_a_redis_server_that_comes_back_older_is_noticed_by_a_running_follower(service, tmp_path):
-    with open_store("redis", tmp_path, *options_of("redis")) as store:
-        following = started("follow", service.address.uri, "--into", store.target, "--interval", "0.05")
-        put(service, 5)
-        until(lambda: store.client.hget("penstock-state", "step") == b"5")
-        before = store.snapshot()
-        put(service, 11)
-        until(lambda: store.step() == 11)
-        store.set_back(before)
-        put(service, 12)
-        until(lambda: store.step() == 12)
-        assert store.read() == rows_of(service.engine)
-        store.set_back(before)  # while no frames arrive
-        until(lambda: store.step() == 12)
-        assert store.read() == rows_of(service.engine)
-        following.send_signal(signal.SIGINT)
-        following.communicate(timeout=HANG_S)
-
-
-@pytest.mark.parametrize("is_removed", [False, True])
-def test_an_lmdb_file_that_is_replaced_or_removed_is_noticed_by_a_running_follower(is_removed, service, tmp_path):
-    with open_store("lmdb", tmp_path) as store:
-        following = started("follow", service.address.uri, "--into", store.target, "--interval", "0.05")
-        put(service, 5)
-        until(lambda: store.path.exists() and store.position() == ("0", 5))
-        before = store.snapshot()
-        put(service, 11)
-        until(lambda: store.step() == 11)
-        store.empty() if is_removed else store.set_back(before)
-        put(service, 12)
-        until(lambda: store.path.exists() and store.position() == ("0", 12))
-        assert store.read() == rows_of(service.engine)
-        following.send_signal(signal.SIGINT)
-        following.communicate(timeout=HANG_S)
-
-
 @pytest.fixture(params=["lance", "delta"])
 def versions(request, service, tmp_path):
     """A table, and what each of its versions names and holds."""

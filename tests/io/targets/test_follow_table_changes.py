@@ -101,7 +101,7 @@ class Service:
 def test_a_redis_follower_equals_tables_that_change_under_producers_and_kills(seed, tmp_path):
     rng, folder, config = random.Random(seed), tmp_path / "c", tmp_path / "tables.pbtxt"
     service = Service(folder, config, rng)
-    first_names, oracle, last = {}, {"anchor": engine_of(ANCHOR)}, []
+    first_names, oracle = {}, {"anchor": engine_of(ANCHOR)}
     is_over = []
     with open_store("redis", tmp_path) as store:
 
@@ -132,10 +132,7 @@ def test_a_redis_follower_equals_tables_that_change_under_producers_and_kills(se
                 del oracle["b"]
             elif flags == ("--drop-table", "c"):
                 del oracle["c"]
-            for each in tables:
-                oracle.setdefault(each.name, None)
-                if oracle[each.name] is None:
-                    oracle[each.name] = engine_of(each)
+            oracle |= {each.name: engine_of(each) for each in tables if each.name not in oracle}
             dim = next(each.dim for each in tables if each.name == fed)
             frames = [frame(fed, position + number, dim) for number in range(12)]
 
@@ -154,7 +151,6 @@ def test_a_redis_follower_equals_tables_that_change_under_producers_and_kills(se
             feeding()
             position += len(frames)
             loads(oracle[fed], first_names.get(fed, fed), frames)
-            last.append(fed)
             assert following.poll() is None, following.communicate()[1]
             if (flags, tables, fed) != CHANGES[-1]:
                 service.stop()
@@ -167,10 +163,8 @@ def test_a_redis_follower_equals_tables_that_change_under_producers_and_kills(se
             assert step == position + num_anchor
             until(lambda: store.step() == step)
             expected = {name: rows_of(engine, first_names.get(name, name)) for name, engine in oracle.items()}
-            in_service = {name: client.table(name).rows for name in expected}
-            assert {
-                name: {id_: row.tobytes() for id_, row in enumerate(rows)} for name, rows in in_service.items()
-            } == expected
+            for name, rows in expected.items():
+                assert {id_: row.tobytes() for id_, row in enumerate(client.table(name).rows)} == rows
             store.tables = tuple(expected)
             assert store.read() == expected
             state = json.loads(store.client.hget("penstock-state", "job"))

@@ -28,7 +28,7 @@ PACKAGES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "pipeline": (
         ["engine/pipeline.py", "engine/accumulators/frame_gate.py"],
-        ["gate", "core", "engine", "engine_rates", "threads", "metrics", "checkpoint", "shares"],
+        ["gate", "engine", "engine_rates", "threads", "metrics", "checkpoint", "shares"],
     ),
     "accumulate": (
         ["engine/accumulators"],
